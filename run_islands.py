@@ -1,4 +1,4 @@
-"""Search hyperparameters with islands of multi-rank workers: mpirun -n 8 python run_islands.py."""
+"""Search hyperparameters on MPI ranks: mpirun -n 8 python run_islands.py."""
 
 import sys
 from pathlib import Path

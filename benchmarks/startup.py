@@ -45,7 +45,7 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
     """Take one training step, and write the time."""
     from hpo.training import Net, Recipe, fit
 
-    network = Net(worker.data.image_shape, worker.data.classes, conv_layers=2, activation="relu")
+    network = Net(worker.data.image_shape, worker.data.num_classes, conv_layers=2, activation="relu")
     for loss, _ in fit(network, worker.data, worker, Recipe(1, 64, params["lr"], optimizer="adadelta")):
         Path(settings.folder, f"{worker.index}-{worker.rank}").write_text(str(time.time()))
         yield loss

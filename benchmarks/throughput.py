@@ -169,7 +169,7 @@ def train_share(stage: Stage, process: int, folder: str, settings: list[str]) ->
     keep_freed_memory()
     import_compiler()  # A template does this before it forks trainers.
     data = load_search_file(SEARCH).bind_settings(settings).call_prepare()
-    train, validation = data.on(torch.device("cpu"))
+    train, validation = data.splits(torch.device("cpu"))
     if stage.averages:
         store = dist.FileStore(f"{folder}/{training}", stage.ranks)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=stage.ranks)
@@ -178,19 +178,19 @@ def train_share(stage: Stage, process: int, folder: str, settings: list[str]) ->
     start, used = time.time(), time.process_time()
     for layers, activation in NETWORKS[training :: stage.processes // stage.ranks]:
         torch.manual_seed(0)
-        net = Net(data.image_shape, data.classes, layers, activation)
+        net = Net(data.image_shape, data.num_classes, layers, activation)
         net.to(memory_format=torch.channels_last)
         trained: nn.Module = DistributedDataParallel(net, gradient_as_bucket_view=True) if stage.averages else net
         optimizer = Adadelta(net.parameters(), lr=LR, foreach=True)
         for batch in torch.randperm(len(train)).view(-1, BATCH_SIZE):
-            images, labels = train.batch(batch[rank :: stage.ranks])
+            images, labels = train.get_batch(batch[rank :: stage.ranks])
             optimizer.zero_grad()
             F.nll_loss(trained(images), labels).backward()  # type: ignore[no-untyped-call]
             if rank < stage.optimizers:
                 optimizer.step()
         with torch.no_grad():
             for batch in torch.arange(len(validation)).split(256):  # type: ignore[no-untyped-call]
-                images, labels = validation.batch(batch[rank :: stage.ranks])
+                images, labels = validation.get_batch(batch[rank :: stage.ranks])
                 F.nll_loss(net(images), labels).item()
     print(start, time.time(), time.process_time() - used)
 

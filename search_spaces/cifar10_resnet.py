@@ -1,4 +1,4 @@
-"""ResNet-18 on CIFAR-10, or on Fashion-MNIST or handwritten digits, which need less time."""
+"""ResNet-18 on CIFAR-10, Fashion-MNIST or handwritten digits. The last two take less time."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -33,10 +33,10 @@ space = SearchSpace(
     schedule=Categorical("step", "cosine", "one-cycle"),
 )
 
-# The share of all steps in which the learning rate rises, before it falls as the schedule says.
+# Fraction of all steps in which the learning rate rises, by schedule.
 WARMUP = {"step": 0.0, "cosine": 0.05, "one-cycle": 0.3}
 
-# What the blocks cost to compute, for the stages of a pipeline: their parameters, most in layer4, say little of it.
+# Costs of the blocks for pipeline stages. Numbers of parameters are a poor estimate: layer4 has most of them.
 COSTS = {f"layer{layer}.{block}": 1.0 for layer in range(1, 5) for block in range(2)}
 
 
@@ -45,18 +45,18 @@ class Settings(ParallelSettings):
     """Options of this search: --set dataset=fashion-mnist."""
 
     dataset: str = "cifar10"
-    """cifar10, fashion-mnist or digits"""
+    """Data set: cifar10, fashion-mnist or digits."""
     data_dir: str = "data"
-    """A folder that holds the data set's files, or into which they are downloaded; digits needs none."""
+    """Folder of the files of the data set. Missing files are downloaded into it. Not used for digits."""
     epochs: int = 30
     batch_size: int = 128
-    """The global batch, which the ranks share."""
+    """Size of the global batch, over all ranks."""
     patience: int = 0
-    """How many epochs in a row without a new best loss end a training; 0: none do"""
+    """Stop a training after this many epochs without a new lowest loss. 0: never."""
     train_samples: int = 0
-    """0: all, 40,000 of CIFAR-10"""
+    """Number of training samples. 0: all, 40,000 of CIFAR-10."""
     validation_samples: int = 0
-    """0: all, 10,000 of CIFAR-10"""
+    """Number of validation samples. 0: all, 10,000 of CIFAR-10."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,7 +65,7 @@ class Settings(ParallelSettings):
 
 
 def prepare(settings: Settings) -> ImageDataset:
-    """Load the data, once per host and before anything starts; the objective finds it as `worker.data`."""
+    """Load the data. It is called once per host before the search, and its result is `worker.data`."""
     return load_data(
         settings.dataset,
         settings.data_dir,
@@ -75,7 +75,7 @@ def prepare(settings: Settings) -> ImageDataset:
 
 
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train one network on the worker's ranks; yield its validation loss and accuracy after each epoch."""
+    """Train one model on the ranks of a worker, and yield its validation loss and accuracy after each epoch."""
     data, is_sgd = worker.data, params["optimizer"] == "sgd"
     recipe = Recipe(
         settings.epochs,
@@ -88,23 +88,23 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
         augmentation=params["augmentation"],
         schedule=params["schedule"],
         warmup=WARMUP[params["schedule"]],
-        gamma=0.01 ** (1 / settings.epochs),  # a hundredth at the end
+        gamma=0.01 ** (1 / settings.epochs),  # The learning rate ends at 1% of lr.
         patience=settings.patience,
     )
     return fit(resnet18(data.image_shape, data.num_classes), data, worker, recipe, settings, COSTS)
 
 
 def test(
-    params: dict[str, Any],  # noqa: ARG001 - the network is always the same
+    params: dict[str, Any],  # noqa: ARG001 - the architecture does not depend on hyperparameters
     weights: Mapping[str, Tensor],
     settings: Settings,
 ) -> tuple[dict[str, float], list[Prediction]]:
-    """Judge the best network by test images, which the search has not seen; called once, when the search has ended."""
-    data = prepare(settings)  # the mean and the deviation that the network was trained with
+    """Compute the test metrics of the best model. It is called once, after the search."""
+    data = prepare(settings)  # Test images are normalised as in training.
     network = resnet18(data.image_shape, data.num_classes)
     network.load_state_dict(dict(weights))
     images = load_test_data(settings.dataset, settings.data_dir)
-    if settings.validation_samples:  # a search that is kept small is tested with as many
+    if settings.validation_samples:  # A small search is tested on equally few images.
         images = LabelledImages(
             images.images[: settings.validation_samples], images.labels[: settings.validation_samples]
         )

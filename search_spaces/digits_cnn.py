@@ -1,4 +1,4 @@
-"""A small convolutional network on scikit-learn's handwritten digits: needs no download and no GPU."""
+"""A small convolutional network on the handwritten digits of scikit-learn. It needs no download and no GPU."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,17 +30,17 @@ class Settings:
 
 
 def prepare(_: Settings) -> ImageDataset:
-    """Load the data, once per host and before anything starts; the objective finds it as `worker.data`."""
+    """Load the data. It is called once per host before the search, and its result is `worker.data`."""
     return load_data("digits")
 
 
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train one network on the worker's ranks; yield its validation loss and accuracy after each epoch."""
+    """Train one model on the ranks of a worker, and yield its validation loss and accuracy after each epoch."""
     return fit_net(params, worker, settings)
 
 
 def test(
     params: dict[str, Any], weights: Mapping[str, Tensor], _: Settings
 ) -> tuple[dict[str, float], list[Prediction]]:
-    """Judge the best network by test images, which the search has not seen; called once, when the search has ended."""
+    """Compute the test metrics of the best model. It is called once, after the search."""
     return evaluate_net(params, weights, load_data("digits"), load_test_data("digits"))

@@ -1,4 +1,4 @@
-"""The published problem: a convolutional network on MNIST, or on Fashion-MNIST, which is harder and as large."""
+"""A convolutional network on MNIST or Fashion-MNIST, with the search space of the published problem."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ class Settings:
     """Options of this search: --set dataset=fashion-mnist."""
 
     dataset: str = "mnist"
-    """mnist or fashion-mnist"""
+    """Data set: mnist or fashion-mnist."""
     data_dir: str = "data"
-    """A folder that holds the four IDX files, or a torchvision root, into which missing files are downloaded."""
+    """Folder of the four IDX files, or a torchvision root. Missing files are downloaded into it."""
     epochs: int = 20
     batch_size: int = 16
     patience: int = 5
     train_samples: int = 0
-    """0: all 50,000"""
+    """Number of training samples. 0: all 50,000."""
     validation_samples: int = 0
-    """0: all 10,000"""
+    """Number of validation samples. 0: all 10,000."""
 
     def __post_init__(self) -> None:
         if self.dataset not in ("mnist", "fashion-mnist"):
@@ -40,7 +40,7 @@ class Settings:
 
 
 def prepare(settings: Settings) -> ImageDataset:
-    """Load the data, once per host and before anything starts; the objective finds it as `worker.data`."""
+    """Load the data. It is called once per host before the search, and its result is `worker.data`."""
     return load_data(
         settings.dataset,
         settings.data_dir,
@@ -50,13 +50,13 @@ def prepare(settings: Settings) -> ImageDataset:
 
 
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train one network on the worker's ranks; yield its validation loss and accuracy after each epoch."""
+    """Train one model on the ranks of a worker, and yield its validation loss and accuracy after each epoch."""
     return fit_net(params, worker, settings)
 
 
 def test(
     params: dict[str, Any], weights: Mapping[str, Tensor], settings: Settings
 ) -> tuple[dict[str, float], list[Prediction]]:
-    """Judge the best network by test images, which the search has not seen; called once, when the search has ended."""
-    data = prepare(settings)  # the mean and the deviation that the network was trained with
+    """Compute the test metrics of the best model. It is called once, after the search."""
+    data = prepare(settings)  # Test images are normalised as in training.
     return evaluate_net(params, weights, data, load_test_data(settings.dataset, settings.data_dir))

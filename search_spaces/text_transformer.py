@@ -1,6 +1,6 @@
-"""A decoder-only transformer that learns to write Python, character by character, from Python's standard library.
+"""A decoder-only transformer that predicts Python code by character. It is trained on the standard library.
 
-What it has learned is weighed against its size by one more line: objectives = ("loss", "parameters").
+To minimise the loss and the number of parameters, add this line: objectives = ("loss", "parameters").
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,16 +42,16 @@ class Settings(ParallelSettings):
     """Options of this search: --set context=64."""
 
     context: int = 64
-    """How many characters the network reads to predict the next one; each sample is a piece of this length."""
+    """Length of a sample in characters."""
     epochs: int = 3
     batch_size: int = 32
-    """The global batch, which the ranks share."""
+    """Size of the global batch, over all ranks."""
     patience: int = 0
-    """How many epochs in a row without a new best loss end a training; 0: none do"""
+    """Stop a training after this many epochs without a new lowest loss. 0: never."""
     train_samples: int = 1024
-    """What two cores can do; 0: all, about 97,000 pieces of 64 characters"""
+    """Number of training samples. 0: all, about 97,000 of 64 characters. The default suits two cores."""
     validation_samples: int = 256
-    """0: all, about 8,900 pieces of 64 characters"""
+    """Number of validation samples. 0: all, about 8,900 of 64 characters."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,14 +59,14 @@ class Settings(ParallelSettings):
 
 
 def prepare(settings: Settings) -> TextDataset:
-    """Load the text, once per host and before anything starts; the objective finds it as `worker.data`."""
+    """Load the text. It is called once per host before the search, and its result is `worker.data`."""
     return load_text(
         settings.context, train_samples=settings.train_samples, validation_samples=settings.validation_samples
     )
 
 
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train one network on the worker's ranks; yield its loss, in nats per character, and its size after each epoch."""
+    """Train one model, and yield its loss in nats per character and its number of parameters after each epoch."""
     recipe = Recipe(
         settings.epochs,
         settings.batch_size,
@@ -85,7 +85,7 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
 
 
 def network_of(params: Mapping[str, Any], text: TextDataset) -> nn.Sequential:
-    """Return the network of an individual."""
+    """Build the model of an individual."""
     return make_transformer(
         text.vocabulary_size,
         text.context,
@@ -99,12 +99,12 @@ def network_of(params: Mapping[str, Any], text: TextDataset) -> nn.Sequential:
 def test(
     params: dict[str, Any], weights: Mapping[str, Tensor], settings: Settings
 ) -> tuple[dict[str, float], list[TextSample]]:
-    """Judge the best network by files that the search has not seen, and let it write; called once, at the end."""
+    """Compute the test metrics of the best model, and generate texts. It is called once, after the search."""
     text = prepare(settings)
     network = network_of(params, text)
     network.load_state_dict(dict(weights))
     pieces = load_test_text(settings.context)
-    if settings.validation_samples:  # a search that is kept small is tested with as many, from all files
+    if settings.validation_samples:  # A small search is tested on equally few samples, from all files.
         some = min(settings.validation_samples, len(pieces))
         pieces = pieces[np.linspace(0, len(pieces) - 1, some).astype(int)]
     return evaluate_language_model(network, text, pieces, PROMPTS)

@@ -1,6 +1,6 @@
-"""Damages run directories, kills runs at random moments, and measures how fast failed evaluations are over.
+"""Damage run directories, kill runs at random times, and measure how fast workers recover from failures.
 
-`make soak`.
+`make soak` runs it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20, help="runs that are killed")
     parser.add_argument("--suspended", type=int, default=6, help="runs that are suspended")
     parser.add_argument("--damages", type=int, default=1000, help="run directories that are damaged")
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="of what is killed when")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="seed of the random kills")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}")
     mpis = list_available_mpis()
@@ -43,7 +43,7 @@ def main() -> None:
         outcome = fuzz_runs(folder / "fuzz", arguments.seed, arguments.damages)
         print(
             f"{arguments.damages} damaged run directories: {outcome['read']} times read, {outcome['refused']} times "
-            f"refused; {outcome['resumed']} resumed, {outcome['resume refused']} refused; never anything else\n"
+            f"refused; {outcome['resumed']} resumed, {outcome['resume refused']} refused; no other outcome\n"
         )
         total = Tally()
         for run in range(arguments.runs):
@@ -56,9 +56,9 @@ def main() -> None:
         print(
             f"{arguments.runs} runs, every other one with 5 ms more for each file operation: {total.kills} kills, "
             f"{total.resumes} resumes, {total.finished} evaluations finished, {total.repeated} of them repeated "
-            f"after a kill, {total.lost} lost; the journal was read {total.readings} times meanwhile\n"
+            f"after a kill, {total.lost} lost; the journal was read {total.readings} times in the meantime\n"
             f"{total.trainers} trainers and {total.templates} templates were killed, too: {total.failed} evaluations "
-            f"failed for it\n"
+            f"failed because of it\n"
         )
         survival = kill_and_resume(mpis[0], folder / "saving", random.Random(arguments.seed), kills=arguments.runs * 2)
         print(
@@ -90,7 +90,7 @@ def main() -> None:
         for way in SHARED:
             shared = [measure_worst_recovery(mpis[0], way, size, folder / f"{way}{size}") for size in (2, 3)]
             times.append({way: max(shared)})
-            print(f"{way + ', in any place':28}        -" + "".join(f"{seconds:9.2f}" for seconds in shared))
+            print(f"{way + ', at any line':28}        -" + "".join(f"{seconds:9.2f}" for seconds in shared))
         worst = max(max(of_size.values()) for of_size in times)
         print(f"{'worst':28}{worst:9.2f}\n")
         well, ill, states = measure_slowdown(mpis[0], folder / "slowdown")

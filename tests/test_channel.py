@@ -1,4 +1,4 @@
-"""Channels: what arrives at the other end, also if that end is closed, slow, or run by code of a user."""
+"""Channels: which messages arrive, also if the other end is closed, slow, or run by code of the user."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hpo.process.channel import Channel, ChannelClosed, Message, make_channel_pa
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Channel, Channel]]:
-    """Yield both ends of a connection."""
+    """Yield both ends of a channel."""
     own, other = make_channel_pair()
     theirs = Channel(other)
     yield own, theirs
@@ -32,7 +32,7 @@ def pair() -> Iterator[tuple[Channel, Channel]]:
 
 @pytest.fixture
 def raw() -> Iterator[tuple[Channel, socket.socket]]:
-    """Yield one end of a connection, and the socket of the other end, which may send anything."""
+    """Yield one end of a channel, and the socket of the other end, which may send any bytes."""
     own, other = make_channel_pair()
     yield own, other
     own.close()
@@ -80,25 +80,25 @@ def test_channel_delivers_descriptors_with_their_message(pair: tuple[Channel, Ch
         assert (message.kind, len(message.descriptors)) == (kind, count)
         found += message.descriptors
     assert [os.pread(number, 100, 0).decode() for number in found] == [f"file {number}" for number in range(5)]
-    assert not any(map(os.get_inheritable, found)), "no program that is started gets them"
+    assert not any(map(os.get_inheritable, found)), "child programs do not inherit them"
     for number in found:
         os.close(number)
     for file in files:
         file.close()
 
 
-def test_channel_closes_descriptors_that_nobody_took(raw: tuple[Channel, socket.socket]) -> None:
+def test_channel_closes_unused_descriptors(raw: tuple[Channel, socket.socket]) -> None:
     own, other = raw
     read, write = os.pipe()
     socket.send_fds(other, [frame(b'["kind", {}]', 1)[:6]], [write])
-    assert own.receive(0.1) is None, "the message is not whole"
+    assert own.receive(0.1) is None, "the message is incomplete"
     os.close(write)
     own.close()
     assert os.read(read, 1) == b"", "no process has the other end"
     os.close(read)
 
 
-def test_channel_puts_partial_frames_together(raw: tuple[Channel, socket.socket]) -> None:
+def test_channel_joins_partial_frames(raw: tuple[Channel, socket.socket]) -> None:
     own, other = raw
     content = {"text": "x" * 100}
     for byte in frame(json.dumps(["slow", content]).encode()) + frame(b'["next", {}]'):
@@ -107,7 +107,7 @@ def test_channel_puts_partial_frames_together(raw: tuple[Channel, socket.socket]
     assert own.receive(5) == Message("next", {})
 
 
-def test_channel_delivers_more_than_the_socket_holds(pair: tuple[Channel, Channel]) -> None:
+def test_channel_delivers_more_than_socket_buffer(pair: tuple[Channel, Channel]) -> None:
     own, theirs = pair
     content = {"much": "x" * 20_000_000}
     sending = threading.Thread(target=own.send, args=("kind",), kwargs=content)
@@ -116,7 +116,7 @@ def test_channel_delivers_more_than_the_socket_holds(pair: tuple[Channel, Channe
     sending.join(10)
 
 
-def test_channel_closed_at_the_other_end_raises(pair: tuple[Channel, Channel]) -> None:
+def test_channel_closed_at_other_end_raises(pair: tuple[Channel, Channel]) -> None:
     own, theirs = pair
     theirs.send("last words")
     theirs.close()
@@ -133,7 +133,7 @@ def test_channel_closed_at_the_other_end_raises(pair: tuple[Channel, Channel]) -
         own.send("kind")
 
 
-def test_channel_cut_off_inside_a_frame_raises(raw: tuple[Channel, socket.socket]) -> None:
+def test_channel_closed_inside_frame_raises(raw: tuple[Channel, socket.socket]) -> None:
     own, other = raw
     other.send(frame(b'["kind", {}]')[:-1])
     assert own.receive(0.05) is None
@@ -159,18 +159,18 @@ def test_channel_cut_off_inside_a_frame_raises(raw: tuple[Channel, socket.socket
         b'["kind", {"a": ' + b"9" * 5000 + b"}]",
     ],
 )
-def test_channel_that_gets_garbage_raises(raw: tuple[Channel, socket.socket], payload: bytes) -> None:
+def test_channel_with_invalid_data_raises(raw: tuple[Channel, socket.socket], payload: bytes) -> None:
     own, other = raw
     other.sendall(frame(payload))
-    with pytest.raises(ChannelClosed, match="what has come is not a message"):
+    with pytest.raises(ChannelClosed, match="the other end has sent invalid data"):
         own.receive(5)
 
 
 @pytest.mark.parametrize("header", [b"\xff" * 5, struct.pack("=IB", (1 << 28) + 1, 0), struct.pack("=IB", 2, 9)])
-def test_channel_refuses_a_huge_length_at_once(raw: tuple[Channel, socket.socket], header: bytes) -> None:
+def test_channel_with_huge_length_raises_at_once(raw: tuple[Channel, socket.socket], header: bytes) -> None:
     own, other = raw
     other.send(header)
-    with pytest.raises(ChannelClosed, match="what has come is not a message"):
+    with pytest.raises(ChannelClosed, match="the other end has sent invalid data"):
         own.receive(None)
 
 
@@ -181,7 +181,7 @@ def test_channel_without_a_reader_gives_up(pair: tuple[Channel, Channel], monkey
     with pytest.raises(ChannelClosed, match=r"nothing was read for 0\.3 s"):
         own.send("kind", much="x" * 20_000_000)
     assert 0.3 <= time.monotonic() - started < 5
-    assert theirs.receive(0) is None, "what has come of it is no message"
+    assert theirs.receive(0) is None, "an incomplete message is not delivered"
 
 
 def test_channel_whose_descriptor_was_reused_raises(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_channel_whose_descriptor_was_reused_raises(tmp_path: Path) -> None:
     theirs.close()
 
 
-def test_channel_waits_for_as_long_as_it_is_told(pair: tuple[Channel, Channel]) -> None:
+def test_channel_waits_until_timeout(pair: tuple[Channel, Channel]) -> None:
     own, theirs = pair
     started = time.monotonic()
     assert own.receive(0.2) is None
@@ -214,7 +214,7 @@ def test_channel_waits_for_as_long_as_it_is_told(pair: tuple[Channel, Channel]) 
 
 
 def test_channel_that_loses_descriptors_raises(raw: tuple[Channel, socket.socket], tmp_path: Path) -> None:
-    """The system drops descriptors for which the receiver has no number left."""
+    """The system drops descriptors if the receiver has no number left."""
     own, other = raw
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []

@@ -49,7 +49,7 @@ WAIT = "The ranks of a worker have to call the same collectives"
 EPOCHS = "The ranks have to train equally many epochs"
 LINE = r"mistaken\.py:\d+"
 
-# What docs/own-model.md lists as going wrong most often.
+# The most frequent mistakes: docs/operation/troubleshooting.md.
 TOLD = {
     "own loss": f"{TOGETHER}the ranks yielded different losses: rank 0 .* add up the sums over all ranks",
     "epochs": f"{TOGETHER}timeout: .* {EPOCHS}",
@@ -220,13 +220,13 @@ def test_any_number_of_ranks_is_compared_with_one(mpi: Mpi, tmp_path: Path) -> N
         assert ("Nothing was compared with more ranks" in printed) == (ranks == 1)
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("my_pipeline.py", 3), ("my_sharded.py", 2)])
-def test_networks_in_parts_are_right(mpi: Mpi, tmp_path: Path, name: str, ranks: int) -> None:
+@pytest.mark.parametrize(("page", "name", "ranks"), [("pipeline", "my_pipeline.py", 3), ("fsdp", "my_sharded.py", 2)])
+def test_networks_in_parts_are_right(mpi: Mpi, tmp_path: Path, page: str, name: str, ranks: int) -> None:
     """With three stages, torch's check of collectives, which is too strict, fails the first evaluation.
 
     Batches are larger than on the page: an epoch has 5 steps.
     """
-    code = example("docs/larger-models.md", name)
+    code = example(f"docs/training/{page}.md", name)
     assert code.count(".split(56)") == 1
     (tmp_path / name).write_text(code.replace(".split(56)", ".split(280)"), "utf-8")
     status, printed = check(mpi, ranks, tmp_path, name)
@@ -236,7 +236,7 @@ def test_networks_in_parts_are_right(mpi: Mpi, tmp_path: Path, name: str, ranks:
 
 
 def test_whether_an_evaluation_goes_on_is_told(mpi: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "long.py").write_text(example("docs/larger-models.md", "my_long_search.py"), "utf-8")
+    (tmp_path / "long.py").write_text(example("docs/training/checkpoints.md", "my_long_search.py"), "utf-8")
     status, printed = check(mpi, 2, tmp_path, "long.py", "epochs=3")
     assert status == 0, printed
     assert "ok     It goes on from what it has saved with its first loss: the same losses, to the last" in printed, (

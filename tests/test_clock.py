@@ -1,4 +1,4 @@
-"""A clock that is set while a run goes on: no duration is negative, shown or written."""
+"""A system clock that is set during a run: no duration is shown or written as negative."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ from hpo.views.summary_tables import print_tables, print_times
 from hpo.views.working_time import WorkingTime
 from tests.support.runs import START_SECONDS, add_evaluation, make_run, start_session
 
-BACK = -7184.1  # seconds from the beginning of an evaluation to its end
+BACK = -7184.1  # duration of an evaluation in seconds, after the clock was set back
 
 
-def test_what_ended_before_it_began_took_an_unknown_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_negative_duration_is_shown_as_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_evaluation(make_run(tmp_path / "run"), seconds=BACK)
     run = RunReader(tmp_path / "run")
-    (one,) = run.read_evaluations()
-    assert math.isnan(one.seconds)
-    assert "  best        ?  layers=1" in ProgressLines([], 1).format_line(one)
+    (evaluation,) = run.read_evaluations()
+    assert math.isnan(evaluation.seconds)
+    assert "  best        ?  layers=1" in ProgressLines([], 1).format_line(evaluation)
     print_tables(summary := run.make_summary(1), Path("run"))
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:4:2]] == ["seconds", "?"]
     assert json.loads(json.dumps(summary, allow_nan=False))["best"]["seconds"] is None
-    details = EvaluationLookup.read(run).collect_details(one)
+    details = EvaluationLookup.read(run).collect_details(evaluation)
     assert make_json_content(details)["seconds"] is None
     (ended,) = [line for line in format_evaluation(details, Path("run"), "", START_SECONDS) if line.startswith("ended")]
     assert ended.endswith(", after an unknown time")
     table = make_evaluation_table(run)
     assert table.rows[0][list(table.column_types).index("seconds")] is None
     cells = {
-        column.heading: column.format_value(one)
-        for column in make_columns([one], run.manifest.objectives, START_SECONDS)
+        column.heading: column.format_value(evaluation)
+        for column in make_columns([evaluation], run.manifest.objectives, START_SECONDS)
     }
     assert (cells["trial"], cells["loss"], cells["seconds"]) == ("0", "0.5", "")
     page = render_report(run, 1, START_SECONDS)
     assert "it took an unknown time" in page
     assert "after the first evaluation began" not in page
-    assert (collect_results(one), find_timestamp(one)) == ({"lowest_loss": 0.5}, START_SECONDS)
+    assert (collect_results(evaluation), find_timestamp(evaluation)) == ({"lowest_loss": 0.5}, START_SECONDS)
 
 
-def test_times_in_which_the_clock_was_set_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_working_time_skips_negative_durations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = make_run(tmp_path / "run")
     for began, seconds in ((0.0, 10.0), (100.0, BACK), (105.0, 5.0)):
         add_evaluation(record, began=START_SECONDS + began, seconds=seconds)
     evaluations = RunReader(tmp_path / "run").read_evaluations()
     time = WorkingTime(evaluations, None)
     assert time.total == 15
-    assert [time.compute_seconds(one.ended) for one in evaluations] == [10, 0, 15]
+    assert [time.compute_seconds(evaluation.ended) for evaluation in evaluations] == [10, 0, 15]
     assert compute_busy_fraction(evaluations[1:2], 1, since=0.0) is None
     print_times({"wall_seconds": BACK, "worker_busy_fraction": 0.5})
     print_times({"wall_seconds": 90.0, "worker_busy_fraction": 0.5})
@@ -73,7 +73,7 @@ def test_times_in_which_the_clock_was_set_are_none(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.slow
-def test_what_another_study_has_of_it_is_taken_over_without_a_time(tmp_path: Path) -> None:
+def test_warm_start_drops_negative_duration(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/mine.db"
     study = optuna.create_study(study_name="mine", storage=url)
     study.enqueue_trial({"depth": 2, "act": "relu", "flag": True, "lr": 0.5})
@@ -86,13 +86,13 @@ def test_what_another_study_has_of_it_is_taken_over_without_a_time(tmp_path: Pat
         }
     )
     study.tell(trial, 0.5)
-    (told,) = study.trials
-    assert told.datetime_start is not None
-    told.datetime_complete = told.datetime_start.replace(year=2001)
+    (ended,) = study.trials
+    assert ended.datetime_start is not None
+    ended.datetime_complete = ended.datetime_start.replace(year=2001)
     before = optuna.create_study(study_name="before", storage=f"sqlite:///{tmp_path}/before.db")
-    before.add_trial(told)
+    before.add_trial(ended)
     record = start_session(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/before.db").open_record()
-    (taken,) = record.read_evaluations()
-    assert taken.loss == 0.5
-    assert math.isnan(taken.seconds)
+    (imported,) = record.read_evaluations()
+    assert imported.loss == 0.5
+    assert math.isnan(imported.seconds)
     assert "seconds" not in record.study.trials[0].user_attrs

@@ -478,7 +478,7 @@ def test_a_conditional_space_is_searched_resumed_and_told_of(mpi: Mpi, tmp_path:
         empty = {name for name in CONDITIONAL.parameters if row[f"param_{name}"] == ""}
         assert empty == CONDITIONAL.parameters.keys() - trial.params.keys()
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "A line has a gap where a hyperparameter does not exist." in page
+    assert "A line has a gap if a hyperparameter is inactive." in page
     assert all(f'<th scope="row">{name}</th>' in page for name in CONDITIONAL.parameters), "importances"
 
     text = (SEARCHES / "conditional.py").read_text()
@@ -538,7 +538,7 @@ def test_rule_that_crashes_at_the_start_is_a_mistake(mpi: Mpi, tmp_path: Path) -
     job = mpi.run(2, PROGRAM, "my_search.py", "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "")
     assert job.stderr.startswith(
-        "error: the rules of the search space cannot be asked: the trainer was ended by SIGSEGV"
+        "error: the constraints of the search space cannot be evaluated: the trainer was ended by SIGSEGV"
     )
     assert job.stderr.count("error:") == 1
     assert not (tmp_path / "run").exists()
@@ -550,6 +550,6 @@ def test_rule_that_crashes_again_ends_the_run(mpi: Mpi, tmp_path: Path) -> None:
     job = mpi.run(1, PROGRAM, "my_search.py", *options, cwd=tmp_path)
     assert job.returncode == 1
     assert re.findall("^error: .*", job.stderr, re.MULTILINE) == [
-        "error: the rules of the search space cannot be asked: the trainer was ended by SIGSEGV"
+        "error: the constraints of the search space cannot be evaluated: the trainer was ended by SIGSEGV"
     ]
     assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 4, "it was asked again after its first crash"

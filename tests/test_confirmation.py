@@ -1,4 +1,4 @@
-"""The best, trained again with other seeds: which may be the best, and which are as good."""
+"""Test the comparison of confirmed individuals: which may be the best, and which are equally good."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from hpo.views.confirmation_text import describe_confirmed
 from tests.support.evaluations import make_evaluation
 
 
-def confirmation(trial: int, seed: int, loss: float, state: str = "complete") -> Evaluation:
+def make_confirmation(trial: int, seed: int, loss: float, state: str = "complete") -> Evaluation:
     return make_evaluation(0, state, loss=loss, confirms=trial, seed=seed)
 
 
-def confirmations(groups: Sequence[Sequence[float]]) -> list[Evaluation]:
+def make_confirmations(groups: Sequence[Sequence[float]]) -> list[Evaluation]:
     """Return the confirmations of trials 0, 1, ... with these losses."""
-    return [confirmation(trial, seed, loss) for trial, some in enumerate(groups) for seed, loss in enumerate(some)]
+    return [
+        make_confirmation(trial, seed, loss) for trial, group in enumerate(groups) for seed, loss in enumerate(group)
+    ]
 
 
-def sentences(groups: Sequence[Sequence[float]]) -> list[str]:
-    entries = compare_confirmed(confirmations(groups))
+def describe(groups: Sequence[Sequence[float]]) -> list[str]:
+    entries = compare_confirmed(make_confirmations(groups))
     summary = {"confirmed": entries, "as_good_within": compute_margin(entries), "seed_noise": None}
     return describe_confirmed(summary, [f"trial {entry['trial']}" for entry in entries])
 
@@ -36,12 +38,16 @@ def test_compare_ranks_by_failures_and_mean() -> None:
     losses = {4: [1.0, 1.1, 1.3], 2: [1.2, 0.9, 1.4], 9: [2.0, 2.5, 2.2], 7: [0.1, 0.2]}
     entries = compare_confirmed(
         [
-            *(confirmation(trial, seed, loss) for trial, some in losses.items() for seed, loss in enumerate(some)),
-            confirmation(7, 2, math.inf, "failed"),
-            confirmation(9, 3, math.inf, "running"),
+            *(
+                make_confirmation(trial, seed, loss)
+                for trial, group in losses.items()
+                for seed, loss in enumerate(group)
+            ),
+            make_confirmation(7, 2, math.inf, "failed"),
+            make_confirmation(9, 3, math.inf, "running"),
         ]
     )
-    assert [entry["trial"] for entry in entries] == [4, 2, 9, 7], "a seed that fails counts against it"
+    assert [entry["trial"] for entry in entries] == [4, 2, 9, 7], "a failed seed must count against trial 7"
     assert [entry["failed"] for entry in entries] == [0, 0, 0, 1]
     assert entries[0]["deviation"] == pytest.approx(0.1528, abs=1e-4)
     assert [entry["may_be_best"] for entry in entries] == [True, True, False, None]
@@ -52,7 +58,9 @@ def test_compare_ranks_by_failures_and_mean() -> None:
     width = {trial: quantile * math.sqrt((larger[trial] + larger[4]) / 3) for trial in (2, 9)}
     above = {trial: statistics.mean(losses[trial]) - statistics.mean(losses[4]) for trial in (2, 9)}
     bounds = [entry["worse_by_at_most"] for entry in entries]
-    assert bounds[:2] == pytest.approx([width[2] - above[2], width[2] + above[2]]), "of the first, beside the second"
+    assert bounds[:2] == pytest.approx([width[2] - above[2], width[2] + above[2]]), (
+        "both bounds follow from the first two trials"
+    )
     width_of_both = quantile * math.sqrt((larger[9] + larger[2]) / 3)
     between = statistics.mean(losses[9]) - statistics.mean(losses[2])
     assert bounds[2] == pytest.approx(max(width[9] + above[9], width_of_both + between))
@@ -61,52 +69,54 @@ def test_compare_ranks_by_failures_and_mean() -> None:
 
 
 def test_compare_ranks_individuals_with_fewer_seeds_last() -> None:
-    entries = compare_confirmed(confirmations([[0.52, 0.5, 0.53], [0.55, 0.53, 0.52], [0.47]]))
-    assert [entry["trial"] for entry in entries] == [0, 1, 2], "one loss may be low by luck"
+    entries = compare_confirmed(make_confirmations([[0.52, 0.5, 0.53], [0.55, 0.53, 0.52], [0.47]]))
+    assert [entry["trial"] for entry in entries] == [0, 1, 2], "a single loss may be low by luck"
     assert [entry["may_be_best"] for entry in entries] == [True, True, None]
 
 
 def test_compare_without_randomness_or_with_single_losses(recwarn: pytest.WarningsRecorder) -> None:
-    entries = compare_confirmed(confirmations([[0.3, 0.1 + 0.2], [0.3, 0.3], [0.4, 0.4]]))
+    entries = compare_confirmed(make_confirmations([[0.3, 0.1 + 0.2], [0.3, 0.3], [0.4, 0.4]]))
     assert [entry["may_be_best"] for entry in entries] == [True, True, False]
     assert [entry["as_good"] for entry in entries] == [True, True, False]
     assert entries[2]["worse_by_at_most"] == pytest.approx(0.1)
     for few in ([[1.0], [2.0]], [[1.0, 2.0], [2.0]], [[1.0, 2.0]]):
-        entries = compare_confirmed(confirmations(few))
+        entries = compare_confirmed(make_confirmations(few))
         assert {entry["worse_by_at_most"] for entry in entries} == {None}
         assert not any(entry["as_good"] for entry in entries)
         assert compute_margin(entries) is None
     assert compare_confirmed([]) == []
-    huge = compare_confirmed(confirmations([[1e300, 2e300], [2e300, 4e300]]))
-    usual = compare_confirmed(confirmations([[1.0, 2.0], [2.0, 4.0]]))
+    huge = compare_confirmed(make_confirmations([[1e300, 2e300], [2e300, 4e300]]))
+    usual = compare_confirmed(make_confirmations([[1.0, 2.0], [2.0, 4.0]]))
     assert huge[1]["worse_by_at_most"] == pytest.approx(1e300 * usual[1]["worse_by_at_most"])
     assert not recwarn.list
 
 
-def test_sentences_say_which_may_be_best_and_which_are_as_good() -> None:
-    assert sentences([[0.1, 0.2]]) == ["There is nothing to compare it with: --top-n 3 would confirm three."]
-    assert sentences([[0.1], [0.2]]) == ["There are too few losses: nothing is compared with the best."]
-    assert sentences([[0.1, 0.11], [0.9, 0.91]]) == [
+def test_describe_confirmed_names_best_and_equally_good() -> None:
+    assert describe([[0.1, 0.2]]) == ["There is nothing to compare it with: --top-n 3 would confirm three."]
+    assert describe([[0.1], [0.2]]) == ["There are too few losses: nothing is compared with the best."]
+    assert describe([[0.1, 0.11], [0.9, 0.91]]) == [
         "Trial 0 is the best of these (95% confidence, Hsu's multiple comparisons with the best)."
     ]
-    wide = sentences([[0.1, 0.12, 0.14], [0.11, 0.13, 0.15], [0.9, 0.91, 0.92]])
+    wide = describe([[0.1, 0.12, 0.14], [0.11, 0.13, 0.15], [0.9, 0.91, 0.92]])
     assert wide[0].startswith("Trial 0 and trial 1 may be the best, and no other one (95% confidence")
     assert wide[1].startswith("None is certain to be as good as the best within 0.0")
     assert "trial 0 is at most 0.0" in wide[1]
     equal = [0.1, 0.12, 0.14] * 10
-    assert sentences([equal, equal])[1].startswith("Trial 0 and trial 1 are as good as the best within 0.01")
+    assert describe([equal, equal])[1].startswith("Trial 0 and trial 1 are as good as the best within 0.01")
 
 
-def test_seeds_needed_show_that_the_first_is_as_good() -> None:
+def test_count_seeds_needed_suffices_for_the_first() -> None:
     def spread(mean: float, count: int) -> list[float]:
-        steps = [place - (count - 1) / 2 for place in range(count)]
+        steps = [index - (count - 1) / 2 for index in range(count)]
         return [mean + step / statistics.stdev(steps) for step in steps]
 
-    needed = count_seeds_needed(compare_confirmed(confirmations([spread(1.0, 3), spread(1.2, 3)])), 30)
+    needed = count_seeds_needed(compare_confirmed(make_confirmations([spread(1.0, 3), spread(1.2, 3)])), 30)
     assert needed is not None
-    assert not compare_confirmed(confirmations([spread(1.0, needed - 1), spread(1.2, needed - 1)]))[0]["as_good"]
-    assert compare_confirmed(confirmations([spread(1.0, needed), spread(1.2, needed)]))[0]["as_good"]
-    assert count_seeds_needed(compare_confirmed(confirmations([spread(1.0, 3), spread(1.2, 3)])), needed - 1) is None
+    assert not compare_confirmed(make_confirmations([spread(1.0, needed - 1), spread(1.2, needed - 1)]))[0]["as_good"]
+    assert compare_confirmed(make_confirmations([spread(1.0, needed), spread(1.2, needed)]))[0]["as_good"]
+    assert (
+        count_seeds_needed(compare_confirmed(make_confirmations([spread(1.0, 3), spread(1.2, 3)])), needed - 1) is None
+    )
 
 
 ALIKE = [1.0] * 10
@@ -127,7 +137,9 @@ def test_compare_holds_in_simulated_runs(means: list[float], deviations: list[fl
     runs, rng = 150, random.Random(0)
     drawn = [
         compare_confirmed(
-            confirmations([[rng.gauss(m, s) for _ in range(seeds)] for m, s in zip(means, deviations, strict=True)])
+            make_confirmations(
+                [[rng.gauss(m, s) for _ in range(seeds)] for m, s in zip(means, deviations, strict=True)]
+            )
         )
         for _ in range(runs)
     ]

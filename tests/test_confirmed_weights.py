@@ -1,4 +1,4 @@
-"""The networks of the best that were trained with other seeds: which are kept, which is tested, and what is shown."""
+"""Test the networks of confirmations: which are saved, which is tested, and how they are shown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SEARCH = ["-c", "from hpo.cli import main; main()", "search"]
 
 
 class Run:
-    """A run with two individuals that are being confirmed with two seeds each, in one process."""
+    """A run in one process, with two individuals that are confirmed with two seeds each."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
         self.settings = dict(settings or {})
@@ -82,23 +82,23 @@ class Run:
         finalize_run(self.path, None, PROBLEM, make_run_test(load_search_file(LUCKY).bind_settings([])))
 
     def kept(self, trial: int) -> int | None:
-        """Return the confirmation whose weights are kept of an individual."""
-        about = read_weights_info(self.files.confirmed_weights / f"{trial}.safetensors")
-        return about.confirmation if about else None
+        """Return the confirmation whose weights are saved for an individual."""
+        info = read_weights_info(self.files.confirmed_weights / f"{trial}.safetensors")
+        return info.confirmation if info else None
 
 
-def names(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_confirmed_weights_are_those_of_the_lowest_loss_of_each(tmp_path: Path) -> None:
+def test_confirmed_weights_have_the_lowest_loss_of_each_trial(tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     assert run.complete(0.9), "trial 0 has no weights yet"
     assert not run.complete(0.95)
     assert run.complete(0.6)
     assert run.complete(0.5)
     assert (run.kept(0), run.kept(1)) == (0, 3)
-    assert names(run.files.confirmed_weights) == ["0.safetensors", "1.safetensors"]
+    assert list_names(run.files.confirmed_weights) == ["0.safetensors", "1.safetensors"]
     weights = read_weights(run.files.confirmed_weights / "1.safetensors")
     assert weights is not None
     assert (weights.trial, weights.params) == (1, {"kind": "steady"})
@@ -116,7 +116,7 @@ def test_confirmed_weights_if_another_worker_is_faster(tmp_path: Path) -> None:
     run.recorder.complete(first, 0.9, 1.0, {})
     run.keeper.save_weights(first, make_trainer_stub({"seed": torch.tensor([1])}))
     assert run.kept(0) == second.number
-    assert names(run.files.confirmed_weights) == ["0.safetensors"]
+    assert list_names(run.files.confirmed_weights) == ["0.safetensors"]
 
 
 @pytest.mark.parametrize("is_damaged", [True, False])
@@ -127,12 +127,14 @@ def test_confirmed_weights_replace_damaged_and_outdated_ones(tmp_path: Path, is_
         (run.files.confirmed_weights / "0.safetensors").write_bytes(b"\x00" * 9)
     else:
         run.writer.weights = ConfirmedWeights(run.files, {"epochs": 9})
-        run.writer.weights._evaluations = {one.trial: one for one in run.confirming.read_evaluations()}
+        run.writer.weights._evaluations = {
+            evaluation.trial: evaluation for evaluation in run.confirming.read_evaluations()
+        }
     assert run.complete(0.95)
     assert run.kept(0) == 1
 
 
-def test_hand_over_tests_the_confirmed_winner_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finalize_tests_the_confirmed_winner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(tmp_path / "run")
     for loss in (0.9, 0.95, 0.55, 0.5):
         run.complete(loss)
@@ -145,7 +147,7 @@ def test_hand_over_tests_the_confirmed_winner_and_says_so(tmp_path: Path, capsys
         f"{seed}\nTrial 1 has the lowest mean loss over other seeds. Of its networks, the one with the lowest "
         f"validation loss, 0.5, was tested: {path}\n"
     ) in out
-    assert names(run.files.confirmed_weights) == ["1.safetensors"], "only the winner keeps its weights"
+    assert list_names(run.files.confirmed_weights) == ["1.safetensors"], "only the winner keeps its weights"
     test = json.loads(run.files.test_json.read_text())
     assert (test["trial"], test["confirmation"], test["metrics"]) == (1, 3, {"seed": seed})
     run.hand_over()
@@ -161,9 +163,7 @@ def test_hand_over_tests_the_confirmed_winner_and_says_so(tmp_path: Path, capsys
     assert "with the network that confirm-3 has trained with another seed" in page
 
 
-def test_hand_over_if_the_search_has_the_best_network_tests_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finalize_tests_the_network_of_the_search_if_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(tmp_path / "run")
     for loss in (0.2, 0.25, 0.55, 0.5):
         run.complete(loss)
@@ -174,7 +174,7 @@ def test_hand_over_if_the_search_has_the_best_network_tests_it(
     assert "trained again with 2 other seeds: mean loss 0.225" in run_hpo("best", run.path).stderr
 
 
-def test_hand_over_without_weights_of_the_winner_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finalize_without_weights_of_the_winner_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(tmp_path / "run")
     for loss in (0.9, 0.95, 0.55, 0.5):
         run.complete(loss)
@@ -187,15 +187,13 @@ def test_hand_over_without_weights_of_the_winner_says_so(tmp_path: Path, capsys:
     assert not run.files.test_json.exists()
 
 
-def test_hand_over_before_all_are_confirmed_keeps_all_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finalize_before_all_are_confirmed_keeps_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(tmp_path / "run")
     for loss in (0.9, 0.95, 0.55):
         run.complete(loss)
     run.hand_over()
     assert "the network of trial 0 has seed 0\n" in capsys.readouterr().out
-    assert names(run.files.confirmed_weights) == ["0.safetensors", "1.safetensors"]
+    assert list_names(run.files.confirmed_weights) == ["0.safetensors", "1.safetensors"]
     assert "trained again" not in run_hpo("best", run.path).stderr
 
 
@@ -216,11 +214,11 @@ def test_resume_after_a_crash_in_test_tests_the_confirmed_winner(mpi: Mpi, tmp_p
     confirmations = [
         trial for trial in load_trials(tmp_path / "run", "run-confirm") if trial.params["kind"] == "steady"
     ]
-    assert len(confirmations) == 2, "nothing is trained again"
+    assert len(confirmations) == 2, "no confirmation must be repeated"
     lowest = min(confirmations, key=lambda trial: trial.values[0])
     seed = lowest.user_attrs["seed"]
     assert f"with seed {seed} (confirm-{lowest.number}) has seed {seed}\n" in end.stdout
-    assert names(tmp_path / "run" / "confirmed") == [f"{lowest.user_attrs['confirms']}.safetensors"]
+    assert list_names(tmp_path / "run" / "confirmed") == [f"{lowest.user_attrs['confirms']}.safetensors"]
 
 
 def test_script_confirmed_with_other_seeds_keeps_its_network(mpi: Mpi, tmp_path: Path) -> None:
@@ -250,8 +248,8 @@ def test_script_confirmed_with_other_seeds_keeps_its_network(mpi: Mpi, tmp_path:
     winner = run.find_winner()
     assert winner is not None
     assert winner.params == {"kind": "steady"}
-    own = [one for one in run.read_confirmations() if one.confirms == winner.trial]
-    lowest: Evaluation = min(own, key=lambda one: one.loss)
+    own = [evaluation for evaluation in run.read_confirmations() if evaluation.confirms == winner.trial]
+    lowest: Evaluation = min(own, key=lambda evaluation: evaluation.loss)
     weights = read_weights(tmp_path / "run" / "confirmed" / f"{winner.trial}.safetensors")
     assert weights is not None
     assert weights.state["seed"].item() == lowest.seed

@@ -1,4 +1,4 @@
-"""Crashes, hangs and kills of trainers, templates, ranks and mpirun: their cost, and that no process is left."""
+"""Crashes, hangs and kills of trainers, templates, ranks and mpirun: which evaluations fail; no process stays."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.support.crashes import (
 from tests.support.launch import Mpi
 from tests.support.run_output import find_complete_losses, load_trials
 
-SECONDS_TO_RECOVER = 4.0  # 2 s are promised; machines that test have much else to do
+SECONDS_TO_RECOVER = 4.0  # The documentation promises 2 s; test machines are busy.
 SECONDS_TO_END = 5.0
 LINE = r"dying\.py:\d+"
 
-# Patterns that are all found in a failure; of the last way, two generations of processes are left.
+# Patterns that must all match a failure. The last way leaves two generations of processes.
 CRASHES: dict[str, list[str]] = {
     "raise": [LINE, "ValueError: injected"],
     "exit": [LINE, "SystemExit: injected: exit"],
@@ -41,20 +41,20 @@ CRASHES: dict[str, list[str]] = {
     "C exit": ["status 0", "last words of C exit"],
     "C _exit": ["status 0", "last words of C _exit"],
     "overflow": [LINE, "SIGSEGV", "last words of overflow"],
-    "close": ["closed its connection|status 1|SIGABRT"],  # gloo aborts, but not on one rank.
+    "close": ["closed its connection|status 1|SIGABRT"],  # gloo aborts, except with one rank.
     "memory": [LINE, "MemoryError"],
     "descriptors": [LINE, "Too many open files"],
     "fork": ["status 1", "last words of fork"],
     "process": ["status 1", "last words of process"],
 }
-DIFFER = {"differ": [LINE, "SIGABRT", "collective"]}  # gloo aborts, on any rank.
+DIFFER = {"differ": [LINE, "SIGABRT", "collective"]}  # gloo aborts on any rank.
 
-# Seconds from the timeout to the end of the trainer, which is killed at once if it does not acknowledge.
+# Seconds from the timeout to the end of the trainer, which is killed early if it does not acknowledge the signal.
 HANGS = {"swallow": 5, "cancelled": 5, "lock": 1, "native": 1, "signals": 1, "stop": 1, "finally": 5}
 
 
-def words_of_program(errors: str) -> list[str]:
-    """Return the lines of stderr that no objective has printed."""
+def select_program_lines(errors: str) -> list[str]:
+    """Return the lines of stderr that were not printed by an objective."""
     return [line for line in errors.splitlines() if not re.match(r"worker \d rank \d \| ", line)]
 
 
@@ -65,9 +65,9 @@ def assert_only_failed(folder: Path, ways: Sequence[str]) -> None:
     trials = load_trials(folder / "run")
     for trial in trials:
         way = planned[trial.params["x"]]
-        about = f"trial {trial.number}, {way or 'well'}: {trial.user_attrs.get('failure')}"
-        assert trial.state.name == ("FAIL" if way else "COMPLETE"), about
-        assert "retry_of" not in trial.user_attrs, about
+        description = f"trial {trial.number}, {way or 'well'}: {trial.user_attrs.get('failure')}"
+        assert trial.state.name == ("FAIL" if way else "COMPLETE"), description
+        assert "retry_of" not in trial.user_attrs, description
         if not way:
             assert trial.values == [pytest.approx(trial.params["x"] + 0.5)]
     assert len(trials) == len(planned) == len(evaluations)
@@ -76,8 +76,8 @@ def assert_only_failed(folder: Path, ways: Sequence[str]) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_trainer_crash_in_any_way_costs_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
-    """Ways come before and after the first loss in turn; with another size, it is the other way round."""
+def test_trainer_crash_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
+    """Crashes alternate between before and after the first loss; another size begins with the other one."""
     expected, after = CRASHES | DIFFER, [size % 2, 1 - size % 2]
     ways = [*(["differ"] * 2 if size > 1 else []), *CRASHES]
     options = ["--ranks-per-worker", size, "--evaluations", 2 * len(ways), "--collective-timeout", 60]
@@ -87,7 +87,7 @@ def test_trainer_crash_in_any_way_costs_one_evaluation(mpi: Mpi, tmp_path: Path,
         status, errors = victim.wait(150, SECONDS_TO_END)
         killing.join(10)
     assert status == 0, errors
-    assert words_of_program(errors) == []
+    assert select_program_lines(errors) == []
     assert_only_failed(tmp_path, ways)
     for turn, (way, trial) in enumerate(zip(ways, load_trials(tmp_path / "run")[::2], strict=True)):
         failure, rank = trial.user_attrs["failure"], r"rank \d" if way == "differ" else f"rank {turn % size}"
@@ -100,15 +100,15 @@ def test_trainer_crash_in_any_way_costs_one_evaluation(mpi: Mpi, tmp_path: Path,
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_trainer_hang_in_any_way_costs_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
-    """Two workers hang at the same time, in different ways. Of one rank, an evaluation may take 2 s."""
+def test_trainer_hang_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
+    """Two workers hang at the same time, in different ways. With one rank, an evaluation may take 2 s."""
     limits = ["--collective-timeout", "3s", *(["--evaluation-timeout", "2s"] if size == 1 else [])]
     options = ["--ranks-per-worker", size, "--evaluations", 15, *limits]
     arguments = make_dying_arguments(*options, ways=",".join(HANGS), every=2, after="0,1")
     with start_job(mpi, 2 * size, tmp_path, arguments) as victim:
         status, errors = victim.wait(150, SECONDS_TO_END)
     assert status == 0, errors
-    assert words_of_program(errors) == []
+    assert select_program_lines(errors) == []
     assert_only_failed(tmp_path, list(HANGS))
     hung = {evaluation.x: evaluation for evaluation in list_noted(tmp_path) if evaluation.way}
     for trial in load_trials(tmp_path / "run"):
@@ -116,7 +116,7 @@ def test_trainer_hang_in_any_way_costs_one_evaluation(mpi: Mpi, tmp_path: Path, 
             rank, failure = f"rank {evaluation.rank}", trial.user_attrs["failure"]
             waited = rf"timeout: rank \d waited 3 s \(--collective-timeout\) at {LINE} for (.*, )?{rank}\b"
             assert re.match(waited if size > 1 else "timeout: ", failure), f"{evaluation.way}: {failure}"
-            # In other ways, the signal that asks for stacks may be blocked.
+            # In the other ways, the signal that requests stacks may be blocked.
             if evaluation.way in ("swallow", "finally", "cancelled"):
                 assert re.search(rf"{rank},? (which )?was at {LINE}", failure), f"{evaluation.way}: {failure}"
     timeout = 3 if size > 1 else 2 + 3
@@ -142,11 +142,11 @@ def kill_templates(victim: Victim) -> int:
     return len(templates)
 
 
-def test_template_killed_once_costs_no_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+def test_template_killed_once_fails_no_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--ranks-per-worker", 1, "--evaluations", 6]
     with start_job(mpi, 2, tmp_path, make_dying_arguments(*options, steps=4, seconds=0.3)) as victim:
         wait_for_starts(victim, 3)
-        assert kill_templates(victim) == 1, "the ranks of a host share one"
+        assert kill_templates(victim) == 1, "the ranks of a host share one template"
         status, errors = victim.wait(60, SECONDS_TO_END)
     assert status == 0, errors
     assert "Traceback" not in errors
@@ -156,7 +156,7 @@ def test_template_killed_once_costs_no_evaluation(mpi: Mpi, tmp_path: Path) -> N
     assert {trial.user_attrs["failure"] for trial in trials if trial.state.name != "COMPLETE"} <= {"interrupted"}
     starts = Counter(note["x"] for _, _, note in read_notes(tmp_path))
     assert starts.keys() == {trial.params["x"] for trial in trials if trial.state.name == "COMPLETE"}
-    assert 1 <= sum(count == 2 for count in starts.values()) <= 2, "one of each worker is repeated"
+    assert 1 <= sum(count == 2 for count in starts.values()) <= 2, "each worker repeats at most one evaluation"
 
 
 def test_template_killed_twice_ends_run_with_one_message(mpi: Mpi, tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ def test_job_killed_in_part_leaves_no_process(mpi: Mpi, tmp_path: Path, part: st
         victim.sleep(0.5)
         assert len(victim.find_processes()) >= 1 + 4 + 1 + 4, "mpirun, ranks, the template, trainers"
         victim.kill(part, random.Random(1))
-        killed = time.monotonic()
+        killed_at = time.monotonic()
         status, _ = victim.wait(30, SECONDS_TO_END)
-        assert time.monotonic() - killed < SECONDS_TO_END
+        assert time.monotonic() - killed_at < SECONDS_TO_END
     assert status != 0
     assert find_complete_losses(load_trials(tmp_path / "run")) == {}
 
@@ -193,10 +193,10 @@ def test_run_stopped_with_hung_trainers_ends_in_time(mpi: Mpi, tmp_path: Path, w
     with start_job(mpi, 2, tmp_path, make_dying_arguments("--evaluations", 9, ways=way, every=1)) as victim:
         wait_for_starts(victim, 2)
         victim.sleep(0.5)
-        asked = time.monotonic()
+        stopped_at = time.monotonic()
         victim.job.send_signal(signal.SIGUSR1)
         status, errors = victim.wait(30, SECONDS_TO_END)
-        assert time.monotonic() - asked < 10
-    assert (status, words_of_program(errors)) == (75, [])
+        assert time.monotonic() - stopped_at < 10
+    assert (status, select_program_lines(errors)) == (75, [])
     (first, waiting) = load_trials(tmp_path / "run")
     assert (first.user_attrs["failure"], waiting.user_attrs["retry_of"]) == ("interrupted", 0)

@@ -1,4 +1,4 @@
-"""The GPUs of a rank, and how its trainer sees them; computing on them is not tested here, without any."""
+"""The GPUs of a rank, and the variables that show them to its trainer; without a GPU."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from hpo.evaluation.torchrun import make_torchrun_variables
     [
         ([("a", "b")] * 2, [[0], [1]]),
         ([("a", "b", "c", "d")] * 2, [[0, 1], [2, 3]]),
-        ([("a", "b", "c")] * 2, [[0], [1]]),  # evenly: one is left over
+        ([("a", "b", "c")] * 2, [[0], [1]]),  # One GPU is left over.
         ([("a", "b")] * 4, [[0], [1], [0], [1]]),
-        ([("a",), ("b",)], [[0], [0]]),  # each sees its own
+        ([("a",), ("b",)], [[0], [0]]),  # Each rank sees its own GPU.
         ([("a", "b"), ("c", "d")], [[0, 1], [0, 1]]),
         ([("a", "b"), ("c", "d"), ("a", "b"), ("c", "d")], [[0], [0], [1], [1]]),
     ],
 )
-def test_ranks_of_a_host_divide_the_gpus_that_they_see(
-    gpus_of_ranks: list[tuple[str, ...]], shares: list[list[int]]
-) -> None:
+def test_assign_gpus_divides_visible_gpus(gpus_of_ranks: list[tuple[str, ...]], shares: list[list[int]]) -> None:
     assert [list(assign_gpus(gpus_of_ranks, rank)) for rank in range(len(gpus_of_ranks))] == shares
 
 
@@ -38,12 +36,12 @@ FOUR = ("a", "b", "c", "d")
         ([Gpus()], "gloo"),
         ([Gpus(("a",), (0,))], "nccl"),
         ([Gpus(FOUR, (0, 1)), Gpus(FOUR, (2, 3))], "nccl"),
-        ([Gpus(("a", "b"), (0,)), Gpus(("c", "d"), (0,))], "nccl"),  # of two hosts
-        ([Gpus(("a", "b"), (0,)), Gpus(("a", "b"), (0,))], "gloo"),  # they share one
+        ([Gpus(("a", "b"), (0,)), Gpus(("c", "d"), (0,))], "nccl"),  # on two hosts
+        ([Gpus(("a", "b"), (0,)), Gpus(("a", "b"), (0,))], "gloo"),  # The ranks share one GPU.
         ([Gpus(("a",), (0,)), Gpus()], "gloo"),
     ],
 )
-def test_backend_is_nccl_if_each_rank_has_a_gpu(gpus: list[Gpus], backend: str) -> None:
+def test_choose_backend_is_nccl_if_each_rank_has_a_gpu(gpus: list[Gpus], backend: str) -> None:
     assert choose_backend(gpus) == backend
 
 
@@ -52,14 +50,14 @@ def test_backend_is_nccl_if_each_rank_has_a_gpu(gpus: list[Gpus], backend: str) 
     [
         ([(0,), (1,)], None, "0,1", [[0], [1]]),
         ([(2, 3), (0, 1)], None, "2,3,0,1", [[0, 1], [2, 3]]),
-        ([(3,), (1,)], None, "3,1", [[0], [1]]),  # cuda:LOCAL_RANK is a rank's own
-        ([(1,), (1,)], None, "1", [[0], [0]]),  # they share one
+        ([(3,), (1,)], None, "3,1", [[0], [1]]),  # cuda:LOCAL_RANK is a rank's own GPU.
+        ([(1,), (1,)], None, "1", [[0], [0]]),  # The ranks share one GPU.
         ([(2,), (0,)], "7,5,3,1", "3,7", [[0], [1]]),
         ([(1,)], "GPU-x,GPU-y,GPU-z,MIG-w", "GPU-y", [[0]]),
         ([(1,)], "7, 5,", "5", [[0]]),
     ],
 )
-def test_trainer_sees_its_workers_gpus_in_rank_order(
+def test_gpu_variables_list_worker_gpus_in_rank_order(
     numbers: list[tuple[int, ...]], visible: str | None, shown: str, own: list[list[int]]
 ) -> None:
     seen = FOUR if visible is None else FOUR[: len([name for name in visible.split(",") if name])]
@@ -69,7 +67,7 @@ def test_trainer_sees_its_workers_gpus_in_rank_order(
         assert make_gpu_variables(peers, rank, environment) == ({"CUDA_VISIBLE_DEVICES": shown}, own[rank])
 
 
-def test_trainers_of_ranks_that_see_other_gpus_keep_theirs() -> None:
+def test_gpu_variables_with_different_gpus_keep_own() -> None:
     peers = [Gpus(("a", "b"), (0, 1)), Gpus(("c",), (0,))]
     assert [make_gpu_variables(peers, rank, {}) for rank in range(2)] == [({}, [0, 1]), ({}, [0])]
     assert make_gpu_variables([Gpus(), Gpus()], 1, {"CUDA_VISIBLE_DEVICES": ""}) == ({}, [])
@@ -83,7 +81,7 @@ def test_trainers_of_ranks_that_see_other_gpus_keep_theirs() -> None:
         ([2, 0, 2, 2], [0, 0, 1, 2], [3, 1, 3, 3], [0, 1, 0, 0]),
     ],
 )
-def test_torchrun_variables_are_those_of_torchrun(
+def test_torchrun_variables_have_values_of_torchrun(
     hosts: list[int], local: list[int], sizes: list[int], nodes: list[int]
 ) -> None:
     for rank in range(len(hosts)):
@@ -100,8 +98,8 @@ def test_torchrun_variables_are_those_of_torchrun(
         assert found["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 
 
-def test_torchrun_variables_are_all_that_torchrun_sets() -> None:
-    """The names are those in the source of the agent that torchrun starts."""
+def test_torchrun_variables_are_complete() -> None:
+    """The names are read from the source of the agent that torchrun starts."""
     from torch.distributed.elastic.agent.server import local_elastic_agent
 
     assert local_elastic_agent.__file__ is not None

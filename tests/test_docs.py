@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import runpy
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +48,7 @@ def loss_of_best(program: Path, run_dir: Path) -> tuple[float, dict[str, Tensor]
     with safe_open(run_dir / "best.safetensors", "pt") as file:
         params: dict[str, Any] = json.loads(file.metadata()["params"])
     module, weights = runpy.run_path(str(program)), load_file(run_dir / "best.safetensors")
-    network = module["network_of"](params).eval()
+    network = module["build_model"](params).eval()
     network.load_state_dict(weights)
     inputs, labels = module["prepare"](*([module["Settings"]()] if "Settings" in module else []))
     with torch.no_grad():
@@ -69,7 +71,7 @@ def test_the_worked_example_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
     import torch
     from torchvision.models import resnet18
 
-    (tmp_path / "my_images.py").write_text(example("docs/own-model.md", "my_images.py"), "utf-8")
+    (tmp_path / "my_images.py").write_text(example("docs/training/own-model.md", "my_images.py"), "utf-8")
     make_images(tmp_path / "images")
     torch.save(resnet18().state_dict(), tmp_path / "resnet18.pth")
     settings = ["weights=resnet18.pth", "epochs=1", "batch_size=4", "loaders=2"]
@@ -81,8 +83,8 @@ def test_the_worked_example_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
 
 
 def test_a_network_is_trained_alike_in_three_ways_as_written(mpi: Mpi, tmp_path: Path) -> None:
-    program = tmp_path / "my_ways.py"
-    program.write_text(example("docs/own-model.md", program.name), "utf-8")
+    program = tmp_path / "my_parallel.py"
+    program.write_text(example("docs/training/fsdp.md", program.name), "utf-8")
     (tmp_path / "start.json").write_text(json.dumps([{"depth": 3, "dropout": 0.1, "lr": 0.01}]), "utf-8")
     losses: list[float] = []
     for ways in (["replicate"], ["shard"], ["pipeline", "microbatches=4"]):
@@ -93,17 +95,18 @@ def test_a_network_is_trained_alike_in_three_ways_as_written(mpi: Mpi, tmp_path:
         losses += find_complete_losses(load_trials(tmp_path / ways[0])).values()
         params, weights = {"depth": 3, "dropout": 0.1}, read_weights(tmp_path / ways[0] / "best.safetensors")
         assert weights is not None
-        network = runpy.run_path(str(program))["network_of"](params)
+        network = runpy.run_path(str(program))["build_model"](params)
         network.load_state_dict(weights.state)
     assert len(losses) == 3
     assert losses[0] < 1.0, "it learns: chance is 2.3"
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["my_sharded.py", "my_pipeline.py"])
-def test_the_weights_of_a_network_in_parts_are_whole(mpi: Mpi, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("page", ["fsdp", "pipeline"])
+def test_the_weights_of_a_network_in_parts_are_whole(mpi: Mpi, tmp_path: Path, page: str) -> None:
+    name = {"fsdp": "my_sharded.py", "pipeline": "my_pipeline.py"}[page]
     program = tmp_path / name
-    program.write_text(example("docs/larger-models.md", name), "utf-8")
+    program.write_text(example(f"docs/training/{page}.md", name), "utf-8")
     job = mpi.run(2, PROGRAM, name, "--evaluations", 1, "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     (loss,) = find_complete_losses(load_trials(tmp_path / "run")).values()
@@ -112,7 +115,7 @@ def test_the_weights_of_a_network_in_parts_are_whole(mpi: Mpi, tmp_path: Path, n
 
 @pytest.mark.parametrize(("name", "size"), [("my_trainer.py", 2), ("my_fabric.py", 3)])
 def test_what_lightning_trains_is_searched_as_written(mpi: Mpi, tmp_path: Path, name: str, size: int) -> None:
-    (tmp_path / name).write_text(example("docs/frameworks.md", name), "utf-8")
+    (tmp_path / name).write_text(example("docs/training/frameworks.md", name), "utf-8")
     options = ["--evaluations", 2, "--islands", 1, "--ranks-per-worker", size, "--run-dir", "run"]
     job = mpi.run(size, PROGRAM, name, *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -134,9 +137,9 @@ def commands_with(page: str, start: str) -> list[list[str]]:
 
 
 def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(example("docs/scripts.md", "train.py"), "utf-8")
+    (tmp_path / "train.py").write_text(example("docs/training/scripts.md", "train.py"), "utf-8")
     hpo = ["-c", "from hpo.cli import main; main()"]
-    (_, whole, checking, resuming) = commands_with("docs/scripts.md", "mpirun")
+    (_, checking, whole, resuming) = commands_with("docs/training/scripts.md", "mpirun")
     job = mpi.run(int(whole[2]), *hpo, *whole[4:], cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert len(find_complete_losses(load_trials(tmp_path / "runs" / "script"))) == 16
@@ -146,7 +149,7 @@ def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) ->
     first_options = ["--evaluations", 4, "--run-dir", "readme"]
     job = mpi.run(4, *hpo, "search", *first_options, *of_readme[5:], cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    (_, saving, search) = blocks("docs/scripts.md", "python")
+    (_, saving, search) = blocks("docs/training/scripts.md", "python")
     (tmp_path / "my_search.py").write_text(search, "utf-8")
     options = ["--set", "epochs=1", "--evaluations", 2, "--run-dir", "file"]
     job = mpi.run(2, *hpo, "search", "my_search.py", *options, cwd=tmp_path)
@@ -170,7 +173,7 @@ def test_an_interrupted_training_goes_on_where_it_was_and_keeps_the_weights_of_i
     """Large steps on half of the samples each: it overfits long before it ends."""
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "my_long_search.py"
-    program.write_text(example("docs/larger-models.md", program.name), "utf-8")
+    program.write_text(example("docs/training/checkpoints.md", program.name), "utf-8")
     Path("start.json").write_text(json.dumps([{"width": 128, "dropout": 0.1, "lr": 0.1}]), "utf-8")
     options = ["--enqueue", "start.json", "--evaluations", 1, "--set", "epochs=200", "--set", "batch_size=700"]
 
@@ -195,6 +198,11 @@ def test_an_interrupted_training_goes_on_where_it_was_and_keeps_the_weights_of_i
     (loss, weights), (_, expected) = (loss_of_best(program, Path(run_dir)) for run_dir in ("cut", "whole"))
     assert loss == pytest.approx(min(losses), rel=1e-4)
     assert all(weights[name].equal(expected[name]) for name in expected)
+    loading = blocks("docs/training/checkpoints.md", "python")[1]
+    assert '"runs/long/best.safetensors"' in loading
+    command = [sys.executable, "-c", loading.replace("runs/long", "whole")]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert printed.startswith("0 {'width': 128, ")
 
 
 def reported(run_dir: str, trial: int) -> list[float]:
@@ -214,7 +222,78 @@ def make_images(folder: Path) -> None:
                 Image.fromarray(pixels).save(folder / part / name / f"{number}.png")
 
 
-@pytest.mark.parametrize("script", blocks("docs/cluster.md", "bash") + blocks("docs/tutorial.md", "bash"))
+@pytest.mark.parametrize("script", blocks("docs/operation/clusters.md", "bash") + blocks("docs/tutorial.md", "bash"))
 def test_scripts_are_bash(script: str) -> None:
     checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False, timeout=10)
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+# Messages of torch that failures contain.
+TORCH = ("CUDA out of memory", "DataLoader worker (pid(s) ...) exited unexpectedly")
+
+
+def string_pieces() -> set[str]:
+    """Return the constant parts of all strings of the package, the longest of which are messages."""
+    pieces = set()
+    for path in (ROOT / "hpo").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                pieces.add(node.value)
+    return pieces
+
+
+def test_troubleshooting_lists_messages_of_the_code() -> None:
+    rows = [
+        line.split("|")[1]
+        for line in (ROOT / "docs/operation/troubleshooting.md").read_text("utf-8").splitlines()
+        if line.startswith("| `")
+    ]
+    messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
+    assert len(messages) > 40
+    pieces = sorted({piece.strip() for piece in string_pieces() if len(piece.strip()) > 6}, key=len, reverse=True)
+    for message in messages:
+        rest = message
+        for part in filter(None, map(str.strip, message.split("..."))):
+            if any(part in piece for piece in pieces):
+                rest = rest.replace(part, "")
+        for piece in pieces:
+            rest = rest.replace(piece, "")
+        left = re.findall(r"[a-z]{3,}", rest)
+        assert message in TORCH or len(left) < 3, f"not in the code: {message!r}, {left}"
+
+
+def documented_commands(page: Path) -> list[list[str]]:
+    """Return the arguments of all commands of this project in the code blocks of a page."""
+    text = page.read_text("utf-8").replace("\\\n", " ")
+    found = []
+    is_code = False
+    for line in text.splitlines():
+        if line.startswith("```"):
+            is_code = line in ("```bash", "```console", "```text", "```")
+            continue
+        match = re.search(r"(?:^|[ /])(?:hpo|run_islands\.py)( .*)", line)
+        is_command = line.startswith("    ") or is_code
+        if is_command and match and re.match(r"\s*(\$ )?(hpo|mpirun|srun|python|run_islands)\b", line):
+            name = "search" if "run_islands.py" in line else ""
+            found.append(shlex.split(f"{name} {match[1]}", comments=True))
+    return found
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_documented_commands_have_known_options(page: Path) -> None:
+    from typer.main import get_command
+
+    from hpo.cli.commands import app
+
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    for name, *arguments in documented_commands(page):
+        if name == "--version":
+            continue
+        command = commands[name]
+        own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        # Raises NoSuchOption, or BadOptionUsage if a value is missing.
+        context = command.context_class(command, info_name=name, **command.context_settings)
+        command.make_parser(context).parse_args(own)

@@ -1,4 +1,4 @@
-"""Optuna's own tools on a run: its dashboard, its plots, and studies that it has made as the start of a run."""
+"""Optuna's tools work with runs: its dashboard, its plots, and its studies for a warm start."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ from tests.support.launch import ROOT, SEARCHES, Mpi, call_hpo, wait_for_job
 from tests.support.run_output import load_trials
 from tests.support.runs import add_evaluation, make_run, make_run_of_everything
 
-SECONDS = 100.0  # for anything that is waited for, on a machine that has much else to do
+SECONDS = 100.0  # time limit of all waits, for busy machines
 
 
-def study_of(run_dir: Path) -> optuna.Study:
+def load_study(run_dir: Path) -> optuna.Study:
     """Open a run's study as docs/search/warm-start.md does."""
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(run_dir / "study.log")))
     return optuna.load_study(study_name=run_dir.name, storage=storage)
 
 
 def is_running(run_dir: Path) -> bool:
-    """Tell whether a run has begun, and an evaluation has had its first loss."""
+    """Return whether an evaluation of a run is running and has reported a loss."""
     if not (run_dir / "run.json").exists():
         return False
     return any(trial.state.name == "RUNNING" and trial.intermediate_values for trial in load_trials(run_dir))
 
 
 def test_journal_with_discarded_trials_is_read(tmp_path: Path) -> None:
-    """Other programs write the operation, which Optuna 5 knows and skips."""
+    """Read a journal with an operation that other programs write and Optuna 5 skips."""
     record = make_run(tmp_path / "run")
     add_evaluation(record)
     entry = {"op_code": JournalOperation.DISCARD_TRIALS, "worker_id": "x", "study_id": 0, "trial_ids": [0]}
     with (tmp_path / "run" / "study.log").open("a") as journal:
         journal.write(json.dumps(entry) + "\n")
     add_evaluation(Record(tmp_path / "run" / "study.log", "run"))
-    assert [one.trial for one in RunReader(tmp_path / "run").read_evaluations()] == [0, 1]
-    assert [trial.number for trial in study_of(tmp_path / "run").trials] == [0, 1]
+    assert [evaluation.trial for evaluation in RunReader(tmp_path / "run").read_evaluations()] == [0, 1]
+    assert [trial.number for trial in load_study(tmp_path / "run").trials] == [0, 1]
 
 
-def test_required_optuna_is_the_one_that_is_tested() -> None:
+def test_required_optuna_version_is_tested() -> None:
     needed = re.search(r'"optuna>=(\d+)', (ROOT / "pyproject.toml").read_text())
     tested = re.search(r"^optuna==(\d+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert needed is not None
@@ -63,7 +63,7 @@ def test_required_optuna_is_the_one_that_is_tested() -> None:
 
 
 class Dashboard:
-    """The server of optuna-dashboard, asked for what its pages load."""
+    """Client for the data that the pages of optuna-dashboard load."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -94,7 +94,7 @@ def dashboard(journal: Path) -> Iterator[Dashboard]:
     with (journal.parent.parent / "dashboard").open("w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:
-        until(lambda: server.poll() is not None or answers(port))
+        wait_until(lambda: server.poll() is not None or answers(port))
         assert server.poll() is None, Path(log.name).read_text()
         yield Dashboard(port)
     finally:
@@ -107,15 +107,15 @@ def answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def until(holds: Callable[[], bool]) -> None:
+def wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
-def shown(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
-    """Return what the dashboard is to show of a trial."""
+def make_expected(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
+    """Return the values of a trial that the dashboard should show."""
     return {
         "number": trial.number,
         "state": trial.state.name.capitalize(),
@@ -126,8 +126,8 @@ def shown(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
     }
 
 
-def seen(trial: dict[str, Any]) -> dict[str, Any]:
-    """Return what the dashboard shows of a trial."""
+def read_dashboard_trial(trial: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a trial that the dashboard shows."""
     return {
         **{name: trial.get(name) for name in ("number", "state", "values")},
         "params": {param["name"]: param["param_external_value"] for param in trial["params"]},
@@ -137,7 +137,7 @@ def seen(trial: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain_objective(trial: optuna.Trial) -> float:
-    """Be an objective as Optuna's users write it, of the parameters of searches/held.py."""
+    """Evaluate a trial as Optuna users do, with the parameters of searches/held.py."""
     layers = trial.suggest_int("layers", 1, 9, step=2)
     width = trial.suggest_int("width", 16, 1024, log=True)
     act = trial.suggest_categorical("act", ["relu", "tanh", "gelu"])
@@ -153,7 +153,7 @@ def plain_objective(trial: optuna.Trial) -> float:
     return layers + lr
 
 
-def test_a_run_from_a_plain_study_is_in_the_dashboard_while_it_goes_on_and_afterwards(
+def test_dashboard_shows_warm_started_run_during_and_after(
     mpi: Mpi, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(tmp_path / "plain.log")))
@@ -168,16 +168,18 @@ def test_a_run_from_a_plain_study_is_in_the_dashboard_while_it_goes_on_and_after
     job = mpi.start(2, *command, cwd=tmp_path)
     journal = tmp_path / "run" / "study.log"
     try:
-        until(lambda: job.poll() is not None or is_running(tmp_path / "run"))
+        wait_until(lambda: job.poll() is not None or is_running(tmp_path / "run"))
         with dashboard(journal) as server:
             trials = server.study("run")["trials"]
-            running = shown(load_trials(tmp_path / "run")[-1])
+            running = make_expected(load_trials(tmp_path / "run")[-1])
             assert running["state"] == "Running"
             assert running["intermediate_values"] == {1: int(running["params"]["layers"]) + 1.0}
-            assert seen(trials[-1]) == running
+            assert read_dashboard_trial(trials[-1]) == running
             (tmp_path / "go").touch()
             end = wait_for_job(job)
-            until(lambda: [trial["state"] for trial in server.study("run")["trials"][len(known) :]] == ["Complete"] * 3)
+            wait_until(
+                lambda: [trial["state"] for trial in server.study("run")["trials"][len(known) :]] == ["Complete"] * 3
+            )
             study = server.study("run")
     finally:
         (tmp_path / "go").touch()
@@ -185,8 +187,8 @@ def test_a_run_from_a_plain_study_is_in_the_dashboard_while_it_goes_on_and_after
     assert (end.returncode, end.stderr) == (0, "")
     assert f"with {len(known)} evaluations of plain.log#plain" in end.stdout
     after = load_trials(tmp_path / "run")
-    assert [seen(trial) for trial in study["trials"]] == [shown(trial) for trial in after]
-    assert study["best_trials"][0]["number"] == study_of(tmp_path / "run").best_trial.number
+    assert [read_dashboard_trial(trial) for trial in study["trials"]] == [make_expected(trial) for trial in after]
+    assert study["best_trials"][0]["number"] == load_study(tmp_path / "run").best_trial.number
     assert [parameter["name"] for parameter in study["union_search_space"]] == sorted(after[-1].params)
 
     best_first = sorted(known, key=lambda trial: (trial.values, trial.number))
@@ -206,38 +208,40 @@ def test_a_run_from_a_plain_study_is_in_the_dashboard_while_it_goes_on_and_after
 
 
 @pytest.mark.slow
-def test_the_dashboard_shows_a_run_with_everything_in_it_and_leaves_it_alone(tmp_path: Path) -> None:
+def test_dashboard_shows_all_states_without_changing_study(tmp_path: Path) -> None:
     run_dir = make_run_of_everything(tmp_path)
     before = (run_dir / "study.log").read_bytes()
     with dashboard(run_dir / "study.log") as server:
         for study in ("run", "run-confirm"):
             trials = server.study(study)["trials"]
-            assert [seen(trial) for trial in trials] == [shown(trial) for trial in load_trials(run_dir, study)]
+            assert [read_dashboard_trial(trial) for trial in trials] == [
+                make_expected(trial) for trial in load_trials(run_dir, study)
+            ]
     assert (run_dir / "study.log").read_bytes() == before
 
 
-# Which trials a run_of_everything has in which state.
+# Trial numbers by state in the run of make_run_of_everything.
 COMPLETE, PRUNED, FAILED, RUNNING, WAITING = [0, 2, 3, 4, 5], [1, 6], [7, 8], [9], [10]
 LOSSES = [1.0, 3.0, 4.0, 5.0, 6.0]
 
 
-def points(figure: Any, axis: str = "y", name: str | None = None) -> list[list[Any]]:
-    """Return what each trace of a figure shows, on one axis; only those of a name, if one is given."""
+def collect_points(figure: Any, axis: str = "y", name: str | None = None) -> list[list[Any]]:
+    """Return the values of each trace of a figure on one axis; only of traces called `name` if it is given."""
     traces = [trace for trace in figure.data if name is None or trace.name == name]
     return [list(trace[axis]) for trace in traces if axis in trace and trace[axis] is not None]
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")  # which optuna imports, if it is there
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")  # Optuna imports it if it is installed.
 @pytest.mark.slow
-def test_every_plot_that_optuna_has_for_one_loss_shows_the_trials_of_a_run(tmp_path: Path) -> None:
-    study = study_of(make_run_of_everything(tmp_path))
+def test_optuna_plots_for_one_loss_show_all_trials(tmp_path: Path) -> None:
+    study = load_study(make_run_of_everything(tmp_path))
     params = {name: [study.trials[number].params[name] for number in COMPLETE] for name in study.best_params}
-    from optuna import visualization as plots  # pytest, as it looks for tests, would load what is lazy here
+    from optuna import visualization as plots  # At module level, pytest would load its lazy imports.
 
     history = plots.plot_optimization_history(study)
-    assert points(history, "x", "Objective Value") == [COMPLETE]
-    assert points(history, "y", "Objective Value") == [LOSSES]
+    assert collect_points(history, "x", "Objective Value") == [COMPLETE]
+    assert collect_points(history, "y", "Objective Value") == [LOSSES]
 
     traces = plots.plot_intermediate_values(study).data
     curves = {trace.name: dict(zip(trace.x, trace.y, strict=True)) for trace in traces}
@@ -247,55 +251,59 @@ def test_every_plot_that_optuna_has_for_one_loss_shows_the_trials_of_a_run(tmp_p
     assert {trace.name: list(trace.y) for trace in plots.plot_timeline(study).data} == states
 
     slices = plots.plot_slice(study)
-    assert [sorted(losses) for losses in points(slices)] == [LOSSES] * 4
-    assert [sorted(map(str, values)) for values in points(slices, "x")] == [
+    assert [sorted(losses) for losses in collect_points(slices)] == [LOSSES] * 4
+    assert [sorted(map(str, values)) for values in collect_points(slices, "x")] == [
         sorted(repr(value) for value in params[name]) for name in sorted(params)
     ]
 
     pairs = len(params) ** 2
     as_shown = [[value if type(value) in (int, float) else str(value) for value in params[n]] for n in sorted(params)]
-    assert points(plots.plot_rank(study))[:pairs] == as_shown * len(params)
-    contours = points(plots.plot_contour(study), "y", "Feasible Trial")
+    assert collect_points(plots.plot_rank(study))[:pairs] == as_shown * len(params)
+    contours = collect_points(plots.plot_contour(study), "y", "Feasible Trial")
     assert len(contours) == pairs - len(params)
     assert all(values in as_shown for values in contours)
-    parallel = points(plots.plot_parallel_coordinate(study))[: len(COMPLETE)]
+    parallel = collect_points(plots.plot_parallel_coordinate(study))[: len(COMPLETE)]
     assert [len(line) for line in parallel] == [len(params) + 1] * len(COMPLETE)
-    assert points(plots.plot_edf(study))[0][-1] == 1.0
-    assert points(plots.plot_edf(study))[0][0] == 1 / len(COMPLETE)
+    assert collect_points(plots.plot_edf(study))[0][-1] == 1.0
+    assert collect_points(plots.plot_edf(study))[0][0] == 1 / len(COMPLETE)
 
     importances = plots.plot_param_importances(study)
     assert set(importances.data[0].y) == set(params)
     assert sum(importances.data[0].x) == pytest.approx(1.0)
-    assert importances.data[0].y[-1] in ("depth", "lr"), "of which the loss is made"
+    assert importances.data[0].y[-1] in ("depth", "lr"), "the loss depends on depth and lr"
 
     cost = plots.plot_pareto_front(
         study, targets=lambda trial: (trial.values[0], trial.user_attrs["seconds"]), target_names=["loss", "seconds"]
     )
-    assert sorted(loss for losses in points(cost, "x") for loss in losses) == LOSSES
-    assert len(points(plots.plot_terminator_improvement(study))[0]) == len(study.trials)
+    assert sorted(loss for losses in collect_points(cost, "x") for loss in losses) == LOSSES
+    assert len(collect_points(plots.plot_terminator_improvement(study))[0]) == len(study.trials)
 
     of_several_losses = {"plot_hypervolume_history"}
     plotted = {name for name in dir(plots) if name.startswith("plot_")} - of_several_losses
     source = Path(__file__).read_text()
-    assert {name for name in plotted if f"plots.{name}(" not in source} == set(), "these are new in Optuna"
+    assert {name for name in plotted if f"plots.{name}(" not in source} == set(), "new plots in Optuna need a test"
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")  # which optuna imports, if it is there
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")  # Optuna imports it if it is installed.
 @pytest.mark.slow
-def test_plots_that_optuna_has_for_several_objectives_show_the_trials_of_a_run(tmp_path: Path) -> None:
+def test_optuna_plots_for_objectives_show_all_trials(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run", objectives=Objectives(("loss", "size", "speed"), ("speed",)))
     for loss, size, speed in ((1.0, 9.0, 5.0), (2.0, 5.0, 5.0), (3.0, 9.0, 4.0), (3.0, 9.0, 6.0)):
         add_evaluation(record, curve={1: loss}, metrics={"size": size, "speed": speed})
-    study = study_of(tmp_path / "run")
-    from optuna import visualization as plots  # pytest, as it looks for tests, would load what is lazy here
+    study = load_study(tmp_path / "run")
+    from optuna import visualization as plots  # At module level, pytest would load its lazy imports.
 
     front = plots.plot_pareto_front(study, include_dominated_trials=False)
     scene = front.layout.scene
     assert [axis.title.text for axis in (scene.xaxis, scene.yaxis, scene.zaxis)] == ["loss", "size", "speed"]
-    assert sorted(zip(*(points(front, axis)[-1] for axis in "xyz"), strict=True)) == [(1, 9, 5), (2, 5, 5), (3, 9, 6)]
+    assert sorted(zip(*(collect_points(front, axis)[-1] for axis in "xyz"), strict=True)) == [
+        (1, 9, 5),
+        (2, 5, 5),
+        (3, 9, 6),
+    ]
     history = plots.plot_hypervolume_history(study, [4.0, 10.0, 0.0])
-    # (4 - 1)(10 - 9)5, and of the second (4 - 2)(10 - 5)5 but for (4 - 2)(10 - 9)5; of the last one, 1 is new.
-    assert points(history)[0] == [15, 55, 55, 56]
+    # The first trial adds (4 - 1)(10 - 9)5, the second (4 - 2)(10 - 5)5 - (4 - 2)(10 - 9)5, and the last one 1.
+    assert collect_points(history)[0] == [15, 55, 55, 56]
     losses = plots.plot_optimization_history(study, target=lambda trial: trial.values[0], target_name="loss")
-    assert points(losses, "y", "loss") == [[1, 2, 3, 3]]
+    assert collect_points(losses, "y", "loss") == [[1, 2, 3, 3]]

@@ -1,4 +1,4 @@
-"""A run as a table, read back by what people read tables with."""
+"""`hpo export` writes CSV, JSON and Parquet that other programs can read."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ def export(capfdbinary: pytest.CaptureFixture[bytes]) -> Export:
     return run
 
 
-def json_rows(content: bytes) -> list[dict[str, Any]]:
-    def never(name: str) -> float:
-        raise AssertionError(f"{name} is no JSON")
+def parse_json_rows(content: bytes) -> list[dict[str, Any]]:
+    def reject_constant(name: str) -> float:
+        raise AssertionError(f"{name} is not valid JSON")
 
-    rows: list[dict[str, Any]] = json.loads(content, parse_constant=never)
+    rows: list[dict[str, Any]] = json.loads(content, parse_constant=reject_constant)
     return rows
 
 
-def csv_rows(content: bytes) -> list[dict[str, str]]:
+def parse_csv_rows(content: bytes) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(content.decode(), newline=""), strict=True))
 
 
-def parquet_rows(path: Path) -> list[dict[str, Any]]:
+def read_parquet_rows(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
     return rows
 
@@ -83,11 +83,11 @@ COLUMNS = [
 ]
 
 
-def test_every_evaluation_is_a_row_of_the_same_columns_in_each_format(tmp_path: Path, export: Export) -> None:
+def test_export_formats_have_same_rows_and_columns(tmp_path: Path, export: Export) -> None:
     run_dir = make_run_of_everything(tmp_path)
     status, out, err = export(run_dir, "--to", "json")
     assert (status, err) == (0, "")
-    rows = json_rows(out)
+    rows = parse_json_rows(out)
     assert all(list(row) == COLUMNS for row in rows)
     states = ["complete", "pruned", *["complete"] * 4, "pruned", "failed", "interrupted", "running", "waiting"]
     confirming = [("run-confirm", 0, "complete"), ("run-confirm", 1, "waiting")]
@@ -109,12 +109,12 @@ def test_every_evaluation_is_a_row_of_the_same_columns_in_each_format(tmp_path: 
     assert [row["failure"] is None for row in rows] == [row["state"] != "failed" for row in rows]
     assert [row["confirms"] for row in rows] == [*[None] * 11, 0, 0]
     assert [row["seed"] for row in rows[11:]] == [trial.user_attrs["seed"] for trial in trials[11:]]
-    places = [(row["island"], row["worker"], row["generation"]) for row in rows]
-    taken_over, confirmed, nobody = [(0, 0, None), (1, 1, None)], (0, 0, None), (None, None, None)
-    assert places == [*taken_over, *((1, 1, n) for n in (3, 4, 5, 6, 7, 8, 9, 9)), nobody, confirmed, nobody]
+    locations = [(row["island"], row["worker"], row["generation"]) for row in rows]
+    imported, confirmed, unassigned = [(0, 0, None), (1, 1, None)], (0, 0, None), (None, None, None)
+    assert locations == [*imported, *((1, 1, n) for n in (3, 4, 5, 6, 7, 8, 9, 9)), unassigned, confirmed, unassigned]
 
     assert export(run_dir, "--to", "parquet", "-o", tmp_path / "run.parquet") == (0, b"", "")
-    table = parquet_rows(tmp_path / "run.parquet")
+    table = read_parquet_rows(tmp_path / "run.parquet")
     assert all(type(row["started"]) in (datetime, type(None)) for row in table)
     as_text = [
         {name: value.isoformat(timespec="microseconds") if isinstance(value, datetime) else value for name, value in r}
@@ -123,14 +123,18 @@ def test_every_evaluation_is_a_row_of_the_same_columns_in_each_format(tmp_path: 
     assert as_text == rows
     assert [type(table[0][f"param_{name}"]) for name in ("depth", "act", "flag", "lr")] == [int, str, bool, float]
 
-    text = csv_rows(export(run_dir, "--to", "csv")[1])
+    text = parse_csv_rows(export(run_dir, "--to", "csv")[1])
     assert [list(row) for row in text] == [COLUMNS] * len(rows)
     for row, line in zip(rows, text, strict=True):
         assert json.loads(line.pop("curve")) == row.pop("curve")
         failure, cell = row.pop("failure"), line.pop("failure")
-        assert cell == (failure or "").replace("\x1b", "\\x1b").replace("\0", "\\x00"), "no terminal acts upon it"
+        assert cell == (failure or "").replace("\x1b", "\\x1b").replace("\0", "\\x00"), (
+            "control characters must be escaped"
+        )
         bred, cell = row.pop("propagator") or "", line.pop("propagator")
-        assert cell == ("'" + bred if bred.startswith("--") else bred), "no spreadsheet takes an option for a formula"
+        assert cell == ("'" + bred if bred.startswith("--") else bred), (
+            "an option must not look like a formula to a spreadsheet"
+        )
         assert line == {name: "" if value is None else str(value) for name, value in row.items()}
 
 
@@ -154,18 +158,18 @@ def objective(params, worker):
 """
 
 
-def test_names_and_texts_may_be_anything(tmp_path: Path, export: Export) -> None:
+def test_export_accepts_any_names_and_texts(tmp_path: Path, export: Export) -> None:
     search = tmp_path / "hostile.py"
     search.write_text(HOSTILE_SEARCH, "utf-8")
     session = start_session(tmp_path / "run", search)
     record, distributions = session.open_record(), load_search_file(search).space.make_distributions()
     text = '=1+1, "a"\r\n\t\0\udcff'
-    given: list[dict[str, Any]] = [
+    params_list: list[dict[str, Any]] = [
         {"metric_a": text, "loss": 2.5, "curve": 2**70, "state": True},
         {"metric_a": 3, "loss": 1, "curve": 1, "state": 1.5},
         {"metric_a": True, "loss": 1, "curve": 1, "state": 1.5},
     ]
-    for number, params in enumerate(given):
+    for number, params in enumerate(params_list):
         params.update(trial=number, param_trial=number / 4, λ="x")
         island = "of another program" if number == 0 else number
         assignment = claim_evaluation(record, params, distributions, 9, island=island, worker=0, generation=0)
@@ -174,8 +178,8 @@ def test_names_and_texts_may_be_anything(tmp_path: Path, export: Export) -> None
         record.complete(assignment, 0.5, 1.0, metrics)
     escaped = text.replace("\udcff", "\\udcff")
     names = ["trial", "param_trial", "metric_a", "loss", "curve", "state", "λ"]
-    rows = json_rows(export(tmp_path / "run", "--to", "json")[1])
-    for row, params, known in zip(rows, given, (escaped, 3, True), strict=True):
+    rows = parse_json_rows(export(tmp_path / "run", "--to", "json")[1])
+    for row, params, known in zip(rows, params_list, (escaped, 3, True), strict=True):
         assert {name: row[f"param_{name}"] for name in names} == {**params, "metric_a": known}
         assert (row["trial"], row["metric_trial"], row["metric_"], row['metric_b,"\n']) == (params["trial"], 7, 8, 9)
         assert (row["metric_a"], row["loss"], row["state"], row["curve"]) == (None, 0.5, "complete", [None])
@@ -183,25 +187,25 @@ def test_names_and_texts_may_be_anything(tmp_path: Path, export: Export) -> None
             type(params["loss"]),
             type(params["state"]),
         ]
-    first = csv_rows(export(tmp_path / "run", "--to", "csv")[1])[0]
+    first = parse_csv_rows(export(tmp_path / "run", "--to", "csv")[1])[0]
     assert first["param_metric_a"] == "'" + escaped.replace("\r", "\\r").replace("\0", "\\x00")
     assert list(first) == list(rows[0])
 
     export(tmp_path / "run", "--to", "parquet", "-o", tmp_path / "run.parquet")
-    table = parquet_rows(tmp_path / "run.parquet")
+    table = read_parquet_rows(tmp_path / "run.parquet")
     assert list(table[0]) == list(rows[0])
-    assert [row["param_metric_a"] for row in table] == [escaped, "3", "True"], "several types in one column are texts"
+    assert [row["param_metric_a"] for row in table] == [escaped, "3", "True"], "values of several types become texts"
     assert [row["param_loss"] for row in table] == [2.5, 1.0, 1.0]
-    assert [row["param_curve"] for row in table] == [str(2**70), "1", "1"], "beyond 64 bits"
+    assert [row["param_curve"] for row in table] == [str(2**70), "1", "1"], "integers of more than 64 bits become texts"
     assert [row["param_state"] for row in table] == ["True", "1.5", "1.5"]
     assert [row["curve"] for row in table] == [[None]] * 3
-    assert [row["island"] for row in table] == [0, 1, 2], "what is no island counts as missing"
+    assert [row["island"] for row in table] == [0, 1, 2], "an invalid island counts as missing"
 
 
 FORMULAS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1+1", "\r=1+1", "\n=1+1", "\uff1d1+1"]
 
 
-def test_no_text_in_csv_is_a_formula_and_numbers_stay_numbers(tmp_path: Path, export: Export) -> None:
+def test_export_csv_escapes_formulas_only_in_texts(tmp_path: Path, export: Export) -> None:
     space = SearchSpace(x=Categorical(*FORMULAS, -1.5, "a=1", "\u202ea\u2066"))
     record = make_run(tmp_path / "=run", space)
     for choice in [*FORMULAS, -1.5, "a=1", "\u202ea\u2066"]:
@@ -211,7 +215,7 @@ def test_no_text_in_csv_is_a_formula_and_numbers_stay_numbers(tmp_path: Path, ex
     add_evaluation(
         record, TrialState.FAIL, params={"x": "+1"}, space=space, failure="=cmd|'/c calc'!A1", propagator="-x"
     )
-    text = csv_rows(export(tmp_path / "=run", "--to", "csv")[1])
+    text = parse_csv_rows(export(tmp_path / "=run", "--to", "csv")[1])
     guarded = [f"'{choice}" for choice in FORMULAS]
     guarded[5] = r"\r=1+1"
     assert [row["param_x"] for row in text] == [*guarded, "-1.5", "a=1", r"\u202ea\u2066", "'+1"]
@@ -220,26 +224,26 @@ def test_no_text_in_csv_is_a_formula_and_numbers_stay_numbers(tmp_path: Path, ex
     ] * 11
     assert (text[-1]["failure"], text[-1]["propagator"]) == ("'=cmd|'/c calc'!A1", "'-x")
     assert {row["study"] for row in text} == {"'=run"}
-    assert [row["param_x"] for row in json_rows(export(tmp_path / "=run", "--to", "json")[1])][:8] == FORMULAS
+    assert [row["param_x"] for row in parse_json_rows(export(tmp_path / "=run", "--to", "json")[1])][:8] == FORMULAS
     export(tmp_path / "=run", "--to", "parquet", "-o", tmp_path / "run.parquet")
-    assert [row["param_x"] for row in parquet_rows(tmp_path / "run.parquet")][:8] == FORMULAS
+    assert [row["param_x"] for row in read_parquet_rows(tmp_path / "run.parquet")][:8] == FORMULAS
 
 
-def test_a_run_in_which_nothing_was_started_has_its_columns(tmp_path: Path, export: Export) -> None:
+def test_export_of_empty_run_has_columns(tmp_path: Path, export: Export) -> None:
     start_session(tmp_path / "run")
     columns = [column for column in COLUMNS if column != "metric_accuracy"]
     assert export(tmp_path / "run", "--to", "csv") == (0, (",".join(columns) + "\n").encode(), "")
-    assert json_rows(export(tmp_path / "run", "--to", "json")[1]) == []
+    assert parse_json_rows(export(tmp_path / "run", "--to", "json")[1]) == []
     export(tmp_path / "run", "--to", "parquet", "-o", tmp_path / "run.parquet")
     assert pq.read_table(tmp_path / "run.parquet").column_names == columns
-    assert parquet_rows(tmp_path / "run.parquet") == []
+    assert read_parquet_rows(tmp_path / "run.parquet") == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["run"], "Missing option '--to'"),
-        (["run", "--to", "xls"], "--to xls: must be one of csv, json, parquet"),
+        (["run", "--to", "xls"], "--to must be one of csv, json, parquet, got 'xls'"),
         (["run", "--to", "parquet"], "--to parquet needs a file: add -o FILE"),
         (["run", "--to", "csv", "-o", "here"], "-o here exists: add --overwrite to replace it, or name another file"),
         (["run", "--to", "csv", "-o", "."], "-o .: it is no file: name a file, or a pipe"),
@@ -251,7 +255,7 @@ def test_a_run_in_which_nothing_was_started_has_its_columns(tmp_path: Path, expo
         (["here", "--to", "csv"], "here/run.json cannot be read"),
     ],
 )
-def test_a_mistake_is_one_message_and_leaves_nothing(
+def test_export_usage_error_prints_one_message(
     tmp_path: Path, export: Export, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -267,13 +271,13 @@ def test_a_mistake_is_one_message_and_leaves_nothing(
     assert Path("here").read_text() == "mine"
 
 
-def test_a_file_is_replaced_where_that_is_asked_for_and_only_by_a_whole_one(tmp_path: Path, export: Export) -> None:
+def test_export_overwrite_replaces_file_atomically(tmp_path: Path, export: Export) -> None:
     complete_evaluations(start_session(tmp_path / "run").open_record(), 1, 2, 3, 4)
     out = tmp_path / "out.csv"
     out.write_text("mine")
     command = [tmp_path / "run", "--to", "csv", "-o", out, "--overwrite"]
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))  # a disk with little room
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))  # The limit simulates a full disk.
     try:
         full = export(*command)
     finally:
@@ -281,18 +285,20 @@ def test_a_file_is_replaced_where_that_is_asked_for_and_only_by_a_whole_one(tmp_
     assert full == (2, b"", f"error: -o {out} cannot be written: File too large\n")
     assert out.read_text() == "mine"
     assert export(*command) == (0, b"", "")
-    assert [row["loss"] for row in csv_rows(out.read_bytes())] == ["1.0", "2.0", "3.0", "4.0"]
+    assert [row["loss"] for row in parse_csv_rows(out.read_bytes())] == ["1.0", "2.0", "3.0", "4.0"]
     assert {path.name for path in tmp_path.iterdir()} == {"run", "out.csv"}
 
 
-def test_parquet_says_what_it_needs(tmp_path: Path, export: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_parquet_without_pyarrow_names_package(
+    tmp_path: Path, export: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start_session(tmp_path / "run")
     for module in [name for name in sys.modules if name.startswith("pyarrow.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     status, _, err = export(tmp_path / "run", "--to", "parquet", "-o", tmp_path / "x")
     assert status == 2
-    assert err.startswith("error: --to parquet: ")
+    assert err.startswith("error: --to parquet needs pyarrow: ")
     assert "pip install 'hpo-islands[parquet]'" in err
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "x").exists()
@@ -306,14 +312,14 @@ def test_parquet_says_what_it_needs(tmp_path: Path, export: Export, monkeypatch:
     ids=["closed", "full"],
 )
 @pytest.mark.slow
-def test_a_reader_that_has_enough_ends_it_quietly(
+def test_closed_or_full_output_ends_command(
     tmp_path: Path, command: list[str], variables: dict[str, str], reader: str, status: int, message: str
 ) -> None:
     complete_evaluations(start_session(tmp_path / "run").open_record(), 1)
     line = make_hpo_command(*command, tmp_path / "run")
-    here, there = os.pipe()
-    os.close(here)
-    with os.fdopen(there, "w") as closed, Path("/dev/full").open("w") as full:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as closed, Path("/dev/full").open("w") as full:
         out = closed if reader == "closed" else full
         job = subprocess.run(
             line,
@@ -327,29 +333,29 @@ def test_a_reader_that_has_enough_ends_it_quietly(
     assert (job.returncode, job.stderr) == (status, message)
 
 
-def test_the_run_is_only_read(tmp_path: Path, export: Export) -> None:
+def test_export_does_not_change_run(tmp_path: Path, export: Export) -> None:
     run_dir = make_run_of_everything(tmp_path)
     before = {path: path.read_bytes() for path in RunDir(run_dir).path.iterdir()}
     export(run_dir, "--to", "json")
     assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
 
 
-def test_a_link_keeps_leading_to_the_file_that_is_replaced(tmp_path: Path, export: Export) -> None:
+def test_export_through_symlink_replaces_target(tmp_path: Path, export: Export) -> None:
     start_session(tmp_path / "run")
     file, link, dangling = tmp_path / "folder" / "file", tmp_path / "link", tmp_path / "dangling"
     file.parent.mkdir()
     file.write_text("old")
     link.symlink_to(file)
     dangling.symlink_to(file.with_name("new"))
-    for place, target in ((link, file), (dangling, file.with_name("new"))):
-        assert export(tmp_path / "run", "--to", "csv", "-o", place)[0] == 2
-        assert export(tmp_path / "run", "--to", "csv", "-o", place, "--overwrite")[0] == 0
-        assert place.is_symlink()
+    for output, target in ((link, file), (dangling, file.with_name("new"))):
+        assert export(tmp_path / "run", "--to", "csv", "-o", output)[0] == 2
+        assert export(tmp_path / "run", "--to", "csv", "-o", output, "--overwrite")[0] == 0
+        assert output.is_symlink()
         assert target.read_bytes().startswith(b"study,trial,")
     assert sorted(path.name for path in file.parent.iterdir()) == ["file", "new"]
 
 
-def test_a_pipe_and_a_device_are_written_to_and_stay(tmp_path: Path, export: Export) -> None:
+def test_export_writes_to_pipes_and_devices(tmp_path: Path, export: Export) -> None:
     start_session(tmp_path / "run")
     whole = export(tmp_path / "run", "--to", "csv")[1]
     pipe, device, disk = tmp_path / "pipe", tmp_path / "device", tmp_path / "disk"
@@ -362,7 +368,7 @@ def test_a_pipe_and_a_device_are_written_to_and_stay(tmp_path: Path, export: Exp
     assert export(tmp_path / "run", "--to", "csv", "-o", "/dev/stdout") == (0, whole, "")
     if os.geteuid():
         pytest.skip("only root makes devices")
-    os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null
+    os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # the device number of /dev/null
     os.mknod(disk, 0o600 | stat.S_IFBLK, os.makedev(7, 0))
     assert export(tmp_path / "run", "--to", "csv", "-o", device, "--overwrite")[0] == 0
     assert device.is_char_device()
@@ -373,19 +379,19 @@ def test_a_pipe_and_a_device_are_written_to_and_stay(tmp_path: Path, export: Exp
 
 @pytest.mark.parametrize("command", ["top", "watch", "export --to csv"])
 @pytest.mark.slow
-def test_a_standard_output_that_was_closed_is_said_and_takes_nothing(tmp_path: Path, command: str) -> None:
+def test_closed_standard_output_is_an_error(tmp_path: Path, command: str) -> None:
     start_session(tmp_path / "run")
     before = (tmp_path / "run" / "study.log").read_bytes()
     name, *options = command.split()
     line = make_hpo_command(name, "run", *options)
-    closed = partial(os.close, 1)  # as a shell does for >&-
+    closed = partial(os.close, 1)  # like >&- in a shell
     job = subprocess.run(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, preexec_fn=closed)
     assert (job.returncode, job.stderr) == (2, "error: the standard output cannot be written: Bad file descriptor\n")
     assert (tmp_path / "run" / "study.log").read_bytes() == before
 
 
 @pytest.mark.mpi
-def test_a_run_whose_standard_output_was_closed_comes_to_its_end(tmp_path: Path) -> None:
+def test_run_with_closed_standard_output_finishes(tmp_path: Path) -> None:
     program, search = str(ROOT / "run_islands.py"), str(SEARCHES / "tiny.py")
     line = [sys.executable, program, search, "--run-dir", "run", "--evaluations", "2"]
     closed = partial(os.close, 1)
@@ -394,7 +400,7 @@ def test_a_run_whose_standard_output_was_closed_comes_to_its_end(tmp_path: Path)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["evaluations"]["complete"] >= 1
 
 
-def test_a_file_does_not_take_the_place_of_a_standard_stream_that_was_closed(tmp_path: Path) -> None:
+def test_files_do_not_get_descriptors_of_closed_streams(tmp_path: Path) -> None:
     code = "import os\nos.close(0)\nos.close(1)\nfrom hpo.process.standard_streams import fill_closed_streams\n"
     code += "fill_closed_streams()\nfile = open('study.log', 'w')\nassert file.fileno() > 2\n"
     code += "try:\n    os.write(1, b'x')\nexcept OSError as error:\n    assert error.errno == 9\nelse:\n    raise\n"

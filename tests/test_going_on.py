@@ -1,4 +1,4 @@
-"""Evaluations that are interrupted, and go on where they were: on real jobs, stopped and killed."""
+"""Evaluations that are interrupted and resume from checkpoints: on real jobs, stopped and killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.saving import make_saving_arguments, read_epochs
 from tests.support.sharing import make_sharing_arguments
 
 WAYS = ["state", "leader", "function", "sharded", "report"]
-XS = [0.05, 0.15, 0.25, 0.35, 0.45]  # one for each way
+XS = [0.05, 0.15, 0.25, 0.35, 0.45]  # one individual for each way
 EPOCHS, BEST = 40, 2
 
 
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run whose evaluations, one of each way, were not interrupted; losses rise after the second epoch."""
+    """Return an uninterrupted run with an evaluation for each way; losses rise after the second epoch."""
     folder = tmp_path_factory.mktemp("whole")
     enqueue(folder, *XS)
     settings = {"saves": ",".join(WAYS), "seconds": 0, "epochs": EPOCHS, "best": BEST}
@@ -57,12 +57,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "whole"
 
 
-def losses_of(trial: optuna.trial.FrozenTrial) -> list[float]:
+def list_losses(trial: optuna.trial.FrozenTrial) -> list[float]:
     return list(trial.intermediate_values.values())
 
 
-def begun(mpi: Mpi, ranks: int, command: list[object], folder: Path, epochs: int, *xs: float) -> Victim:
-    """Start a run, and wait until its evaluations of `xs`, or any without them, have so many losses."""
+def start_until_losses(mpi: Mpi, ranks: int, command: list[object], folder: Path, epochs: int, *xs: float) -> Victim:
+    """Start a run, and wait until its evaluations of `xs`, or any evaluation if none is given, have `epochs` losses."""
     victim = Victim(mpi, ranks, command, folder, folder / "log")
     run_dir = folder / str(command[command.index("--run-dir") + 1])
     victim.wait_for("done  island")
@@ -74,34 +74,36 @@ def begun(mpi: Mpi, ranks: int, command: list[object], folder: Path, epochs: int
         victim.sleep(0.05)
 
 
-def stop(victim: Victim, number: int = signal.SIGUSR1) -> None:
-    asked = time.monotonic()
+def stop_run(victim: Victim, number: int = signal.SIGUSR1) -> None:
+    stopped_at = time.monotonic()
     victim.job.send_signal(number)
     assert victim.wait(30) == (75, "")
-    assert time.monotonic() - asked < 10
+    assert time.monotonic() - stopped_at < 10
 
 
-def assert_same_weights(one: Path, other: Path) -> None:
-    weights, expected = read_weights(one / "best.safetensors"), read_weights(other / "best.safetensors")
+def assert_same_weights(run_dir: Path, expected_dir: Path) -> None:
+    weights, expected = (read_weights(folder / "best.safetensors") for folder in (run_dir, expected_dir))
     assert weights is not None
     assert expected is not None
     assert weights.params == expected.params
     assert all(weights.state[name].equal(tensor) for name, tensor in expected.state.items())
 
 
-def test_evaluations_stopped_twice_have_the_losses_of_whole_ones(mpi: Mpi, folder: Path, whole: Path) -> None:
-    """Three workers of two ranks are stopped in their first evaluations, and two later in the last ones."""
+def test_evaluations_stopped_twice_have_the_same_losses(mpi: Mpi, folder: Path, whole: Path) -> None:
+    """Three workers of two ranks are stopped in their first evaluations, and later two in the last ones."""
     enqueue(folder, *XS)
     expected = {trial.params["x"]: trial for trial in load_trials(whole)}
     settings = {"saves": ",".join(WAYS), "epochs": EPOCHS, "best": BEST, "folder": folder}
     options = ["--evaluations", len(XS), "--resume", "--ranks-per-worker", 2]
-    stop(
-        begun(mpi, 6, make_saving_arguments("cut", *options, seconds=0.3, **settings), folder, 3, *XS[:3]),
+    stop_run(
+        start_until_losses(mpi, 6, make_saving_arguments("cut", *options, seconds=0.3, **settings), folder, 3, *XS[:3]),
         signal.SIGTERM,
     )
     states = folder / "cut" / "checkpoints"
     assert sorted(path.name for path in states.iterdir()) == [f"{number}.safetensors" for number in range(3)]
-    stop(begun(mpi, 6, make_saving_arguments("cut", *options, seconds=0.1, **settings), folder, 3, *XS))
+    stop_run(
+        start_until_losses(mpi, 6, make_saving_arguments("cut", *options, seconds=0.1, **settings), folder, 3, *XS)
+    )
     assert {path.name for path in states.iterdir()} >= {"3.safetensors", "4.safetensors"}
     job = mpi.run(2, *make_saving_arguments("cut", *options, seconds=0, **settings), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
@@ -110,30 +112,33 @@ def test_evaluations_stopped_twice_have_the_losses_of_whole_ones(mpi: Mpi, folde
     assert {trial.params["x"] for trial in resumed} == set(XS)
     trained = read_epochs(folder)
     for trial in resumed:
-        # A stop may come while a state is gathered, and on a busy machine, not each is: copies take 1% of the time.
+        # The stop may come while a checkpoint is gathered. On a busy machine, not every checkpoint is copied: copies
+        # take 1% of the time.
         began, interrupted = trial.user_attrs["resumed_from_step"], trials[trial.user_attrs["retry_of"]]
         assert 1 <= began == interrupted.user_attrs["checkpoint_step"] <= len(interrupted.intermediate_values)
         x = trial.params["x"]
-        epochs = [epoch for other, epoch in trained if other == x]
+        epochs = [epoch for trained_x, epoch in trained if trained_x == x]
         if "retry_of" not in interrupted.user_attrs:
-            assert all(epochs.count(epoch) == 1 for epoch in range(1, began + 1)), "what was saved is not trained again"
+            assert all(epochs.count(epoch) == 1 for epoch in range(1, began + 1)), (
+                "epochs before the checkpoint are not repeated"
+            )
         if trial.state.name == "COMPLETE":
-            assert losses_of(trial) == losses_of(expected[x])
+            assert list_losses(trial) == list_losses(expected[x])
             assert epochs[-(EPOCHS - began) :] == [*range(began + 1, EPOCHS + 1)]
-            first = next(other for other in trials if other.params["x"] == x)
+            first = next(candidate for candidate in trials if candidate.params["x"] == x)
             assert trial.user_attrs["seconds"] > (0.3 if x in XS[:3] else 0.1) * first.user_attrs["checkpoint_step"]
     assert len(find_complete_losses(trials)) == len(XS)
     assert not states.exists()
     assert_same_weights(folder / "cut", whole)
 
 
-def test_supervision_that_waits_for_peers_takes_no_longer_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copying takes a hundredth of the time: a leader whose peers are slow would hardly copy any state."""
+def test_supervision_excludes_peers_from_copy_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copying takes 1% of the time: with slow peers, a leader would copy hardly any checkpoint."""
     now, since, saved = [100.0], [], Step(0).__dict__ | {"loss": 1.0, "has_saved": True}
     monkeypatch.setattr(clock, "now", lambda: now[0])
     messages = iter([Message("step", saved), Message("kept", {"has_state": True})])
 
-    def meet(_: Step) -> Verdict:
+    def agree(_: Step) -> Verdict:
         now[0] += 50.0
         return Verdict("going", 1.0, save=True)
 
@@ -145,15 +150,15 @@ def test_supervision_that_waits_for_peers_takes_no_longer_to_copy(monkeypatch: p
     leader: Any = SimpleNamespace(
         describe_checkpoint=ignore, make_draft_path=ignore, record_copies=lambda *given: since.append(given[-1])
     )
-    meeting: Any = SimpleNamespace(agree_on_verdict=meet)
+    step_sync: Any = SimpleNamespace(agree_on_verdict=agree)
     watched: Any = SimpleNamespace(cause=None)
     attempt = Attempt(Assignment(0, 0, {}, 0))
-    Supervision(group, watched, meeting, attempt, leader, UserFrames(Path("search.py")), math.inf).step()
+    Supervision(group, watched, step_sync, attempt, leader, UserFrames(Path("search.py")), math.inf).step()
     assert (since, attempt.losses) == ([150.0], [1.0])
 
 
-def test_a_killed_evaluation_loses_no_more_than_was_asked_for(mpi: Mpi, folder: Path, whole: Path) -> None:
-    """Kill all processes, twice in a row, the second time some epochs later than the first one."""
+def test_killed_evaluation_repeats_at_most_one_interval(mpi: Mpi, folder: Path, whole: Path) -> None:
+    """All processes are killed twice, the second time some epochs after the first."""
     best = min(find_complete_losses(load_trials(whole)).items(), key=lambda item: item[1])[0]
     expected = load_trials(whole)[best]
     enqueue(folder, expected.params["x"])
@@ -161,30 +166,34 @@ def test_a_killed_evaluation_loses_no_more_than_was_asked_for(mpi: Mpi, folder: 
     cut = make_saving_arguments("cut", *options, folder=folder, seconds=0.15, epochs=EPOCHS, best=BEST)
     shown = 0
     for _ in range(2):
-        victim = begun(mpi, 2, cut, folder, shown + 9)
+        victim = start_until_losses(mpi, 2, cut, folder, shown + 9)
         victim.kill("all", random.Random(0))
         victim.wait(30)
         shown = max(len(trial.intermediate_values) for trial in load_trials(folder / "cut"))
     job = mpi.run(2, *cut, cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     *_, trial = load_trials(folder / "cut")
-    assert losses_of(trial) == losses_of(expected)
+    assert list_losses(trial) == list_losses(expected)
     epochs = [epoch for _, epoch in read_epochs(folder)]
-    again = len(epochs) - EPOCHS
-    assert 0 <= again <= 2 * 9, f"{epochs}: in a second there are 7 epochs at most"
+    repeated = len(epochs) - EPOCHS
+    assert 0 <= repeated <= 2 * 9, f"{epochs}: a second has at most 7 epochs"
     assert epochs.count(1) == 1
     assert_same_weights(folder / "cut", whole)
 
 
-def test_a_trainer_killed_while_it_writes_a_state_costs_one_evaluation(mpi: Mpi, folder: Path) -> None:
+def test_trainer_killed_at_write_fails_one_evaluation(mpi: Mpi, folder: Path) -> None:
     enqueue(folder, 0.05, 0.15)
     options = ["--evaluations", 2, "--checkpoint-every", "1s"]
-    victim = begun(mpi, 2, make_saving_arguments("run", *options, saves="killed,state", seconds=0.4), folder, 1, 0.15)
+    victim = start_until_losses(
+        mpi, 2, make_saving_arguments("run", *options, saves="killed,state", seconds=0.4), folder, 1, 0.15
+    )
     failed, _ = load_trials(folder / "run")
     assert failed.state.name == "FAIL"
     assert failed.user_attrs["failure"].startswith("rank 0: the trainer was ended by SIGKILL")
     assert 3 <= len(failed.intermediate_values) < 6
-    assert list((folder / "run" / "checkpoints").glob("*0.safetensors")) == [], "no state, and no draft"
+    assert list((folder / "run" / "checkpoints").glob("*0.safetensors")) == [], (
+        "neither a checkpoint nor a draft is left"
+    )
     assert victim.wait(60) == (0, "")
     assert len(find_complete_losses(load_trials(folder / "run"))) == 1
     assert not (folder / "run" / "checkpoints").exists()
@@ -193,15 +202,19 @@ def test_a_trainer_killed_while_it_writes_a_state_costs_one_evaluation(mpi: Mpi,
 @pytest.mark.parametrize(
     ("before", "after", "ranks"), [("replicate", "shard", 3), ("shard", "pipeline", 2), ("pipeline", "replicate", 1)]
 )
-def test_a_shared_network_goes_on_in_another_way_on_other_ranks(
+def test_parallel_network_resumes_with_other_strategy(
     mpi: Mpi, tmp_path: Path, before: str, after: str, ranks: int
 ) -> None:
-    """The same batches are statistics of batch normalisation in each way; see `tests.support.sharing`.
+    """Batch normalisation uses the same batches with each strategy; see `tests.support.sharing`.
 
     The second evaluation of a run trains the same network, and is not interrupted.
     """
     options = ["--evaluations", 2, "--ranks-per-worker"]
-    stop(begun(mpi, 2, make_sharing_arguments(before, *options, 2, epochs=4, slope=0, seconds=0.1), tmp_path, 2))
+    stop_run(
+        start_until_losses(
+            mpi, 2, make_sharing_arguments(before, *options, 2, epochs=4, slope=0, seconds=0.1), tmp_path, 2
+        )
+    )
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     job = mpi.run(
         2, *make_sharing_arguments(before, *options, 2, "--resume", epochs=4, slope=0, seconds=0), cwd=tmp_path
@@ -210,7 +223,7 @@ def test_a_shared_network_goes_on_in_another_way_on_other_ranks(
     interrupted, resumed, whole = load_trials(tmp_path / "run")
     assert interrupted.user_attrs["failure"] == "interrupted"
     assert "resumed_from_step" not in whole.user_attrs
-    assert losses_of(resumed) == losses_of(whole), "to the last digit"
+    assert list_losses(resumed) == list_losses(whole), "losses are equal to the last digit"
     shutil.rmtree(tmp_path / "run")
     shutil.move(tmp_path / "again", tmp_path / "run")
     settings = {"epochs": 4, "slope": 0, "seconds": 0, "accumulate" if after == "pipeline" else "microbatches": 1}
@@ -219,33 +232,31 @@ def test_a_shared_network_goes_on_in_another_way_on_other_ranks(
     assert (job.returncode, job.stderr) == (0, "")
     _, trial = load_trials(tmp_path / "run")
     assert trial.user_attrs["resumed_from_step"] >= 1
-    assert losses_of(trial) == pytest.approx(losses_of(whole), rel=1e-4)
+    assert list_losses(trial) == pytest.approx(list_losses(whole), rel=1e-4)
 
 
-def test_of_several_trainings_in_an_evaluation_the_first_one_goes_on(mpi: Mpi, tmp_path: Path) -> None:
+def test_fit_called_twice_resumes_first_training(mpi: Mpi, tmp_path: Path) -> None:
     """The second evaluation has the same losses, and is not interrupted."""
     (tmp_path / "start.json").write_text('[{"lr": 0.01, "copy": 1}, {"lr": 0.01, "copy": 2}]')
     command: list[object] = [PROGRAM, SEARCHES / "folds.py", "--run-dir", "run", "--islands", 1, "--evaluations", 2]
     command += ["--enqueue", "start.json"]
-    stop(begun(mpi, 2, [*command, "--set", "seconds=0.3"], tmp_path, 5))
+    stop_run(start_until_losses(mpi, 2, [*command, "--set", "seconds=0.3"], tmp_path, 5))
     job = mpi.run(2, *command, "--resume", "--set", "seconds=0", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     interrupted, whole, trial = load_trials(tmp_path / "run")
     assert trial.params == interrupted.params
     assert whole.params == {"lr": 0.01, "copy": 2}
     assert len(whole.intermediate_values) == 6
-    assert 1 <= trial.user_attrs["resumed_from_step"] <= 3, "the second network is trained again"
-    assert losses_of(trial) == losses_of(whole)
+    assert 1 <= trial.user_attrs["resumed_from_step"] <= 3, "the second training restarts"
+    assert list_losses(trial) == list_losses(whole)
 
 
-def test_states_that_do_not_fit_are_warnings_and_their_evaluations_begin_again(
-    mpi: Mpi, folder: Path, whole: Path
-) -> None:
+def test_invalid_checkpoints_warn_and_restart_evaluations(mpi: Mpi, folder: Path, whole: Path) -> None:
     xs = XS[:3]
     enqueue(folder, *xs)
     options, settings = ["--evaluations", len(xs), "--resume"], {"epochs": EPOCHS, "best": BEST}
-    stop(
-        begun(
+    stop_run(
+        start_until_losses(
             mpi,
             3,
             make_saving_arguments("cut", *options, "--ranks-per-worker", 1, seconds=0.3, **settings),
@@ -265,8 +276,8 @@ def test_states_that_do_not_fit_are_warnings_and_their_evaluations_begin_again(
     of_others.write_bytes(text.replace(b'"x": 0.25', b'"x": 0.26').replace(b'\\"x\\": 0.25', b'\\"x\\": 0.26'))
     fresh = make_saving_arguments("fresh", *options[:2], width=6, seconds=0, **settings)
     assert mpi.run(2, *fresh, cwd=folder).returncode == 0
-    reasons = ["cannot be read: it is not whole", *["cannot be read: its checksum is wrong"] * 2]
-    for width, expected, said in ((5, whole, reasons), (6, folder / "fresh", [r"saving.py:\d+: "] * 3)):
+    reasons = ["cannot be read: it is incomplete", *["cannot be read: its checksum does not match"] * 2]
+    for width, expected, messages in ((5, whole, reasons), (6, folder / "fresh", [r"saving.py:\d+: "] * 3)):
         job = mpi.run(2, *make_saving_arguments("cut", *options, width=width, seconds=0, **settings), cwd=folder)
         assert job.returncode == 0, job.stderr
         trials = load_trials(folder / "cut")[3:]
@@ -274,9 +285,9 @@ def test_states_that_do_not_fit_are_warnings_and_their_evaluations_begin_again(
         assert len(warnings) == len(trials) == 3
         for trial, warning in zip(trials, warnings, strict=True):
             repeats = trial.user_attrs["retry_of"]
-            begins = f"warning: trial {trial.number} begins again, since it cannot go on from its state: "
-            assert re.match(f"{begins}.*{said[repeats]}", warning), warning
-            assert losses_of(trial) == losses_of(load_trials(expected)[repeats])
+            prefix = f"warning: trial {trial.number} restarts, since it cannot resume from its checkpoint: "
+            assert re.match(f"{prefix}.*{messages[repeats]}", warning), warning
+            assert list_losses(trial) == list_losses(load_trials(expected)[repeats])
             assert "resumed_from_step" not in trial.user_attrs
         assert not states.exists()
         shutil.rmtree(folder / "cut")
@@ -284,7 +295,7 @@ def test_states_that_do_not_fit_are_warnings_and_their_evaluations_begin_again(
             shutil.move(folder / "copy", folder / "cut")
 
 
-def test_what_cannot_be_saved_fails_its_evaluation_and_says_where(mpi: Mpi, folder: Path) -> None:
+def test_invalid_save_checkpoint_fails_with_its_line(mpi: Mpi, folder: Path) -> None:
     ways = {
         "object": r"TypeError: a saved state .*, got the Adam itself: save its state_dict\(\) at \['all'\]\[1\]",
         "function of an object": r"TypeError: .* got the Linear itself: save its state_dict\(\) at \['network'\]",
@@ -307,23 +318,25 @@ def test_what_cannot_be_saved_fails_its_evaluation_and_says_where(mpi: Mpi, fold
     assert not (folder / "run" / "checkpoints").exists()
 
 
-def test_nothing_is_saved_where_nobody_wants_it(mpi: Mpi, folder: Path) -> None:
+def test_checkpoint_every_off_saves_nothing(mpi: Mpi, folder: Path) -> None:
     options = ["--evaluations", 1, "--checkpoint-every", "off"]
-    stop(begun(mpi, 2, make_saving_arguments("run", *options, saves="function", seconds=0.3), folder, 2))
+    stop_run(
+        start_until_losses(mpi, 2, make_saving_arguments("run", *options, saves="function", seconds=0.3), folder, 2)
+    )
     assert not (folder / "run" / "checkpoints").exists()
     interrupted, waiting = load_trials(folder / "run")
     assert "checkpoint_step" not in interrupted.user_attrs
     assert waiting.state.name == "WAITING"
 
 
-def test_a_confirmation_goes_on_too_and_states_of_nobody_are_removed(mpi: Mpi, folder: Path) -> None:
+def test_confirmation_resumes_and_stray_files_are_removed(mpi: Mpi, folder: Path) -> None:
     options = ["--evaluations", 1, "--confirm-seeds", 1]
     command = make_saving_arguments("run", *options, seconds=0.3)
     victim = Victim(mpi, 2, command, folder, folder / "log")
     victim.wait_for("confirming the best")
     while len(load_trials(folder / "run", "run-confirm")[0].intermediate_values) < 2:
         victim.sleep(0.05)
-    stop(victim)
+    stop_run(victim)
     states = folder / "run" / "checkpoints"
     assert [path.name for path in states.iterdir()] == ["confirm-0.safetensors"]
     shutil.copy(states / "confirm-0.safetensors", states / "3.safetensors")

@@ -1,4 +1,4 @@
-"""Objectives, storages and systems that are hostile by accident, on real jobs: what each costs."""
+"""Objectives, storages and systems that cause harm by accident, on real jobs: what each of them affects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KILLING = SEARCHES / "killing.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def test_any_process_group_costs_one_evaluation_and_is_gone_with_it(mpi: Mpi, tmp_path: Path) -> None:
+def test_process_group_failure_fails_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 13, "--collective-timeout", 3]
     job = mpi.run(4, PROGRAM, SEARCHES / "grouping.py", "--run-dir", "run", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -35,11 +35,11 @@ def test_any_process_group_costs_one_evaluation_and_is_gone_with_it(mpi: Mpi, tm
     for reason, trial in zip(reasons, trials[1::2], strict=True):
         assert re.match(reason, trial.user_attrs["failure"]), trial.user_attrs["failure"]
     found = re.findall(r"worker 0 rank 0 \| \d+ \S.*: process (\d+)$", job.stdout, re.MULTILINE)
-    assert len(set(found)) == len(found) == 13, "groups that an objective has left end with its process"
+    assert len(set(found)) == len(found) == 13, "process groups that an objective has left end with its process"
 
 
-def test_what_an_objective_changes_of_its_process_or_leaves_there_is_gone_after_it(mpi: Mpi, tmp_path: Path) -> None:
-    """Every second evaluation leaves what cannot be undone; the next one has another process."""
+def test_objective_that_changes_process_gets_new_trainer(mpi: Mpi, tmp_path: Path) -> None:
+    """Every second evaluation makes changes that cannot be undone; the next one has another process."""
     options = ["--run-dir", "run", "--islands", 1, "--evaluations", 6]
     job = mpi.run(2, PROGRAM, SEARCHES / "messy.py", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -48,47 +48,47 @@ def test_what_an_objective_changes_of_its_process_or_leaves_there_is_gone_after_
     for rank in (0, 1):
         notes = [json.loads(line) for line in (tmp_path / f"0-{rank}").read_text().splitlines()]
         processes = [note["process"] for note in notes]
-        assert processes[::2] == processes[1::2], "one in which all is as before is used again"
+        assert processes[::2] == processes[1::2], "an unchanged process is used again"
         assert len(set(processes)) == 3
         assert not any(Path(f"/proc/{process}").exists() for process in processes)
 
 
-def supervise(folder: Path, *command: object, restarts: int = 3) -> subprocess.CompletedProcess[str]:
+def run_supervise(folder: Path, *command: object, restarts: int = 3) -> subprocess.CompletedProcess[str]:
     line = make_hpo_command("supervise", "--max-restarts", restarts, "mpirun", *command)
     return subprocess.run(line, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False)
 
 
-def test_an_individual_that_kills_the_job_is_given_up_and_no_other(mpi: Mpi, tmp_path: Path) -> None:
+def test_supervise_gives_up_individual_that_crashes_job(mpi: Mpi, tmp_path: Path) -> None:
     """It kills a rank, as the kernel does when an objective has used up the memory of a host."""
     options = ["--run-dir", "run", "--ranks-per-worker", 1, "--islands", 1, "--evaluations", 8]
     settings = ["--set", "kills=5", "--set", "seconds=0.02"]
-    job = supervise(tmp_path, "-n", 3, mpi.python, PROGRAM, KILLING, *options, *settings)
+    job = run_supervise(tmp_path, "-n", 3, mpi.python, PROGRAM, KILLING, *options, *settings)
     assert job.returncode == 0, job.stderr
     assert "7 complete, 1 failed, of 8" in job.stdout
     assert re.search(r"going on after .*; \d that may have killed the job twice, alone at the end", job.stdout)
     failures = {trial.params["k"]: trial.user_attrs.get("failure") for trial in load_trials(tmp_path / "run")}
-    assert failures[5] == "the job died 3 times while this was evaluated, the last time while nothing else was"
+    assert failures[5] == "the job crashed 3 times during this evaluation, the last time with no other running"
     assert [k for k, failure in failures.items() if failure] == [5]
     crashes = re.findall(
         r"hpo supervise: the job ended with status 9, after \d+ evaluations?, in trials? ([\d, ]+); ", job.stdout
     )
     assert len(crashes) == 3
-    assert ", " not in crashes[-1], "it was alone"
+    assert ", " not in crashes[-1], "it was evaluated alone"
 
 
-def test_what_an_objective_forks_is_no_rank_however_it_ends(mpi: Mpi, tmp_path: Path) -> None:
+def test_forked_child_of_objective_does_not_act_as_rank(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--run-dir", "run", "--islands", 1, "--evaluations", 2]
     job = mpi.run(2, PROGRAM, SEARCHES / "branching.py", *options, cwd=tmp_path, timeout=40)
     assert job.returncode == 0, job.stderr
     assert "2 complete, of 2" in job.stdout
     assert all(trial.values[0] >= 0 for trial in load_trials(tmp_path / "run"))
     assert job.stderr.count("| ValueError: injected: in a child") == 4
-    assert "hpo/" not in job.stderr, "the frames of this program are none of theirs"
+    assert "hpo/" not in job.stderr, "their tracebacks have no frames of this program"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [0, 75])
-def test_a_job_that_ends_with_a_status_that_is_not_its_own_is_started_again(tmp_path: Path, status: int) -> None:
+def test_supervise_restarts_job_with_status_of_launcher(tmp_path: Path, status: int) -> None:
     """Some launchers return 0 for a job whose ranks were killed: such a run has left its name in the lock."""
     job = f"""
 case "$*" in
@@ -105,8 +105,8 @@ exit {status}
     assert ended.stdout == again
 
 
-def changed_report(folder: Path, body: str) -> Path:
-    """Write run_islands.py with another way to report, which the first rank alone does."""
+def write_changed_conclusion(folder: Path, body: str) -> Path:
+    """Write run_islands.py with another `RunOutcome.conclude`, which the first rank alone calls."""
     return write_changed_program(
         folder,
         "import hpo.run.outcome\nfrom pathlib import Path\nfrom hpo.errors import UsageError\n\n"
@@ -115,16 +115,18 @@ def changed_report(folder: Path, body: str) -> Path:
     )
 
 
-def test_a_run_that_is_described_no_more_ends_with_its_summary(mpi: Mpi, tmp_path: Path) -> None:
-    program = changed_report(tmp_path, "    Path('run/run.json').write_text('{')\n    return report(stages)\n")
+def test_run_with_damaged_run_json_prints_its_summary(mpi: Mpi, tmp_path: Path) -> None:
+    program = write_changed_conclusion(
+        tmp_path, "    Path('run/run.json').write_text('{')\n    return report(stages)\n"
+    )
     job = mpi.run(2, program, QUICK, "--run-dir", "run", "--islands", 1, "--evaluations", 2, cwd=tmp_path, timeout=40)
     assert job.returncode == 0
     assert "2 complete, of 2" in job.stdout
     assert re.fullmatch(r"warning: no report was written: run/run.json cannot be read: .*\n", job.stderr)
 
 
-def test_a_mistake_that_one_rank_alone_meets_ends_the_job_at_once(each_mpi: Mpi, tmp_path: Path) -> None:
-    program = changed_report(tmp_path, "    raise UsageError('injected')\n")
+def test_usage_error_on_one_rank_ends_job(each_mpi: Mpi, tmp_path: Path) -> None:
+    program = write_changed_conclusion(tmp_path, "    raise UsageError('injected')\n")
     options = ["--run-dir", "run", "--islands", 1, "--evaluations", 2]
     job = each_mpi.run(2, program, QUICK, *options, cwd=tmp_path, timeout=40)
     assert job.returncode == 1
@@ -132,7 +134,7 @@ def test_a_mistake_that_one_rank_alone_meets_ends_the_job_at_once(each_mpi: Mpi,
     assert "Traceback" not in job.stderr
 
 
-def test_a_suspended_job_goes_on_as_if_nothing_had_happened(mpi: Mpi, tmp_path: Path) -> None:
+def test_suspended_job_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--run-dir", "run", "--islands", 1, "--evaluations", 3, "--collective-timeout", 3]
     arguments = [PROGRAM, ENDLESS, *options]
     victim = Victim(mpi, 4, arguments, tmp_path, tmp_path / "log")
@@ -148,7 +150,7 @@ def test_a_suspended_job_goes_on_as_if_nothing_had_happened(mpi: Mpi, tmp_path: 
     assert all(list(trial.intermediate_values) == [1, 2, 3, 4] for trial in trials)
 
 
-def test_a_database_that_is_away_costs_nothing(mpi: Mpi, tmp_path: Path) -> None:
+def test_unavailable_database_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
     database = tmp_path / "study.db"
     options = [
         "--run-dir",
@@ -169,10 +171,10 @@ def test_a_database_that_is_away_costs_nothing(mpi: Mpi, tmp_path: Path) -> None
         connection.execute("COMMIT")
     status, errors = victim.wait(60)
     assert status == 0, errors
-    # Optuna itself may warn before, where a trial is being added; and on a busy machine, processes that write at once
-    # are in each other's way for long enough to be told of, too.
-    told = r"^warning: the storage sqlite://\S+ does not answer \(database is locked\): waiting for it"
-    assert re.search(told, errors, re.MULTILINE), errors
+    # Optuna may also warn while a trial is added. On a busy machine, concurrent writes may also take long enough for
+    # a warning.
+    warning = r"^warning: the storage sqlite://\S+ does not answer \(database is locked\): waiting for at most"
+    assert re.search(warning, errors, re.MULTILINE), errors
     waited = re.findall(r"^the storage sqlite://\S+ answers again, after (\d+\.\d) s$", errors, re.MULTILINE)
     assert max(map(float, waited)) >= 4.0, errors
     assert "3 complete, of 3" in (tmp_path / "log").read_text()

@@ -1,4 +1,4 @@
-"""A worker that spans two hosts, which are network namespaces with names and addresses of their own."""
+"""A worker on two hosts, which are network namespaces with their own names and addresses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.run_output import load_trials
 
 pytestmark = pytest.mark.mpi
 
-# TEST-NET-2 of RFC 5737: nobody's network.
+# TEST-NET-2 of RFC 5737, which is reserved for documentation.
 NETWORK = "198.51.100."
 
-# As ssh is called by mpirun: options, the host, the command.
+# mpirun calls it like ssh: options, the host, the command.
 LAUNCHER = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 host=$1; shift
@@ -28,7 +28,7 @@ exec ip netns exec $host unshare --uts bash -c "hostname $host; exec $*"
 """
 
 
-def ip(arguments: str, check: bool = True) -> str:
+def run_ip(arguments: str, check: bool = True) -> str:
     command = ["ip", *arguments.split()]
     return subprocess.run(command, check=check, capture_output=True, text=True, timeout=20).stdout
 
@@ -42,21 +42,21 @@ def two_hosts(tmp_path: Path) -> Iterator[Mpi]:
     bridge, hosts = f"hpo{os.getpid() % 10000}", [f"hpo-{name}-{os.getpid()}" for name in "ab"]
     addresses = {host: f"{NETWORK}{number}" for number, host in enumerate(hosts, start=2)}
     names = "127.0.0.1 localhost\n" + "".join(f"{address} {host}\n" for host, address in addresses.items())
-    if NETWORK in ip("addr"):
+    if NETWORK in run_ip("addr"):
         pytest.skip(f"{NETWORK}0 is in use here")
     try:
         try:
-            ip(f"link add {bridge} type bridge")
-            ip(f"addr add {NETWORK}1/24 dev {bridge}")
-            ip(f"link set {bridge} up")
+            run_ip(f"link add {bridge} type bridge")
+            run_ip(f"addr add {NETWORK}1/24 dev {bridge}")
+            run_ip(f"link set {bridge} up")
             for number, host in enumerate(hosts):
-                ip(f"netns add {host}")
-                ip(f"link add {bridge}v{number} type veth peer name eth0 netns {host}")
-                ip(f"link set {bridge}v{number} master {bridge} up")
-                ip(f"-n {host} addr add {addresses[host]}/24 dev eth0")
-                ip(f"-n {host} link set eth0 up")
-                ip(f"-n {host} link set lo up")
-                # `ip netns exec` puts this file in the place of /etc/hosts.
+                run_ip(f"netns add {host}")
+                run_ip(f"link add {bridge}v{number} type veth peer name eth0 netns {host}")
+                run_ip(f"link set {bridge}v{number} master {bridge} up")
+                run_ip(f"-n {host} addr add {addresses[host]}/24 dev eth0")
+                run_ip(f"-n {host} link set eth0 up")
+                run_ip(f"-n {host} link set lo up")
+                # `ip netns exec` mounts this file as /etc/hosts.
                 Path("/etc/netns", host).mkdir(parents=True)
                 Path("/etc/netns", host, "hosts").write_text(names)
         except subprocess.CalledProcessError as error:
@@ -68,13 +68,13 @@ def two_hosts(tmp_path: Path) -> Iterator[Mpi]:
         yield Mpi(flags=tuple(flags.split()))
     finally:
         for number, host in enumerate(hosts):
-            ip(f"link del {bridge}v{number}", check=False)
-            ip(f"netns del {host}", check=False)
+            run_ip(f"link del {bridge}v{number}", check=False)
+            run_ip(f"netns del {host}", check=False)
             shutil.rmtree(Path("/etc/netns", host), ignore_errors=True)
-        ip(f"link del {bridge}", check=False)
+        run_ip(f"link del {bridge}", check=False)
 
 
-def test_a_worker_spans_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
+def test_worker_spans_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
     options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 2, "--set", "epochs=2", "--run-dir", "run"]
     job = two_hosts.run(4, ROOT / "run_islands.py", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -86,7 +86,7 @@ def test_a_worker_spans_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
 
 
 def test_objective_for_torchrun_runs_on_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
-    """Each host has a template; all trainers reach the store that the leader's host serves."""
+    """Each host has a template; all trainers connect to the store that the leader's host serves."""
     search = ROOT / "tests" / "searches" / "torchrun.py"
     options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 2, "--set", f"folder={tmp_path}"]
     job = two_hosts.run(4, ROOT / "run_islands.py", search, *options, "--run-dir", "run", cwd=tmp_path)
@@ -119,7 +119,7 @@ def test_accelerate_finds_its_ranks_on_two_hosts(two_hosts: Mpi, tmp_path: Path)
     assert [len(trial.intermediate_values) for trial in load_trials(tmp_path / "run")] == [3, 3]
 
 
-def test_workers_on_two_hosts_join(two_hosts: Mpi, tmp_path: Path) -> None:
+def test_elastic_workers_on_two_hosts_join(two_hosts: Mpi, tmp_path: Path) -> None:
     start = [{"x": 1.0, "lr": 0.02}, {"x": 0.05, "lr": 0.03}]
     (tmp_path / "start.json").write_text(json.dumps(start))
     search = [ROOT / "run_islands.py", ROOT / "tests" / "searches" / "growing.py", "--enqueue", "start.json"]
@@ -129,9 +129,7 @@ def test_workers_on_two_hosts_join(two_hosts: Mpi, tmp_path: Path) -> None:
     assert "2 complete, of 2; 1 with more than one worker" in job.stdout
 
 
-def test_a_rank_ends_the_job_on_all_hosts_though_the_first_one_cannot_hear_of_it(
-    two_hosts: Mpi, tmp_path: Path
-) -> None:
+def test_rank_error_ends_job_on_all_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
     program = write_changed_program(
         tmp_path,
         "import time\nfrom mpi4py import MPI\n"

@@ -1,4 +1,4 @@
-"""Importances of hyperparameters, which do not depend on where a search has looked."""
+"""Test the importances of hyperparameters, which must not depend on where a search has sampled."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ SPACE = SearchSpace(
 MATTER = {"a", "b", "kind"}
 
 
-def three(params: Mapping[str, Any]) -> float:
-    """Return a loss in which a has 0.59 of the variance, b 0.2 and kind 0.21."""
+def compute_loss(params: Mapping[str, Any]) -> float:
+    """Return a loss. The shares of its variance are 0.59 for a, 0.2 for b and 0.21 for kind."""
     return float(3.0 * (params["a"] - 0.3) ** 2 + 1.2 * abs(params["b"] - 0.7) + KINDS[params["kind"]])
 
 
-def drawn(count: int, loss: Loss, space: SearchSpace, seed: int = 0) -> list[Evaluation]:
-    """Return evaluations of random search."""
+def draw_evaluations(count: int, loss: Loss, space: SearchSpace, seed: int = 0) -> list[Evaluation]:
+    """Return the evaluations of a random search."""
     rng = random.Random(seed)
     return [
         make_evaluation(trial, loss=loss(params), params=params)
@@ -48,9 +48,9 @@ def drawn(count: int, loss: Loss, space: SearchSpace, seed: int = 0) -> list[Eva
     ]
 
 
-def bred(count: int, loss: Loss, space: SearchSpace, seed: int) -> list[Evaluation]:
-    """Return evaluations of a greedy genetic search: the best with one or two other values."""
-    found, rng = drawn(16, loss, space, seed), random.Random(seed)
+def breed_evaluations(count: int, loss: Loss, space: SearchSpace, seed: int) -> list[Evaluation]:
+    """Return the evaluations of a greedy search, which changes one or two values of the best."""
+    found, rng = draw_evaluations(16, loss, space, seed), random.Random(seed)
     while len(found) < count:
         best, other = min(found, key=lambda evaluation: evaluation.loss), space.draw(rng)
         changed = rng.sample(list(other), rng.choice([1, 1, 2]))
@@ -59,75 +59,75 @@ def bred(count: int, loss: Loss, space: SearchSpace, seed: int) -> list[Evaluati
     return found
 
 
-def importances_of(evaluations: list[Evaluation], space: SearchSpace) -> dict[str, Importance]:
+def compute_by_name(evaluations: list[Evaluation], space: SearchSpace) -> dict[str, Importance]:
     return {found.name: found for found in compute_importances(evaluations, space.describe())}
 
 
 @pytest.mark.slow
 def test_importances_of_converged_samples_are_those_of_the_space() -> None:
-    results = [importances_of(bred(100, three, SPACE, seed), SPACE) for seed in range(8)]
-    told_apart = [{name for name, one in found.items() if one.is_significant} for found in results]
+    results = [compute_by_name(breed_evaluations(100, compute_loss, SPACE, seed), SPACE) for seed in range(8)]
+    significant = [{name for name, importance in found.items() if importance.is_significant} for found in results]
     assert [{*list(found)[:3]} for found in results].count(MATTER) >= 7
-    assert told_apart.count(MATTER) >= 6
+    assert significant.count(MATTER) >= 6
     assert sum(found["a"].share for found in results) / 8 == pytest.approx(0.59, abs=0.15)
     assert sum(found["kind"].share for found in results) / 8 == pytest.approx(0.21, abs=0.1)
     for found in results:
-        assert sum(one.share for one in found.values()) == pytest.approx(1)
-        assert all(0 <= one.low <= one.high <= 1 for one in found.values())
+        assert sum(importance.share for importance in found.values()) == pytest.approx(1)
+        assert all(0 <= importance.low <= importance.high <= 1 for importance in found.values())
 
 
 def test_ped_anova_of_converged_sample_ranks_ignored_higher() -> None:
     first = 0
     for seed in range(4):
         study = optuna.create_study()
-        for evaluation in bred(100, three, SPACE, seed):
+        for evaluation in breed_evaluations(100, compute_loss, SPACE, seed):
             distributions = SPACE.make_distributions()
             trial = optuna.trial.create_trial(
                 params=evaluation.params, distributions=distributions, value=evaluation.loss
             )
             study.add_trial(trial)
         first += {*list(optuna.importance.get_param_importances(study))[:3]} == MATTER
-    assert first < 4, "the sample must be one that other importances are wrong about"
+    assert first < 4, "the sample must mislead other importances"
 
 
 @pytest.mark.slow
-def test_importances_of_60_parameters_find_the_few_that_matter() -> None:
+def test_importances_of_60_parameters_find_important_ones() -> None:
     many = {f"other_{number}": Float(0, 1) for number in range(57)}
     space = SearchSpace(**many, a=Float(0, 1), b=Float(0, 1), kind=Categorical(*KINDS))
-    results = [importances_of(bred(100, three, space, seed), space) for seed in range(4)]
+    results = [compute_by_name(breed_evaluations(100, compute_loss, space, seed), space) for seed in range(4)]
     assert [{*list(found)[:3]} for found in results].count(MATTER) >= 3
     wrong = [name for found in results for name in found if name not in MATTER and found[name].is_significant]
-    assert len(wrong) <= 4, "of 228"
+    assert len(wrong) <= 4, "4 of 228 may be wrong"
 
 
-def test_importances_of_noise_are_not_told_apart() -> None:
+def test_importances_of_noise_are_not_significant() -> None:
     chance = random.Random(1)
-    found = importances_of(drawn(100, lambda _: chance.gauss(0, 1), SPACE), SPACE)
+    found = compute_by_name(draw_evaluations(100, lambda _: chance.gauss(0, 1), SPACE), SPACE)
     assert not any(importance.is_significant for importance in found.values())
 
 
 def test_importance_of_interaction_is_shared() -> None:
     space = SearchSpace(a=Float(0, 1), b=Float(0, 1), ignored=Float(0, 1))
-    found = importances_of(drawn(100, lambda p: (p["a"] - 0.5) * (p["b"] - 0.5), space), space)
+    found = compute_by_name(draw_evaluations(100, lambda p: (p["a"] - 0.5) * (p["b"] - 0.5), space), space)
     assert found["a"].share == pytest.approx(0.5, abs=0.05)
     assert found["b"].share == pytest.approx(0.5, abs=0.05)
     assert not found["ignored"].is_significant
 
 
-def test_importance_of_conditional_counts_by_its_part_of_space() -> None:
+def test_importance_of_conditional_counts_its_share_of_space() -> None:
     space = SearchSpace(kind=Categorical("a", "b", "c"), y=Float(0, 1, when={"kind": "a"}), x=Float(0, 1))
-    found = importances_of(drawn(200, lambda p: p["x"] + p.get("y", 0.5), space), space)
-    assert found["y"].share == pytest.approx(0.25, abs=0.07), "a third of the variance that x has"
+    found = compute_by_name(draw_evaluations(200, lambda p: p["x"] + p.get("y", 0.5), space), space)
+    assert found["y"].share == pytest.approx(0.25, abs=0.07), "y must have a third of the variance of x"
     assert found["x"].share == pytest.approx(0.75, abs=0.07)
     assert not found["kind"].is_significant
-    worse = importances_of(drawn(200, lambda p: p.get("y", -9.0), space), space)
+    worse = compute_by_name(draw_evaluations(200, lambda p: p.get("y", -9.0), space), space)
     assert next(iter(worse)) == "kind"
 
 
 def test_importances_of_diverging_losses_are_of_logarithms() -> None:
     space = SearchSpace(lr=Float(1e-4, 1, log=True), width=Int(1, 64, log=True), ignored=Ordinal(1, 2, 4))
-    found = importances_of(
-        drawn(100, lambda p: math.exp(math.log10(p["lr"]) ** 2 + 4 * math.log(p["width"]) / 2), space), space
+    found = compute_by_name(
+        draw_evaluations(100, lambda p: math.exp(math.log10(p["lr"]) ** 2 + 4 * math.log(p["width"]) / 2), space), space
     )
     assert found["lr"].share == pytest.approx(0.76, abs=0.1)
     assert found["width"].share == pytest.approx(0.24, abs=0.1)
@@ -136,32 +136,34 @@ def test_importances_of_diverging_losses_are_of_logarithms() -> None:
 
 @pytest.mark.parametrize("extreme", [1e308, -1e308, 1e-300])
 def test_importances_of_extreme_losses_are_finite(extreme: float) -> None:
-    found = importances_of(drawn(40, lambda p: extreme * p["a"], SPACE), SPACE)
+    found = compute_by_name(draw_evaluations(40, lambda p: extreme * p["a"], SPACE), SPACE)
     assert next(iter(found)) == "a"
     assert all(math.isfinite(importance.high) for importance in found.values())
 
 
 def test_importances_of_too_few_evaluations_are_empty() -> None:
-    assert importances_of(drawn(19, three, SPACE), SPACE) == {}
-    assert importances_of(drawn(50, lambda _: 1.0, SPACE), SPACE) == {}
-    assert len(importances_of(drawn(20, three, SPACE), SPACE)) == len(SPACE.parameters)
+    assert compute_by_name(draw_evaluations(19, compute_loss, SPACE), SPACE) == {}
+    assert compute_by_name(draw_evaluations(50, lambda _: 1.0, SPACE), SPACE) == {}
+    assert len(compute_by_name(draw_evaluations(20, compute_loss, SPACE), SPACE)) == len(SPACE.parameters)
 
 
 def test_importances_of_category_with_one_known_choice_are_zero() -> None:
     space = SearchSpace(kind=Categorical("a", "b"), only=Categorical("a"), x=Float(0, 1))
-    evaluations = [e for e in drawn(100, lambda p: p["x"], space) if e.params["kind"] == "a"]
-    found = importances_of(evaluations, space)
+    evaluations = [e for e in draw_evaluations(100, lambda p: p["x"], space) if e.params["kind"] == "a"]
+    found = compute_by_name(evaluations, space)
     assert (found["kind"].share, found["only"].high) == (0, 0)
 
 
-def test_importances_learn_from_evaluations_that_are_far_apart() -> None:
+def test_importances_learn_from_distant_evaluations() -> None:
     near = [
         make_evaluation(
-            1000 + number, loss=0.3 + number / 1e6, params={**drawn(1, three, SPACE)[0].params, "a": 0.3 + number / 1e6}
+            1000 + number,
+            loss=0.3 + number / 1e6,
+            params={**draw_evaluations(1, compute_loss, SPACE)[0].params, "a": 0.3 + number / 1e6},
         )
         for number in range(400)
     ]
-    found = importances_of([*near, *drawn(60, three, SPACE)], SPACE)
+    found = compute_by_name([*near, *draw_evaluations(60, compute_loss, SPACE)], SPACE)
     assert {*list(found)[:3]} == MATTER
 
 
@@ -179,7 +181,7 @@ def test_importances_learn_from_evaluations_that_are_far_apart() -> None:
         ),
     ],
 )
-def test_parse_parameter_returns_what_is_described(space: SearchSpace) -> None:
+def test_parse_parameter_inverts_describe(space: SearchSpace) -> None:
     read = SearchSpace(**{name: parse_parameter(text) for name, text in space.describe().items()})
     assert read.describe() == space.describe()
     assert read.conditions == space.conditions
@@ -189,17 +191,17 @@ def test_parse_parameter_returns_what_is_described(space: SearchSpace) -> None:
     "text",
     ["", "x", "1 +", "open('x')", "Float(low)", "Float()", "Float(0, 1, **{})", "Int(1, 2, when={**{}})"],
 )
-def test_parse_parameter_refuses_other_texts(text: str) -> None:
+def test_parse_parameter_rejects_other_texts(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_parameter(text)
 
 
-def test_summary_of_a_run_that_is_stopped_asks_no_model() -> None:
+def test_summary_without_models_has_no_importances() -> None:
     evaluations, run = (
-        drawn(40, lambda p: p["a"], SearchSpace(a=Float(0, 1))),
+        draw_evaluations(40, lambda p: p["a"], SearchSpace(a=Float(0, 1))),
         make_manifest(space={"a": "Float(0.0, 1.0)"}),
     )
-    assert [one["name"] for one in summarize(evaluations, run, 3)["importances"]] == ["a"]
+    assert [importance["name"] for importance in summarize(evaluations, run, 3)["importances"]] == ["a"]
     assert summarize(evaluations, run, 3)["expected"] is not None
     quick = summarize(evaluations, run, 3, ask_models=False)
     assert (quick["importances"], quick["expected"]) == ([], None)

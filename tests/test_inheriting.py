@@ -1,4 +1,4 @@
-"""Individuals that begin with what others have learned: who inherits from whom, and that it is what had been saved."""
+"""Test population based training: the choice of parents, and evaluations that begin from parent checkpoints."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ SPACE = SearchSpace(
 )
 
 
-def one(trial: int, loss: float, state: str = "complete", island: int = 0, **others: Any) -> Evaluation:
+def make_heritable(trial: int, loss: float, state: str = "complete", island: int = 0, **others: Any) -> Evaluation:
     params = {"layers": 2, "kind": "a", "lr": 0.1, "rate": 5.0, **others.pop("params", {})}
     curve = {1: loss + 1, 2: loss}
     return Evaluation(trial, state, loss, params, island, 0, 0, curve=curve, **{"checkpoint_step": 2, **others})
 
 
-def test_what_is_saved_at_its_end_can_be_inherited() -> None:
-    assert can_be_inherited(one(0, 0.5))
-    assert not can_be_inherited(one(0, 0.5, checkpoint_step=1))
-    assert not can_be_inherited(one(0, 0.5, checkpoint_step=0))
-    assert not can_be_inherited(one(0, 0.5, state="paused"))
-    assert not can_be_inherited(one(0, 0.5, imported_from="trial 3 of runs/before"))
+def test_can_be_inherited_needs_a_checkpoint_at_the_end() -> None:
+    assert can_be_inherited(make_heritable(0, 0.5))
+    assert not can_be_inherited(make_heritable(0, 0.5, checkpoint_step=1))
+    assert not can_be_inherited(make_heritable(0, 0.5, checkpoint_step=0))
+    assert not can_be_inherited(make_heritable(0, 0.5, state="paused"))
+    assert not can_be_inherited(make_heritable(0, 0.5, imported_from="trial 3 of runs/before"))
 
 
-def test_parent_is_the_best_with_equal_fixed_parameters() -> None:
+def test_find_parent_returns_best_with_same_immutables() -> None:
     best = [
-        one(0, 0.1, params={"layers": 3, "lr": 0.2}),
-        one(1, 0.2, params={"lr": 0.01, "kind": "b"}),
-        one(2, 0.3, params={"lr": 0.2}),
+        make_heritable(0, 0.1, params={"layers": 3, "lr": 0.2}),
+        make_heritable(1, 0.2, params={"lr": 0.01, "kind": "b"}),
+        make_heritable(2, 0.3, params={"lr": 0.2}),
     ]
     params = {"layers": 2, "kind": "a", "lr": 0.2, "rate": 5.0}
     parent = find_parent(params, best, SPACE)
@@ -67,36 +67,42 @@ def test_parent_is_the_best_with_equal_fixed_parameters() -> None:
     assert find_parent(params, [], SPACE) is None
 
 
-def test_each_island_keeps_its_best() -> None:
-    evaluations = [one(trial, 1 - trial / 100, island=trial % 3) for trial in range(60)]
+def test_rank_heritable_keeps_the_best_of_each_island() -> None:
+    evaluations = [make_heritable(trial, 1 - trial / 100, island=trial % 3) for trial in range(60)]
     mine = rank_heritable(evaluations, 1, 2)
     assert [e.trial for e in mine[:3]] == [58, 55, 52]
     assert {e.island for e in mine} == {1}
     assert {e.island for e in rank_heritable(evaluations, 0, 2)} == {0, 2}, (
-        "an island that is gone is dealt to the others"
+        "individuals of a removed island must go to the others"
     )
     behind = find_superseded(evaluations, 1, 2)
     assert behind == mine[PARENTS_PER_ISLAND:]
-    evaluations.append(one(60, 0.5, state="running", inherits=behind[0].trial))
+    evaluations.append(make_heritable(60, 0.5, state="running", inherits=behind[0].trial))
     assert find_superseded(evaluations, 1, 2) == behind[1:]
 
 
-def test_the_line_goes_back_to_who_inherits_nothing() -> None:
-    evaluations = [one(0, 0.9), one(1, 0.8), one(2, 0.7, inherits=0), one(3, 0.6, inherits=2), one(4, 0.5, inherits=9)]
+def test_trace_lineage_ends_at_the_founder() -> None:
+    evaluations = [
+        make_heritable(0, 0.9),
+        make_heritable(1, 0.8),
+        make_heritable(2, 0.7, inherits=0),
+        make_heritable(3, 0.6, inherits=2),
+        make_heritable(4, 0.5, inherits=9),
+    ]
     known = {e.trial: e for e in evaluations}
     assert [e.trial for e in trace_lineage(known[3], known)] == [0, 2, 3]
-    assert [e.trial for e in trace_lineage(known[4], known)] == [4], "what a file says of a trial that is not there"
+    assert [e.trial for e in trace_lineage(known[4], known)] == [4], "a missing parent must end the lineage"
     assert [entry["trial"] for entry in summarize_lineage(evaluations, known[3])] == [0, 2, 3]
     assert summarize_lineage(evaluations, known[1]) == []
 
 
-def heirs(run_dir: str, *options: object, **settings: object) -> list[object]:
+def make_command(run_dir: str, *options: object, **settings: object) -> list[object]:
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
     return [PROGRAM, SEARCHES / "heirs.py", "--run-dir", run_dir, "--pbt", *options, *chosen]
 
 
 def assert_inherited(trials: Sequence[optuna.trial.FrozenTrial], epochs: int) -> dict[int, int]:
-    """Assert that each trial has the losses of its hyperparameters, beginning with its parent's; return the parents."""
+    """Assert that each trial continues from the end of its parent. Return the parent of each trial."""
     ends: dict[int, float] = {}
     parents: dict[int, int] = {}
     for trial in trials:
@@ -116,8 +122,8 @@ def assert_inherited(trials: Sequence[optuna.trial.FrozenTrial], epochs: int) ->
     return parents
 
 
-def test_individuals_begin_with_what_their_parents_have_saved(mpi: Mpi, tmp_path: Path) -> None:
-    job = mpi.run(4, *heirs("run", "--evaluations", 30), cwd=tmp_path)
+def test_heirs_begin_from_checkpoints_of_their_parents(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.run(4, *make_command("run", "--evaluations", 30), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
     parents = assert_inherited(trials, epochs=3)
@@ -127,17 +133,17 @@ def test_individuals_begin_with_what_their_parents_have_saved(mpi: Mpi, tmp_path
     line = [entry["trial"] for entry in summary["lineage"]]
     assert line[-1] == summary["best"]["trial"]
     assert all(parents[child] == parent for parent, child in pairwise(line))
-    assert re.search(r"The line of the best.*\n +trial +epochs +loss .*(lr|decay)", job.stdout)
+    assert re.search(r"Lineage of the best.*\n +trial +epochs +loss .*(lr|decay)", job.stdout)
     kept = {int(path.stem) for path in (tmp_path / "run" / "checkpoints").glob("*.safetensors")}
     by_island = [[t for t in trials if t.user_attrs["island"] == island] for island in (0, 1)]
     best = [{t.number for t in sorted(own, key=lambda t: t.values[0])[:PARENTS_PER_ISLAND]} for own in by_island]
     assert kept == best[0] | best[1]
 
 
-def test_a_run_goes_on_with_what_there_is_to_inherit(mpi: Mpi, tmp_path: Path) -> None:
+def test_resume_after_a_kill_keeps_inheriting(mpi: Mpi, tmp_path: Path) -> None:
     """Kill all processes while individuals are trained, and resume with more evaluations, on fewer ranks."""
     options = ["--resume", "--islands", 1, "--checkpoint-every", "1s"]
-    command = heirs("run", *options, "--evaluations", 16, seconds=0.2)
+    command = make_command("run", *options, "--evaluations", 16, seconds=0.2)
     victim = Victim(mpi, 4, command, tmp_path, tmp_path / "log")
     victim.wait_for(" 6/16")
     victim.kill("all", random.Random(0))
@@ -145,12 +151,14 @@ def test_a_run_goes_on_with_what_there_is_to_inherit(mpi: Mpi, tmp_path: Path) -
     job = mpi.run(2, *command, "--set", "seconds=0", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     before = len(load_trials(tmp_path / "run"))
-    more = heirs("run", *options, "--evaluations", 24)
+    more = make_command("run", *options, "--evaluations", 24)
     job = mpi.run(2, *more, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
     parents = assert_inherited(trials, epochs=3)
-    assert any(child >= before > parent for child, parent in parents.items()), "states were kept at the end"
+    assert any(child >= before > parent for child, parent in parents.items()), (
+        "checkpoints of parents must survive the end of a session"
+    )
     repeats = [trial for trial in trials if "retry_of" in trial.user_attrs]
     assert all(
         t.user_attrs.get("inherits") == trials[t.user_attrs["retry_of"]].user_attrs.get("inherits") for t in repeats
@@ -162,27 +170,28 @@ def test_a_run_goes_on_with_what_there_is_to_inherit(mpi: Mpi, tmp_path: Path) -
     [
         (
             {"asks": "ignore"},
-            "begins without what trial .* has learned: the objective has not asked for worker.parent_checkpoint",
+            "starts without the checkpoint of trial .*: the objective has not read worker.parent_checkpoint",
         ),
         (
             {"asks": "fail"},
-            r"begins without what trial .* has learned: rank [01], .*heirs.py:\d+: KeyError: 'injected'",
+            r"starts without the checkpoint of trial .*: rank [01], .*heirs.py:\d+: KeyError: 'injected'",
         ),
-        ({"saves": False}, "nothing can be inherited from trial .*: it has not saved what it is at its end"),
+        (
+            {"saves": False},
+            "trial .* cannot be a parent: it has not called worker.save_checkpoint before its last loss",
+        ),
     ],
 )
-def test_where_nothing_is_inherited_it_is_said_once(
-    mpi: Mpi, tmp_path: Path, settings: dict[str, object], said: str
-) -> None:
-    job = mpi.run(2, *heirs("run", "--evaluations", 10, **settings), cwd=tmp_path)
+def test_heirs_without_a_checkpoint_warn_once(mpi: Mpi, tmp_path: Path, settings: dict[str, object], said: str) -> None:
+    job = mpi.run(2, *make_command("run", "--evaluations", 10, **settings), cwd=tmp_path)
     assert job.returncode == 0
     (warning,) = job.stderr.splitlines()
     assert re.search(said, warning), warning
     assert assert_inherited(load_trials(tmp_path / "run"), epochs=3) == {}
 
 
-def test_a_rank_that_fails_before_it_asks_costs_an_evaluation(mpi: Mpi, tmp_path: Path) -> None:
-    command = heirs("run", "--evaluations", 12, "--collective-timeout", 60, asks="uneven")
+def test_rank_that_fails_before_parent_checkpoint_fails_trial(mpi: Mpi, tmp_path: Path) -> None:
+    command = make_command("run", "--evaluations", 12, "--collective-timeout", 60, asks="uneven")
     job = mpi.run(2, *command, cwd=tmp_path, timeout=100)
     assert job.returncode == 0, job.stderr
     failed = [trial for trial in load_trials(tmp_path / "run") if trial.state.name == "FAIL"]
@@ -190,8 +199,8 @@ def test_a_rank_that_fails_before_it_asks_costs_an_evaluation(mpi: Mpi, tmp_path
     assert all("rank 1" in trial.user_attrs["failure"] for trial in failed)
 
 
-def test_a_long_run_keeps_the_states_of_the_best_alone(mpi: Mpi, tmp_path: Path) -> None:
-    command = heirs("run", "--evaluations", 60, "--islands", 1, "--propagators", "random")
+def test_long_run_keeps_only_checkpoints_of_the_best(mpi: Mpi, tmp_path: Path) -> None:
+    command = make_command("run", "--evaluations", 60, "--islands", 1, "--propagators", "random")
     job = mpi.run(1, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     best = sorted(load_trials(tmp_path / "run"), key=lambda trial: trial.values[0])[:PARENTS_PER_ISLAND]
@@ -199,8 +208,8 @@ def test_a_long_run_keeps_the_states_of_the_best_alone(mpi: Mpi, tmp_path: Path)
     assert kept == {trial.number for trial in best}
 
 
-def test_who_diverges_with_what_it_has_inherited_has_failed(mpi: Mpi, tmp_path: Path) -> None:
-    job = mpi.run(2, *heirs("run", "--evaluations", 10, asks="diverge"), cwd=tmp_path)
+def test_heir_that_diverges_fails(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.run(2, *make_command("run", "--evaluations", 10, asks="diverge"), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
     heirs_of_others = [trial for trial in trials if trial.user_attrs.get("inherits") is not None]
@@ -210,7 +219,7 @@ def test_who_diverges_with_what_it_has_inherited_has_failed(mpi: Mpi, tmp_path: 
 
 
 @pytest.mark.parametrize("way", ["replicate", "pipeline"])
-def test_who_inherits_a_network_trains_it_on(mpi: Mpi, tmp_path: Path, way: str) -> None:
+def test_heir_of_a_network_continues_its_training(mpi: Mpi, tmp_path: Path, way: str) -> None:
     start = [PROGRAM, SEARCHES / "inheriting.py", "--set", f"parallel={way}", "--set", "microbatches=2"]
     start = start if way == "pipeline" else start[:-2]
     whole = mpi.run(2, *start, "--run-dir", "whole", "--evaluations", 1, "--set", "epochs=4", cwd=tmp_path)
@@ -220,11 +229,11 @@ def test_who_inherits_a_network_trains_it_on(mpi: Mpi, tmp_path: Path, way: str)
     first, second = (list(trial.intermediate_values.values()) for trial in load_trials(tmp_path / "run"))
     (expected,) = (list(trial.intermediate_values.values()) for trial in load_trials(tmp_path / "whole"))
     assert [*first, *second] == pytest.approx(expected, rel=1e-4)
-    assert second[0] < min(first), "it goes on"
+    assert second[0] < min(first), "the second network must continue from the first"
 
 
-def test_a_run_that_cannot_inherit_is_refused(mpi: Mpi, tmp_path: Path) -> None:
-    job = mpi.run(2, *heirs("run", "--pruner", "asha"), cwd=tmp_path)
+def test_pbt_with_a_pausing_pruner_is_rejected(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.run(2, *make_command("run", "--pruner", "asha"), cwd=tmp_path)
     assert job.returncode == 2
     (line,) = job.stderr.splitlines()
     assert re.search("--pbt and --pruner asha: .*choose one of the two", line), line
@@ -248,7 +257,7 @@ def test_a_run_that_cannot_inherit_is_refused(mpi: Mpi, tmp_path: Path) -> None:
         ("tiny", {}, r"--pbt: no parameter is mutable.*depth=Int\(1, 3, mutable=True\)"),
     ],
 )
-def test_what_makes_no_sense_with_inheritance_is_refused(
+def test_pbt_with_conflicting_options_is_rejected(
     tmp_path: Path, file: str, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UsageError, match=re.compile(said, re.DOTALL)):

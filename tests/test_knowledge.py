@@ -1,4 +1,4 @@
-"""Whole runs that start from what is known, pass on what they find, and confirm it."""
+"""Test whole runs with warm start, migration between islands, and confirmation with other seeds."""
 
 from __future__ import annotations
 
@@ -33,10 +33,8 @@ NOISY = SEARCHES / "noisy.py"
 
 
 @pytest.mark.parametrize("probability", [1, 0])
-def test_islands_breed_from_what_islands_of_other_propagators_send_them(
-    mpi: Mpi, tmp_path: Path, probability: int
-) -> None:
-    """The first island is given one very good individual; no two individuals have a gene in common by chance."""
+def test_islands_breed_from_immigrants_of_other_propagators(mpi: Mpi, tmp_path: Path, probability: int) -> None:
+    """The first island gets a very good individual. Individuals do not share genes by chance."""
     storage = f"sqlite:///{tmp_path}/study.db"
     given = {"a": 0.0123456789012, "b": 0.0234567890123, "c": 0.0345678901234, "d": 0.0456789012345}
     source = optuna.create_study(storage=storage)
@@ -58,7 +56,7 @@ def test_islands_breed_from_what_islands_of_other_propagators_send_them(
     assert probability == 1 or heirs[1] == 0, heirs
 
 
-def test_a_run_starts_from_what_another_one_has_found(mpi: Mpi, tmp_path: Path) -> None:
+def test_warm_start_imports_evaluations_of_a_run(mpi: Mpi, tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
     small = ["--ranks-per-worker", 1]
     arguments = [PROGRAM, TINY, "--run-dir", "first", "--storage", storage, "--confirm-seeds", 1, *small]
@@ -84,18 +82,18 @@ def test_a_run_starts_from_what_another_one_has_found(mpi: Mpi, tmp_path: Path) 
             )
         assert {trial.user_attrs["island"] for trial in taken} == {0, 1}
         everything = {tuple(trial.params.values()) for trial in trials}
-        assert len(everything) == len(trials) == 6, "what was known is not evaluated again"
+        assert len(everything) == len(trials) == 6, "imported individuals must not be evaluated again"
         summary = json.loads((tmp_path / run / "summary.json").read_text())
         counts = summary["evaluations"]
         assert counts["complete"] + counts["failed"] == len(new) <= 2
         assert (summary["taken_over"], summary["exhausted"]) == (len(known), True)
-        assert f"of 2; {len(known)} taken over" in job.stdout
+        assert f"of 2; {len(known)} imported" in job.stdout
     again = mpi.run(1, *command, "--islands", 1, "--resume", cwd=tmp_path)
     assert (again.returncode, again.stderr) == (0, "")
     assert len(load_trials(tmp_path / "from_storage")) == 6
 
 
-def test_a_source_that_is_none_is_named_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_start_from_an_invalid_source_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     storage = f"sqlite:///{tmp_path}/study.db"
     directions = optuna.study.StudyDirection
@@ -133,7 +131,7 @@ def noisy_loss(params: dict[str, float], seed: int, noise: float) -> float:
     return params["x"] + noise * torch.rand(1, generator=torch.Generator().manual_seed(seed)).item()
 
 
-def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
+def test_confirm_seeds_trains_the_best_with_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
     arguments = [
         PROGRAM,
         NOISY,
@@ -174,7 +172,7 @@ def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> No
         assert entry["mean"] == pytest.approx(statistics.mean(losses))
         assert entry["deviation"] == pytest.approx(statistics.stdev(losses))
     assert confirmed[0]["may_be_best"]
-    assert not confirmed[1]["as_good"], "three seeds cannot show it"
+    assert not confirmed[1]["as_good"], "three seeds are too few to show it"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     sentences = describe_confirmed(summary, ["1", "2"])
     assert "may be the best" in sentences[0] or "is the best of these" in sentences[0]
@@ -187,17 +185,17 @@ def test_the_best_are_confirmed_with_other_seeds(mpi: Mpi, tmp_path: Path) -> No
     more = mpi.run(2, *arguments, "--islands", 1, "--set", "noise=100", "--resume", "--confirm-seeds", 4, cwd=tmp_path)
     assert (more.returncode, more.stderr) == (0, "")
     assert "confirming the best with 4 other seeds each: 2 evaluations" in more.stdout
-    assert more.stdout.count("done  island") == 1, "there is nothing to search for any more"
+    assert more.stdout.count("done  island") == 1, "the search is already complete"
     assert load_trials(tmp_path / "run", "run-confirm")[:6] == confirmations
     other = mpi.run(1, *arguments, *ALONE, "--set", "noise=1", "--resume", "--confirm-seeds", 1, cwd=tmp_path)
     assert (other.returncode, other.stderr) == (0, "")
     assert "noise was 100.0 before, and is 1.0 now" in other.stdout
     confirmed = json.loads((tmp_path / "run" / "summary.json").read_text())["confirmed"]
-    assert [len(entry["losses"]) for entry in confirmed] == [1, 1], "those of other settings do not compare"
+    assert [len(entry["losses"]) for entry in confirmed] == [1, 1], "losses under other settings must not be compared"
     assert "There are too few losses: nothing is compared with the best." in other.stdout
 
 
-def test_a_study_of_another_run_confirms_nothing(tmp_path: Path) -> None:
+def test_confirm_seeds_rejects_a_study_of_another_run(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
     start_session(tmp_path / "run-confirm", storage=storage, confirm_seeds=1)
     message = f"--confirm-seeds: {storage} already holds a study named 'run-confirm', which is another run's"
@@ -206,7 +204,7 @@ def test_a_study_of_another_run_confirms_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_confirmed_survives_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) -> None:
+def test_confirmations_survive_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) -> None:
     arguments = [PROGRAM, NOISY, "--run-dir", "run", "--confirm-seeds", 6, "--target-loss", "2", "--resume"]
     with (tmp_path / "log").open("w") as log:
         for number in (signal.SIGUSR1, signal.SIGKILL):
@@ -242,21 +240,21 @@ def test_what_is_confirmed_survives_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) 
     assert len(set(pairs)) == len(pairs) == 6 * len({trial for trial, _ in pairs})
 
 
-def confirmation(trial: int, seed: int, loss: float, state: str = "complete") -> Evaluation:
+def make_confirmation(trial: int, seed: int, loss: float, state: str = "complete") -> Evaluation:
     return make_evaluation(0, state, loss=loss, confirms=trial, seed=seed)
 
 
-def test_what_seeds_do_to_losses_is_estimated() -> None:
+def test_estimate_seed_noise_finds_deviation_and_share() -> None:
     rng = random.Random(0)
     means = [rng.gauss(5, 0.4) for _ in range(2000)]
-    drawn = [[rng.gauss(mean, 0.3) for _ in range(place % 5)] for place, mean in enumerate(means)]
+    drawn = [[rng.gauss(mean, 0.3) for _ in range(index % 5)] for index, mean in enumerate(means)]
 
     def noise(groups: Sequence[Sequence[float]]) -> dict[str, float] | None:
         return estimate_seed_noise([{"losses": losses} for losses in groups])
 
     found = noise(drawn) or {}
     assert found["deviation"] == pytest.approx(0.3, rel=0.05)
-    assert found["share"] == pytest.approx(0.09 / 0.25, rel=0.1), "groups may have any size"
+    assert found["share"] == pytest.approx(0.09 / 0.25, rel=0.1), "groups of any size must work"
     huge = noise([[1e300 * loss for loss in losses] for losses in drawn]) or {}
     assert huge == {"deviation": pytest.approx(1e300 * found["deviation"]), "share": pytest.approx(found["share"])}
     assert noise([[1.0, 2.0], [2.0, 1.0]]) == {"deviation": pytest.approx(0.5**0.5), "share": 1.0}
@@ -266,20 +264,20 @@ def test_what_seeds_do_to_losses_is_estimated() -> None:
         assert noise(groups) is None
 
 
-def test_seeds_follow_from_the_plan_and_are_shared_by_nobody() -> None:
+def test_draw_seeds_is_reproducible_and_distinct_for_trials() -> None:
     plan = ConfirmationPlan(4, "0/{}")
     assert plan.draw_seeds(3)[:2] == ConfirmationPlan(2, "0/{}").draw_seeds(3), (
-        "more seeds are added to those there are"
+        "a larger number of seeds must keep the first seeds"
     )
     assert not set(plan.draw_seeds(3)) & {
         *plan.draw_seeds(4),
         *ConfirmationPlan(4, "1/{}").draw_seeds(3),
         *ConfirmationPlan(4, '0/{"epochs": 3}').draw_seeds(3),
     }
-    there = [confirmation(3, seed, 1.0) for seed in (*plan.draw_seeds(3)[:3], 12345)]
-    assert plan.select_planned(there) == [], "one seed is missing, and the mean of the others flatters"
-    last = confirmation(3, plan.draw_seeds(3)[3], 1.0, "running")
-    assert plan.select_planned([*there, last]) == [*there[:3], last]
+    recorded = [make_confirmation(3, seed, 1.0) for seed in (*plan.draw_seeds(3)[:3], 12345)]
+    assert plan.select_planned(recorded) == [], "one seed is missing, and the mean of the others may be too low"
+    last = make_confirmation(3, plan.draw_seeds(3)[3], 1.0, "running")
+    assert plan.select_planned([*recorded, last]) == [*recorded[:3], last]
     best = [make_evaluation(3), make_evaluation(4)]
-    assert plan.count_remaining(best, there) == 1 + 4
-    assert ConfirmationPlan(0, "").count_remaining(best, there) == 0
+    assert plan.count_remaining(best, recorded) == 1 + 4
+    assert ConfirmationPlan(0, "").count_remaining(best, recorded) == 0

@@ -64,7 +64,7 @@ def test_what_fails_in_a_fit_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> N
         "monitor": r"rank \d, lit\.py:\d+: ValueError: monitor must be .* \(epochs, val_loss\), got 'loss'\. .*",
         "devices": r"rank \d, lit\.py:\d+: ValueError: devices must be omitted, got 2\. .*",
         "fabric": r"rank \d, lit\.py:\d+: ValueError: num_nodes must be omitted, got 2\. .*",
-        "sleeps": r"timeout: no loss came at which to stop it .*; rank 0 was at lit\.py:\d+, .*",
+        "sleeps": r"timeout: no loss within --evaluation-timeout; rank 0 was at lit\.py:\d+, .*",
     }
     ways = ",".join([*reasons, "none"])
     limits = ["--evaluation-timeout", 8, "--collective-timeout", 4]

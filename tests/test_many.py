@@ -56,7 +56,7 @@ def test_failures_leave_hyperparameters_to_hpo_show(run: RunReader) -> None:
         ["trial", "island", "worker", "seconds", "epochs", "failure"],
         ["23", "0", "0", "1.0", "1", "no"],
     ]
-    assert more.endswith("hpo show runs/wide 23 shows everything about trial 23, its 150 hyperparameters too")
+    assert more.endswith("hpo show runs/wide 23 shows everything about trial 23, including its 150 hyperparameters")
 
 
 def test_report_shows_the_hyperparameters_that_matter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,7 +72,7 @@ def test_report_shows_the_hyperparameters_that_matter(tmp_path: Path, capsys: py
     assert len(names) == 12
     assert "parameter_9" in names, "the only one that matters; the best hardly differ in it"
     assert "parameter_7" not in names
-    assert "Of 150 hyperparameters, 12 are shown: those told apart below" in table
+    assert "Of 150 hyperparameters, 12 are shown: those with a clear importance below" in table
     print_tables(run.make_summary(3), Path("runs/wide"))
     assert "parameter_9 " in capsys.readouterr().out
     assert page.split("<h2>The answer")[1].split("</table>")[0].count("<tr>") == 150, "the best has all of its own"
@@ -89,4 +89,4 @@ def test_report_of_a_hyperparameter_that_no_evaluation_has(tmp_path: Path) -> No
             record, TrialState.COMPLETE, curve={1: 1 + rate}, params={"kind": "plain", "lr": rate}, space=space
         )
     page = render_report(RunReader(tmp_path / "run"), 3, START_SECONDS)
-    assert '<th scope="row">beta</th>' in page, "its importance is not told apart"
+    assert '<th scope="row">beta</th>' in page, "its importance is unclear"

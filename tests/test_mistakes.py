@@ -1,4 +1,4 @@
-"""What the usual mistakes in an objective cost, and what is said of them, on real jobs."""
+"""Common mistakes in an objective, on real jobs: their effects, and the failures that describe them."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tests.support.run_output import load_trials
 CARELESS = SEARCHES / "careless.py"
 
 
-def line_of(code: str) -> int:
-    """Return the number of the one line of the search space that holds this code."""
+def find_line(code: str) -> int:
+    """Return the number of the only line of the search space with this code."""
     (number,) = [n for n, line in enumerate(CARELESS.read_text().splitlines(), 1) if code in line]
     return number
 
 
-def at(code: str) -> str:
-    return rf"careless\.py:{line_of(code)}"
+def match_line(code: str) -> str:
+    return rf"careless\.py:{find_line(code)}"
 
 
-def careless(folder: Path, ways: str, *options: object) -> list[object]:
-    """Name the search space by a relative path, as people do."""
+def make_careless_arguments(folder: Path, ways: str, *options: object) -> list[object]:
+    """Return the arguments of a run, with a relative path of the search space, as users type it."""
     return [PROGRAM, os.path.relpath(CARELESS, folder), "--run-dir", "run", "--set", f"ways={ways}", *options]
 
 
-def failures(mpi: Mpi, folder: Path, reasons: dict[str, str], seconds: int = 60) -> list[str]:
-    """Let evaluations fail in these ways, for these reasons, and give their tracebacks; no reason: it is complete."""
+def run_failures(mpi: Mpi, folder: Path, reasons: dict[str, str], seconds: int = 60) -> list[str]:
+    """Let evaluations fail in these ways, assert the reasons, and return the tracebacks; no reason means success."""
     options = ["--collective-timeout", seconds, "--evaluations", len(reasons)]
-    job = mpi.run(2, *careless(folder, ",".join(reasons), *options), cwd=folder)
+    job = mpi.run(2, *make_careless_arguments(folder, ",".join(reasons), *options), cwd=folder)
     assert (job.returncode, job.stderr) == (3 if all(reasons.values()) else 0, "")
     tracebacks = []
     for (way, reason), trial in zip(reasons.items(), load_trials(folder / "run"), strict=True):
@@ -45,85 +45,95 @@ def failures(mpi: Mpi, folder: Path, reasons: dict[str, str], seconds: int = 60)
     return tracebacks
 
 
-def test_what_an_objective_does_to_what_it_is_given_ends_with_it(
+def test_objective_that_changes_its_arguments_is_isolated(
     mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--ranks-per-worker", 2, "--islands", 1, "--evaluations", 6]
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore:Guards may run slower")  # torch says it of Python 3.13.0
-    job = mpi.run(4, *careless(tmp_path, "none,compile", *options), cwd=tmp_path)
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore:Guards may run slower")  # torch warns of it with Python 3.13.0
+    job = mpi.run(4, *make_careless_arguments(tmp_path, "none,compile", *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
     assert len(trials) == 6
     for trial in trials:
-        assert trial.values == [trial.params["lr"]], "the loss is lr, which the objective took out"
+        assert trial.values == [trial.params["lr"]], "the loss is lr, which the objective removed from its params"
         metrics = trial.user_attrs["metrics"]
         assert metrics["parameters"] == 5 * (trial.params["width"] // 8)
         if "graphs" in metrics:
-            assert metrics["graphs"] >= 1, "torch's compiler works, after training with DistributedDataParallel, too"
+            assert metrics["graphs"] >= 1, "torch's compiler works, also after training with DistributedDataParallel"
             assert metrics["difference"] == pytest.approx(0.0, abs=1e-6)
     assert sum("graphs" in trial.user_attrs["metrics"] for trial in trials) >= 2
 
 
-def test_a_mistake_is_told_with_its_line_and_what_would_work(mpi: Mpi, tmp_path: Path) -> None:
+def test_mistake_failure_names_line_and_remedy(mpi: Mpi, tmp_path: Path) -> None:
     computes = r"\w+Error: .* \(worker\.device is where this rank computes: .*\)"
     reasons = {
-        "tuple": f"{at('yield wrong')}: TypeError: metrics must be a dict of numbers by name, got 0\\.9\\. .*",
-        "text": f"{at('yield wrong')}: TypeError: metric 'note' must be a number, got 'good'",
-        "model": rf"{at('offer(model)')}: TypeError: .* offer model\.state_dict\(\)",
-        "sharded": f"{at('offer(model.state_dict())')}: TypeError: .* is sharded: offer, on all ranks, get_model_.*",
-        "path": rf"{at('missing.bin')}: FileNotFoundError: .* \(a relative path, looked for in /.*\)",
-        "cuda": rf"{at('model.cuda()')}: {computes}",
-        "returned": f"{at('def objective(')}: ValueError: .* no loss, but returned 0.5: it has a yield somewhere",
+        "tuple": f"{match_line('yield wrong')}: TypeError: metrics must be a dict of numbers by name, got 0\\.9\\. .*",
+        "text": f"{match_line('yield wrong')}: TypeError: metric 'note' must be a number, got 'good'",
+        "model": rf"{match_line('offer_weights(model)')}: TypeError: .* offer model\.state_dict\(\)",
+        "sharded": f"{match_line('offer_weights(model.state_dict())')}: TypeError: "
+        ".* is sharded: offer, on all ranks, get_model_.*",
+        "path": rf"{match_line('missing.bin')}: FileNotFoundError: .* \(a relative path, looked for in /.*\)",
+        "cuda": rf"{match_line('model.cuda()')}: {computes}",
+        "returned": f"{match_line('def objective(')}: ValueError: "
+        ".* no loss, but returned 0.5: it has a yield somewhere",
     }
     if Path("/dev/nvidiactl").exists():
         del reasons["cuda"]
-    tracebacks = failures(mpi, tmp_path, {way: f"rank [01], {reason}" for way, reason in reasons.items()})
+    tracebacks = run_failures(mpi, tmp_path, {way: f"rank [01], {reason}" for way, reason in reasons.items()})
     for traceback in tracebacks:
         first, second, *_ = traceback.splitlines()
         assert first == "Traceback (most recent call last):"
-        assert re.match(r'  File ".*careless\.py"', second), "it begins in the objective"
+        assert re.match(r'  File ".*careless\.py"', second), "the traceback begins in the objective"
 
 
-def test_who_waits_for_whom_is_told_with_both_places(mpi: Mpi, tmp_path: Path) -> None:
+def test_timeout_failure_names_lines_of_both_ranks(mpi: Mpi, tmp_path: Path) -> None:
     waited = r"timeout: rank \d waited 2 s \(--collective-timeout\) at"
-    trains, alone, late = at("= DistributedData"), at('"alone"'), at("torch.ones(9)")
-    bar = at("dist.barrier()")
+    trains, alone, late = (
+        match_line("= DistributedData"),
+        match_line('"alone"'),
+        match_line("torch.ones(9)"),
+    )
+    bar = match_line("dist.barrier()")
     reasons = {
-        "sleep": rf"{waited} {trains} for rank 0, which was at {at('sleep(3600)')}",
+        "sleep": rf"{waited} {trains} for rank 0, which was at {match_line('sleep(3600)')}",
         "yield": rf"{waited} ({alone} for rank 1, which was at {trains}|{trains} for rank 0, which .* at {alone})",
         "late": rf"{waited} (its end for rank 1, which was at {late}|{late} for rank 0, which had ended)",
         "barrier": rf"{waited} ({trains} for rank 0, which was at {bar}|{bar} for rank 1, which was at {trains})",
-        "return": f"rank 1, {at('def objective(')}: ValueError: the objective yielded no loss",
+        "return": f"rank 1, {match_line('def objective(')}: ValueError: the objective yielded no loss",
         "none": "",
-        "swallow": "",  # a timeout
+        "swallow": "",  # It swallows the timeout.
         "none again": "",
     }
-    failures(mpi, tmp_path, reasons, seconds=2)
+    run_failures(mpi, tmp_path, reasons, seconds=2)
 
 
-def test_what_torch_is_asked_to_check_is_checked_throughout(
-    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_distributed_debug_finds_mismatches(mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     differs = "RuntimeError: Detected mismatch between collectives on ranks"
-    places = {"size": at("3 + worker"), "type": at("torch.float64"), "barrier": at("dist.barrier()")}
-    places["number"] = f"({at('(torch.ones(100)')}|{at('all_reduce(torch.ones(2))')})"
+    places = {
+        "size": match_line("3 + worker"),
+        "type": match_line("torch.float64"),
+        "barrier": match_line("dist.barrier()"),
+    }
+    places["number"] = f"({match_line('(torch.ones(100)')}|{match_line('all_reduce(torch.ones(2))')})"
     reasons = {way: rf"rank [01], {place}: {differs}\. .*" for way, place in places.items()}
-    reasons["barrier"] = rf"rank [01], ({at('= DistributedData')}|{places['barrier']}): {differs}\. .*"
-    tracebacks = failures(mpi, tmp_path, {"none": "", **reasons})
+    reasons["barrier"] = rf"rank [01], ({match_line('= DistributedData')}|{places['barrier']}): {differs}\. .*"
+    tracebacks = run_failures(mpi, tmp_path, {"none": "", **reasons})
     assert len(tracebacks) == 4
     for traceback in tracebacks:
         assert re.match(r'Traceback .*\n  File ".*careless\.py", .*\n(  .*\n)+RuntimeError: Detected mis', traceback)
 
 
-def test_each_line_that_an_objective_prints_says_whose_it_is_and_is_kept(mpi: Mpi, tmp_path: Path) -> None:
-    job = mpi.run(4, *careless(tmp_path, "say", "--evaluations", 3, "--ranks-per-worker", 2), cwd=tmp_path)
+def test_printed_lines_are_labelled_and_kept(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.run(
+        4, *make_careless_arguments(tmp_path, "say", "--evaluations", 3, "--ranks-per-worker", 2), cwd=tmp_path
+    )
     assert job.returncode == 0
     marked = [line.split(" | ", 1) for line in job.stdout.splitlines() if " | " in line]
     for label in ("worker 0 rank 0", "worker 0 rank 1", "worker 1 rank 0", "worker 1 rank 1"):
-        mine = [text for whose, text in marked if whose == label]
-        said = [f"{label[9:]} says hello", "native code", "a child", "100%", "''", "without an end"]
-        assert mine == said * (len(mine) // len(said)), "whole lines, in their order"
+        mine = [text for line_label, text in marked if line_label == label]
+        expected = [f"{label[9:]} says hello", "native code", "a child", "100%", "''", "without an end"]
+        assert mine == expected * (len(mine) // len(expected)), "lines are complete and in order"
     assert len(marked) == 3 * 2 * 6
     complaints = sorted(line.partition(" | ")[2] for line in job.stderr.splitlines())
     assert complaints == ["WARNING mine: be warned"] * 6 + ["and complains"] * 6
@@ -131,7 +141,7 @@ def test_each_line_that_an_objective_prints_says_whose_it_is_and_is_kept(mpi: Mp
         kept = (tmp_path / "run" / "logs" / f"{trial.number}.txt").read_text().splitlines()
         of_rank_1 = [line for line in kept if line.startswith("rank 1 | ")]
         assert sorted(line.removeprefix("rank 1 | ") for line in of_rank_1) == sorted(
-            [f"{label[9:]} says hello", "and complains", "WARNING mine: be warned", *said[1:]]
+            [f"{label[9:]} says hello", "and complains", "WARNING mine: be warned", *expected[1:]]
         )
         assert len(kept) == 2 * 8
 
@@ -154,13 +164,13 @@ def objective(params, worker):
 """
 
 
-def test_a_loss_is_any_kind_of_number(mpi: Mpi, tmp_path: Path) -> None:
+def test_loss_may_be_any_kind_of_number(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "numbers.py").write_text(NUMBERS)
     job = mpi.run(1, PROGRAM, "numbers.py", "--run-dir", "run", "--evaluations", 9, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = {trial.params["k"]: trial for trial in load_trials(tmp_path / "run")}
     assert [trials[k].values for k in range(7)] == [[0.5]] * 7
-    cores = len(list_usable_cores())  # all of which are the threads of the only rank
+    cores = len(list_usable_cores())  # The only rank uses all of them as threads.
     assert trials[6].user_attrs["metrics"] == {"count": 3.0, "share": 0.5, "whole": cores}
     for k in (7, 8):
         assert "a number, not " in trials[k].user_attrs["failure"]

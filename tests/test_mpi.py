@@ -1,4 +1,4 @@
-"""Communicators and ranks that wait on real MPI jobs, and training on workers of several sizes."""
+"""Communicators and waiting ranks on real MPI jobs, and training on workers of several sizes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.support.launch import PROGRAM, PROGRAMS, SEARCHES, Mpi
 from tests.support.run_output import load_trials
 
 
-def results(mpi: Mpi, ranks: int, program: str, folder: Path) -> list[dict[str, Any]]:
-    return lines_of_ranks(mpi.run(ranks, "-m", "mpi4py", PROGRAMS / program, cwd=folder), ranks)
+def run_program(mpi: Mpi, ranks: int, program: str, folder: Path) -> list[dict[str, Any]]:
+    return parse_rank_lines(mpi.run(ranks, "-m", "mpi4py", PROGRAMS / program, cwd=folder), ranks)
 
 
-def lines_of_ranks(job: subprocess.CompletedProcess[str], ranks: int) -> list[dict[str, Any]]:
-    """Return what each rank has printed, in their order."""
+def parse_rank_lines(job: subprocess.CompletedProcess[str], ranks: int) -> list[dict[str, Any]]:
+    """Return the line that each rank has printed, in the order of the ranks."""
     assert (job.returncode, job.stderr) == (0, "")
     lines = [json.loads(line) for line in job.stdout.splitlines()]
     assert sorted(line["rank"] for line in lines) == list(range(ranks))
@@ -30,17 +30,17 @@ def lines_of_ranks(job: subprocess.CompletedProcess[str], ranks: int) -> list[di
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
-def test_communicators_deliver_and_ranks_that_wait_sleep(each_mpi: Mpi, ranks: int, tmp_path: Path) -> None:
-    lines = results(each_mpi, ranks, "communication.py", tmp_path)
+def test_communicator_delivers_and_sleeps_while_it_waits(each_mpi: Mpi, ranks: int, tmp_path: Path) -> None:
+    lines = run_program(each_mpi, ranks, "communication.py", tmp_path)
     for line in lines[1:]:
         assert max(line["cpu"].values()) < 0.05, line["cpu"]
     assert max(line["at_once"] for line in lines) == min(ranks, 2)
 
 
 @pytest.mark.slow
-def test_a_worker_of_any_size_trains_as_one_process_would(tmp_path: Path) -> None:
+def test_worker_of_any_size_trains_like_one_process(tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAMS / "training.py")]
-    lines = lines_of_ranks(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200), 6)
+    lines = parse_rank_lines(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200), 6)
     assert [line["size"] for line in lines] == [1, 2, 2, 3, 3, 3]
     for line in lines:
         peers = [peer for peer in lines if peer["size"] == line["size"]]
@@ -53,13 +53,11 @@ def test_a_worker_of_any_size_trains_as_one_process_would(tmp_path: Path) -> Non
         assert line["accuracy"] == pytest.approx(line["own_accuracy"], abs=1e-6)
         assert line["epochs_without_progress"] == 1 + 4
     losses = lines[0]["losses"]
-    assert losses[-1] < losses[0] - 0.1, "it learns"
+    assert losses[-1] < losses[0] - 0.1, "the loss decreases"
 
 
-def test_a_signal_overrules_the_end_by_a_target_which_is_forgotten_for_what_comes_after(
-    each_mpi: Mpi, tmp_path: Path
-) -> None:
-    for line in results(each_mpi, 3, "overruling.py", tmp_path):
+def test_signal_replaces_stop_by_target(each_mpi: Mpi, tmp_path: Path) -> None:
+    for line in run_program(each_mpi, 3, "overruling.py", tmp_path):
         assert line["seen"] == ["the target is reached", None, None, "another target", "SIGINT", "SIGINT"]
 
 
@@ -68,38 +66,36 @@ def test_a_signal_overrules_the_end_by_a_target_which_is_forgotten_for_what_come
     [
         ([[0, 1]] * 8, [1] * 8),
         ([[0, 1, 2, 3]] * 2, [2, 2]),
-        ([[0, 1, 2, 3], [4, 5, 6, 7]], [4, 4]),  # bound to cores of their own
+        ([[0, 1, 2, 3], [4, 5, 6, 7]], [4, 4]),  # bound to separate cores
         ([[0, 1, 2], [2, 3]], [2, 1]),
         ([[0, 1, 2]] * 3, [1, 1, 1]),
         ([[5]], [1]),
     ],
 )
-def test_cores_are_shared_among_the_ranks_that_may_use_them(
-    cores_of_ranks: list[list[int]], threads: list[int]
-) -> None:
+def test_thread_share_divides_cores_among_ranks(cores_of_ranks: list[list[int]], threads: list[int]) -> None:
     from hpo.evaluation.host import compute_thread_share
 
     assert [compute_thread_share(cores_of_ranks, rank) for rank in range(len(cores_of_ranks))] == threads
 
 
-def cpu_seconds(process: int) -> float:
-    """Return the CPU time that a process has used."""
+def read_cpu_seconds(process: int) -> float:
+    """Return the CPU time of a process."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_all_processes_sleep_while_they_wait_for_one_trainer(mpi: Mpi, tmp_path: Path) -> None:
-    """A peer waits for its leader, and the other worker, which has evaluated all the rest, for the end."""
+def test_all_processes_sleep_while_one_trainer_works(mpi: Mpi, tmp_path: Path) -> None:
+    """A peer waits for its leader, and the other worker, which has evaluated all other individuals, for the end."""
     arguments = [PROGRAM, SEARCHES / "waiting.py", "--run-dir", "run", "--islands", 1, "--evaluations", 4]
     with kill_at_end(Victim(mpi, 4, arguments, tmp_path, tmp_path / "log")) as victim:
         assert victim.wait_for("\n3/4 ")
         victim.sleep(1.0)
         processes = [*victim.find_ranks(), *victim.find_templates()]
         assert len(processes) == 5
-        before = {process: cpu_seconds(process) for process in victim.find_processes()}
+        before = {process: read_cpu_seconds(process) for process in victim.find_processes()}
         assert len(before) >= 1 + 4 + 1 + 4, "mpirun, ranks, the template and trainers"
         victim.sleep(3.0)
-        used = {process: cpu_seconds(process) - seconds for process, seconds in before.items()}
+        used = {process: read_cpu_seconds(process) - seconds for process, seconds in before.items()}
         (tmp_path / "go").touch()
         assert victim.wait() == (0, "")
     assert max(used.values()) < 0.05 * 3.0, used

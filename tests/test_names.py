@@ -1,4 +1,4 @@
-"""Hyperparameters and metrics that are called alike, or like what a run knows: all are shown, and told apart."""
+"""Hyperparameters and metrics with equal or reserved names are all shown, with distinct names."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def run(tmp_path: Path) -> RunReader:
     return RunReader(tmp_path / "run")
 
 
-def test_lines_show_all_of_them(run: RunReader) -> None:
+def test_lines_show_values_of_equal_names(run: RunReader) -> None:
     expected = {"lr": "0.25", "trial": "0.75", "search": "a", **SHOWN}
-    (one,) = run.read_evaluations()
-    assert dict(re.findall(r"(\w+)=(\S+)", ProgressLines([], 1).format_line(one))) == expected
-    look = run.make_follower().take_snapshot()
-    (named,) = [line.plain for line in format_header(compute_run_status(look), Path("run")) if "=" in line.plain]
+    (evaluation,) = run.read_evaluations()
+    assert dict(re.findall(r"(\w+)=(\S+)", ProgressLines([], 1).format_line(evaluation))) == expected
+    snapshot = run.make_follower().take_snapshot()
+    (named,) = [line.plain for line in format_header(compute_run_status(snapshot), Path("run")) if "=" in line.plain]
     expected["param_trial"] = expected.pop("trial")
     assert dict(re.findall(r"(\w+)=(\S+)", named)) == expected
-    headings = [column.heading for column in make_columns([one], run.manifest.objectives, START_SECONDS)]
+    headings = [column.heading for column in make_columns([evaluation], run.manifest.objectives, START_SECONDS)]
     assert headings[:3] == ["trial", "state", "loss"]
     assert sorted(headings[3:10]) == sorted(expected)
 
 
-def test_tables_have_a_column_for_each(run: RunReader, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_have_column_for_each_name(run: RunReader, capsys: pytest.CaptureFixture[str]) -> None:
     print_tables(run.make_summary(1), Path("run"))
     lines = capsys.readouterr().out.split("All islands\n")[1].splitlines()
     row = dict(zip(lines[0].split(), lines[2].split()[1:], strict=True))
@@ -56,22 +56,22 @@ def test_tables_have_a_column_for_each(run: RunReader, capsys: pytest.CaptureFix
     assert sorted(head) == sorted(["place", *row])
 
 
-def test_the_loss_of_the_winner_is_its_loss(run: RunReader, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_winner_shows_loss_despite_metric_named_loss(run: RunReader, capsys: pytest.CaptureFixture[str]) -> None:
     winner = run.find_winner()
     assert winner
     print_winner(run, winner)
-    said = capsys.readouterr().err
-    assert said.startswith("trial 0: loss=0.5  ")
-    assert dict(re.findall(r"(\w+)=(\S+)", said)) == {"loss": "0.5", **SHOWN}
+    message = capsys.readouterr().err
+    assert message.startswith("trial 0: loss=0.5  ")
+    assert dict(re.findall(r"(\w+)=(\S+)", message)) == {"loss": "0.5", **SHOWN}
 
 
-def test_trackers_are_told_all_of_them(run: RunReader) -> None:
-    (one,) = run.read_evaluations()
+def test_tracker_values_have_distinct_names(run: RunReader) -> None:
+    (evaluation,) = run.read_evaluations()
     own = {"lowest_loss": 0.5, "seconds": 1.0}
-    assert collect_results(one) == {"metric_metric_loss": 9, "metric_loss": 8, "lr": 7, "accuracy": 6, **own}
-    assert convert_params(one, taken=("search",)) == {"lr": 0.25, "trial": 0.75, "param_search": "a"}
+    assert collect_results(evaluation) == {"metric_metric_loss": 9, "metric_loss": 8, "lr": 7, "accuracy": 6, **own}
+    assert convert_params(evaluation, taken=("search",)) == {"lr": 0.25, "trial": 0.75, "param_search": "a"}
 
 
-def test_a_name_does_not_depend_on_the_order() -> None:
+def test_name_metrics_does_not_depend_on_order() -> None:
     for names in (["loss", "metric_loss"], ["metric_loss", "loss"]):
         assert name_metrics(names, [], ["loss"]) == {"loss": "metric_metric_loss", "metric_loss": "metric_loss"}

@@ -110,7 +110,7 @@ def test_a_manifest_with_objectives_is_checked() -> None:
         {"names": ["loss"]},
         ["loss"],
     ):
-        with pytest.raises(UsageError, match=r"'objectives' is .*, and must be an object of names, of which the first"):
+        with pytest.raises(UsageError, match=r"'objectives' must be an object with 'names', .*, got "):
             make_manifest(objectives=wrong)
 
 
@@ -415,8 +415,8 @@ def test_an_objective_that_is_not_reported_fails_the_evaluation_with_what_to_do(
     job = mpi.run(2, PROGRAM, TRADING, *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
     reasons = [
-        f"the first rank has not reported {lacks!r} as a finite number with the loss, which the objectives need, "
-        f"but {there!r}: report it each time, as in yield loss, {{{lacks!r}: ...}}"
+        f"{lacks!r} must be a finite number, since it is an objective, but the first rank reported {there!r}. "
+        f"Report it with each loss, as in yield loss, {{{lacks!r}: ...}}"
         for lacks, there in (("width", "speed"), ("speed", "width"))
     ]
     assert [trial.user_attrs["failure"] for trial in load_trials(tmp_path / "run")] == reasons

@@ -1,4 +1,4 @@
-"""That one rank alone writes a run's record, on real jobs: who touches files, and who waits for whom."""
+"""Test in MPI jobs that only the root rank writes the record, and that workers do not wait for its trainer."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.support.run_output import find_complete_losses, load_trials
 
 BUSY = SEARCHES / "busy.py"
 
-# Notes which rank has opened, renamed or removed what in the run directory; templates and trainers are -1.
-WATCHED = """
+# Records which rank opens, renames or removes which file in the run directory; templates and trainers are rank -1.
+AUDIT_HOOK = """
 import json, os, sys, time
 
 ran = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", -1))
-folder = os.environ["WATCHED_FOLDER"]
+folder = os.environ["AUDITED_FOLDER"]
 
 def note(event, arguments):
     if event in ("open", "os.rename", "os.remove", "os.symlink", "os.link", "os.mkdir", "os.listdir", "os.scandir"):
@@ -32,18 +32,18 @@ def note(event, arguments):
             line = json.dumps([int(ran), event, os.path.relpath(touched[0], folder), time.time()]) + chr(10)
             os.write(noted, line.encode())
 
-noted = os.open(os.environ["WATCHED_NOTES"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+noted = os.open(os.environ["AUDIT_NOTES"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 sys.addaudithook(note)
 """
 
 
-def touched(folder: Path, mpi: Mpi, *arguments: object) -> list[tuple[int, str, str]]:
-    """Run a search on four ranks, and return what its ranks did to files from its first evaluation to its last."""
-    (folder / "sitecustomize.py").write_text(WATCHED)
+def record_file_access(folder: Path, mpi: Mpi, *arguments: object) -> list[tuple[int, str, str]]:
+    """Run a search on four ranks, and return all file accesses between its first start and its last end."""
+    (folder / "sitecustomize.py").write_text(AUDIT_HOOK)
     variables = {
         "PYTHONPATH": f"{folder}:{PROGRAM.parent}",
-        "WATCHED_FOLDER": str(folder / "run"),
-        "WATCHED_NOTES": str(folder / "notes"),
+        "AUDITED_FOLDER": str(folder / "run"),
+        "AUDIT_NOTES": str(folder / "notes"),
     }
     process = mpi.start(4, PROGRAM, *arguments, "--run-dir", folder / "run", cwd=folder, stdout=PIPE, **variables)
     job = wait_for_job(process)
@@ -55,39 +55,41 @@ def touched(folder: Path, mpi: Mpi, *arguments: object) -> list[tuple[int, str, 
     return [(rank, event, path) for rank, event, path, when in notes if first < when < last]
 
 
-def test_the_first_rank_alone_touches_the_run_directory(each_mpi: Mpi, tmp_path: Path) -> None:
-    done = touched(tmp_path, each_mpi, BUSY, *ALONE, "--evaluations", 12, "--set", "seconds=0.2")
-    assert done, "nothing was written, or nothing noted"
-    assert {rank for rank, _, _ in done} == {0}
-    assert {path for _, _, path in done} <= {"study.log", "study.log.lock", "printed"} | {
-        *(f"printed/{trial}.txt" for trial in range(12)),
-        *(path for _, _, path in done if path.startswith("study.log.lock.")),
+def test_run_dir_is_changed_by_root_rank_only(each_mpi: Mpi, tmp_path: Path) -> None:
+    accesses = record_file_access(tmp_path, each_mpi, BUSY, *ALONE, "--evaluations", 12, "--set", "seconds=0.2")
+    assert accesses, "no file access was recorded"
+    assert {rank for rank, _, _ in accesses} == {0}
+    assert {path for _, _, path in accesses} <= {"study.log", "study.log.lock", "logs"} | {
+        *(f"logs/{trial}.txt" for trial in range(12)),
+        *(path for _, _, path in accesses if path.startswith("study.log.lock.")),
     }
-    assert Counter(path for _, event, path in done if event == "open")["study.log"] == 0, "it is kept open"
+    assert Counter(path for _, event, path in accesses if event == "open")["study.log"] == 0, (
+        "the journal must stay open"
+    )
     assert not list((tmp_path / "run").glob("*.lock*"))
     storage = JournalStorage(JournalFileBackend(str(tmp_path / "run" / "study.log")))
     study = storage.get_study_id_from_name("run")
-    storage.set_study_user_attr(study, "note", "by another program")  # it would wait for a lock
+    storage.set_study_user_attr(study, "note", "by another program")  # It would wait for a lock that was left.
     assert storage.get_study_user_attrs(study)["note"] == "by another program"
 
 
-def test_trainers_write_drafts_and_leaders_put_states_in_their_place(mpi: Mpi, tmp_path: Path) -> None:
+def test_checkpoint_draft_of_trainer_is_moved_by_leader(mpi: Mpi, tmp_path: Path) -> None:
     settings = ["--set", "epochs=4", "--set", "seconds=0.4", "--evaluations", 6, "--checkpoint-every", "1s"]
-    done = touched(tmp_path, mpi, SEARCHES / "saving.py", "--ranks-per-worker", 2, *settings)
-    by_rank = {rank: {(event, path) for other, event, path in done if other == rank} for rank in range(-1, 4)}
+    accesses = record_file_access(tmp_path, mpi, SEARCHES / "saving.py", "--ranks-per-worker", 2, *settings)
+    by_rank = {rank: {(event, path) for other, event, path in accesses if other == rank} for rank in range(-1, 4)}
     drafts = {path for _, path in by_rank[-1]}
-    assert any(path.startswith("states/.") for path in drafts), "nothing was saved"
-    assert any(path.startswith(".best.safetensors.") for path in drafts), "nobody had the best"
-    assert all(path.startswith(("states/.", ".best.safetensors.")) for path in drafts), drafts
-    assert by_rank[1] == by_rank[3] == set(), "no leaders"
-    assert by_rank[2], "the other leader has put nothing in its place"
-    assert {Path(path).parts[0] for _, path in by_rank[2]} == {"states"}
+    assert any(path.startswith("checkpoints/.") for path in drafts), "no checkpoint was written"
+    assert any(path.startswith(".best.safetensors.") for path in drafts), "no weights were written"
+    assert all(path.startswith(("checkpoints/.", ".best.safetensors.")) for path in drafts), drafts
+    assert by_rank[1] == by_rank[3] == set(), "ranks that are not leaders must touch no files"
+    assert by_rank[2], "the second leader must move its checkpoints"
+    assert {Path(path).parts[0] for _, path in by_rank[2]} == {"checkpoints"}
     renamed = {path for rank in (0, 2) for event, path in by_rank[rank] if event == "os.rename"}
-    assert renamed >= {path for path in drafts if path.startswith("states/.")}
+    assert renamed >= {path for path in drafts if path.startswith("checkpoints/.")}
     assert {path for path in renamed if path.startswith(".best")} <= {path for _, path in by_rank[0]}
 
 
-def test_others_go_on_while_the_trainer_of_the_first_rank_is_busy(mpi: Mpi, tmp_path: Path) -> None:
+def test_worker_continues_while_root_ranks_trainer_is_busy(mpi: Mpi, tmp_path: Path) -> None:
     arguments = [BUSY, *ALONE, "--evaluations", 12, "--set", "way=native", "--propagators", "random"]
     job = mpi.run(2, PROGRAM, *arguments, "--run-dir", "run", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
@@ -101,8 +103,10 @@ def test_others_go_on_while_the_trainer_of_the_first_rank_is_busy(mpi: Mpi, tmp_
         if trial.datetime_start and trial.datetime_complete and trial.user_attrs["worker"] == 1
         if busy.datetime_start < trial.datetime_start and trial.datetime_complete < busy.datetime_complete
     ]
-    assert len(during) >= 5, "the other worker waited for the first rank"
+    assert len(during) >= 5, "the second worker must not wait for the root rank"
     starts = [trial.datetime_start.timestamp() for trial in during if trial.datetime_start]
-    assert statistics.median(later - earlier for earlier, later in pairwise(starts)) < 0.3, "each takes 0.05 s"
+    assert statistics.median(later - earlier for earlier, later in pairwise(starts)) < 0.3, (
+        "each evaluation takes 0.05 s"
+    )
     assert len(find_complete_losses(trials)) == 12
     assert {(tmp_path / "run" / "logs" / f"{trial.number}.txt").exists() for trial in trials} == {True}

@@ -90,7 +90,7 @@ def test_generations_are_counted_per_worker() -> None:
 
 def test_a_run_directory_is_checked_before_it_is_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="is a file, not a directory"):
+    with pytest.raises(UsageError, match=r"must be a directory, got .*is a file"):
         RunDir(tmp_path / "file").check_usable(resume=False)
     with pytest.raises(UsageError, match="is a file"):
         RunDir(tmp_path / "file" / "run").check_usable(resume=False)
@@ -104,9 +104,7 @@ def test_a_run_directory_is_checked_before_it_is_made(tmp_path: Path) -> None:
     used.check_usable(resume=True)
     with pytest.raises(UsageError, match=r"already holds a run: add --resume .*, or name another directory"):
         used.check_usable(resume=False)
-    with pytest.raises(
-        UsageError, match=r"is not as a run has written it: 'space' is {}, and must be an object of texts"
-    ):
+    with pytest.raises(UsageError, match=r"run.json: 'space' must be an object of texts, got {}"):
         used.read_manifest()
     used.run_json.write_text("{")
     with pytest.raises(UsageError, match=r"run.json cannot be read"):

@@ -1,4 +1,4 @@
-"""Databases that are away: what a record does meanwhile, on an SQLite file that somebody else has locked."""
+"""Test records of databases that are unavailable for a while, with an SQLite file that another thread locks."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from tests.support.runs import claim_evaluation
 SPACE = SearchSpace(x=Float(0.0, 1.0))
 
 
-def url(folder: Path) -> str:
+def make_url(folder: Path) -> str:
     return f"sqlite:///{folder / 'study.db'}?timeout=0"
 
 
-def made(folder: Path, said: list[str], is_over: Callable[[], bool] = lambda: False) -> Record:
-    Record.create(url(folder), "run", SPACE.describe())
-    return Record(url(folder), "run", StorageRetry("the database", said.append, is_over))
+def make_record(folder: Path, messages: list[str], is_over: Callable[[], bool] = lambda: False) -> Record:
+    Record.create(make_url(folder), "run", SPACE.describe())
+    return Record(make_url(folder), "run", StorageRetry("the database", messages.append, is_over))
 
 
-def away(folder: Path, seconds: float, lock: str = "EXCLUSIVE") -> threading.Thread:
-    """Lock the database, now and for so long."""
+def lock_database(folder: Path, seconds: float, lock: str = "EXCLUSIVE") -> threading.Thread:
+    """Lock the database now, for some seconds."""
     locked = threading.Event()
 
     def hold() -> None:
@@ -51,43 +51,43 @@ def away(folder: Path, seconds: float, lock: str = "EXCLUSIVE") -> threading.Thr
 
 
 @pytest.mark.slow
-def test_what_is_recorded_while_a_database_is_away_is_recorded_once(tmp_path: Path) -> None:
-    said: list[str] = []
-    record = made(tmp_path, said)
+def test_record_during_outage_writes_each_change_once(tmp_path: Path) -> None:
+    messages: list[str] = []
+    record = make_record(tmp_path, messages)
     for number in range(2):
-        holder = away(tmp_path, 1.0)
+        holder = lock_database(tmp_path, 1.0)
         assignment = claim_evaluation(
             record, {"x": number / 2}, SPACE.make_distributions(), 9, island=0, worker=0, generation=0
         )
         record.report(assignment, 1, 0.5)
         holder.join()
-        holder = away(tmp_path, 1.0)
+        holder = lock_database(tmp_path, 1.0)
         record.complete(assignment, 0.5, 1.0, {})
         holder.join()
-    evaluations = Record(url(tmp_path), "run").read_evaluations()
-    assert [(one.state, dict(one.curve)) for one in evaluations] == [("complete", {1: 0.5})] * 2
-    assert len(said) == 8, "one line when it is away, and one when it is back"
-    first, second = said[:2]
-    why = "does not answer (database is locked): waiting for it, for 10 min 00 s at most"
+    evaluations = Record(make_url(tmp_path), "run").read_evaluations()
+    assert [(evaluation.state, dict(evaluation.curve)) for evaluation in evaluations] == [("complete", {1: 0.5})] * 2
+    assert len(messages) == 8, "each outage must print one line at its start and one at its end"
+    first, second = messages[:2]
+    why = "does not answer (database is locked): waiting for at most 10 min 00 s"
     assert first == f"warning: the storage the database {why}"
     assert second.startswith("the storage the database answers again, after ")
 
 
 @pytest.mark.slow
-def test_what_was_recorded_though_no_answer_came_is_not_recorded_again(tmp_path: Path) -> None:
-    Record.create(url(tmp_path), "run", SPACE.describe())
-    storage = open_storage(url(tmp_path))
+def test_retry_after_lost_answer_does_not_repeat_change(tmp_path: Path) -> None:
+    Record.create(make_url(tmp_path), "run", SPACE.describe())
+    storage = open_storage(make_url(tmp_path))
     study, lost = storage.get_study_id_from_name("run"), 0
 
-    def losing_first_answers(method: Callable[..., Any]) -> Callable[..., Any]:
+    def lose_first_answers(method: Callable[..., Any]) -> Callable[..., Any]:
         answered = set[str]()
 
         def call(*arguments: Any, **options: Any) -> Any:
             nonlocal lost
-            which = f"{len(storage.get_all_trials(study, deepcopy=False))} {arguments}"
+            key = f"{len(storage.get_all_trials(study, deepcopy=False))} {arguments}"
             result = method(*arguments, **options)
-            if which not in answered:
-                answered.add(which)
+            if key not in answered:
+                answered.add(key)
                 lost += 1
                 raise OperationalError("", {}, Exception("the connection was lost"))
             return result
@@ -96,26 +96,28 @@ def test_what_was_recorded_though_no_answer_came_is_not_recorded_again(tmp_path:
         return call
 
     for name in ("create_new_trial", "set_trial_state_values"):
-        setattr(storage, name, losing_first_answers(getattr(storage, name)))
-    said: list[str] = []
-    record = Record(wrap_with_retry(storage, StorageRetry("the database", said.append)), "run")
-    for _ in range(2):  # the second time beside an ended one of the same hyperparameters
+        setattr(storage, name, lose_first_answers(getattr(storage, name)))
+    messages: list[str] = []
+    record = Record(wrap_with_retry(storage, StorageRetry("the database", messages.append)), "run")
+    for _ in range(2):  # The second trial has the same hyperparameters as the first, which has ended.
         record.enqueue({"x": 0.5}, SPACE.make_distributions())
         assignment = claim_evaluation(record, None, SPACE.make_distributions(), 9, island=0, worker=0, generation=0)
         record.complete(assignment, 0.5, 1.0, {})
-    assert lost == 6, "two are enqueued, begun and ended"
-    evaluations = Record(url(tmp_path), "run").read_evaluations()
-    assert [(one.state, one.params, one.loss) for one in evaluations] == [("complete", {"x": 0.5}, 0.5)] * 2
-    assert said == []
+    assert lost == 6, "two trials are enqueued, started and ended"
+    evaluations = Record(make_url(tmp_path), "run").read_evaluations()
+    assert [(evaluation.state, evaluation.params, evaluation.loss) for evaluation in evaluations] == [
+        ("complete", {"x": 0.5}, 0.5)
+    ] * 2
+    assert messages == []
 
 
 @pytest.mark.slow
-def test_who_may_read_does_not_hide_that_nobody_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outage_of_writes_is_reported_while_reads_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage_retry, "_MAX_WAIT", 3.0)
-    said: list[str] = []
-    record = made(tmp_path, said)
+    messages: list[str] = []
+    record = make_record(tmp_path, messages)
     assignment = claim_evaluation(record, {"x": 0.5}, SPACE.make_distributions(), 9, island=0, worker=0, generation=0)
-    holder = away(tmp_path, 7.0, "IMMEDIATE")
+    holder = lock_database(tmp_path, 7.0, "IMMEDIATE")
     ended: list[BaseException] = []
 
     def write() -> None:
@@ -132,35 +134,35 @@ def test_who_may_read_does_not_hide_that_nobody_may_write(tmp_path: Path, monkey
     holder.join()
     writer.join()
     assert [type(error) for error in ended] == [StorageUnavailableError]
-    assert len(said) == 1, "it did not answer, and did not again"
+    assert len(messages) == 1, "the outage must be reported once"
 
 
-def test_workers_that_are_in_each_others_way_for_a_moment_say_nothing(tmp_path: Path) -> None:
-    said: list[str] = []
-    record = made(tmp_path, said)
-    holder = away(tmp_path, 0.1)
+def test_short_lock_conflict_prints_nothing(tmp_path: Path) -> None:
+    messages: list[str] = []
+    record = make_record(tmp_path, messages)
+    holder = lock_database(tmp_path, 0.1)
     assert record.read_evaluations() == []
     holder.join()
-    assert said == []
+    assert messages == []
 
 
 @pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.slow
-def test_an_outage_ends_a_run_where_it_lasts_too_long_or_the_run_is_to_stop(
+def test_outage_that_is_too_long_raises_unavailable_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
     if not stops:
         monkeypatch.setattr(storage_retry, "_MAX_WAIT", 0.5)
-    record = made(tmp_path, [], is_over=lambda: stops)
-    holder = away(tmp_path, 1.5)
+    record = make_record(tmp_path, [], is_over=lambda: stops)
+    holder = lock_database(tmp_path, 1.5)
     with pytest.raises(
-        StorageUnavailableError, match=r"has not answered for \d\.\d s \(database is locked\): what it holds is whole"
+        StorageUnavailableError, match=r"has not answered for \d\.\d s \(database is locked\)\. It is undamaged"
     ):
         record.read_evaluations()
     holder.join()
 
 
-def test_what_is_no_outage_is_not_waited_for(tmp_path: Path) -> None:
-    record = made(tmp_path, [])
+def test_error_that_is_not_an_outage_is_raised_at_once(tmp_path: Path) -> None:
+    record = make_record(tmp_path, [])
     with pytest.raises(KeyError):
         record._storage.get_study_id_from_name("another")

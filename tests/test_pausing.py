@@ -1,4 +1,4 @@
-"""Evaluations that are paused at rungs and promoted later: on real jobs, with real states, also where these die."""
+"""Evaluations that are paused at rungs and promoted later: on real jobs with checkpoints, which are also killed."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> Mapping[float, list[floa
 
 @pytest.fixture
 def folder(tmp_path: Path, curves: Mapping[float, list[float]]) -> Path:
-    """Return a folder in which runs begin with the best after one epoch.
+    """Return a folder in which runs begin with the individual that is best after one epoch.
 
-    The next best ones are paused then, since a third of few is one, and are to be promoted when others are worse.
+    The next best individuals are paused at first, since a third of few is one. They are promoted when worse ones
+    follow.
     """
     enqueue(tmp_path, sorted(XS, key=lambda x: curves[x][0]))
     return tmp_path
@@ -63,26 +64,24 @@ def assert_halved(run_dir: Path, curves: Mapping[float, list[float]]) -> list[op
         assert losses == curves[trial.params["x"]][: len(losses)]
         reached[trial.params["x"]] = max(len(losses), reached.get(trial.params["x"], 0))
     assert set(reached) == set(XS)
-    here = list(XS)
-    for rung, behind in ((1, 3), (3, EPOCHS)):
-        best = sorted(here, key=lambda x: min(curves[x][:rung]))[: max(1, len(here) // 3)]
-        assert all(reached[x] >= behind for x in best), f"{reached}: of those after {rung} epochs, {best} are the best"
-        assert all(reached[x] in (rung, behind, EPOCHS) for x in here)
-        here = [x for x in here if reached[x] > rung]
-    states = {trial.params["x"]: trial.state.name for trial in trials}  # the last one of each
+    at_rung = list(XS)
+    for rung, next_rung in ((1, 3), (3, EPOCHS)):
+        best = sorted(at_rung, key=lambda x: min(curves[x][:rung]))[: max(1, len(at_rung) // 3)]
+        assert all(reached[x] >= next_rung for x in best), f"{reached}: after {rung} epochs, {best} are the best"
+        assert all(reached[x] in (rung, next_rung, EPOCHS) for x in at_rung)
+        at_rung = [x for x in at_rung if reached[x] > rung]
+    states = {trial.params["x"]: trial.state.name for trial in trials}  # the last trial of each individual
     assert all((states[x] == "COMPLETE") is (epochs == EPOCHS) for x, epochs in reached.items())
     return trials
 
 
-def test_the_best_of_each_rung_go_on_where_they_were_paused(
-    mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
-) -> None:
+def test_best_of_each_rung_resume_from_pause(mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]) -> None:
     command = make_saving_arguments("run", *OPTIONS, saves=",".join(WAYS), epochs=EPOCHS, seconds=0, folder=folder)
-    job = mpi.run(2, *command, cwd=folder)  # one worker: which individuals are promoted depends on no timing
+    job = mpi.run(2, *command, cwd=folder)  # With one worker, promotions do not depend on timing.
     assert (job.returncode, job.stderr) == (0, "")
     trials = assert_halved(folder / "run", curves)
     promoted = [trial for trial in trials if "retry_of" in trial.user_attrs]
-    assert {int(trial.params["x"] * 10) % len(WAYS) for trial in promoted} == {0, 1, 2}, "each way of saving"
+    assert {int(trial.params["x"] * 10) % len(WAYS) for trial in promoted} == {0, 1, 2}, "each way to save"
     for trial in promoted:
         paused = trials[trial.user_attrs["retry_of"]]
         assert paused.state.name == "PRUNED"
@@ -102,9 +101,9 @@ def test_the_best_of_each_rung_go_on_where_they_were_paused(
     assert best.params == summary["best"]["params"]
 
 
-def test_a_promoted_evaluation_keeps_the_weights_of_its_best_loss(mpi: Mpi, tmp_path: Path) -> None:
-    """Only where another one, that was better at the rung, has failed can the best loss be from before a pause."""
-    xs = [0.85, 0.15, 0.14, 0.13, 0.12, 0.11]  # the best is first
+def test_promoted_evaluation_keeps_weights_of_best_loss(mpi: Mpi, tmp_path: Path) -> None:
+    """The best loss can be from before a pause only if a better individual of the rung has failed."""
+    xs = [0.85, 0.15, 0.14, 0.13, 0.12, 0.11]  # The best is first.
     enqueue(tmp_path, xs)
     options = ["--evaluations", len(xs), "--pruner", "asha", "--ranks-per-worker", 1]
     settings = {"saves": "first,second", "epochs": EPOCHS, "best": 1, "seconds": 0, "folder": tmp_path}
@@ -132,7 +131,7 @@ def test_a_promoted_evaluation_keeps_the_weights_of_its_best_loss(mpi: Mpi, tmp_
 
 
 @pytest.mark.parametrize(("saves", "options"), [("nothing", []), ("state", ["--checkpoint-every", "off"])])
-def test_what_cannot_go_on_is_stopped(mpi: Mpi, tmp_path: Path, saves: str, options: list[object]) -> None:
+def test_evaluations_without_checkpoint_are_pruned(mpi: Mpi, tmp_path: Path, saves: str, options: list[object]) -> None:
     enqueue(tmp_path, XS)
     command = make_saving_arguments("run", *OPTIONS, *options, saves=saves, epochs=EPOCHS, seconds=0)
     job = mpi.run(2, *command, "--ranks-per-worker", 1, cwd=tmp_path)
@@ -144,10 +143,10 @@ def test_what_cannot_go_on_is_stopped(mpi: Mpi, tmp_path: Path, saves: str, opti
     assert all("paused_after" not in trial.user_attrs for trial in pruned)
     ends = Counter(len(trial.intermediate_values) for trial in pruned)
     assert set(ends) <= {1, 3, EPOCHS}
-    assert ends[EPOCHS] <= 1, "of two workers, one may come to the end before anybody knows that it is one"
+    assert ends[EPOCHS] <= 1, "one of two workers may reach the end before the rung has enough losses"
 
 
-def test_a_run_that_pauses_goes_on_after_a_stop_and_a_death_on_any_number_of_ranks(
+def test_run_with_pauses_resumes_after_stop_and_kill(
     mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
 ) -> None:
     command = make_saving_arguments("run", *OPTIONS, "--resume", "--checkpoint-every", "1s", epochs=EPOCHS, seconds=0.3)
@@ -163,7 +162,7 @@ def test_a_run_that_pauses_goes_on_after_a_stop_and_a_death_on_any_number_of_ran
         else:
             victim.kill("all", random.Random(0))
         victim.wait(30)
-        assert any((folder / "run" / "checkpoints").glob("*.safetensors")), "what is paused keeps its state"
+        assert any((folder / "run" / "checkpoints").glob("*.safetensors")), "paused evaluations keep their checkpoints"
     job = mpi.run(1, *command, "--set", "seconds=0", cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     trials = assert_halved(folder / "run", curves)
@@ -171,13 +170,13 @@ def test_a_run_that_pauses_goes_on_after_a_stop_and_a_death_on_any_number_of_ran
     assert not (folder / "run" / "checkpoints").exists()
 
 
-def test_a_promoted_evaluation_whose_state_is_gone_begins_again(
+def test_promoted_evaluation_without_checkpoint_restarts(
     mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
 ) -> None:
-    some = ["--evaluations", 5, "--pruner", "asha"]  # of which only the first goes on
-    job = mpi.run(1, *make_saving_arguments("run", *some, epochs=EPOCHS, seconds=0), cwd=folder)
+    few = ["--evaluations", 5, "--pruner", "asha"]  # Only the first one is promoted.
+    job = mpi.run(1, *make_saving_arguments("run", *few, epochs=EPOCHS, seconds=0), cwd=folder)
     assert job.returncode == 0, job.stderr
-    assert not (folder / "run" / "checkpoints").exists(), "the run was over"
+    assert not (folder / "run" / "checkpoints").exists(), "the run has ended"
     more = make_saving_arguments("run", *OPTIONS, "--resume", epochs=EPOCHS, seconds=0)
     job = mpi.run(1, *more, cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""All propagators, on simulated islands: workers that take different times, and exchange what they find."""
+"""Test all propagators on simulated islands, whose workers take different times and exchange individuals."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ EVERYTHING = SearchSpace(
 )
 
 
-def loss_of(params: dict[str, Any]) -> float:
-    """Be 0 at depth 8, width 0.5, lr 0.01, elu and True."""
+def compute_loss(params: dict[str, Any]) -> float:
+    """Return a loss whose minimum is 0 at depth 8, width 0.5, lr 0.01, elu and True."""
     off = [
         (params.get("depth", 8) - 8) / 11,
         (params.get("width", 0.5) - 0.5) / 2,
@@ -39,29 +39,31 @@ def loss_of(params: dict[str, Any]) -> float:
     return float(sum(part**2 for part in off) + wrong / 4)
 
 
-def run(space: SearchSpace, names: list[str], evaluations: int, seed: int = 0) -> tuple[list[dict[str, Any]], Any]:
-    """Simulate two islands, and give the hyperparameters in the order of their starting, and the losses."""
+def run_islands(
+    space: SearchSpace, names: list[str], evaluations: int, seed: int = 0
+) -> tuple[list[dict[str, Any]], Any]:
+    """Simulate two islands. Return the hyperparameters in the order of their start, and the losses."""
     started = []
 
     def evaluate(params: dict[str, Any]) -> tuple[float, float]:
         space.check(params)
         started.append(params)
-        return loss_of(params), 1.0 + params["depth"]
+        return compute_loss(params), 1.0 + params["depth"]
 
     losses = simulate(SimulatedIslands(space, names, 2, seed), evaluate, evaluations)
     return started, losses
 
 
 @pytest.mark.parametrize("name", PROPAGATORS)
-def test_what_is_bred_is_of_the_space_and_new(name: str) -> None:
+def test_propagators_breed_new_individuals_of_the_space(name: str) -> None:
     space = NUMBERS if name in ("cmaes", "pso", "nelder-mead") else EVERYTHING
-    started, losses = run(space, [name], 60)
+    started, losses = run_islands(space, [name], 60)
     assert len(losses) == 60
-    assert len({tuple(params.values()) for params in started}) == 60, "nothing twice"
+    assert len({tuple(params.values()) for params in started}) == 60, "no individual must repeat"
     for params in started:
         assert space.decode(space.encode(params)) == params
     values = {parameter: {params[parameter] for params in started} for parameter in space.parameters}
-    assert all(len(values[parameter]) > 3 for parameter in NUMBERS.parameters), "all numbers are searched"
+    assert all(len(values[parameter]) > 3 for parameter in NUMBERS.parameters), "all numbers must vary"
     if space is EVERYTHING:
         assert values["act"] == {"relu", "tanh", "elu"}
         assert values["flag"] == {True, False}
@@ -69,83 +71,87 @@ def test_what_is_bred_is_of_the_space_and_new(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "factor"), [("ga", 0.1), ("tpe", 0.5)])
 @pytest.mark.slow
-def test_what_learns_finds_more_than_chance(name: str, factor: float) -> None:
+def test_learning_propagators_beat_random_search(name: str, factor: float) -> None:
     def mean_best(propagator: str) -> float:
-        return float(np.mean([run(EVERYTHING, [propagator], 60, seed)[1].min() for seed in range(4)]))
+        return float(np.mean([run_islands(EVERYTHING, [propagator], 60, seed)[1].min() for seed in range(4)]))
 
     assert mean_best(name) < factor * mean_best("random")
 
 
-def test_an_exhausted_space_is_searched_to_its_end() -> None:
+def test_propagators_exhaust_a_finite_space() -> None:
     space = SearchSpace(depth=Int(1, 5), act=Categorical("relu", "tanh"))
     for name in ("ga", "tpe", "propulate", "random"):
-        started, _ = run(space, [name], 10)
+        started, _ = run_islands(space, [name], 10)
         assert len({tuple(params.values()) for params in started}) == 10
-    news = [make_evaluation(trial, params=params) for trial, params in enumerate(space.all_individuals or ())]
-    past = EvaluationHistory(space, lambda: news)
-    past.update()
-    assert past.draw_new(random.Random(0)) is None
+    evaluations = [make_evaluation(trial, params=params) for trial, params in enumerate(space.all_individuals or ())]
+    history = EvaluationHistory(space, lambda: evaluations)
+    history.update()
+    assert history.draw_new(random.Random(0)) is None
 
 
-class Diagonal:
-    """A space of 360,000 candidates, of which its rule leaves 600, and a count of the questions to the rule."""
+class DiagonalSpace:
+    """A space of 360,000 candidates with a constraint that allows 600, and the count of its calls."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.calls = 0
         self.space = SearchSpace(a=Int(1, 600), b=Int(1, 600))
-        self.space.require(self.obeys, "a is b")
+        self.space.require(self.is_allowed, "a is b")
 
-    def obeys(self, params: dict[str, Any]) -> bool:
-        self.asked += 1
+    def is_allowed(self, params: dict[str, Any]) -> bool:
+        self.calls += 1
         return bool(params["a"] == params["b"])
 
-    def past(self, known: int, is_stopping: Callable[[], bool] = lambda: False) -> EvaluationHistory:
-        """Return a run that knows so many of the individuals."""
-        past = EvaluationHistory(self.space, list, is_stopping=is_stopping)
-        past.add_evaluations(make_evaluation(trial, params={"a": trial + 1, "b": trial + 1}) for trial in range(known))
-        return past
+    def make_history(self, known: int, is_stopping: Callable[[], bool] = lambda: False) -> EvaluationHistory:
+        """Return the history of a run that knows this number of individuals."""
+        history = EvaluationHistory(self.space, list, is_stopping=is_stopping)
+        history.add_evaluations(
+            make_evaluation(trial, params={"a": trial + 1, "b": trial + 1}) for trial in range(known)
+        )
+        return history
 
 
 @pytest.mark.slow
-def test_space_that_a_rule_leaves_finite_is_drawn_to_its_end() -> None:
-    diagonal = Diagonal()
+def test_draw_new_exhausts_a_constrained_space() -> None:
+    diagonal = DiagonalSpace()
     assert diagonal.space.all_individuals is None
-    past = diagonal.past(598)
+    history = diagonal.make_history(598)
     rest = []
     for trial in (598, 599):
-        new = past.draw_new(random.Random(trial))
+        new = history.draw_new(random.Random(trial))
         assert new is not None
-        past.add_evaluations([make_evaluation(trial, params=new)])
+        history.add_evaluations([make_evaluation(trial, params=new)])
         rest.append(new["a"])
     assert sorted(rest) == [599, 600]
-    before = diagonal.asked
-    assert [past.draw_new(random.Random(0)) for _ in range(20)] == [None] * 20
-    assert (before < 2_000_000, diagonal.asked - before) == (True, 0), "10,000 draws would ask 6,000,000 times"
+    before = diagonal.calls
+    assert [history.draw_new(random.Random(0)) for _ in range(20)] == [None] * 20
+    assert (before < 2_000_000, diagonal.calls - before) == (True, 0), (
+        "10,000 draws would call the constraint 6,000,000 times"
+    )
 
 
-def test_draw_from_exhausted_space_sees_a_stop() -> None:
-    diagonal = Diagonal()
-    past = diagonal.past(600, is_stopping=lambda: diagonal.asked > 2000)
-    assert past.draw_new(random.Random(0)) is None
-    assert diagonal.asked < 10_000
-    diagonal.asked = 0
-    seen = list_individuals(diagonal.space, math.inf, math.inf, lambda: diagonal.asked > 5000)
-    assert (seen, diagonal.asked < 10_000) == (None, True)
+def test_draw_new_from_exhausted_space_stops() -> None:
+    diagonal = DiagonalSpace()
+    history = diagonal.make_history(600, is_stopping=lambda: diagonal.calls > 2000)
+    assert history.draw_new(random.Random(0)) is None
+    assert diagonal.calls < 10_000
+    diagonal.calls = 0
+    seen = list_individuals(diagonal.space, math.inf, math.inf, lambda: diagonal.calls > 5000)
+    assert (seen, diagonal.calls < 10_000) == (None, True)
 
 
-def test_infinite_space_that_a_rule_leaves_finite_ends() -> None:
+def test_draw_new_ends_if_a_constraint_makes_space_finite() -> None:
     space = SearchSpace(kind=Categorical("a", "b"), x=Float(0, 1, when={"kind": "b"}))
     space.require(lambda p: p["kind"] == "a", "kind is a")
-    past = EvaluationHistory(space, list)
-    assert past.draw_new(random.Random(0)) == {"kind": "a"}
-    past.add_evaluations([make_evaluation(0, params={"kind": "a"})])
-    assert past.draw_new(random.Random(0)) is None
+    history = EvaluationHistory(space, list)
+    assert history.draw_new(random.Random(0)) == {"kind": "a"}
+    history.add_evaluations([make_evaluation(0, params={"kind": "a"})])
+    assert history.draw_new(random.Random(0)) is None
 
 
 def test_migrants_of_another_propagator_become_parents() -> None:
-    """An island that breeds from its population alone follows what a worker of another island has sent."""
-    past = EvaluationHistory(NUMBERS, list)
-    breed = make_propagator("propulate", past, random.Random(1), 2, 0)
+    """An island that breeds only from its population follows individuals from another island."""
+    history = EvaluationHistory(NUMBERS, list)
+    breed = make_propagator("propulate", history, random.Random(1), 2, 0)
     best = {"depth": 8, "width": 0.5, "lr": 0.01}
     migrants = []
     for _ in range(8):
@@ -154,35 +160,35 @@ def test_migrants_of_another_propagator_become_parents() -> None:
     bred = [NUMBERS.decode(breed(migrants)) for _ in range(40)]
     assert sum(params["depth"] == 8 for params in bred) > 20
 
-    started, _ = run(NUMBERS, ["random", "nelder-mead"], 40)
+    started, _ = run_islands(NUMBERS, ["random", "nelder-mead"], 40)
     assert len(started) == 40
 
 
-def test_failures_do_not_keep_the_search_from_learning() -> None:
+def test_propagators_learn_despite_failures() -> None:
     def evaluate(params: dict[str, Any]) -> tuple[float, float]:
-        return (math.inf if params["act"] == "tanh" else loss_of(params)), 1.0
+        return (math.inf if params["act"] == "tanh" else compute_loss(params)), 1.0
 
     for name in ("ga", "tpe"):
         searcher = SimulatedIslands(EVERYTHING, [name], 2, 0)
         losses = simulate(searcher, evaluate, 60)
         assert losses.min() < 0.1
-        assert np.isinf(losses[30:]).sum() < 10, "of a third at random"
+        assert np.isinf(losses[30:]).sum() < 10, "random search would have 10 failures"
 
 
-def test_a_search_of_numbers_refuses_categories() -> None:
+def test_check_space_rejects_categories_for_cmaes() -> None:
     check_space(("ga", "cmaes"), NUMBERS)
     with pytest.raises(UsageError, match=r"cmaes: it searches numbers, and parameter 'act' is Categorical\('relu'"):
         check_space(("ga", "cmaes"), EVERYTHING)
 
 
-def test_the_model_predicts_and_knows_where_it_does_not_know() -> None:
-    draws = np.random.default_rng(0)
+def test_gaussian_process_predicts_with_uncertainty() -> None:
+    rng = np.random.default_rng(0)
 
     def draw(count: int) -> Any:
-        return np.column_stack([draws.random((count, 2)), np.eye(3)[draws.integers(3, size=count)] / math.sqrt(2)])
+        return np.column_stack([rng.random((count, 2)), np.eye(3)[rng.integers(3, size=count)] / math.sqrt(2)])
 
     def truth(points: Any) -> Any:
-        return np.sin(3 * points[:, 0]) + (points[:, 3] > 0)  # the second coordinate does not matter
+        return np.sin(3 * points[:, 0]) + (points[:, 3] > 0)  # The second coordinate does not matter.
 
     points, others = draw(80), draw(50)
     values = truth(points)

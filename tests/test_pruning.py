@@ -1,4 +1,4 @@
-"""Evaluations that are given up, on workers of any size."""
+"""Test pruners by name, and that all ranks of a worker prune the same evaluations."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.support.run_output import load_trials
 @pytest.mark.parametrize(
     "name", ["", "medium", "percentile", "percentile:0", "percentile:100", "percentile:x", "Median"]
 )
-def test_a_pruner_that_does_not_exist_is_named(name: str) -> None:
-    with pytest.raises(UsageError, match=f"asha, hyperband or one-epoch, not '{name}'"):
+def test_make_pruner_with_unknown_name_raises_usage_error(name: str) -> None:
+    with pytest.raises(UsageError, match=f"asha, hyperband or one-epoch, got '{name}'"):
         make_pruner(name, budget=8)
 
 
@@ -31,7 +31,7 @@ def test_a_pruner_that_does_not_exist_is_named(name: str) -> None:
         (2, 1, "hyperband", 60, False),
     ],
 )
-def test_all_ranks_give_up_the_same_evaluations(
+def test_pruned_evaluations_are_equal_on_all_ranks(
     mpi: Mpi, tmp_path: Path, workers: int, size: int, pruner: str, evaluations: int, reports: bool
 ) -> None:
     options = ["--ranks-per-worker", size, "--evaluations", evaluations, "--pruner", pruner, "--propagators", "random"]
@@ -43,7 +43,7 @@ def test_all_ranks_give_up_the_same_evaluations(
     assert len(trials) == evaluations
     pruned = [trial for trial in trials.values() if trial.state.name == "PRUNED"]
     assert evaluations // 4 < len(pruned) < evaluations
-    assert min(len(trial.intermediate_values) for trial in pruned) < 6, "some never come to their last epoch"
+    assert min(len(trial.intermediate_values) for trial in pruned) < 6, "some must be pruned before their last epoch"
     for trial in pruned:
         assert trial.values == [min(trial.intermediate_values.values())]
         assert trial.user_attrs["seconds"] > 0
@@ -57,7 +57,7 @@ def test_all_ranks_give_up_the_same_evaluations(
         for notes in ranks:
             assert [(n["x"], n["epochs"]) for n in notes] == [(n["x"], n["epochs"]) for n in ranks[0]]
             assert all(note["epochs"] == len(trials[note["x"]].intermediate_values) for note in notes)
-            assert len({note["process"] for note in notes}) == 1, "no trainer is replaced"
+            assert len({note["process"] for note in notes}) == 1, "trainers must not be replaced"
             early, late = notes[len(notes) // 4], notes[-1]
             assert late["descriptors"] <= early["descriptors"] + 2
             assert late["tasks"] <= early["tasks"] + 2

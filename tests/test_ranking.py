@@ -1,4 +1,4 @@
-"""Rankings at rungs, which learn one individual at a time, next to what follows from the definitions."""
+"""Test rankings at rungs, which add one individual at a time, against their definitions."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ steps = st.integers(2, 3).flatmap(
 )
 
 
-def learn(steps: list[tuple[bool, tuple[int, ...], int]]) -> tuple[DominanceRanking, dict[int, tuple[int, ...]]]:
-    """Add an individual at each step, or remove one that is there."""
+def apply_steps(steps: list[tuple[bool, tuple[int, ...], int]]) -> tuple[DominanceRanking, dict[int, tuple[int, ...]]]:
+    """Add an individual at each step, or remove an existing one."""
     ranking = DominanceRanking()
     costs: dict[int, tuple[int, ...]] = {}
     for root, (removes, values, drawn) in enumerate(steps):
         if removes and costs:
-            gone = sorted(costs)[drawn % len(costs)]
-            ranking.remove(gone)
-            del costs[gone]
+            removed = sorted(costs)[drawn % len(costs)]
+            ranking.remove(removed)
+            del costs[removed]
         else:
             costs[root] = values
             ranking.add(root, tuple(map(float, values)))
@@ -37,7 +37,7 @@ def learn(steps: list[tuple[bool, tuple[int, ...], int]]) -> tuple[DominanceRank
 @given(steps)
 @settings(deadline=None)
 def test_dominance_ranking_step_by_step_equals_sorting_at_once(steps: list[tuple[bool, tuple[int, ...], int]]) -> None:
-    ranking, costs = learn(steps)
+    ranking, costs = apply_steps(steps)
     layer = (
         dict(zip(costs, compute_domination_ranks(np.array(list(costs.values()), float)).tolist(), strict=True))
         if costs
@@ -51,7 +51,7 @@ def test_dominance_ranking_step_by_step_equals_sorting_at_once(steps: list[tuple
 @given(steps, st.integers(0, 12))
 @settings(deadline=None)
 def test_best_candidates_come_layer_by_layer(steps: list[tuple[bool, tuple[int, ...], int]], count: int) -> None:
-    ranking, costs = learn(steps)
+    ranking, costs = apply_steps(steps)
     candidates = {root for root in costs if root % 2}
     chosen = ranking.select_best(count, candidates, ())
     assert {root for root in candidates if ranking.is_best(root, count, candidates, ())} == set(chosen)
@@ -62,7 +62,9 @@ def test_best_candidates_come_layer_by_layer(steps: list[tuple[bool, tuple[int, 
     )
     assert [layer[root] for root in chosen] == sorted(layer[root] for root in chosen)
     for root in candidates - set(chosen):
-        assert sum(layer[other] <= layer[root] for other in costs) > count, "a layer that fits is taken as a whole"
+        assert sum(layer[other] <= layer[root] for other in costs) > count, (
+            "a layer that fits must be selected completely"
+        )
     assert len(chosen) <= count
     found = ranking.find_next(candidates, ())
     assert (found is None) == (not candidates)
@@ -78,8 +80,10 @@ def test_last_layer_takes_continued_then_farthest() -> None:
     for root, costs in enumerate(front):
         ranking.add(root, costs)
     ranking.add(9, (11.0, 11.0))
-    assert ranking.select_best(1, range(5), ()) == [0], "the lowest loss, while none has continued"
-    assert ranking.select_best(3, range(1, 5), ()) == [4, 3], "0 has continued: the other end, and then the middle"
+    assert ranking.select_best(1, range(5), ()) == [0], "the lowest loss comes first while none has continued"
+    assert ranking.select_best(3, range(1, 5), ()) == [4, 3], (
+        "0 has continued, so the other end and then the middle follow"
+    )
     assert ranking.select_best(3, (1, 2, 3), ()) == [3], "0 and 4 have continued"
     assert ranking.select_best(2, (1, 2, 3), ()) == []
     assert ranking.select_best(2, (1, 2, 3), (4,)) == [3], "4 was stopped, and has not continued"
@@ -90,13 +94,13 @@ def test_last_layer_takes_continued_then_farthest() -> None:
 
 @pytest.mark.parametrize("objectives", [1, 2])
 def test_individual_behind_never_becomes_best(objectives: int) -> None:
-    """What is behind as many as can ever continue may lose its checkpoint."""
+    """An individual behind all that can ever continue may lose its checkpoint."""
     drawn = random.Random(3)
     ranking = DominanceRanking() if objectives > 1 else LossRanking()
     behind: set[int] = set()
     for root in range(200):
         ranking.add(root, tuple(drawn.random() for _ in range(objectives)))
-        now = {one for one in range(root + 1) if ranking.is_behind(one, 30)}
+        now = {member for member in range(root + 1) if ranking.is_behind(member, 30)}
         assert now >= behind
         assert not now & set(ranking.select_best(30, range(root + 1), ()))
         assert set(ranking.find_behind(30)) <= now

@@ -1,3 +1,5 @@
+"""Test the record of a run: trials, claims, changes, storages and summaries."""
+
 from __future__ import annotations
 
 import json
@@ -22,39 +24,39 @@ from hpo.store.storage_url import mask_password
 from hpo.store.study_client import DirectConnection, StudyClient
 from tests.support.evaluations import make_evaluation
 from tests.support.runs import claim_evaluation, make_manifest
-from tests.support.writer_stubs import make_writer, open_mirrored
+from tests.support.writer_stubs import make_writer, open_cached
 
 SPACE = SearchSpace(layers=Int(1, 5), act=Categorical("relu", True, 3), lr=Float(1e-4, 1.0, log=True))
 DISTRIBUTIONS = SPACE.make_distributions()
 PARAMS: dict[str, Any] = {"layers": 2, "act": "relu", "lr": 0.01}
 
 
-def make(folder: Path) -> Record:
+def make_record(folder: Path) -> Record:
     return Record.create(folder / "study.log", "run", SPACE.describe())
 
 
-def reopen(folder: Path) -> Record:
+def reopen_record(folder: Path) -> Record:
     return Record(folder / "study.log", "run")
 
 
-def start(record: Record, budget: int = 10, **params: Any) -> Assignment | None:
+def start_trial(record: Record, budget: int = 10, **params: Any) -> Assignment | None:
     claims = Claims(record, DISTRIBUTIONS, budget)
     return claims.claim({**PARAMS, **params}, island=1, worker=2, generation=3)
 
 
-def started(record: Record, **params: Any) -> Assignment:
-    assignment = start(record, **params)
+def start_new_trial(record: Record, **params: Any) -> Assignment:
+    assignment = start_trial(record, **params)
     assert assignment is not None
     return assignment
 
 
-def test_an_evaluation_is_there_again_as_it_was_recorded(tmp_path: Path) -> None:
-    record = make(tmp_path)
-    assignment = started(record, act=True)
+def test_record_reopened_returns_equal_evaluation(tmp_path: Path) -> None:
+    record = make_record(tmp_path)
+    assignment = start_new_trial(record, act=True)
     record.report(assignment, 1, 0.9)
     record.report(assignment, 2, 0.4)
     record.complete(assignment, 0.4, 1.5, {"accuracy": 0.8})
-    (evaluation,) = reopen(tmp_path).read_evaluations()
+    (evaluation,) = reopen_record(tmp_path).read_evaluations()
     assert (evaluation.trial, evaluation.state, evaluation.loss) == (0, "complete", 0.4)
     assert evaluation.params == {**PARAMS, "act": True}
     assert type(evaluation.params["act"]) is bool
@@ -63,13 +65,13 @@ def test_an_evaluation_is_there_again_as_it_was_recorded(tmp_path: Path) -> None
     assert evaluation.started <= evaluation.ended
 
 
-def test_plain_optuna_opens_the_study(tmp_path: Path) -> None:
-    record = make(tmp_path)
+def test_record_opened_by_plain_optuna_shows_trials(tmp_path: Path) -> None:
+    record = make_record(tmp_path)
     for number, lr in enumerate((0.001, 0.01, 0.1, 0.5)):
-        assignment = started(record, lr=lr, layers=number + 1)
+        assignment = start_new_trial(record, lr=lr, layers=number + 1)
         record.report(assignment, 1, lr)
         record.complete(assignment, lr, 1.0, {})
-    record.fail(started(record, lr=0.02), "rank 1: ValueError: no", "Traceback ...", 1.0)
+    record.fail(start_new_trial(record, lr=0.02), "rank 1: ValueError: no", "Traceback ...", 1.0)
     backend = JournalFileBackend(str(tmp_path / "study.log"))
     study = optuna.load_study(study_name="run", storage=optuna.storages.JournalStorage(backend))
     assert study.best_trial.params == {**PARAMS, "lr": 0.001, "layers": 1}
@@ -80,89 +82,88 @@ def test_plain_optuna_opens_the_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_leaders_that_share_a_budget_never_exceed_it_nor_start_anything_twice(tmp_path: Path, seed: int) -> None:
+def test_claims_by_several_leaders_stay_in_budget_and_unique(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    make(tmp_path)
-    record, mirror = open_mirrored(tmp_path / "study.log")
-    writer = make_writer(record, tmp_path, 30, space=SPACE, mirror=mirror)
-    leaders = {
-        StudyClient(DirectConnection(writer)): iter(range(1, 100)) for _ in range(4)
-    }  # the same ones as the others
-    going: list[tuple[StudyClient, Assignment]] = []
+    make_record(tmp_path)
+    record, cached_storage = open_cached(tmp_path / "study.log")
+    writer = make_writer(record, tmp_path, 30, space=SPACE, cached_storage=cached_storage)
+    # All leaders try the same hyperparameters.
+    leaders = {StudyClient(DirectConnection(writer)): iter(range(1, 100)) for _ in range(4)}
+    running: list[tuple[StudyClient, Assignment]] = []
     with writer.batch_writes():
-        while leaders or going:
-            if going and (not leaders or chance.random() < 0.4):
-                leader, ended = going.pop(chance.randrange(len(going)))
+        while leaders or running:
+            if running and (not leaders or chance.random() < 0.4):
+                leader, ended = running.pop(chance.randrange(len(running)))
                 leader.complete(ended, 1.0, 0.0, {})
                 continue
             leader = chance.choice(list(leaders))
             with suppress(DuplicateError):
                 params = {**PARAMS, "lr": next(leaders[leader]) / 100}
                 if assignment := leader.claim(params, island=1, worker=2, generation=3):
-                    going.append((leader, assignment))
+                    running.append((leader, assignment))
                 else:
                     del leaders[leader]
-    evaluations = reopen(tmp_path).read_evaluations()
+    evaluations = reopen_record(tmp_path).read_evaluations()
     assert [evaluation.trial for evaluation in evaluations] == list(range(30))
     assert {evaluation.state for evaluation in evaluations} == {"complete"}
     assert {evaluation.params["lr"] for evaluation in evaluations} == {number / 100 for number in range(1, 31)}
 
 
-def test_what_is_known_is_not_started_again(tmp_path: Path) -> None:
-    record = make(tmp_path)
-    record.complete(started(record, layers=1), 0.5, 1.0, {})
-    record.fail(started(record, layers=2), "rank 0: ValueError: no", "", 1.0)
-    started(record, layers=3)
-    for opened in (record, reopen(tmp_path)):
+def test_claim_with_known_params_raises_duplicate_error(tmp_path: Path) -> None:
+    record = make_record(tmp_path)
+    record.complete(start_new_trial(record, layers=1), 0.5, 1.0, {})
+    record.fail(start_new_trial(record, layers=2), "rank 0: ValueError: no", "", 1.0)
+    start_new_trial(record, layers=3)
+    for opened in (record, reopen_record(tmp_path)):
         for layers in (1, 2, 3):
             with pytest.raises(DuplicateError):
-                start(opened, layers=layers)
-    resumed = reopen(tmp_path)
+                start_trial(opened, layers=layers)
+    resumed = reopen_record(tmp_path)
     resumed.requeue_interrupted()
-    assert started(resumed, layers=4).params["layers"] == 3, "it was interrupted"
-    assert started(resumed, layers=4).params["layers"] == 4
+    assert start_new_trial(resumed, layers=4).params["layers"] == 3, "the interrupted trial must come first"
+    assert start_new_trial(resumed, layers=4).params["layers"] == 4
     with pytest.raises(DuplicateError):
-        start(resumed, layers=3)
+        start_trial(resumed, layers=3)
 
 
-def test_news_are_told_once(tmp_path: Path) -> None:
-    record, other = make(tmp_path), reopen(tmp_path)
-    first, second = started(record, layers=1), started(record, layers=2)
+def test_read_changes_returns_each_change_once(tmp_path: Path) -> None:
+    record, second_reader = make_record(tmp_path), reopen_record(tmp_path)
+    first, second = start_new_trial(record, layers=1), start_new_trial(record, layers=2)
     record.complete(second, 0.5, 1.0, {})
 
-    def news() -> list[tuple[int, str]]:
-        return [(evaluation.trial, evaluation.state) for evaluation in other.read_changes()]
+    def read_new() -> list[tuple[int, str]]:
+        return [(evaluation.trial, evaluation.state) for evaluation in second_reader.read_changes()]
 
-    assert news() == [(0, "running"), (1, "complete")]
-    assert news() == []
+    assert read_new() == [(0, "running"), (1, "complete")]
+    assert read_new() == []
     record.fail(first, "rank 0: ValueError: no", "", 1.0)
-    started(record, layers=3)
-    assert news() == [(0, "failed"), (2, "running")]
-    assert reopen(tmp_path).requeue_interrupted() == 1
-    assert news() == [(2, "interrupted"), (3, "waiting")]
-    started(reopen(tmp_path), layers=4)
-    assert news() == [(3, "running")]
+    start_new_trial(record, layers=3)
+    assert read_new() == [(0, "failed"), (2, "running")]
+    assert reopen_record(tmp_path).requeue_interrupted() == 1
+    assert read_new() == [(2, "interrupted"), (3, "waiting")]
+    start_new_trial(reopen_record(tmp_path), layers=4)
+    assert read_new() == [(3, "running")]
 
 
-def test_what_was_interrupted_is_started_again_first_and_counted_once(tmp_path: Path) -> None:
-    record = make(tmp_path)
-    record.complete(started(record, layers=1), 0.5, 1.0, {})
-    started(record, layers=2)
-    started(record, layers=3)
-    resumed = reopen(tmp_path)
+def test_interrupted_trial_is_retried_first_and_counts_once(tmp_path: Path) -> None:
+    record = make_record(tmp_path)
+    record.complete(start_new_trial(record, layers=1), 0.5, 1.0, {})
+    start_new_trial(record, layers=2)
+    start_new_trial(record, layers=3)
+    resumed = reopen_record(tmp_path)
     assert resumed.requeue_interrupted() == 2
     assert resumed.requeue_interrupted() == 0
     states = [evaluation.state for evaluation in resumed.read_evaluations()]
     assert states == ["complete", "interrupted", "interrupted", "waiting", "waiting"]
-    other = reopen(tmp_path)
+    second_reader = reopen_record(tmp_path)
     layers = []
-    while assignment := start(other, budget=4, layers=5):
+    while assignment := start_trial(second_reader, budget=4, layers=5):
         layers.append(assignment.params["layers"])
-        other.complete(assignment, 0.1, 1.0, {})
+        second_reader.complete(assignment, 0.1, 1.0, {})
     assert layers == [2, 3, 5]
-    study = optuna.load_study(study_name="run", storage=other._storage)
+    study = optuna.load_study(study_name="run", storage=second_reader._storage)
     assert [trial.user_attrs.get("retry_of") for trial in study.trials] == [None, None, None, 1, 2, None]
-    assert summarize(other.read_evaluations(), make_manifest(budget=4), 3)["evaluations"] == {
+    assert summarize(second_reader.read_evaluations(), make_manifest(budget=4), 3)["evaluations"] == {
         "complete": 4,
         "pruned": 0,
         "paused": 0,
@@ -172,44 +173,44 @@ def test_what_was_interrupted_is_started_again_first_and_counted_once(tmp_path: 
     }
 
 
-def test_a_smaller_budget_leaves_waiting_trials_waiting(tmp_path: Path) -> None:
-    record = make(tmp_path)
-    record.complete(started(record), 0.5, 1.0, {})
-    started(record, layers=3)
-    resumed = reopen(tmp_path)
+def test_claim_with_smaller_budget_leaves_trials_waiting(tmp_path: Path) -> None:
+    record = make_record(tmp_path)
+    record.complete(start_new_trial(record), 0.5, 1.0, {})
+    start_new_trial(record, layers=3)
+    resumed = reopen_record(tmp_path)
     resumed.requeue_interrupted()
-    assert start(resumed, budget=1) is None
+    assert start_trial(resumed, budget=1) is None
 
 
-def test_a_torn_last_line_is_cut_off_and_the_rest_stays(tmp_path: Path) -> None:
-    record = make(tmp_path)
-    record.complete(started(record), 0.5, 1.0, {})
+def test_journal_with_torn_last_line_keeps_other_lines(tmp_path: Path) -> None:
+    record = make_record(tmp_path)
+    record.complete(start_new_trial(record), 0.5, 1.0, {})
     journal = tmp_path / "study.log"
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"op_code": 6, "tri')
-    again = reopen(tmp_path)
+    again = reopen_record(tmp_path)
     assert [evaluation.loss for evaluation in again.read_evaluations()] == [0.5]
-    again.complete(started(again, layers=3), 0.25, 1.0, {})
+    again.complete(start_new_trial(again, layers=3), 0.25, 1.0, {})
     assert journal.read_bytes().startswith(whole + b'{"op_code":')
-    assert [evaluation.loss for evaluation in reopen(tmp_path).read_evaluations()] == [0.5, 0.25]
+    assert [evaluation.loss for evaluation in reopen_record(tmp_path).read_evaluations()] == [0.5, 0.25]
 
 
-def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
-    make(tmp_path)
+def test_create_with_taken_name_raises_value_error(tmp_path: Path) -> None:
+    make_record(tmp_path)
     with pytest.raises(ValueError, match="'run'"):
-        make(tmp_path)
+        make_record(tmp_path)
 
 
-def test_other_storages_work_alike(tmp_path: Path) -> None:
+def test_record_in_other_storages_behaves_alike(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
     record = Record.create(url, "run", SPACE.describe())
-    record.complete(started(record), 0.5, 1.0, {"accuracy": 1.0})
-    assert start(record, budget=1) is None
+    record.complete(start_new_trial(record), 0.5, 1.0, {"accuracy": 1.0})
+    assert start_trial(record, budget=1) is None
     (evaluation,) = Record(url, "run").read_evaluations()
     assert (evaluation.params, evaluation.loss, evaluation.metrics) == (PARAMS, 0.5, {"accuracy": 1.0})
 
 
-def test_passwords_are_hidden() -> None:
+def test_mask_password_hides_passwords() -> None:
     assert mask_password("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
     assert mask_password("postgresql://me:secret@host/db#study") == "postgresql://me:***@host/db#study"
     assert mask_password("postgresql://me:sec#ret@host/db") == "postgresql://..."
@@ -217,12 +218,12 @@ def test_passwords_are_hidden() -> None:
     assert mask_password("/path/to/study.log") == "/path/to/study.log"
 
 
-def test_ranking_shows_only_complete_evaluations(tmp_path: Path) -> None:
-    record = make(tmp_path)
+def test_rank_evaluations_returns_only_complete_ones(tmp_path: Path) -> None:
+    record = make_record(tmp_path)
     for layers, loss in ((4, 0.5), (2, 0.2), (1, 0.4), (3, 0.3)):
-        record.complete(started(record, layers=layers), loss, 1.0, {})
-    record.fail(started(record, lr=0.02), "rank 0: ValueError: no", "", 1.0)
-    started(record, lr=0.03)
+        record.complete(start_new_trial(record, layers=layers), loss, 1.0, {})
+    record.fail(start_new_trial(record, lr=0.02), "rank 0: ValueError: no", "", 1.0)
+    start_new_trial(record, lr=0.03)
     evaluations = record.read_evaluations()
     assert [(e.params["layers"], e.loss) for e in rank_evaluations(evaluations, 5)] == [
         (2, 0.2),
@@ -238,16 +239,16 @@ def test_ranking_shows_only_complete_evaluations(tmp_path: Path) -> None:
     assert json.loads(json.dumps(summary)) == summary
 
 
-def test_the_summary_says_which_propagator_improved_the_best(tmp_path: Path) -> None:
-    record = make(tmp_path)
+def test_summary_counts_improvements_by_propagator(tmp_path: Path) -> None:
+    record = make_record(tmp_path)
     assignments = [
         claim_evaluation(
             record, {**PARAMS, "layers": layers}, DISTRIBUTIONS, 10, island=0, worker=0, generation=0, propagator=name
         )
         for layers, name in ((1, "ga"), (2, "tpe"), (3, "ga"), (4, "tpe"))
     ]
-    for place, loss in ((1, 0.5), (0, 0.6), (3, 0.4), (2, None)):
-        assignment = assignments[place]
+    for index, loss in ((1, 0.5), (0, 0.6), (3, 0.4), (2, None)):
+        assignment = assignments[index]
         assert assignment is not None
         if loss is None:
             record.fail(assignment, "rank 0: ValueError: no", "", 1.0)
@@ -262,18 +263,18 @@ def test_the_summary_says_which_propagator_improved_the_best(tmp_path: Path) -> 
     }
 
 
-def test_a_run_in_which_nothing_succeeded_has_a_summary(tmp_path: Path) -> None:
-    record = make(tmp_path)
-    record.fail(started(record), "rank 0: ValueError: no", "", 1.0)
+def test_summary_of_run_without_success_has_no_best(tmp_path: Path) -> None:
+    record = make_record(tmp_path)
+    record.fail(start_new_trial(record), "rank 0: ValueError: no", "", 1.0)
     (evaluation,) = record.read_evaluations()
     assert evaluation.loss == math.inf
     summary = summarize([evaluation], make_manifest(budget=1), 3)
     assert (summary["best"], summary["islands"]) == (None, [{"island": 1, "top": []}])
 
 
-def test_the_busy_fraction_counts_this_session_only() -> None:
+def test_busy_fraction_ignores_earlier_sessions() -> None:
     evaluations = [
-        make_evaluation(0, started=0.0, ended=50.0, seconds=50.0),  # an earlier session
+        make_evaluation(0, started=0.0, ended=50.0, seconds=50.0),  # Ran in an earlier session.
         make_evaluation(1, started=100.0, ended=110.0, seconds=10.0),
         make_evaluation(2, started=102.0, ended=108.0, seconds=6.0),
     ]

@@ -1,4 +1,4 @@
-"""What docs/reliability.md promises, on real jobs that fail, hang, are killed and are told to stop."""
+"""The events of docs/explanation/fault-tolerance.md, in real jobs that fail, hang, are killed or stopped."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ REASONS = {
 }
 
 
-def faulty(*options: object, **settings: object) -> list[object]:
+def make_faulty_arguments(*options: object, **settings: object) -> list[object]:
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
     return [PROGRAM, FAULTY, "--run-dir", "run", *options, *chosen]
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_whatever_fails_on_a_rank_costs_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
+def test_failure_on_one_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
     times = measure_failure_recovery(mpi, size, tmp_path / "run", rounds=1)
-    assert max(times.values()) < 20, "nobody has waited for a timeout, which is 60 s"
+    assert max(times.values()) < 20, "no rank has waited for the timeout of 60 s"
     trials = load_trials(tmp_path / "run" / "run")
     notes = (tmp_path / "run" / f"0-{size - 1}").read_text().splitlines()
     ways = [note["way"] for note in map(json.loads, notes) if note["event"] == "starts"]
@@ -69,37 +69,38 @@ def test_whatever_fails_on_a_rank_costs_one_evaluation(mpi: Mpi, tmp_path: Path,
         assert len(trial.intermediate_values) == (way in ("raise@between", "fewer")) * (1 if way != "fewer" else 2)
     for process in ("template", "first_rank"):
         descriptors = [note["descriptors"][process] for note in map(json.loads, notes) if "descriptors" in note]
-        assert descriptors[-1] <= descriptors[1] + 4, f"{process} keeps those of trainers: {descriptors}"
+        assert descriptors[-1] <= descriptors[1] + 4, f"{process} keeps descriptors of trainers: {descriptors}"
     job_summary = json.loads((tmp_path / "run" / "run" / "summary.json").read_text())
     assert job_summary["evaluations"]["failed"] == len(trials)
 
 
-def line_of(code: str, way: str) -> str:
-    """Return the place in faulty.py at which a way to fail waits."""
+def find_position(code: str, way: str) -> str:
+    """Return the position in faulty.py at which a way to fail waits."""
     lines = FAULTY.read_text().splitlines()
     function = {"stuck": "def never"}.get(way, "DONE")
     after = next(number for number, line in enumerate(lines) if function in line)
     return f"faulty.py:{next(n for n, line in enumerate(lines, 1) if n > after and code in line)}"
 
 
-def test_a_rank_that_waits_for_ever_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
-    """Failures before any success are limited to two: those after it are not counted. The file's path is not ASCII."""
+def test_hanging_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+    """Two failures are allowed before a success; failures after it do not count. The file's path is not ASCII."""
     search = tmp_path / "Übung 20€" / FAULTY.name
     search.parent.mkdir()
     search.write_bytes(FAULTY.read_bytes())
     ways = ["sleep", "sleep@start", "stuck", "frozen"]
     options = ["--collective-timeout", 2, "--islands", 1, "--evaluations", 2 * len(ways), "--max-failures", 2]
     arguments = [
-        search if argument == FAULTY else argument for argument in faulty(*options, way=",".join(ways), every=2)
+        search if argument == FAULTY else argument
+        for argument in make_faulty_arguments(*options, way=",".join(ways), every=2)
     ]
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
-    assert victim.wait(100) == (0, "")  # asserts that no process is left
+    assert victim.wait(100) == (0, "")  # This asserts that no process is left.
     trials = load_trials(tmp_path / "run")
     assert [trial.state.name for trial in trials] == ["FAIL", "COMPLETE"] * len(ways)
     for way, trial in zip(ways, trials[::2], strict=True):
         failure, traceback = trial.user_attrs["failure"], trial.user_attrs["traceback"]
         waited = r"timeout: rank 0 waited 2 s \(--collective-timeout\) at faulty.py:\d+ for rank 1, which was at "
-        place = "an unknown place" if way == "frozen" else line_of("time.sleep(3600)", way)
+        place = "an unknown place" if way == "frozen" else find_position("time.sleep(3600)", way)
         assert re.fullmatch(f"{waited}{place}", failure), f"{way}: {failure}"
         if way != "frozen":
             assert re.search(r"Rank 1:\n(  .*\n)*    .*time.sleep\(3600\)", traceback), f"{way}: {traceback}"
@@ -108,9 +109,9 @@ def test_a_rank_that_waits_for_ever_costs_one_evaluation(mpi: Mpi, tmp_path: Pat
         assert re.search(waits, traceback), f"{way}: {traceback}"
 
 
-def test_a_worker_of_one_rank_that_is_gone_ends_the_job(mpi: Mpi, tmp_path: Path) -> None:
+def test_frozen_rank_ends_job(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--collective-timeout", 2, "--islands", 1, "--evaluations", 9, "--ranks-per-worker", 1]
-    victim = Victim(mpi, 2, faulty(*options, seconds=100), tmp_path, tmp_path / "log")
+    victim = Victim(mpi, 2, make_faulty_arguments(*options, seconds=100), tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
     victim.sleep(1.0)
     os.kill(victim.find_ranks()[0], signal.SIGSTOP)
@@ -122,11 +123,11 @@ def test_a_worker_of_one_rank_that_is_gone_ends_the_job(mpi: Mpi, tmp_path: Path
     assert find_complete_losses(load_trials(tmp_path / "run")) == {}
 
 
-def test_an_objective_that_does_not_close_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
-    """The first failure takes for ever to close; the second one, and an evaluation that is complete, have the time."""
+def test_objective_with_endless_cleanup_fails_alone(mpi: Mpi, tmp_path: Path) -> None:
+    """The first failure never finishes its cleanup. The second one, and a complete evaluation, finish in time."""
     options = ["--collective-timeout", 30, "--islands", 1, "--evaluations", 3]
     settings = {"way": "differs,differs,none", "cleanup": "3600,2,2", "folder": tmp_path}
-    job = mpi.run(2, *faulty(*options, **settings), cwd=tmp_path)
+    job = mpi.run(2, *make_faulty_arguments(*options, **settings), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     endless, slow, well = load_trials(tmp_path / "run")
     for trial in (endless, slow):
@@ -140,34 +141,34 @@ def test_an_objective_that_does_not_close_costs_one_evaluation(mpi: Mpi, tmp_pat
         assert [note["number"] for note in notes if note["event"] == "closed"] == [1, 2]
 
 
-def test_an_evaluation_that_takes_too_long_is_stopped(mpi: Mpi, tmp_path: Path) -> None:
+def test_evaluation_timeout_stops_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     limits = ["--collective-timeout", 2, "--evaluation-timeout", "1.5s", "--islands", 1, "--evaluations", 2]
-    job = mpi.run(2, *faulty(*limits, way="none,rest", seconds=1, epochs=9), cwd=tmp_path)
+    job = mpi.run(2, *make_faulty_arguments(*limits, way="none,rest", seconds=1, epochs=9), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
     slow, never = load_trials(tmp_path / "run")
-    assert slow.user_attrs["failure"] == "timeout: still going on after 1.5 s (--evaluation-timeout)"
+    assert slow.user_attrs["failure"] == "timeout: not finished after 1.5 s (--evaluation-timeout)"
     assert list(slow.intermediate_values) == [1, 2]
-    rests = line_of('"rest": lambda', "rest")
+    rests = find_position('"rest": lambda', "rest")
     places = f"rank 0 was at {rests}, rank 1 was at {rests}"
-    reason = f"timeout: no loss came at which to stop it (--evaluation-timeout); {places}"
-    assert never.user_attrs["failure"] == reason, "no rank waited for another"
+    reason = f"timeout: no loss within --evaluation-timeout; {places}"
+    assert never.user_attrs["failure"] == reason, "no rank has waited for another"
     assert list(never.intermediate_values) == []
 
 
 @pytest.mark.parametrize(("name", "size"), [("USR1", 2), ("INT", 1), ("TERM", 1)])
-def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, size: int) -> None:
+def test_signal_stops_run_and_resume_continues(each_mpi: Mpi, tmp_path: Path, name: str, size: int) -> None:
     if each_mpi.flags and name != "USR1":
-        pytest.skip("Open MPI's mpirun does not pass this one on, but kills its ranks")
-    arguments = faulty("--evaluations", 40, "--ranks-per-worker", size, seconds=30)
+        pytest.skip("Open MPI's mpirun does not forward this signal, but kills its ranks")
+    arguments = make_faulty_arguments("--evaluations", 40, "--ranks-per-worker", size, seconds=30)
     victim = Victim(each_mpi, 2 * size, [*arguments, "--set", "way=none"], tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
     while len(load_trials(tmp_path / "run")) < 2:
         victim.sleep(0.2)
     victim.sleep(0.5)
-    asked = time.monotonic()
+    stopped_at = time.monotonic()
     victim.job.send_signal(getattr(signal, f"SIG{name}"))
     status, errors = victim.wait(30)
-    assert time.monotonic() - asked < 10
+    assert time.monotonic() - stopped_at < 10
     assert status == 75, errors
     output = (tmp_path / "log").read_text()
     assert "2 waiting to be evaluated, of 40" in output
@@ -178,19 +179,20 @@ def test_a_signal_stops_a_run_well(each_mpi: Mpi, tmp_path: Path, name: str, siz
     assert [first.user_attrs["failure"], second.user_attrs["failure"]] == ["interrupted"] * 2
     assert {trial.user_attrs["retry_of"]: trial.params for trial in waiting} == {0: first.params, 1: second.params}
     if name == "USR1":
-        again = each_mpi.run(1, *faulty("--resume", "--evaluations", 3, *ALONE, seconds=0), cwd=tmp_path)
+        again = each_mpi.run(1, *make_faulty_arguments("--resume", "--evaluations", 3, *ALONE, seconds=0), cwd=tmp_path)
         assert again.returncode == 0, again.stderr
         assert "going on after 0 evaluations; 2 that wait will be evaluated first" in again.stdout
         assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 3
 
 
-def test_a_stop_that_only_another_rank_has_heard_of_is_the_runs(mpi: Mpi, tmp_path: Path) -> None:
+def test_signal_on_another_rank_stops_run(mpi: Mpi, tmp_path: Path) -> None:
     program = write_changed_program(
         tmp_path,
         "from mpi4py import MPI\nfrom hpo.ranks.rank_watch import RankWatch\n\n"
         "if MPI.COMM_WORLD.rank == 0:\n"
-        "    heard = RankWatch._on_message\n"
-        "    RankWatch._on_message = lambda self, kind, *rest: None if kind == 'stop' else heard(self, kind, *rest)\n",
+        "    on_message = RankWatch._on_message\n"
+        "    RankWatch._on_message = lambda self, kind, *rest: (\n"
+        "        None if kind == 'stop' else on_message(self, kind, *rest)\n    )\n",
     )
     arguments = [program, ENDLESS, "--run-dir", "run", "--islands", 1, "--evaluations", 900, "--set", "seconds=0.4"]
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
@@ -203,8 +205,8 @@ def test_a_stop_that_only_another_rank_has_heard_of_is_the_runs(mpi: Mpi, tmp_pa
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"] == "SIGUSR1"
 
 
-def test_a_stop_before_an_objective_has_begun_is_not_waited_for(mpi: Mpi, tmp_path: Path) -> None:
-    """Trainers that have hardly been forked do not hear the signal that is to interrupt them."""
+def test_stop_before_objective_begins_ends_at_once(mpi: Mpi, tmp_path: Path) -> None:
+    """New trainers do not yet handle the signal that interrupts them."""
     program = write_changed_program(
         tmp_path,
         """
@@ -228,11 +230,11 @@ Supervision.start_objective = begin_and_stop
     assert (first.user_attrs["failure"], waiting.user_attrs["retry_of"]) == ("interrupted", 0)
 
 
-def test_a_run_stops_when_its_time_is_over(mpi: Mpi, tmp_path: Path) -> None:
-    """Two jobs at the same time: one has 14 s, and the other one belongs to a SLURM job that has 74 s."""
+def test_run_stops_at_time_limit(mpi: Mpi, tmp_path: Path) -> None:
+    """Two jobs run at the same time: one has a limit of 14 s, and the other belongs to a SLURM job with 74 s left."""
     start, jobs = time.monotonic(), {}
     for name, option in (("limit", ["--time-limit", "0:14"]), ("slurm", [])):
-        arguments = faulty("--run-dir", name, *option, "--islands", 1, "--evaluations", 40, seconds=60)
+        arguments = make_faulty_arguments("--run-dir", name, *option, "--islands", 1, "--evaluations", 40, seconds=60)
         end = int(time.time()) + (9999 if option else 74)
         jobs[name] = mpi.start(2, *arguments, cwd=tmp_path, SLURM_JOB_END_TIME=str(end))
     for name, reason in (("limit", "--time-limit 14.0 s"), ("slurm", "the end of the SLURM job")):
@@ -241,11 +243,11 @@ def test_a_run_stops_when_its_time_is_over(mpi: Mpi, tmp_path: Path) -> None:
         assert (job.returncode, job.stderr) == (75, "")
         assert f"Stopped: {reason}. To go on: the same command with --run-dir {name} --resume" in job.stdout
         summary = json.loads((tmp_path / name / "summary.json").read_text())
-        assert summary["wall_seconds"] < 30, "without the start and the end of Python, on cores that others use"
+        assert summary["wall_seconds"] < 30, "the summary excludes the start and the exit of Python, on busy cores"
 
 
-def test_a_run_with_a_stuck_rank_stops_at_once_if_asked_twice(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = faulty("--islands", 1, way="stuck@start", rank=0, folder=tmp_path)
+def test_second_interrupt_stops_hanging_run_at_once(mpi: Mpi, tmp_path: Path) -> None:
+    arguments = make_faulty_arguments("--islands", 1, way="stuck@start", rank=0, folder=tmp_path)
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
     while "fails" not in "".join(path.read_text() for path in tmp_path.glob("0-0")):
@@ -253,19 +255,20 @@ def test_a_run_with_a_stuck_rank_stops_at_once_if_asked_twice(mpi: Mpi, tmp_path
         victim.sleep(0.05)
     victim.sleep(0.5)
     rank = victim.find_ranks()[1]
-    asked = time.monotonic()
+    stopped_at = time.monotonic()
     os.kill(rank, signal.SIGINT)
     victim.sleep(1.5)
     os.kill(rank, signal.SIGINT)
     status, errors = victim.wait(30)
     assert status != 0
-    assert time.monotonic() - asked < 5
+    assert time.monotonic() - stopped_at < 5
     assert "stopped at once" in errors
 
 
-def test_a_bug_in_the_program_ends_the_job_with_one_traceback(each_mpi: Mpi, tmp_path: Path) -> None:
+def test_internal_error_ends_job_with_one_traceback(each_mpi: Mpi, tmp_path: Path) -> None:
     program = write_changed_program(
-        tmp_path, "import hpo.store.record\nhpo.store.record.Record.complete = lambda *_: 1 / 0  # in its writer\n"
+        tmp_path,
+        "import hpo.store.record\nhpo.store.record.Record.complete = lambda *_: 1 / 0  # in the thread of the writer\n",
     )
     layout = ["--ranks-per-worker", 1]
     victim = Victim(each_mpi, 2, [program, QUICK, "--run-dir", "run", *layout], tmp_path, tmp_path / "log")
@@ -281,8 +284,8 @@ def test_a_bug_in_the_program_ends_the_job_with_one_traceback(each_mpi: Mpi, tmp
     ]
 
 
-def test_trainers_that_cannot_connect_fail_with_the_reason(mpi: Mpi, tmp_path: Path) -> None:
-    job = mpi.start(2, *faulty("--evaluations", 2), cwd=tmp_path, GLOO_SOCKET_IFNAME="ib7")
+def test_trainers_that_cannot_connect_name_the_reason(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.start(2, *make_faulty_arguments("--evaluations", 2), cwd=tmp_path, GLOO_SOCKET_IFNAME="ib7")
     assert wait_for_job(job).returncode == 3
     for trial in load_trials(tmp_path / "run"):
         failure = trial.user_attrs["failure"]
@@ -290,7 +293,7 @@ def test_trainers_that_cannot_connect_fail_with_the_reason(mpi: Mpi, tmp_path: P
         assert "Unable to find address for: ib7" in failure
 
 
-def test_ranks_whose_mpirun_is_killed_before_they_have_begun_do_not_stay(each_mpi: Mpi, tmp_path: Path) -> None:
+def test_ranks_end_if_mpirun_is_killed_at_start(each_mpi: Mpi, tmp_path: Path) -> None:
     program = write_changed_program(
         tmp_path,
         "import os\nimport time\n\nmpirun = os.getppid()\nprint('here', flush=True)\n"
@@ -299,11 +302,11 @@ def test_ranks_whose_mpirun_is_killed_before_they_have_begun_do_not_stay(each_mp
     victim = Victim(each_mpi, 2, [program, QUICK, "--run-dir", "run"], tmp_path, tmp_path / "log")
     victim.wait_for("here\nhere")
     victim.kill("mpirun", random.Random(0))
-    victim.wait(30)  # which fails if a process is left, a template too
+    victim.wait(30)  # This fails if any process is left.
     assert not (tmp_path / "run").exists()
 
 
-def test_nothing_that_was_reported_is_lost_when_a_run_is_killed(each_mpi: Mpi, tmp_path: Path) -> None:
+def test_killed_run_loses_no_reported_evaluation(each_mpi: Mpi, tmp_path: Path) -> None:
     tally = survive(each_mpi, tmp_path / "run", random.Random(2), budget=30, most_kills=2)
     assert tally.kills == 2
     assert tally.finished == 30
@@ -312,7 +315,7 @@ def test_nothing_that_was_reported_is_lost_when_a_run_is_killed(each_mpi: Mpi, t
 
 
 @pytest.mark.mpi
-def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
+def test_supervise_restarts_job_that_crashes(tmp_path: Path) -> None:
     arguments = ["--ranks-per-worker", "1", "--evaluations", "40", "--set", "seconds=0.5"]
     command = ["mpirun", "-n", "2", sys.executable, PROGRAM, QUICK, "--run-dir", "run", *arguments]
     log = tmp_path / "log"
@@ -353,7 +356,7 @@ def test_a_job_that_crashes_is_started_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
+def test_supervise_gives_up_without_progress(tmp_path: Path) -> None:
     def supervise(*command: object, restarts: int = 2) -> subprocess.CompletedProcess[str]:
         line = make_hpo_command("supervise", "--max-restarts", restarts, *command)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -381,7 +384,7 @@ def test_a_job_that_crashes_in_vain_is_given_up(tmp_path: Path) -> None:
     assert [compute_pause(times) for times in (1, 2, 7, 5000)] == [1, 2, 60, 60]
 
 
-def test_a_supervisor_that_is_told_to_stop_while_it_starts_the_job_stops_it(tmp_path: Path) -> None:
+def test_supervise_stopped_at_start_stops_job(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text("trap 'exit 75' USR1\ntouch started\nfor i in $(seq 600); do sleep 0.1; done\n")
     command = make_hpo_command("supervise", "bash", "-c", "kill -TERM $PPID; source job.sh", "--run-dir", "run")
@@ -392,22 +395,22 @@ def test_a_supervisor_that_is_told_to_stop_while_it_starts_the_job_stops_it(tmp_
 
 @pytest.fixture
 def umask() -> Iterator[None]:
-    """Let only the user's group read new files."""
+    """Make new files readable only for the user and the group."""
     before = os.umask(0o027)
     yield
     os.umask(before)
 
 
 @pytest.mark.usefixtures("umask")
-def test_two_runs_cannot_share_a_directory_and_a_dead_one_does_not_keep_it(mpi: Mpi, tmp_path: Path) -> None:
-    """Files that ranks and trainers write have the permissions that the umask says."""
+def test_run_directory_is_locked_until_its_run_ends(mpi: Mpi, tmp_path: Path) -> None:
+    """Files of ranks and trainers have the permissions of the umask."""
     (tmp_path / "start.json").write_text('[{"x": 0.5}]')
     options = ["--resume", "--evaluations", 6, "--checkpoint-every", "1s"]
     first = Victim(mpi, 2, make_saving_arguments("run", *options, epochs=900), tmp_path, tmp_path / "log")
     assert first.wait_for("done  island")
     for rank in first.find_ranks():
         shared = re.findall(r"/dev/shm/mpich_\S+(.*)", Path(f"/proc/{rank}/maps").read_text())
-        assert set(shared) == {" (deleted)"}, "MPICH's file, which nobody would remove after a kill, has a name"
+        assert set(shared) == {" (deleted)"}, "MPICH's file has a name, so it would stay after a kill"
     run_json = (tmp_path / "run" / "run.json").read_text()
     again = make_saving_arguments("run", *options, "--ranks-per-worker", 1, epochs=2, seconds=0)
     second = mpi.run(1, *again, cwd=tmp_path)
@@ -416,13 +419,13 @@ def test_two_runs_cannot_share_a_directory_and_a_dead_one_does_not_keep_it(mpi: 
     host = re.escape(socket.gethostname())
     assert re.match(rf"error: run is in use by process {holder} on {host} since \d{{4}}-", second.stderr)
     assert (tmp_path / "run" / "run.json").read_text() == run_json
-    while not list((tmp_path / "run").glob("states/[0-9]*")):
+    while not list((tmp_path / "run").glob("checkpoints/[0-9]*")):
         assert first.job.poll() is None
         first.sleep(0.1)
     first.kill("all", random.Random(0))
     first.wait()
-    (state,) = (tmp_path / "run" / "checkpoints").glob("[0-9]*")
-    assert [oct(path.stat().st_mode & 0o777) for path in (state, state.parent)] == ["0o640", "0o750"]
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("[0-9]*")
+    assert [oct(path.stat().st_mode & 0o777) for path in (checkpoint, checkpoint.parent)] == ["0o640", "0o750"]
     third = mpi.run(1, *again, cwd=tmp_path)
     assert third.returncode == 0, third.stderr
     assert "6 complete, of 6" in third.stdout
@@ -431,9 +434,9 @@ def test_two_runs_cannot_share_a_directory_and_a_dead_one_does_not_keep_it(mpi: 
     assert modes == dict.fromkeys(files, "0o640")
 
 
-def test_a_run_in_which_everything_fails_says_why_and_stops_early_if_asked(mpi: Mpi, tmp_path: Path) -> None:
+def test_run_without_success_shows_failures_and_stops(mpi: Mpi, tmp_path: Path) -> None:
     small = ["--ranks-per-worker", 1]
-    job = mpi.run(2, *faulty("--evaluations", 9, *small, way="raise@start,nan", rank=0), cwd=tmp_path)
+    job = mpi.run(2, *make_faulty_arguments("--evaluations", 9, *small, way="raise@start,nan", rank=0), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
     assert "No evaluation succeeded.\nFailures\n" in job.stdout
     counted = re.findall(r"^ +(\d+)   (faulty.py:\d+: ValueError: .+)$", job.stdout, re.MULTILINE)
@@ -441,20 +444,22 @@ def test_a_run_in_which_everything_fails_says_why_and_stops_early_if_asked(mpi: 
     assert {reason: int(count) for count, reason in counted} == trials
     assert trials.total() == 9
     early = mpi.run(
-        2, *faulty("--run-dir", "early", "--evaluations", 900, "--max-failures", 5, *small, way="nan"), cwd=tmp_path
+        2,
+        *make_faulty_arguments("--run-dir", "early", "--evaluations", 900, "--max-failures", 5, *small, way="nan"),
+        cwd=tmp_path,
     )
     assert (early.returncode, early.stderr) == (3, "")
     assert "Stopped: 5 evaluations failed and none succeeded (--max-failures)" in early.stdout
     assert 5 <= sum(trial.user_attrs.get("failure") != "interrupted" for trial in load_trials(tmp_path / "early")) < 10
 
 
-def test_a_full_disk_ends_the_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
-    """Weights, which trainers write, do not fit on the disk from the beginning: each best one costs a warning."""
+def test_full_disk_ends_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
+    """Weights, which trainers write, never fit on the disk: each new best one causes a warning."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False, timeout=20).returncode:
-        pytest.skip("a small disk needs root, and leave to mount it")
+        pytest.skip("a small disk needs root and the permission to mount it")
     try:
         (tmp_path / "start.json").write_text('[{"x": 0.5}]')
         settings = {"saves": "state", "epochs": 3, "seconds": 0.01}
@@ -464,7 +469,7 @@ def test_a_full_disk_ends_the_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) ->
         victim = Victim(mpi, 2, command, tmp_path, tmp_path / "log")
         status, errors = victim.wait(90)
         assert status not in (0, 75)
-        message = "error: .*/run/study.log cannot be written: No space left on device; what it holds is whole"
+        message = "error: .*/run/study.log cannot be written: No space left on device. It is undamaged"
         assert len(re.findall(message, errors)) == 1, errors
         assert "Traceback" not in errors
         assert re.match(

@@ -1,4 +1,4 @@
-"""The report in a real browser: it draws, sorts, fits and says what the study holds."""
+"""The report of a run in a real browser: content, figures, layout and sorting."""
 
 from __future__ import annotations
 
@@ -55,32 +55,32 @@ def browser() -> Iterator[Browser]:
         pytest.skip("no chromium: apt install chromium")
     with sync_playwright() as playwright:
         try:
-            # Chromium's sockets are in TMPDIR, and have to have short names.
+            # Chromium creates sockets in TMPDIR, and their paths must be short.
             browser = playwright.chromium.launch(
                 executable_path=CHROMIUM, args=ARGUMENTS, env={**os.environ, "TMPDIR": "/tmp"}
             )
         except Error as error:
             first, *lines = error.message.splitlines()
-            said = next((line.partition("[err]")[2] for line in lines if "[err]" in line), first)
-            pytest.skip(f"{CHROMIUM} cannot be started: {said.strip()}")
+            reason = next((line.partition("[err]")[2] for line in lines if "[err]" in line), first)
+            pytest.skip(f"{CHROMIUM} cannot be started: {reason.strip()}")
         yield browser
         browser.close()
 
 
 @pytest.fixture(scope="module")
 def show(browser: Browser) -> Iterator[Show]:
-    """Open the report of a run, all of its figures drawn; whatever the console or the network hears is an error."""
-    said: list[str] = []
+    """Open the report of a run with all figures drawn; any console message or network request is an error."""
+    messages: list[str] = []
 
     @contextmanager
     def open_page(run_dir: Path) -> Iterator[Page]:
         path = run_dir / "page.html"
         path.write_text(render_report(RunReader(run_dir), 10, START_SECONDS + 100), "utf-8")
         page = browser.new_page(viewport={"width": 1000, "height": 900}, color_scheme="light")
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("dialog", lambda dialog: said.append(dialog.message))
-        page.on("request", lambda request: said.append(request.url) if request.url != path.as_uri() else None)
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("dialog", lambda dialog: messages.append(dialog.message))
+        page.on("request", lambda request: messages.append(request.url) if request.url != path.as_uri() else None)
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready]", state="attached", timeout=60_000)
         for place in page.locator(".plot").all():
@@ -91,12 +91,12 @@ def show(browser: Browser) -> Iterator[Show]:
         page.close()
 
     yield open_page
-    assert said == []
+    assert messages == []
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a run of 60 evaluations, of which some are pruned, failed, interrupted, running and taken over."""
+    """Make a run of 60 evaluations, of which some are pruned, failed, interrupted, running and imported."""
     path = tmp_path_factory.mktemp("report") / "run"
     record = make_run(path)
     add_evaluation(record, curve={1: 0.9, 2: 0.8}, imported_from="trial 3 of runs/before", propagator="--warm-start")
@@ -116,33 +116,36 @@ def page(show: Show, run_dir: Path) -> Iterator[Page]:
     time.tzset()
 
 
-def points(page: Page, figure: str) -> int:
+def count_points(page: Page, figure: str) -> int:
     return page.locator(f"#{figure} .scatterlayer .points path").count()
 
 
-def test_the_figures_hold_what_the_study_holds(page: Page, run_dir: Path) -> None:
+def test_figures_match_study(page: Page, run_dir: Path) -> None:
     evaluations = RunReader(run_dir).read_evaluations()
-    states = [one.state for one in evaluations if not one.imported_from]
+    states = [evaluation.state for evaluation in evaluations if not evaluation.imported_from]
     assert {states.count(state) for state in ("complete", "pruned", "failed")} == {49, 6, 5}
-    assert points(page, "history") == 60
-    assert points(page, "best") == 2 * 4
-    assert points(page, "slice-0") == 49 + 6 + 1, "what has a loss, and what was taken over"
-    assert points(page, "curves") == 63
+    assert count_points(page, "history") == 60
+    assert count_points(page, "best") == 2 * 4
+    assert count_points(page, "slice-0") == 49 + 6 + 1, "evaluations with a loss, and an imported one"
+    assert count_points(page, "curves") == 63
     spans = page.evaluate("document.querySelector('#timeline').data.map(trace => [trace.name, trace.x.length / 3])")
     assert dict(spans) == {"complete": 49, "pruned": 6, "failed": 5, "interrupted": 1, "running": 1}
     lines = page.evaluate("document.querySelector('#parallel').data.map(trace => [trace.name, trace.x.length / 6])")
     assert dict(lines) == {"the best 5": 5, "the next 20": 20, "others": 25}
-    best = min((one for one in evaluations if one.state == "complete"), key=lambda one: one.loss)
+    best = min(
+        (evaluation for evaluation in evaluations if evaluation.state == "complete"),
+        key=lambda evaluation: evaluation.loss,
+    )
     assert page.locator(".loss").inner_text().split() == ["loss", f"{best.loss:.4g}"]
     assert json.loads(page.locator(".copy").get_attribute("data-copy") or "") == best.params
     assert "of 64 evaluations" in page.locator("header").inner_text()
-    assert "1 taken over" in page.locator("header").inner_text()
-    assert "1 running when it died" in page.locator("header").inner_text()
+    assert "1 imported" in page.locator("header").inner_text()
+    assert "1 running when it crashed" in page.locator("header").inner_text()
     start, end, _ = page.evaluate("document.querySelector('#timeline').data.find(it => it.name == 'running').x")
-    assert start == end, "nobody knows when it died"
+    assert start == end, "the time of the crash is unknown"
 
 
-def test_tables_are_sorted_by_any_column_with_mouse_and_keyboard(page: Page) -> None:
+def test_table_sorts_by_mouse_and_keyboard(page: Page) -> None:
     table = page.locator("#top table")
 
     def column(name: str) -> list[Any]:
@@ -164,7 +167,7 @@ def test_tables_are_sorted_by_any_column_with_mouse_and_keyboard(page: Page) -> 
         assert table.locator("th[aria-sort=descending]").inner_text() == name
 
 
-def test_failures_are_grouped_by_reason_with_a_traceback_each(page: Page) -> None:
+def test_failures_are_grouped_with_traceback(page: Page) -> None:
     groups = page.locator("#failures details")
     reasons = [text.split(maxsplit=1) for text in groups.locator("summary").all_inner_texts()]
     assert sum(int(count) for count, _ in reasons) == 5
@@ -175,7 +178,7 @@ def test_failures_are_grouped_by_reason_with_a_traceback_each(page: Page) -> Non
 
 
 def resize(page: Page, width: int) -> None:
-    """Show the page in a window of this width, and wait until the figures have followed."""
+    """Change the width of the window, and wait until the figures have the new width."""
     page.set_viewport_size({"width": width, "height": 900})
     fits = "all => all.every(it => it.querySelector('svg').clientWidth === it.clientWidth)"
     page.wait_for_function(
@@ -183,16 +186,16 @@ def resize(page: Page, width: int) -> None:
     )
 
 
-def test_nothing_is_wider_than_the_window(page: Page) -> None:
+def test_page_fits_window_width(page: Page) -> None:
     for width in (360, 768, 1600, 1000):
         resize(page, width)
         assert page.locator("#history svg").first.evaluate("it => it.clientWidth") <= width - 40
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        boxes = [place.bounding_box() for place in page.locator(".plot").all()]
+        boxes = [figure.bounding_box() for figure in page.locator(".plot").all()]
         assert all(box and box["width"] >= min(280, width - 60) for box in boxes), width
 
 
-def test_long_names_and_many_categories_are_legible(show: Show, tmp_path: Path) -> None:
+def test_long_names_and_many_categories_do_not_overlap(show: Show, tmp_path: Path) -> None:
     """Names of 66 characters and 60 categories overlap neither each other nor the edge of the window."""
     long = [f"encoder_block_{number}_attention_projection_dropout_probability_at_theend" for number in range(4)]
     assert len(long[0]) == 66
@@ -228,35 +231,35 @@ def test_long_names_and_many_categories_are_legible(show: Show, tmp_path: Path) 
         assert count_overlaps(page, f"#slice-{number} .xtick text") == 0
 
 
-def test_colours_follow_the_theme_and_paper_is_white(page: Page) -> None:
+def test_colours_follow_theme_and_print_is_light(page: Page) -> None:
     page.emulate_media(color_scheme="dark")
 
-    def colours() -> tuple[str, str, str]:
+    def read_colours() -> tuple[str, str, str]:
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         text = page.evaluate("getComputedStyle(document.querySelector('#history .xtitle')).fill")
         line = page.evaluate("document.querySelector('#best').data[0].line.color")
         return back, text, line
 
-    dark = colours()
+    dark = read_colours()
     assert dark == ("rgb(21, 24, 28)", "rgb(230, 232, 235)", "#7db5f7")
     page.emulate_media(color_scheme="light")
-    for _ in range(50):  # figures are redrawn, which takes a while on busy machines
-        if colours()[1:] == dark[1:]:
+    for _ in range(50):  # Redrawing the figures may take seconds on busy machines.
+        if read_colours()[1:] == dark[1:]:
             page.wait_for_timeout(100)
-    light = colours()
+    light = read_colours()
     assert light == ("rgb(255, 255, 255)", "rgb(28, 31, 36)", "#1a5fb4")
     page.emulate_media(color_scheme="dark", media="print")
-    assert colours() == light
+    assert read_colours() == light
     assert not page.locator("nav").is_visible()
     pdf = page.pdf(format="A4")
     assert pdf.startswith(b"%PDF")
     page.emulate_media(color_scheme="light", media="screen")
 
 
-BOX = "it => { const {left, top, right, bottom} = it.getBoundingClientRect(); return [left, top, right, bottom] }"
-# Of each line of text: what it says, where its letters stand (a third of their size up and down from its middle, in any
-# font), and from where to where the block goes that holds it. What has to be scrolled to is left out.
-LETTERS = """whole => {
+READ_BOX = "it => { const {left, top, right, bottom} = it.getBoundingClientRect(); return [left, top, right, bottom] }"
+# Returns each visible line of text, the box of its letters (a third of the font size above and below its middle, in any
+# font), and the left and right edge of the block that contains it. Text outside scrolled areas is ignored.
+READ_TEXT_LINES = """whole => {
   const found = [], texts = document.createTreeWalker(whole, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
     const text = texts.currentNode, holder = text.parentElement, range = document.createRange();
@@ -276,74 +279,83 @@ LETTERS = """whole => {
 }"""
 
 
-def boxes(page: Page, *selectors: str) -> list[list[float]]:
+def read_boxes(page: Page, *selectors: str) -> list[list[float]]:
     """Return the left, top, right and bottom of the first element of each."""
-    return [page.locator(selector).first.evaluate(BOX) for selector in selectors]
+    return [page.locator(selector).first.evaluate(READ_BOX) for selector in selectors]
 
 
-def show_in(page: Page, width: int, font: str) -> None:
-    """Show the page, figures too, in a font of some family, whichever fonts there are, and a window of some width."""
+def resize_with_font(page: Page, width: int, font: str) -> None:
+    """Show the page and its figures with a font family, in a window of this width."""
     page.evaluate("font => { document.body.style.fontFamily = font; dispatchEvent(new Event('beforeprint')) }", font)
     resize(page, width)
     page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
 
 
 @pytest.fixture(params=[(1000, ""), (1000, "serif"), (1000, "monospace"), (360, ""), (360, "monospace")], ids=str)
-def resized(page: Page, request: pytest.FixtureRequest) -> Iterator[tuple[Page, int]]:
-    """Return the page in a window of some width, and the width."""
+def resized_page(page: Page, request: pytest.FixtureRequest) -> Iterator[tuple[Page, int]]:
+    """Return the page in a window with a font and a width, and the width."""
     width, font = request.param
-    show_in(page, width, font)
+    resize_with_font(page, width, font)
     yield page, width
-    show_in(page, 1000, "")
+    resize_with_font(page, 1000, "")
 
 
-def test_no_text_lies_on_another_or_leaves_its_place(resized: tuple[Page, int]) -> None:
-    page, width = resized
-    lines = page.evaluate(f"({LETTERS})(document.body)")
+def test_texts_do_not_overlap_or_overflow(resized_page: tuple[Page, int]) -> None:
+    page, width = resized_page
+    lines = page.evaluate(f"({READ_TEXT_LINES})(document.body)")
     assert len(lines) > 150
     for text, (left, _, right, _), (begins, ends) in lines:
         assert max(0, begins) - 1 <= left < right <= min(width, ends) + 1, text
-    for (text, one, _), (other, two, _) in combinations(lines, 2):
-        apart = one[2] <= two[0] + 1 or two[2] <= one[0] + 1 or one[3] <= two[1] + 1 or two[3] <= one[1] + 1
-        assert apart, f"{text!r} lies on {other!r}"
+    for (text, first, _), (other_text, second, _) in combinations(lines, 2):
+        apart = (
+            first[2] <= second[0] + 1
+            or second[2] <= first[0] + 1
+            or first[3] <= second[1] + 1
+            or second[3] <= first[1] + 1
+        )
+        assert apart, f"{text!r} overlaps {other_text!r}"
 
 
-def test_the_answer_comes_first_and_all_is_in_line(resized: tuple[Page, int]) -> None:
-    page, width = resized
+def test_answer_is_first_and_sections_are_aligned(resized_page: tuple[Page, int]) -> None:
+    page, width = resized_page
     links = page.locator("nav a").evaluate_all("all => all.map(it => it.getAttribute('href'))")
     assert (links[:2], links[-1]) == (["#answer", "#top"], "#run")
     top = ["h1", "header p", "nav", "#answer h2", ".answer", "#answer h3", "#answer > p", "#best"]
     for parts in (top, ["header", *links]):
-        placed = boxes(page, *parts)
+        part_boxes = read_boxes(page, *parts)
         for above, below in pairwise(range(len(parts))):
-            assert placed[above][1] < placed[above][3] <= placed[below][1] + 1, f"{parts[above]} above {parts[below]}"
-        assert len({round(left) for left, *_ in placed[1:]}) == 1, f"{parts} have one left edge"
-    heading, card, figure = boxes(page, "#answer h2", ".answer", "#best")
-    assert round(card[2]) == round(figure[2]) == round(heading[2]) == round(width - heading[0]), "and one right edge"
+            assert part_boxes[above][1] < part_boxes[above][3] <= part_boxes[below][1] + 1, (
+                f"{parts[above]} above {parts[below]}"
+            )
+        assert len({round(left) for left, *_ in part_boxes[1:]}) == 1, f"{parts} have one left edge"
+    heading, card, figure = read_boxes(page, "#answer h2", ".answer", "#best")
+    assert round(card[2]) == round(figure[2]) == round(heading[2]) == round(width - heading[0]), (
+        "the parts must have one right edge"
+    )
     assert card[3] < 900, "the answer is in the first window"
 
-    one, other = page.locator(".answer > div").evaluate_all(f"all => all.map({BOX})")
-    for left, upper, right, lower in (one, other):
+    loss_part, params_part = page.locator(".answer > div").evaluate_all(f"all => all.map({READ_BOX})")
+    for left, upper, right, lower in (loss_part, params_part):
         assert card[0] + 10 < left < right < card[2] - 10
         assert card[1] + 10 < upper < lower < card[3] - 10
-    beside = one[1] == pytest.approx(other[1], abs=1) and one[2] + 10 < other[0]
-    below_it = one[0] == pytest.approx(other[0], abs=1) and one[3] + 10 < other[1]
-    assert (beside, below_it) == (width == 1000, width == 360)
+    is_right_of_it = loss_part[1] == pytest.approx(params_part[1], abs=1) and loss_part[2] + 10 < params_part[0]
+    is_below_it = loss_part[0] == pytest.approx(params_part[0], abs=1) and loss_part[3] + 10 < params_part[1]
+    assert (is_right_of_it, is_below_it) == (width == 1000, width == 360)
     size = "all => all.map(it => parseFloat(getComputedStyle(document.querySelector(it)).fontSize))"
     sizes = page.evaluate(size, [".loss", "h1", "h2", "h3", "body", ".loss span"])
-    assert sizes == sorted(sizes, reverse=True), "what matters most is largest"
+    assert sizes == sorted(sizes, reverse=True), "more important texts must be larger"
     assert 2 * sizes[4] < sizes[0] < 60
     assert 11 < sizes[-1] < sizes[4] < 20
 
 
-def test_figures_fill_their_places_and_legends_cover_nothing(resized: tuple[Page, int]) -> None:
-    page, _ = resized
+def test_figures_fill_their_boxes_without_covered_parts(resized_page: tuple[Page, int]) -> None:
+    page, _ = resized_page
     legends = 0
     for figure in page.locator(".plot").all():
-        place, axes = (part.first.evaluate(BOX) for part in (figure, figure.locator(".bglayer")))
+        place, axes = (part.first.evaluate(READ_BOX) for part in (figure, figure.locator(".bglayer")))
         assert axes[2] - axes[0] > (place[2] - place[0]) / 2
         assert axes[3] - axes[1] > (place[3] - place[1]) / 4
-        shown = f"all => all.map({BOX}).filter(([left, top, right, bottom]) => left < right && top < bottom)"
+        shown = f"all => all.map({READ_BOX}).filter(([left, top, right, bottom]) => left < right && top < bottom)"
         parts = figure.locator("text, .legend .bg").evaluate_all(shown)
         assert len(parts) > 4
         for left, top, right, bottom in [axes, *parts]:
@@ -355,9 +367,9 @@ def test_figures_fill_their_places_and_legends_cover_nothing(resized: tuple[Page
     assert legends > 0
 
 
-def test_the_curve_of_the_best_goes_through_its_figure(page: Page) -> None:
+def test_best_curve_spans_its_figure(page: Page) -> None:
     page.locator("#best").evaluate("it => it.scrollIntoView({behavior: 'instant', block: 'center'})")
-    axes, curve = boxes(page, "#best .bglayer", "#best .lines path")
+    axes, curve = read_boxes(page, "#best .bglayer", "#best .lines path")
     assert axes[0] < curve[0] < curve[2] < axes[2]
     assert axes[1] < curve[1] < curve[3] < axes[3]
     assert curve[2] - curve[0] > (axes[2] - axes[0]) / 2
@@ -367,19 +379,19 @@ def test_the_curve_of_the_best_goes_through_its_figure(page: Page) -> None:
     assert (seen == (26, 95, 180)).all(axis=2).any(axis=0).mean() > 0.9
 
 
-def test_nothing_covers_the_last_axis_title_while_the_mouse_is_over_the_figure(page: Page) -> None:
+def test_figure_under_pointer_shows_no_button_bar(page: Page) -> None:
     title = page.locator("#parallel .xtick text").last
     assert title.text_content() == "gamma"
     title.scroll_into_view_if_needed()
     page.mouse.move(0, 0)
     before = title.screenshot()
     page.locator("#parallel").hover()
-    page.wait_for_timeout(500)  # in which a bar of buttons would fade in
+    page.wait_for_timeout(500)  # A bar of buttons would fade in during this time.
     assert title.screenshot() == before
-    assert page.locator(".modebar-btn").count() == 0, "one of them would send the figure to a server"
+    assert page.locator(".modebar-btn").count() == 0, "one of the buttons sends the figure to a server"
 
 
-def test_names_and_texts_are_shown_as_they_are_and_never_run(show: Show, tmp_path: Path) -> None:
+def test_names_and_texts_are_escaped(show: Show, tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
     space = SearchSpace(x=Float(0.0, 1.0), accent=Categorical("--text", "<b>&amp;", "'\"`"))
     record = make_run(tmp_path / "run", space, command=evil, settings={evil: evil})
@@ -392,7 +404,7 @@ def test_names_and_texts_are_shown_as_they_are_and_never_run(show: Show, tmp_pat
         record, TrialState.FAIL, params=params, space=space, failure=f"{evil}: {{{{ 7 * 7 }}}}", traceback=evil * 9
     )
     with show(tmp_path / "run") as page:
-        assert page.locator("script").count() == 4, "plotly packed, the figures, the page's own, and plotly unpacked"
+        assert page.locator("script").count() == 4, "packed plotly, the figures, page.js, and unpacked plotly"
         assert page.locator("img").count() == 0
         assert page.locator("#answer tbody th").all_inner_texts() == ["x", "accent"]
         assert page.locator("#failures summary span").inner_text() == f"{evil}: {{{{ 7 * 7 }}}}"
@@ -410,7 +422,7 @@ TEXTS = {
     HOSTILE_TEXT: HOSTILE_TEXT,
     "many lines": "\n" * 20_000,
 }
-# The ratio of two colours' luminances, as WCAG 2 defines contrast.
+# Computes the contrast of text and background as in WCAG 2: the ratio of their luminances.
 CONTRAST = """it => {
   const luminance = (colour) => colour.match(/[0-9.]+/g).slice(0, 3).map(Number).map((c) => c / 255)
     .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
@@ -421,7 +433,7 @@ CONTRAST = """it => {
 }"""
 
 
-def test_texts_that_a_network_has_written_are_shown_as_they_are(show: Show, tmp_path: Path) -> None:
+def test_generated_texts_are_escaped_and_wrapped(show: Show, tmp_path: Path) -> None:
     add_evaluation(make_run(tmp_path / "run"))
     test = {"trial": 0, "times": 1, "metrics": {"loss": 1.5}, "predictions": []}
     texts = [{"prompt": prompt, "text": text} for prompt, text in TEXTS.items()]
@@ -431,7 +443,7 @@ def test_texts_that_a_network_has_written_are_shown_as_they_are(show: Show, tmp_
         assert page.locator("script").count() == 4
         assert page.locator("img").count() == 0
         shown = page.locator("#texts pre")
-        function, nothing, long, hostile, lines = (one.text_content() or "" for one in shown.all())
+        function, nothing, long, hostile, lines = (element.text_content() or "" for element in shown.all())
         assert function == "def f(x):\n\treturn x\n\n\nprint(f(3))"
         assert nothing == "\nafter a prompt of nothing"
         assert long == "import os" + "x" * 10_000 + "..."
@@ -442,16 +454,16 @@ def test_texts_that_a_network_has_written_are_shown_as_they_are(show: Show, tmp_
         for width in (400, 1300):
             resize(page, width)
             assert page.evaluate("document.documentElement.scrollWidth") <= width
-            for one in shown.all():
-                size = one.evaluate("it => [it.scrollWidth, it.clientWidth, it.clientHeight]")
-                assert size[0] == size[1], "long lines wrap"
-                assert size[2] < 500, "and long texts scroll"
+            for element in shown.all():
+                size = element.evaluate("it => [it.scrollWidth, it.clientWidth, it.clientHeight]")
+                assert size[0] == size[1], "long lines must wrap"
+                assert size[2] < 500, "long texts must scroll"
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             assert shown.locator("mark").first.evaluate(CONTRAST) > 7
-            marked, other = shown.locator("mark").first, shown.first
+            marked, whole = shown.locator("mark").first, shown.first
             colour = "it => getComputedStyle(it).backgroundColor"
-            assert marked.evaluate(colour) != other.evaluate(colour)
+            assert marked.evaluate(colour) != whole.evaluate(colour)
 
 
 STUDIES: dict[str, list[dict[str, Any]]] = {
@@ -462,13 +474,13 @@ STUDIES: dict[str, list[dict[str, Any]]] = {
     "equal losses": [{"curve": {1: 0.5}}] * 30,
     "losses of all sizes": [{"curve": {1: loss, 2: loss}} for loss in (-5.0, 0.0, 1e-300, 1e300, 5.0)],
     "losses far apart": [{"curve": {1: loss, 2: loss}} for loss in (1e-5, 1.0, 1e305)],
-    "one epoch beside two": [{"curve": {1: 0.1}}, {"curve": {1: 0.3, 2: 0.2}}],
+    "one epoch and two epochs": [{"curve": {1: 0.1}}, {"curve": {1: 0.3, 2: 0.2}}],
     "tiny losses": [{"curve": {1: 1e-12 * 10**count, 2: 2e-12}} for count in range(8)],
 }
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_study_of_any_kind_is_shown(show: Show, tmp_path: Path, name: str) -> None:
+def test_report_of_unusual_study_opens(show: Show, tmp_path: Path, name: str) -> None:
     record = make_run(tmp_path / "run")
     for arguments in STUDIES[name]:
         add_evaluation(record, **arguments)
@@ -480,19 +492,23 @@ def test_a_study_of_any_kind_is_shown(show: Show, tmp_path: Path, name: str) -> 
         assert ("No evaluation has succeeded" in page.locator("#answer").inner_text()) == (complete == 0)
 
 
-def test_a_thousand_evaluations_are_under_5_megabytes_and_the_best_is_drawn(show: Show, tmp_path: Path) -> None:
+def test_large_run_gives_small_report_with_best(show: Show, tmp_path: Path) -> None:
     record = make_run(tmp_path / "run", budget=2500)
     add_search(record, 2500)
     write_report(RunReader(tmp_path / "run"), tmp_path / "report.html")
-    assert (tmp_path / "report.html").stat().st_size < 5e6, "of 2,500 even"
+    assert (tmp_path / "report.html").stat().st_size < 5e6, "a report of 2,500 evaluations must be small"
     with show(tmp_path / "run") as page:
-        assert 1500 < points(page, "history") < 2400
-        best = min(one.loss for one in RunReader(tmp_path / "run").read_evaluations() if one.state == "complete")
+        assert 1500 < count_points(page, "history") < 2400
+        best = min(
+            evaluation.loss
+            for evaluation in RunReader(tmp_path / "run").read_evaluations()
+            if evaluation.state == "complete"
+        )
         drawn = page.evaluate("Math.min(...document.querySelector('#slice-0').data[0].y)")
         assert drawn == pytest.approx(best, rel=1e-5)
 
 
-def test_many_hyperparameters_do_not_make_a_report_that_cannot_be_opened(tmp_path: Path) -> None:
+def test_many_hyperparameters_give_small_report(tmp_path: Path) -> None:
     space = SearchSpace(**{f"parameter_{count}": Float(0.0, 1.0) for count in range(60)})
     record = make_run(tmp_path / "run", space)
     for trial in range(400):
@@ -503,7 +519,7 @@ def test_many_hyperparameters_do_not_make_a_report_that_cannot_be_opened(tmp_pat
 
 
 def add_losses(run_dir: Path, losses: Sequence[float], first_epoch: float | None = None) -> None:
-    """Make a run of evaluations with these losses, in their order; after the first epoch, they were worse."""
+    """Make a run of evaluations with these losses; their first epochs have higher losses."""
     record, chance = make_run(run_dir, budget=len(losses)), random.Random(0)
     for trial, loss in enumerate(losses):
         params = {"layers": chance.randint(1, 5), "activation": "relu", "lr": 10 ** chance.uniform(-4, 0), "gamma": 0.9}
@@ -513,20 +529,25 @@ def add_losses(run_dir: Path, losses: Sequence[float], first_epoch: float | None
         )
 
 
-def usual_losses(count: int, low: float = 0.1, high: float = 1.0) -> list[float]:
-    """Return losses that get better."""
-    return [low + (high - low) * (1 - place / (count - 1)) for place in range(count)]
+def make_decreasing_losses(count: int, low: float = 0.1, high: float = 1.0) -> list[float]:
+    """Return losses that decrease from `high` to `low`."""
+    return [low + (high - low) * (1 - index / (count - 1)) for index in range(count)]
 
 
-WITH_OUTLIERS: dict[str, list[float]] = {
-    "the first": [150300.5, *usual_losses(40)],
-    "a third": [*usual_losses(20), *(10.0**power for power in range(3, 13)), *usual_losses(20), *[1e12] * 10],
-    "logarithmic": [1e9, *usual_losses(40, 0.001, 0.9)],
-    "below zero, the others close together": [*usual_losses(40, -2.0, -2.0 + 1e-8), 1e4],
+LOSSES_WITH_OUTLIERS: dict[str, list[float]] = {
+    "the first": [150300.5, *make_decreasing_losses(40)],
+    "a third": [
+        *make_decreasing_losses(20),
+        *(10.0**power for power in range(3, 13)),
+        *make_decreasing_losses(20),
+        *[1e12] * 10,
+    ],
+    "logarithmic": [1e9, *make_decreasing_losses(40, 0.001, 0.9)],
+    "below zero, the others close together": [*make_decreasing_losses(40, -2.0, -2.0 + 1e-8), 1e4],
 }
 
 
-SEEN = """name => {
+READ_FIGURE = """name => {
     const {_fullLayout: {yaxis, shapes}, _fullData: traces} = document.getElementById(name);
     const place = y => yaxis.type === "log" ? Math.log10(y) : y;
     const height = y => (place(y) - yaxis.range[0]) / (yaxis.range[1] - yaxis.range[0]);
@@ -539,52 +560,52 @@ SEEN = """name => {
 }"""
 
 
-@pytest.mark.parametrize("name", WITH_OUTLIERS)
-def test_outliers_are_at_the_edge_and_flatten_no_figure(show: Show, tmp_path: Path, name: str) -> None:
-    losses = WITH_OUTLIERS[name]
+@pytest.mark.parametrize("name", LOSSES_WITH_OUTLIERS)
+def test_outliers_are_drawn_at_edge_of_figures(show: Show, tmp_path: Path, name: str) -> None:
+    losses = LOSSES_WITH_OUTLIERS[name]
     inside = [loss for loss in losses if loss <= 3]
     far = sorted(set(losses) - set(inside))
     count, highest = len(losses) - len(inside), format_number(max(losses))
     add_losses(tmp_path / "run", losses)
     with show(tmp_path / "run") as page:
         for figure in ("history", "slice-0", "slice-1"):
-            drawn = page.evaluate(SEEN, figure)
+            drawn = page.evaluate(READ_FIGURE, figure)
             assert drawn["type"] == ("log" if name == "logarithmic" else "linear")
             marks = [point for point in drawn["points"] if point["symbol"] == "triangle-up"]
             others = [point for point in drawn["points"] if point["symbol"] != "triangle-up"]
             assert sorted(point["y"] for point in others) == pytest.approx(sorted(inside), rel=1e-5)
             assert len(marks) == count
-            told = {line.split(": ")[-1] for mark in marks for line in mark["text"].split("<br>")}
-            assert {f"loss {format_number(loss)}" for loss in far} <= told
+            labels = {line.split(": ")[-1] for mark in marks for line in mark["text"].split("<br>")}
+            assert {f"loss {format_number(loss)}" for loss in far} <= labels
             heights = [point["height"] for point in others]
             (apart,) = drawn["apart"]
             assert 0 < min(heights) < max(heights) < apart < min(mark["height"] for mark in marks)
             assert max(mark["height"] for mark in marks) < 1
-            assert max(heights) - min(heights) > 0.8, "the others have the figure for themselves"
+            assert max(heights) - min(heights) > 0.8, "other losses must fill the figure"
             assert max(drawn["ticks"]) <= max(inside)
-        curves = page.evaluate(SEEN, "curves")
+        curves = page.evaluate(READ_FIGURE, "curves")
         assert max(curves["lines"]) < 1
         diverged = [point for point in curves["points"] if point["symbol"] == "triangle-up"]
         assert len(diverged) == count
         assert all(point["text"].endswith(" after epoch 3") for point in diverged)
-        parallel = page.evaluate(SEEN, "parallel")
+        parallel = page.evaluate(READ_FIGURE, "parallel")
         assert len(parallel["points"]) == count
         assert 0.9 < max(parallel["lines"]) < 1
-        said = f"{count} evaluations go beyond the scale, with losses of up to {highest}"
+        sentence = f"{count} evaluations go beyond the scale, with losses of up to {highest}"
         if count == 1:
-            said = f"1 evaluation goes beyond the scale, with a loss of {highest}"
-        for place in ("#search figcaption", "#hyperparameters figcaption", "#hyperparameters p:has(+ .slices)"):
-            assert f"{said}: \N{BLACK UP-POINTING TRIANGLE} at the upper edge." in page.locator(place).inner_text()
+            sentence = f"1 evaluation goes beyond the scale, with a loss of {highest}"
+        for selector in ("#search figcaption", "#hyperparameters figcaption", "#hyperparameters p:has(+ .slices)"):
+            assert (
+                f"{sentence}: \N{BLACK UP-POINTING TRIANGLE} at the upper edge." in page.locator(selector).inner_text()
+            )
 
 
-def test_first_epochs_far_above_all_others_are_at_the_edge_and_say_how_high_they_are(
-    show: Show, tmp_path: Path
-) -> None:
-    add_losses(tmp_path / "run", usual_losses(20), first_epoch=110300.0)
+def test_high_first_losses_are_drawn_at_edge_with_values(show: Show, tmp_path: Path) -> None:
+    add_losses(tmp_path / "run", make_decreasing_losses(20), first_epoch=110300.0)
     with show(tmp_path / "run") as page:
         assert page.locator("#answer .metric").inner_text().split() == ["parameters", "110300"]
         for figure, count in (("best", 2), ("curves", 20)):
-            drawn = page.evaluate(SEEN, figure)
+            drawn = page.evaluate(READ_FIGURE, figure)
             marks = [point for point in drawn["points"] if point["symbol"] == "triangle-up"]
             assert len(marks) == count
             assert all(point["text"].endswith("<br>loss 110300 after epoch 1") for point in marks)
@@ -604,20 +625,20 @@ def test_first_epochs_far_above_all_others_are_at_the_edge_and_say_how_high_they
         assert "110300" in (page.locator("#best .hovertext").first.text_content() or "")
 
 
-def test_where_there_are_no_outliers_no_figure_speaks_of_any(page: Page) -> None:
+def test_figures_without_outliers_do_not_mention_them(page: Page) -> None:
     assert "beyond" not in page.locator("body").inner_text()
     for figure in ("best", "history", "curves", "parallel", "slice-0"):
-        drawn = page.evaluate(SEEN, figure)
+        drawn = page.evaluate(READ_FIGURE, figure)
         assert drawn["apart"] == []
         assert not any(point["symbol"] == "triangle-up" for point in drawn["points"])
 
 
-def test_rungs_show_what_became_of_individuals(show: Show, tmp_path: Path) -> None:
+def test_rungs_show_outcomes_of_individuals(show: Show, tmp_path: Path) -> None:
     record = make_run(tmp_path / "run", pruner="asha")
     curve = {epoch: 1 / epoch for epoch in range(1, 10)}
     params = {"layers": 1, "activation": "relu", "gamma": 0.9}
 
-    def add_one(number: int, state: TrialState, epochs: int, factor: float, **attributes: Any) -> None:
+    def add_trial(number: int, state: TrialState, epochs: int, factor: float, **attributes: Any) -> None:
         losses = {epoch: factor * loss for epoch, loss in curve.items() if epoch <= epochs}
         add_evaluation(
             record,
@@ -628,31 +649,31 @@ def test_rungs_show_what_became_of_individuals(show: Show, tmp_path: Path) -> No
             **attributes,
         )
 
-    add_one(1, TrialState.COMPLETE, 9, 1.0)
-    add_one(2, TrialState.PRUNED, 1, 2.0, paused_after=1)
-    add_one(3, TrialState.PRUNED, 3, 1.5, paused_after=3)
-    add_one(4, TrialState.PRUNED, 1, 4.0)
-    add_one(2, TrialState.COMPLETE, 9, 2.0, retry_of=1, resumed_from_step=1)
-    add_one(5, TrialState.FAIL, 1, 0.5, failure="rank 0: ValueError: no")
+    add_trial(1, TrialState.COMPLETE, 9, 1.0)
+    add_trial(2, TrialState.PRUNED, 1, 2.0, paused_after=1)
+    add_trial(3, TrialState.PRUNED, 3, 1.5, paused_after=3)
+    add_trial(4, TrialState.PRUNED, 1, 4.0)
+    add_trial(2, TrialState.COMPLETE, 9, 2.0, retry_of=1, resumed_from_step=1)
+    add_trial(5, TrialState.FAIL, 1, 0.5, failure="rank 0: ValueError: no")
     with show(tmp_path / "run") as page:
         drawn = page.evaluate("document.querySelector('#rungs').data.map(it => [it.name, it.x.map(Math.round)])")
         assert dict(drawn) == {
-            "went on": [0, 0, 1, 1],
+            "continued": [0, 0, 1, 1],
             "promoted later": [0],
             "paused": [1],
-            "given up": [0],
+            "pruned": [0],
             "failed": [0],
         }
         table = page.locator("#search tbody").last.inner_text().split("\n")
         assert [row.split("\t") for row in table] == [
             ["1", "5", "3", "0", "1", ""],
-            ["3", "3", "2", "1", "0.3333", "trial 2, 0.5: if 6 reach it"],
+            ["3", "3", "2", "1", "0.3333", "trial 2, 0.5: after 6 have reached it"],
         ]
         assert "1 paused" in page.locator("header").inner_text()
-        assert points(page, "curves") == 5, "what was promoted is a part of what it was promoted to"
+        assert count_points(page, "curves") == 5, "the curve of a promoted trial is part of a later curve"
 
 
-def test_the_line_of_the_best_and_who_came_from_whom_are_drawn(show: Show, tmp_path: Path) -> None:
+def test_lineage_and_schedule_are_drawn(show: Show, tmp_path: Path) -> None:
     record = make_run(tmp_path / "run", pbt=True)
     params = {"layers": 1, "activation": "relu", "gamma": 0.9}
     for trial, (loss, parent) in enumerate([(0.9, None), (0.8, None), (0.5, 0), (0.6, 1), (0.3, 2)]):
@@ -669,18 +690,18 @@ def test_the_line_of_the_best_and_who_came_from_whom_are_drawn(show: Show, tmp_p
     with show(tmp_path / "run") as page:
         tree = page.evaluate("document.querySelector('#descent').data.map(it => [it.name, it.x, it.y])")
         places = {name: list(zip(x, y, strict=True)) for name, x, y in tree}
-        assert places["the line of the best"] == [(2, 0.9), (4, 0.5), (6, 0.3)]
+        assert places["lineage of the best"] == [(2, 0.9), (4, 0.5), (6, 0.3)]
         assert sorted(places["island 0"]) == [(2, 0.8), (2, 0.9), (4, 0.5), (4, 0.6), (6, 0.3)]
         assert places["inherits"][:6] == [(2, 0.9), (4, 0.5), (None, None), (2, 0.8), (4, 0.6), (None, None)]
         losses, lr = page.evaluate("document.querySelector('#schedule').data.map(it => [it.x, it.y])")
         assert losses == [[1, 2, 3, 4, 5, 6], [1.0, 0.9, 0.6, 0.5, 0.4, 0.3]]
         assert lr == [[0, 2, 2, 4, 4, 6], [0.01, 0.01, 0.03, 0.03, 0.05, 0.05]]
         answer = page.locator("#answer").inner_text()
-        assert "It began with the weights of trial 2: these hyperparameters are the last of 3" in answer
+        assert "It began with the weights of trial 2. These hyperparameters are the last of 3 stages" in answer
         assert "--confirm-seeds" not in answer
 
 
-def test_confirmations_decide_the_answer_when_all_have_ended(show: Show, tmp_path: Path) -> None:
+def test_finished_confirmation_decides_the_answer(show: Show, tmp_path: Path) -> None:
     record = make_run(tmp_path / "run", confirm_seeds=2)
     for loss in (0.1, 0.2):
         add_evaluation(
@@ -696,7 +717,7 @@ def test_confirmations_decide_the_answer_when_all_have_ended(show: Show, tmp_pat
             with show(tmp_path / "run") as page:
                 answer = page.locator("#answer").inner_text()
                 assert "Trial 0, by worker 0" in answer
-                assert ("still to come" in answer) == (ended > 0)
+                assert ("are pending" in answer) == (ended > 0)
         assignment = claim_evaluation(confirming, None, {}, total)
         confirming.complete(assignment, next(losses), 1.0, {})
     with show(tmp_path / "run") as page:
@@ -708,7 +729,7 @@ def test_confirmations_decide_the_answer_when_all_have_ended(show: Show, tmp_pat
         assert names == ["best: trial 1", "runner-up: trial 0"]
 
 
-def test_the_command_writes_the_report_and_overwrites_nothing_else(run_dir: Path, tmp_path: Path) -> None:
+def test_report_command_overwrites_only_its_own_report(run_dir: Path, tmp_path: Path) -> None:
     def report(*arguments: object) -> subprocess.CompletedProcess[str]:
         return run_hpo("report", *arguments, cwd=run_dir.parent)
 
@@ -730,7 +751,7 @@ def test_the_command_writes_the_report_and_overwrites_nothing_else(run_dir: Path
     assert report("nothing").stderr == "error: nothing holds no run: there is no nothing/run.json\n"
 
 
-def test_a_front_is_drawn_and_sorted(show: Show, tmp_path: Path) -> None:
+def test_front_is_drawn_and_sorted(show: Show, tmp_path: Path) -> None:
     path = tmp_path / "run"
     record = make_run(path, objectives=Objectives(("loss", "parameters", "speed <b>"), ("speed <b>",)))
     for trial in range(12):
@@ -741,7 +762,7 @@ def test_a_front_is_drawn_and_sorted(show: Show, tmp_path: Path) -> None:
     on_front = len(RunReader(path).find_front())
     with show(path) as page:
         assert page.locator("#answer h2").inner_text() == "The front"
-        assert [points(page, figure) for figure in ("front-1", "front-2")] == [13, 13]
+        assert [count_points(page, figure) for figure in ("front-1", "front-2")] == [13, 13]
         assert page.locator("#front-2 .ytitle").text_content() == "speed <b> (maximised)"
         assert page.locator("#hypervolume .scatterlayer .lines path").count() == 1
         table = page.locator("#answer table")

@@ -1,4 +1,4 @@
-"""Objectives that report their losses from code that owns its loop, and offer functions that gather weights."""
+"""Objectives report losses with `worker.report`, and offer functions that gather weights."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from tests.support.run_output import find_complete_losses, load_trials
 REPORTING = SEARCHES / "reporting.py"
 
 
-def reporting(ways: str, *options: object, **settings: object) -> list[object]:
+def make_arguments(ways: str, *options: object, **settings: object) -> list[object]:
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
     layout = ["--islands", 1, "--run-dir", "run"]
     return [PROGRAM, REPORTING, *layout, "--set", f"ways={ways}", *options, *chosen]
 
 
-def at(code: str) -> str:
-    """Return the place of the one line of the search space that holds this code."""
+def find_line(code: str) -> str:
+    """Return a pattern for the file and line number of the only line with this code."""
     (number,) = [n for n, line in enumerate(REPORTING.read_text().splitlines(), 1) if code in line]
     return rf"reporting\.py:{number}"
 
 
-def notes_of(folder: Path, rank: int) -> list[tuple[str, float, int]]:
+def read_events(folder: Path, rank: int) -> list[tuple[str, float, int]]:
     return [tuple(json.loads(line)) for line in (folder / f"0-{rank}").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_losses_are_recorded_in_each_way_and_the_best_weights_gathered(mpi: Mpi, tmp_path: Path, size: int) -> None:
+def test_reports_are_recorded_and_best_weights_gathered(mpi: Mpi, tmp_path: Path, size: int) -> None:
     ways = ["gathers", "yields_gathers", "yields", "reports", "mixed", "returns"]
-    xs = [0.6, 0.5, 0.9, 0.7, 0.8, 0.95, 0.65, 0.2]
-    (tmp_path / "start.json").write_text(json.dumps([{"x": x} for x in xs]))
-    options = ["--ranks-per-worker", size, "--evaluations", len(xs), "--enqueue", "start.json"]
-    job = mpi.run(size, *reporting(",".join(ways), *options), cwd=tmp_path)
+    values = [0.6, 0.5, 0.9, 0.7, 0.8, 0.95, 0.65, 0.2]
+    (tmp_path / "start.json").write_text(json.dumps([{"x": x} for x in values]))
+    options = ["--ranks-per-worker", size, "--evaluations", len(values), "--enqueue", "start.json"]
+    job = mpi.run(size, *make_arguments(",".join(ways), *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
-    assert [trial.params["x"] for trial in trials] == xs
+    assert [trial.params["x"] for trial in trials] == values
     best, expected = math.inf, []
     for trial, way in zip(trials, ways + ways, strict=False):
         x = trial.params["x"]
@@ -58,18 +58,20 @@ def test_losses_are_recorded_in_each_way_and_the_best_weights_gathered(mpi: Mpi,
                 expected.append((x, epoch))
             own = min(own, loss)
         best = min(best, own)
-    assert expected == [(0.6, 1), (0.6, 2), (0.5, 2), (0.2, 2)], "the best losses alone, of those that offer"
+    assert expected == [(0.6, 1), (0.6, 2), (0.5, 2), (0.2, 2)], (
+        "weights are gathered only for new best losses of objectives that offer them"
+    )
     for rank in range(size):
-        assert [(x, epoch) for event, x, epoch in notes_of(tmp_path, rank) if event == "gathers"] == expected
+        assert [(x, epoch) for event, x, epoch in read_events(tmp_path, rank) if event == "gathers"] == expected
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     losses = find_complete_losses(trials)
     assert (weights.trial, weights.state["epoch"].item()) == (min(losses, key=losses.__getitem__), 2.0)
 
 
-# What is said of it, and how many losses there are by then; `RANK` is the worker's last one. None is an evaluation that
-# ends well: "late" reports to the worker of an evaluation before, in the same process. Weights are gathered for the
-# best, so those of the first evaluations.
+# By the objective's variant: the pattern of its failure, and the number of losses before it; `RANK` stands for the last
+# rank. None marks a successful evaluation. "late" reports to the worker of an earlier evaluation in the same process.
+# Weights are gathered only for the best loss, so the variants that gather come first.
 REASONS: dict[str, tuple[str, int] | None] = {
     "gather_raises": (r"RANK, reporting.py:\d+: ValueError: injected in a function", 1),
     "gather_nothing": (r"rank 0, reporting.py:\d+: TypeError: offered weights must be a dict of .*, got a NoneType", 1),
@@ -90,10 +92,10 @@ REASONS: dict[str, tuple[str, int] | None] = {
 }
 
 
-def test_whatever_goes_wrong_in_a_report_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+def test_report_error_fails_only_its_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     size, ways = 2, list(REASONS)
     options = ["--ranks-per-worker", size, "--evaluations", len(ways), "--collective-timeout", 30]
-    job = mpi.run(size, *reporting(",".join(ways), *options), cwd=tmp_path)
+    job = mpi.run(size, *make_arguments(",".join(ways), *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
     for way, trial in zip(ways, trials, strict=True):
@@ -106,29 +108,31 @@ def test_whatever_goes_wrong_in_a_report_costs_one_evaluation(mpi: Mpi, tmp_path
         assert "hpo/trainer" not in trial.user_attrs.get("traceback", ""), way
     swallowed = trials[ways.index("swallows")].params["x"]
     for rank in range(size):
-        mine = [(event, epoch) for event, x, epoch in notes_of(tmp_path, rank) if x == swallowed]
+        mine = [(event, epoch) for event, x, epoch in read_events(tmp_path, rank) if x == swallowed]
         first, *later = [("returned", 1), ("returned", 1), ("goes on", 1), ("goes on", 2), ("leaves", 3)]
         if rank == size - 1:
-            later.pop()  # it waits for the others in the next epoch, and is killed
-        assert mine == [("starts", 0), first, *later], "a report after the last one raises again"
+            later.pop()  # This rank is killed while it waits for the other ranks in the next epoch.
+        assert mine == [("starts", 0), first, *later], "each report after the error must raise it again"
 
 
-def test_who_waits_in_a_report_is_told_with_the_line_that_reports(mpi: Mpi, tmp_path: Path) -> None:
+def test_report_timeout_names_waiting_and_blocking_lines(mpi: Mpi, tmp_path: Path) -> None:
     waited = r"timeout: rank 0 waited 2 s \(--collective-timeout\) at"
     options = ["--evaluations", 3, "--collective-timeout", 2]
-    job = mpi.run(2, *reporting("sleeps,gather_sleeps,reports", *options), cwd=tmp_path)
+    job = mpi.run(2, *make_arguments("sleeps,gather_sleeps,reports", *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     asleep, gathering, well = load_trials(tmp_path / "run")
-    reason = f"{waited} {at('# while it sleeps')} for rank 1, which was at {at('# in the last rank')}"
+    reason = f"{waited} {find_line('# while it sleeps')} for rank 1, which was at {find_line('# in the last rank')}"
     assert re.fullmatch(reason, asleep.user_attrs["failure"]), asleep.user_attrs["failure"]
-    reason = f"{waited} {at('# the ranks are here together')} for rank 1, which was at {at('# in a function')}"
+    reason = (
+        f"{waited} {find_line('# the ranks are here together')} for rank 1, which was at {find_line('# in a function')}"
+    )
     assert re.fullmatch(reason, gathering.user_attrs["failure"]), gathering.user_attrs["failure"]
     assert len(gathering.intermediate_values) == 1
     assert well.state.name == "COMPLETE"
 
 
-def test_a_run_whose_objectives_wait_in_a_report_stops_well(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = reporting("reports", "--evaluations", 40, seconds=30)
+def test_signal_stops_run_while_objective_waits_in_report(mpi: Mpi, tmp_path: Path) -> None:
+    arguments = make_arguments("reports", "--evaluations", 40, seconds=30)
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
     while len(load_trials(tmp_path / "run")) < 1:
@@ -142,17 +146,15 @@ def test_a_run_whose_objectives_wait_in_a_report_stops_well(mpi: Mpi, tmp_path: 
 
 
 @pytest.mark.parametrize("ways", ["gathers", "yields_gathers"])
-def test_a_target_that_is_reached_ends_the_objective_and_its_weights_are_gathered(
-    mpi: Mpi, tmp_path: Path, ways: str
-) -> None:
+def test_report_reaching_target_loss_ends_objective(mpi: Mpi, tmp_path: Path, ways: str) -> None:
     options = ["--evaluations", 3, "--target-loss", 2.0]
-    job = mpi.run(2, *reporting(ways, *options), cwd=tmp_path)
+    job = mpi.run(2, *make_arguments(ways, *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     (trial,) = load_trials(tmp_path / "run")
     assert trial.state.name == "COMPLETE"
     assert list(trial.intermediate_values) == [1, 2]
     for rank in range(2):
-        events = [(event, epoch) for event, _, epoch in notes_of(tmp_path, rank)]
+        events = [(event, epoch) for event, _, epoch in read_events(tmp_path, rank)]
         left = [("leaves", 2)] if ways == "gathers" else []
         assert events == [("starts", 0), ("gathers", 1), ("goes on", 1), ("gathers", 2), *left]
     weights = read_weights(tmp_path / "run" / "best.safetensors")

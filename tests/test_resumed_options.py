@@ -63,7 +63,7 @@ def test_session_with_edited_options_is_one_message(tmp_path: Path, options: obj
     content = json.loads(path.read_text())
     content["sessions"][0]["options"] = options
     path.write_text(json.dumps(content))
-    with pytest.raises(UsageError, match=r"run\.json is not as a run has written it: 'sessions' is"):
+    with pytest.raises(UsageError, match=r"run\.json: 'sessions' must be"):
         start_session(tmp_path / "run", resume=True)
 
 

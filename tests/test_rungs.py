@@ -1,4 +1,4 @@
-"""Successive halving on evaluations that are made up: what goes on at a rung, what is paused, what is promoted."""
+"""Test successive halving on made-up evaluations: which ones continue, pause and are promoted at a rung."""
 
 from __future__ import annotations
 
@@ -38,127 +38,139 @@ ASHA = HALVING_SCHEDULES["asha"]
 TWO = Objectives(("loss", "parameters"))
 
 
-def one(trial: int, state: str, *losses: float, **others: Any) -> Evaluation:
+def make_evaluation(trial: int, state: str, *losses: float, **fields: Any) -> Evaluation:
     curve = dict(enumerate(losses, start=1))
     if state == "paused":
-        others["paused_after"] = len(losses)
-    return Evaluation(trial, state, min(losses, default=9.0), {}, 0, 0, 0, curve=curve, **others)
+        fields["paused_after"] = len(losses)
+    return Evaluation(trial, state, min(losses, default=9.0), {}, 0, 0, 0, curve=curve, **fields)
 
 
 @pytest.mark.parametrize(("epochs", "is_rung"), [(1, True), (2, False), (3, True), (6, False), (9, True), (27, True)])
-def test_rungs_are_powers_of_three(epochs: int, is_rung: bool) -> None:
+def test_schedule_rungs_are_powers_of_three(epochs: int, is_rung: bool) -> None:
     assert ASHA.has_rung(0, epochs) is is_rung
 
 
-def test_there_is_one_rung_where_only_the_first_epoch_counts() -> None:
+def test_one_epoch_schedule_has_one_rung() -> None:
     halving = HALVING_SCHEDULES["one-epoch"]
     assert [epochs for epochs in range(1, 30) if halving.has_rung(5, epochs)] == [1]
     assert [halving.count_promoted(reached) for reached in (1, 10, 1000)] == [3, 3, 3]
 
 
-def test_brackets_get_about_the_same_number_of_epochs() -> None:
+def test_brackets_get_similar_numbers_of_epochs() -> None:
     halving = HALVING_SCHEDULES["hyperband"]
     assert Counter(map(halving.find_bracket, range(130))) == {0: 90, 1: 30, 2: 10}
-    assert len(set(map(halving.find_bracket, range(8)))) == 3, "also in a short run"
+    assert len(set(map(halving.find_bracket, range(8)))) == 3, "short runs must use all brackets"
     first = {bracket: root for root in range(13, 0, -1) for bracket in [halving.find_bracket(root)]}
     found = {b: [epochs for epochs in range(1, 100) if halving.has_rung(root, epochs)] for b, root in first.items()}
     assert found == {0: [1, 3, 9, 27, 81], 1: [3, 9, 27, 81], 2: [9, 27, 81]}
 
 
-def test_a_third_goes_on_and_the_best_of_few() -> None:
+def test_rung_lets_a_third_and_at_least_one_continue() -> None:
     assert [ASHA.count_promoted(reached) for reached in (1, 2, 3, 5, 6, 8, 9)] == [1, 1, 1, 1, 2, 2, 3]
-    assert [ASHA.count_needed(place) for place in (0, 1, 2)] == [1, 6, 9]
+    assert [ASHA.count_needed(index) for index in (0, 1, 2)] == [1, 6, 9]
     assert all(
-        ASHA.count_promoted(ASHA.count_needed(place) or 0)
-        > place
-        >= ASHA.count_promoted((ASHA.count_needed(place) or 1) - 1)
-        for place in (1, 7)
+        ASHA.count_promoted(ASHA.count_needed(index) or 0)
+        > index
+        >= ASHA.count_promoted((ASHA.count_needed(index) or 1) - 1)
+        for index in (1, 7)
     )
 
 
-def test_what_is_among_the_best_later_is_promoted_the_highest_rung_first() -> None:
+def test_find_promotable_returns_highest_rung_first() -> None:
     evaluations = [
-        one(0, "complete", 0.5, 0.4, 0.3, *[0.2] * 6),
-        one(1, "paused", 0.6, 0.5, 0.4),
-        one(2, "paused", 0.7, 0.6, 0.5),
-        *(one(trial, "paused", 0.8 + trial) for trial in range(3, 8)),
+        make_evaluation(0, "complete", 0.5, 0.4, 0.3, *[0.2] * 6),
+        make_evaluation(1, "paused", 0.6, 0.5, 0.4),
+        make_evaluation(2, "paused", 0.7, 0.6, 0.5),
+        *(make_evaluation(trial, "paused", 0.8 + trial) for trial in range(3, 8)),
     ]
-    assert find_promotable(ASHA, evaluations) == []  # 8 have reached the first rung, of which 2 go on; both have
-    evaluations.append(one(8, "running", 9.0))
-    assert find_promotable(ASHA, evaluations) == [], "the third has gone on already, before others were better"
-    evaluations += [one(trial, "running", 0.1, 0.1, 0.1) for trial in (9, 10, 11)]
-    evaluations += [one(trial, "failed", 0.05, 0.05, 0.05) for trial in (12,)]
-    last = one(13, "paused", 0.11)
+    # 8 have reached the first rung, of which 2 continue. Both have continued.
+    assert find_promotable(ASHA, evaluations) == []
+    evaluations.append(make_evaluation(8, "running", 9.0))
+    assert find_promotable(ASHA, evaluations) == [], "trial 2 has used the third promotion before better ones came"
+    evaluations += [make_evaluation(trial, "running", 0.1, 0.1, 0.1) for trial in (9, 10, 11)]
+    evaluations += [make_evaluation(trial, "failed", 0.05, 0.05, 0.05) for trial in (12,)]
+    last = make_evaluation(13, "paused", 0.11)
     assert [e.trial for e in find_promotable(ASHA, [*evaluations, last])] == [13]
-    good = one(14, "paused", 0.2, 0.15, 0.09)
+    good = make_evaluation(14, "paused", 0.2, 0.15, 0.09)
     assert [e.trial for e in find_promotable(ASHA, [*evaluations, last, good])] == [14, 13]
 
 
-def test_a_rung_near_the_end_is_none() -> None:
-    evaluations = [one(0, "complete", *[0.5] * 10), one(1, "running", *[0.6] * 9)]
+def test_rung_near_the_end_is_not_effective() -> None:
+    evaluations = [make_evaluation(0, "complete", *[0.5] * 10), make_evaluation(1, "running", *[0.6] * 9)]
     assert [rung.epochs for rung in compute_rungs(ASHA, evaluations)] == [1, 3]
-    longer = [one(0, "complete", *[0.5] * 27), evaluations[1]]
+    longer = [make_evaluation(0, "complete", *[0.5] * 27), evaluations[1]]
     assert [rung.epochs for rung in compute_rungs(ASHA, longer)] == [1, 3, 9]
-    assert [rung.epochs for rung in compute_rungs(ASHA, evaluations[1:])] == [1, 3, 9], "nobody knows the end yet"
-    cut = [one(0, "complete", *[0.5] * 10, cut_after=10), evaluations[1]]
-    assert [rung.epochs for rung in compute_rungs(ASHA, cut)] == [1, 3, 9], "it could have been longer"
+    assert [rung.epochs for rung in compute_rungs(ASHA, evaluations[1:])] == [1, 3, 9], "the last step is unknown yet"
+    cut = [make_evaluation(0, "complete", *[0.5] * 10, cut_after=10), evaluations[1]]
+    assert [rung.epochs for rung in compute_rungs(ASHA, cut)] == [1, 3, 9], (
+        "a cut evaluation says nothing about the last step"
+    )
 
 
-def test_what_was_paused_where_nobody_knew_the_end_goes_on_when_it_is_known() -> None:
-    first, second, third = one(0, "running", *[0.5] * 9), one(1, "paused", *[0.6] * 9), one(2, "paused", 0.8, 0.7, 0.7)
-    assert find_promotable(ASHA, [first, second, third]) == [], "9 epochs may be a third of them"
-    first = one(0, "complete", *[0.5] * 9)
+def test_paused_evaluation_near_the_end_is_promoted() -> None:
+    first, second, third = (
+        make_evaluation(0, "running", *[0.5] * 9),
+        make_evaluation(1, "paused", *[0.6] * 9),
+        make_evaluation(2, "paused", 0.8, 0.7, 0.7),
+    )
+    assert find_promotable(ASHA, [first, second, third]) == [], "the last step may be 27"
+    first = make_evaluation(0, "complete", *[0.5] * 9)
     assert find_promotable(ASHA, [first, second, third]) == [second]
     assert not is_search_over([first, second, third], 3, "asha")
-    promoted = [one(1, "promoted", *[0.6] * 9, paused_after=9), one(3, "running", *[0.6] * 9, retry_of=1)]
+    promoted = [
+        make_evaluation(1, "promoted", *[0.6] * 9, paused_after=9),
+        make_evaluation(3, "running", *[0.6] * 9, retry_of=1),
+    ]
     assert find_promotable(ASHA, [first, *promoted, third]) == []
 
 
-def test_what_was_paused_beyond_rungs_that_count_goes_on_and_nobody_else_stops_there(tmp_path: Path) -> None:
-    """Evaluations of ten epochs: two were paused at 9 before one was complete, and another is there now."""
-    early = [one(2, "paused", *[0.6] * 9), one(3, "paused", *[0.7] * 9)]
-    evaluations = [one(0, "complete", *[0.5] * 10), *early, one(4, "running", *[0.9] * 9)]
+def test_ineffective_rung_promotes_its_paused_evaluations(tmp_path: Path) -> None:
+    """Of evaluations with ten epochs, two were paused at 9 before one was complete, and a fourth reaches 9 now."""
+    early = [make_evaluation(2, "paused", *[0.6] * 9), make_evaluation(3, "paused", *[0.7] * 9)]
+    evaluations = [make_evaluation(0, "complete", *[0.5] * 10), *early, make_evaluation(4, "running", *[0.9] * 9)]
     (last,) = [rung for rung in compute_rungs(ASHA, evaluations) if not rung.is_effective]
     assert (last.epochs, last.losses) == (9, [(0.6, 2), (0.7, 3)])
     assert find_promotable(ASHA, evaluations) == early
-    late = one(5, "paused", *[0.8] * 27)
-    assert find_promotable(ASHA, [*evaluations, late]) == [late, *early], "whatever lies between"
+    late = make_evaluation(5, "paused", *[0.8] * 27)
+    assert find_promotable(ASHA, [*evaluations, late]) == [late, *early], "rungs in between must not matter"
 
-    run = Halved(tmp_path, budget=9)
-    begun = [assignment for assignment in (run.claim() for _ in range(3)) if assignment is not None]
-    for assignment, epochs in zip(begun, (10, 9, 9), strict=True):
+    run = HalvingRun(tmp_path, budget=9)
+    started = [assignment for assignment in (run.claim() for _ in range(3)) if assignment is not None]
+    for assignment, epochs in zip(started, (10, 9, 9), strict=True):
         for epoch in range(1, epochs + 1):
             run.record.report(assignment, epoch, 0.5)
-    run.record.prune(begun[1], 0.5, 1.0, {}, paused_after=9)
-    run.record.complete(begun[0], 0.5, 1.0, {})
-    assert run.pausing.decide_pruning(run.record, begun[2], 9).state == "going"
+    run.record.prune(started[1], 0.5, 1.0, {}, paused_after=9)
+    run.record.complete(started[0], 0.5, 1.0, {})
+    assert run.pausing.decide_pruning(run.record, started[2], 9).state == "going"
 
 
-def test_an_individual_counts_once_however_often_it_was_interrupted_or_promoted() -> None:
+def test_individual_with_several_trials_counts_once() -> None:
     evaluations = [
-        one(0, "promoted", 0.5, paused_after=1),
-        one(1, "interrupted", 0.5, 0.4, retry_of=0),
-        one(2, "running", retry_of=1),  # it begins again: what it had reached, it will reach
-        one(3, "paused", 0.6),
+        make_evaluation(0, "promoted", 0.5, paused_after=1),
+        make_evaluation(1, "interrupted", 0.5, 0.4, retry_of=0),
+        make_evaluation(2, "running", retry_of=1),  # It starts again and will reach the same rungs.
+        make_evaluation(3, "paused", 0.6),
     ]
     (rung,) = compute_rungs(ASHA, evaluations)
     assert (rung.losses, rung.continued, list(rung.paused)) == ([(0.5, 0), (0.6, 3)], {0}, [3])
 
 
-def test_what_failed_is_not_among_the_best() -> None:
-    evaluations = [one(trial, "paused", 0.5 + trial) for trial in range(5)]
+def test_failed_evaluation_is_not_promoted() -> None:
+    evaluations = [make_evaluation(trial, "paused", 0.5 + trial) for trial in range(5)]
     assert [e.trial for e in find_promotable(ASHA, evaluations)] == [0]
-    evaluations[0] = one(0, "failed", 0.5)
+    evaluations[0] = make_evaluation(0, "failed", 0.5)
     assert [e.trial for e in find_promotable(ASHA, evaluations)] == [1]
 
 
-def expected(halving: HalvingSchedule, evaluations: Sequence[Evaluation]) -> list[Rung]:
-    """The rungs of a search, from all of its evaluations at once."""
-    ends = [max(one.curve, default=0) for one in evaluations if one.state == "complete"]
+def compute_expected_rungs(halving: HalvingSchedule, evaluations: Sequence[Evaluation]) -> list[Rung]:
+    """Return the rungs of a search, computed from all of its evaluations at once."""
+    ends = [max(evaluation.curve, default=0) for evaluation in evaluations if evaluation.state == "complete"]
     highest = max(ends, default=math.inf) / (2 if halving.promotion_limit else halving.factor)
     found: dict[tuple[int, int], Rung] = {}
-    for root, group in group_by_individual([one for one in evaluations if not one.imported_from]).items():
-        curve = max((one.curve for one in group), key=len)
+    for root, group in group_by_individual(
+        [evaluation for evaluation in evaluations if not evaluation.imported_from]
+    ).items():
+        curve = max((evaluation.curve for evaluation in group), key=len)
         bracket, latest, most = halving.find_bracket(root), group[-1], max(curve, default=0)
         for epochs in range(1, most + 1):
             if not halving.has_rung(root, epochs) or not (epochs <= highest or latest.paused_after == epochs):
@@ -180,26 +192,26 @@ def expected(halving: HalvingSchedule, evaluations: Sequence[Evaluation]) -> lis
 
 
 @pytest.mark.parametrize("name", HALVING_SCHEDULES)
-def test_a_ladder_that_learns_step_by_step_is_one_that_is_made_anew(tmp_path: Path, name: str) -> None:
-    """A search by five workers, whose evaluations are paused, promoted, fail and are interrupted, loss by loss."""
-    halving, drawn = HALVING_SCHEDULES[name], random.Random(7)
+def test_halving_updated_step_by_step_equals_new_one(tmp_path: Path, name: str) -> None:
+    """Simulate five workers whose evaluations pause, are promoted, fail and are interrupted."""
+    halving, random_source = HALVING_SCHEDULES[name], random.Random(7)
     record = make_run(tmp_path / "run")
     claims = Claims(record, SPACE.make_distributions(), 60, halving=halving)
-    pausing, ladder = PausingPruner(halving, 60), SuccessiveHalving(halving)
-    going: list[tuple[Assignment, int, list[float]]] = []
+    pausing, tracker = PausingPruner(halving, 60), SuccessiveHalving(halving)
+    running: list[tuple[Assignment, int, list[float]]] = []
     states: Counter[str] = Counter()
     for number in range(500):
-        if len(going) < 5:
+        if len(running) < 5:
             params = {"layers": 1, "activation": "relu", "lr": (number + 1) / 1000, "gamma": 0.9}
             claimed = claims.claim(params, island=0, worker=0, generation=number, propagator="ga")
             if claimed is not None:
-                going.append((claimed, 0, []))
-        if not going:
+                running.append((claimed, 0, []))
+        if not running:
             break
-        assignment, epochs, losses = going.pop(drawn.randrange(len(going)))
-        losses.append(drawn.random())
+        assignment, epochs, losses = running.pop(random_source.randrange(len(running)))
+        losses.append(random_source.random())
         record.report(assignment, epochs + 1, losses[-1])
-        end, state = drawn.random(), pausing.decide_pruning(record, assignment, epochs + 1).state
+        end, state = random_source.random(), pausing.decide_pruning(record, assignment, epochs + 1).state
         if end < 0.03:
             record.fail(assignment, "bad luck", "", 1.0)
         elif end < 0.06:
@@ -209,107 +221,113 @@ def test_a_ladder_that_learns_step_by_step_is_one_that_is_made_anew(tmp_path: Pa
         elif state == "paused":
             record.prune(assignment, min(losses), 1.0, {}, paused_after=epochs + 1)
         else:
-            going.append((assignment, epochs + 1, losses))
+            running.append((assignment, epochs + 1, losses))
         evaluations = record.read_evaluations()
-        wanted = expected(halving, evaluations)
-        learned = ladder.update(evaluations).list_rungs()
-        assert (learned, [rung.losses for rung in learned]) == (wanted, [rung.losses for rung in wanted])
-        assert ladder.find_promotable() == find_promotable(halving, evaluations)
-        states.update(one.state for one in evaluations)
+        expected_rungs = compute_expected_rungs(halving, evaluations)
+        learned = tracker.update(evaluations).list_rungs()
+        assert (learned, [rung.losses for rung in learned]) == (
+            expected_rungs,
+            [rung.losses for rung in expected_rungs],
+        )
+        assert tracker.find_promotable() == find_promotable(halving, evaluations)
+        states.update(evaluation.state for evaluation in evaluations)
     assert {"complete", "failed", "interrupted", "paused", "promoted", "running"} <= states.keys()
-    assert any(rung.paused and rung.continued for rung in wanted)
+    assert any(rung.paused and rung.continued for rung in expected_rungs)
 
 
-def paused(trial: int, *values: float) -> Evaluation:
-    return one(trial, "paused", values[0], other_values=values[1:], at_rungs={1: values})
+def make_paused(trial: int, *values: float) -> Evaluation:
+    return make_evaluation(trial, "paused", values[0], other_values=values[1:], at_rungs={1: values})
 
 
 def test_rung_with_two_objectives_promotes_by_dominance() -> None:
     """A third continues: the front of three, though all dominated individuals have lower losses than two of them."""
-    front = [paused(0, 0.9, 1.0), paused(1, 0.5, 5.0), paused(2, 0.1, 9.0)]
-    behind = [paused(trial, 0.1 + trial / 100, 20.0 + trial) for trial in range(3, 9)]
+    front = [make_paused(0, 0.9, 1.0), make_paused(1, 0.5, 5.0), make_paused(2, 0.1, 9.0)]
+    behind = [make_paused(trial, 0.1 + trial / 100, 20.0 + trial) for trial in range(3, 9)]
     evaluations = [*front, *behind]
-    assert [e.trial for e in find_promotable(ASHA, evaluations)] == [2, 3, 4], "by the loss alone"
+    assert [e.trial for e in find_promotable(ASHA, evaluations)] == [2, 3, 4], "these have the lowest losses"
     assert [e.trial for e in find_promotable(ASHA, evaluations, TWO)] == [2, 1, 0]
     (first,) = summarize_rungs(evaluations, "asha", TWO)
     assert (first["best"], first["next"]) == (0.1, {"trial": 2, "loss": 0.1, "at": 1})
     fast = Objectives(("loss", "speed"), ("speed",))
     assert [e.trial for e in find_promotable(ASHA, evaluations, fast)] == [2, 8, 3], (
-        "the ends of another front, and the next"
+        "the ends of the other front, and the next one"
     )
     assert not is_search_over(evaluations, 9, "asha", TWO)
     ended = [
-        one(e.trial, "complete", *[e.loss] * 9, other_values=e.other_values, at_rungs={1: e.values}) for e in front
+        make_evaluation(e.trial, "complete", *[e.loss] * 9, other_values=e.other_values, at_rungs={1: e.values})
+        for e in front
     ]
     assert is_search_over([*ended, *behind], 9, "asha", TWO)
     assert not is_search_over([*ended, *behind], 9, "asha")
 
 
 def test_rung_without_recorded_objectives_uses_last_values() -> None:
-    """Of three complete evaluations, the middle one is nowhere the best, unless the values at the rung are known."""
+    """The middle one of three complete evaluations is best in no objective, unless its values at the rung are known."""
     before = [
-        one(trial, "complete", *[loss] * 9, other_values=(size,))
+        make_evaluation(trial, "complete", *[loss] * 9, other_values=(size,))
         for trial, loss, size in ((0, 0.5, 5.0), (1, 0.6, 6.0))
     ]
-    late = [paused(2, 0.7, 1.0), paused(3, 0.8, 9.0), paused(4, 0.9, 9.0), paused(5, 0.9, 9.5)]
+    late = [make_paused(2, 0.7, 1.0), make_paused(3, 0.8, 9.0), make_paused(4, 0.9, 9.0), make_paused(5, 0.9, 9.5)]
     assert [e.trial for e in find_promotable(ASHA, [*before, *late], TWO)] == [2]
     known = [replace(e, at_rungs=dict.fromkeys((1, 3, 9), (e.loss, 0.5))) for e in before]
     assert find_promotable(ASHA, [*known, *late], TWO) == []
-    running = one(6, "running", *[0.01] * 3)
-    assert [e.trial for e in find_promotable(ASHA, [*before, *late, running], TWO)] == [2], "nothing is known of it"
+    running = make_evaluation(6, "running", *[0.01] * 3)
+    assert [e.trial for e in find_promotable(ASHA, [*before, *late, running], TWO)] == [2], (
+        "the values of trial 6 are unknown"
+    )
     assert describe_blind_spot("asha", TWO, [*before, *late, running]).startswith(
         "warning: --pruner asha: 3 evaluations"
     )
     assert describe_blind_spot("asha", TWO, [*known, *late]) == describe_blind_spot("asha", ONLY_LOSS, before) == ""
-    assert "--pruner median judges by the loss alone" in describe_blind_spot("median", TWO, [])
+    assert "--pruner median compares only the loss" in describe_blind_spot("median", TWO, [])
     assert describe_blind_spot("median", ONLY_LOSS, before) == describe_blind_spot("none", TWO, before) == ""
 
 
 def test_promoted_trial_without_recorded_objectives_keeps_place() -> None:
-    old = [one(trial, "paused", 0.5 + trial / 10, other_values=(float(trial),)) for trial in range(6)]
+    old = [make_evaluation(trial, "paused", 0.5 + trial / 10, other_values=(float(trial),)) for trial in range(6)]
     assert [e.trial for e in find_promotable(ASHA, old, TWO)] == [0, 1]
     promoted = [replace(e, state="promoted") for e in old[:2]]
-    running = [one(6 + e.trial, "running", *e.curve.values(), retry_of=e.trial) for e in promoted]
+    running = [make_evaluation(6 + e.trial, "running", *e.curve.values(), retry_of=e.trial) for e in promoted]
     assert find_promotable(ASHA, [*promoted, *old[2:], *running], TWO) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HALVING_SCHEDULES)
 def test_run_with_two_objectives_matches_its_record(tmp_path: Path, name: str) -> None:
-    """A search by three workers, of which some evaluations fail or are interrupted, loss by loss."""
-    halving, drawn, budget = HALVING_SCHEDULES[name], random.Random(5), 24
+    """Simulate three workers whose evaluations sometimes fail or are interrupted."""
+    halving, random_source, budget = HALVING_SCHEDULES[name], random.Random(5), 24
     record = make_run(tmp_path / "run", objectives=TWO)
     claims = Claims(record, SPACE.make_distributions(), budget, halving=halving)
-    pausing, ladder = PausingPruner(halving, budget, TWO), SuccessiveHalving(halving, TWO)
+    pausing, tracker = PausingPruner(halving, budget, TWO), SuccessiveHalving(halving, TWO)
     sizes: dict[int, float] = {}
-    going: list[tuple[Assignment, list[float]]] = []
+    running: list[tuple[Assignment, list[float]]] = []
     for number in range(600):
         params = {"layers": 1, "activation": "relu", "lr": (number + 1) / 1000, "gamma": 0.9}
-        if len(going) < 3 and (begun := claims.claim(params, island=0, worker=0, generation=number)):
-            curve = record.read_evaluations()[begun.root].curve if begun.root != begun.number else {}
-            if curve and drawn.random() < 0.8:  # the others have lost their checkpoints
-                record.record_resume(begun, list(curve.values()), 1.0)
-                going.append((begun, list(curve.values())))
+        if len(running) < 3 and (started := claims.claim(params, island=0, worker=0, generation=number)):
+            curve = record.read_evaluations()[started.root].curve if started.root != started.number else {}
+            if curve and random_source.random() < 0.8:  # The others have lost their checkpoints.
+                record.record_resume(started, list(curve.values()), 1.0)
+                running.append((started, list(curve.values())))
             else:
-                going.append((begun, []))
-        if not going:
+                running.append((started, []))
+        if not running:
             break
-        assignment, losses = going.pop(drawn.randrange(len(going)))
-        size = sizes.setdefault(assignment.root, drawn.random())
-        losses.append(drawn.random() + 1 - size)
+        assignment, losses = running.pop(random_source.randrange(len(running)))
+        size = sizes.setdefault(assignment.root, random_source.random())
+        losses.append(random_source.random() + 1 - size)
         record.report(assignment, len(losses), losses[-1])
-        metrics, end = {"parameters": size}, drawn.random()
-        judgement = pausing.decide_pruning(record, assignment, len(losses), (min(losses), size))
+        metrics, end = {"parameters": size}, random_source.random()
+        decision = pausing.decide_pruning(record, assignment, len(losses), (min(losses), size))
         if end < 0.1:
             record.fail(assignment, "bad luck", "", 1.0) if end < 0.01 else record.interrupt(assignment)
         elif len(losses) == 9:
             record.complete(assignment, min(losses), 1.0, metrics)
-        elif judgement.state == "paused":
+        elif decision.state == "paused":
             record.prune(assignment, min(losses), 1.0, metrics, paused_after=len(losses))
         else:
-            going.append((assignment, losses))
+            running.append((assignment, losses))
         evaluations = record.read_evaluations()
-        now, again = ladder.update(evaluations).list_rungs(), compute_rungs(halving, evaluations, TWO)
+        now, again = tracker.update(evaluations).list_rungs(), compute_rungs(halving, evaluations, TWO)
         assert [(r, r.losses, r.promotable) for r in now] == [(r, r.losses, r.promotable) for r in again]
     evaluations = record.read_evaluations()
     assert is_search_over(evaluations, budget, name, TWO)
@@ -318,8 +336,11 @@ def test_run_with_two_objectives_matches_its_record(tmp_path: Path, name: str) -
     assert states >= {"complete", "paused", "interrupted"} | (set() if name == "one-epoch" else {"promoted"})
 
 
-def test_the_summary_says_what_goes_on_next() -> None:
-    evaluations = [one(0, "complete", *[0.5] * 9), *(one(trial, "paused", 0.5 + trial) for trial in (1, 2))]
+def test_summary_lists_next_promotions() -> None:
+    evaluations = [
+        make_evaluation(0, "complete", *[0.5] * 9),
+        *(make_evaluation(trial, "paused", 0.5 + trial) for trial in (1, 2)),
+    ]
     (first, second) = summarize_rungs(evaluations, "asha")
     assert first == {
         "bracket": 0,
@@ -334,8 +355,8 @@ def test_the_summary_says_what_goes_on_next() -> None:
     assert summarize_rungs(evaluations, "median") == []
 
 
-class Halved:
-    """A run that pauses, without MPI: one leader, which claims, reports and ends evaluations."""
+class HalvingRun:
+    """Simulate one leader that claims, reports, pauses and ends evaluations, without MPI."""
 
     def __init__(self, folder: Path, budget: int) -> None:
         self.record: Record = make_run(folder / "run")
@@ -350,13 +371,13 @@ class Halved:
         return self.claims.claim(params, island=0, worker=0, generation=self.drawn, propagator="ga")
 
     def train(self, assignment: Assignment, losses: Mapping[int, float], epochs: int) -> str:
-        """Let an evaluation go on until it ends, or the pruner says so; its losses are known by epoch."""
-        begun = self.record.read_evaluations()[assignment.root]
+        """Train an evaluation until it ends or pauses; `losses` holds its losses by epoch."""
+        started = self.record.read_evaluations()[assignment.root]
         for epoch in range(1, epochs + 1):
             self.record.report(assignment, epoch, losses[epoch])
             state = (
                 self.pausing.decide_pruning(self.record, assignment, epoch).state
-                if epoch > begun.paused_after
+                if epoch > started.paused_after
                 else "going"
             )
             if state == "paused":
@@ -367,18 +388,18 @@ class Halved:
         return "complete"
 
 
-def test_a_promoted_evaluation_is_a_trial_of_its_own_that_counts_once(tmp_path: Path) -> None:
-    run, curves = Halved(tmp_path, budget=6), {}
-    for place, loss in enumerate((0.5, 0.7, 0.6, 0.9, 0.8, 0.4)):
+def test_promoted_evaluation_is_new_trial_and_counts_once(tmp_path: Path) -> None:
+    run, curves = HalvingRun(tmp_path, budget=6), {}
+    for index, loss in enumerate((0.5, 0.7, 0.6, 0.9, 0.8, 0.4)):
         assignment = run.claim()
         assert assignment is not None
         curves[assignment.number] = {epoch: loss / epoch for epoch in range(1, 10)}
-        expected = "complete" if place in (0, 5) else "paused"
+        expected = "complete" if index in (0, 5) else "paused"
         assert run.train(assignment, curves[assignment.number], 9) == expected
-    news = Record(run.record._storage, "run")
-    assert [(e.trial, e.state) for e in news.read_changes()][1:3] == [(1, "paused"), (2, "paused")]
+    reader = Record(run.record._storage, "run")
+    assert [(e.trial, e.state) for e in reader.read_changes()][1:3] == [(1, "paused"), (2, "paused")]
     budget = run.budget
-    assert not find_promotable(ASHA, run.record.read_evaluations()), "two of six go on, and both have"
+    assert not find_promotable(ASHA, run.record.read_evaluations()), "two of six continue, and both have"
     assert run.claim() is None
     assert is_search_over(run.record.read_evaluations(), budget, "asha")
     run.claims = Claims(run.record, SPACE.make_distributions(), budget + 3, halving=ASHA)
@@ -392,9 +413,9 @@ def test_a_promoted_evaluation_is_a_trial_of_its_own_that_counts_once(tmp_path: 
     assert (promoted.root, promoted.number, promoted.params) == (2, 9, run.record.read_trials()[2].params)
     state = {e.trial: e.state for e in run.record.read_evaluations()}
     assert (state[2], state[9]) == ("promoted", "running")
-    assert (2, "promoted") in [(e.trial, e.state) for e in news.read_changes()]
-    assert run.claim() is None, "it is evaluated once, and the budget is spent"
-    assert run.train(promoted, curves[2], 9) == "paused", "at the next rung, it is behind the two that were first"
+    assert (2, "promoted") in [(e.trial, e.state) for e in reader.read_changes()]
+    assert run.claim() is None, "a promotion must start once, and the budget is spent"
+    assert run.train(promoted, curves[2], 9) == "paused", "two others are better at the next rung"
     assert run.record.read_evaluations()[9].paused_after == 3
     counts = summarize(run.record.read_evaluations(), make_manifest(budget=budget + 3), 3)["evaluations"]
     assert counts == {"complete": 2, "pruned": 0, "paused": 7, "failed": 0, "running": 0, "budget": 9}
@@ -402,8 +423,8 @@ def test_a_promoted_evaluation_is_a_trial_of_its_own_that_counts_once(tmp_path: 
     assert run.record.find_resumable_roots() == {1, 2, 3, 4, 6, 7, 8}
 
 
-def test_a_promoted_evaluation_that_has_lost_its_state_is_not_paused_where_it_was_promoted_from(tmp_path: Path) -> None:
-    run = Halved(tmp_path, budget=9)
+def test_promoted_trial_without_checkpoint_passes_old_rung(tmp_path: Path) -> None:
+    run = HalvingRun(tmp_path, budget=9)
     first = run.claim()
     assert first is not None
     assert run.train(first, dict.fromkeys(range(1, 10), 0.9), 9) == "complete"
@@ -422,19 +443,23 @@ def test_a_promoted_evaluation_that_has_lost_its_state_is_not_paused_where_it_wa
         assert better is not None
         run.record.report(better, 1, 0.05)
     run.record.report(promoted, 1, 0.1)
-    assert run.pausing.decide_pruning(run.record, promoted, 1).state == "going", "it has been further than here"
+    assert run.pausing.decide_pruning(run.record, promoted, 1).state == "going", (
+        "the individual has passed this rung before"
+    )
 
 
-def test_what_was_taken_over_reaches_no_rung() -> None:
-    evaluations = [*(one(trial, "complete", *[0.1] * 9, imported_from="trial 0 of runs/before") for trial in range(9))]
-    evaluations += [one(9, "paused", 0.5), one(10, "paused", 0.6)]
+def test_imported_evaluation_reaches_no_rung() -> None:
+    evaluations = [
+        *(make_evaluation(trial, "complete", *[0.1] * 9, imported_from="trial 0 of runs/before") for trial in range(9))
+    ]
+    evaluations += [make_evaluation(9, "paused", 0.5), make_evaluation(10, "paused", 0.6)]
     (rung,) = compute_rungs(ASHA, evaluations)
     assert [root for _, root in rung.losses] == [9, 10]
     assert [e.trial for e in find_promotable(ASHA, evaluations)] == [9]
 
 
-def test_who_may_have_killed_the_job_twice_waits_until_there_is_nothing_to_promote(tmp_path: Path) -> None:
-    run = Halved(tmp_path, budget=2)
+def test_suspect_of_two_crashes_waits_for_promotions(tmp_path: Path) -> None:
+    run = HalvingRun(tmp_path, budget=2)
     suspect, other = run.claim(), run.claim()
     assert suspect is not None
     assert other is not None
@@ -449,15 +474,15 @@ def test_who_may_have_killed_the_job_twice_waits_until_there_is_nothing_to_promo
     promoted = claims.claim_waiting(island=0, worker=0, generation=0)
     assert promoted is not None
     assert promoted.root == other.number
-    assert claims.claim_waiting(island=0, worker=1, generation=0) is None, "alone means after that"
+    assert claims.claim_waiting(island=0, worker=1, generation=0) is None, "a suspect must run alone"
     run.record.complete(promoted, 0.4, 1.0, {})
     alone = claims.claim_waiting(island=0, worker=0, generation=0)
     assert alone is not None
     assert alone.root == suspect.number
 
 
-def test_what_others_have_written_into_a_study_is_no_pause_and_no_parent(tmp_path: Path) -> None:
-    run = Halved(tmp_path, budget=9)
+def test_attributes_of_other_programs_are_not_pause_or_parent(tmp_path: Path) -> None:
+    run = HalvingRun(tmp_path, budget=9)
     for attributes in (
         {"retry_of": 99, "inherits": 99, "paused_after": "x"},
         {"retry_of": "a", "inherits": 1, "paused_after": 1},
@@ -476,8 +501,8 @@ def test_what_others_have_written_into_a_study_is_no_pause_and_no_parent(tmp_pat
     assert summarize(evaluations, make_manifest(budget=9, pruner="asha"), 3)["lineage"] == []
 
 
-def test_of_two_leaders_one_gets_what_is_promoted(tmp_path: Path) -> None:
-    run = Halved(tmp_path, budget=4)
+def test_promotion_is_claimed_by_one_of_two_leaders(tmp_path: Path) -> None:
+    run = HalvingRun(tmp_path, budget=4)
     first, second = run.claim(), run.claim()
     assert first is not None
     assert second is not None
@@ -497,8 +522,8 @@ def test_of_two_leaders_one_gets_what_is_promoted(tmp_path: Path) -> None:
     assert another.root == another.number == 3
 
 
-def test_a_promoted_evaluation_that_is_interrupted_waits_and_goes_on_from_the_same_state(tmp_path: Path) -> None:
-    run = Halved(tmp_path, budget=1)
+def test_interrupted_promotion_resumes_from_same_checkpoint(tmp_path: Path) -> None:
+    run = HalvingRun(tmp_path, budget=1)
     assignment = run.claim()
     assert assignment is not None
     run.record.report(assignment, 1, 0.5)
@@ -515,20 +540,20 @@ def test_a_promoted_evaluation_that_is_interrupted_waits_and_goes_on_from_the_sa
     assert claims.claim_waiting(island=0, worker=0, generation=0) is None
 
 
-def test_what_can_never_be_promoted_keeps_no_state(tmp_path: Path) -> None:
-    """Of 6, two go on at most: whoever is third after them will not, and those that fall behind lose their state."""
-    run = Halved(tmp_path, budget=6)
-    states, keep, out = [], [], []
+def test_eliminated_evaluation_loses_its_checkpoint(tmp_path: Path) -> None:
+    """Of 6, two can continue. The third best and all behind it can never be promoted."""
+    run = HalvingRun(tmp_path, budget=6)
+    states, may_be_promoted, eliminated = [], [], []
     for loss in (0.5, 0.7, 0.6, 0.8, 0.55):
         assignment = run.claim()
         assert assignment is not None
         run.record.report(assignment, 1, loss)
-        judgement = run.pausing.decide_pruning(run.record, assignment, 1)
-        states.append(judgement.state)
-        keep.append(judgement.may_be_promoted)
-        out.append(list(judgement.eliminated))
-        if judgement.state == "paused":
+        decision = run.pausing.decide_pruning(run.record, assignment, 1)
+        states.append(decision.state)
+        may_be_promoted.append(decision.may_be_promoted)
+        eliminated.append(list(decision.eliminated))
+        if decision.state == "paused":
             run.record.prune(assignment, loss, 1.0, {}, paused_after=1)
     assert states == ["going", "paused", "paused", "paused", "paused"]
-    assert keep == [True, True, True, False, True]
-    assert out == [[], [], [1], [1], [2, 1, 3]]
+    assert may_be_promoted == [True, True, True, False, True]
+    assert eliminated == [[], [], [1], [1], [2, 1, 3]]

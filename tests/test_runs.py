@@ -308,7 +308,7 @@ def test_data_that_is_nowhere_is_one_message_before_anything_starts(
         (2, ["raising.py"], "ZeroDivisionError: division by zero"),
         (1, ["opening.py"], OPENED),
         (3, ["--islands", "4"], "--islands 4 is more than the 3 workers"),
-        (2, ["--run-dir", "used"], "used already holds a run: add --resume to go on with it, or name another"),
+        (2, ["--run-dir", "used"], "used already holds a run: add --resume to continue it, or name another"),
         (2, ["--storage", "sqlite:////nowhere/study.db", "--run-dir", "new"], "the storage sqlite:////nowhere/stu"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -28,31 +28,31 @@ SAVING = ROOT / "tests" / "scripts" / "saving.py"
 SEARCH = ["-c", "from hpo.cli import main; main()", "search", "--run-dir", "run", "--space", "x=Float(0.0, 0.9)"]
 
 
-def losses_of(trial: Any) -> list[float]:
+def list_losses(trial: Any) -> list[float]:
     return [trial.intermediate_values[step] for step in sorted(trial.intermediate_values)]
 
 
 def assert_losses_are_as_if_undisturbed(trials: list[Any]) -> None:
     for trial in trials:
-        losses = losses_of(trial)
+        losses = list_losses(trial)
         expected = [trial.params["x"] + abs(epoch - 2) for epoch in range(1, len(losses) + 1)]
         assert losses == pytest.approx(expected), trial.number
 
 
 def wait_for_losses(run_dir: Path, number: int) -> None:
-    """Wait until an evaluation has so many losses."""
+    """Wait until an evaluation has this many losses."""
     end = time.monotonic() + 60
     while True:
         assert time.monotonic() < end
-        with suppress(OSError, KeyError, ValueError):  # the study does not exist yet
+        with suppress(OSError, KeyError, ValueError):  # The study may not exist yet.
             if max(len(trial.intermediate_values) for trial in load_trials(run_dir)) >= number:
                 return
         time.sleep(0.1)
 
 
 @pytest.mark.parametrize("way", ["call", "sharded"])
-def test_paused_script_continues_from_its_checkpoint(mpi: Mpi, tmp_path: Path, way: str) -> None:
-    # Worse and worse ones: those that are paused first are promoted later.
+def test_paused_script_resumes_from_its_checkpoint(mpi: Mpi, tmp_path: Path, way: str) -> None:
+    # Each individual is worse than the previous, so that the first paused ones are promoted later.
     given = [{"x": number / 20} for number in range(12)]
     (tmp_path / "given.json").write_text(json.dumps(given))
     options = ["--pruner", "asha", "--enqueue", "given.json", "--evaluations", len(given)]
@@ -76,7 +76,7 @@ def test_paused_script_continues_from_its_checkpoint(mpi: Mpi, tmp_path: Path, w
 @pytest.mark.parametrize(
     ("way", "signal_"), [("call", signal.SIGKILL), ("lines of rank 0", signal.SIGKILL), ("call", signal.SIGTERM)]
 )
-def test_interrupted_script_continues_from_its_checkpoint(
+def test_interrupted_script_resumes_from_its_checkpoint(
     mpi: Mpi, tmp_path: Path, way: str, signal_: signal.Signals
 ) -> None:
     (tmp_path / "given.json").write_text('[{"x": 0.0}, {"x": 0.1}, {"x": 0.2}]')
@@ -102,7 +102,7 @@ def test_interrupted_script_continues_from_its_checkpoint(
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_checkpoints_without_losses_of_their_rank_are_a_warning(mpi: Mpi, tmp_path: Path) -> None:
+def test_checkpoints_on_rank_without_losses_warn(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--pruner", "asha", "--evaluations", 4, "--loss", r"val_loss=(\S+)"]
     job = mpi.run(4, *SEARCH, *options, "--", SAVING, "--way", "lines of rank 1", cwd=tmp_path)
     assert job.returncode == 0
@@ -111,7 +111,7 @@ def test_checkpoints_without_losses_of_their_rank_are_a_warning(mpi: Mpi, tmp_pa
     assert_losses_are_as_if_undisturbed(load_trials(tmp_path / "run"))
 
 
-def test_script_that_cannot_continue_begins_again(mpi: Mpi, tmp_path: Path) -> None:
+def test_script_that_cannot_resume_restarts(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import time\nimport hpo\n\n"
         "if hpo.checkpoint is not None:\n    raise ValueError('injected: it does not fit')\n"
@@ -130,13 +130,13 @@ def test_script_that_cannot_continue_begins_again(mpi: Mpi, tmp_path: Path) -> N
     (tmp_path / "run" / "trials" / "0" / "go").touch()
     job = mpi.run(1, *SEARCH, *options, cwd=tmp_path)
     assert job.returncode == 0
-    assert "warning: trial 1 begins again, since it cannot go on from its state: rank 0, train.py:5: " in job.stderr
+    assert "warning: trial 1 restarts, since it cannot resume from its checkpoint: rank 0, train.py:5: " in job.stderr
     trials = load_trials(tmp_path / "run")
-    assert losses_of(trials[1]) == [3.0, 2.0, 1.0]
+    assert list_losses(trials[1]) == [3.0, 2.0, 1.0]
     assert "resumed_from_step" not in trials[1].user_attrs
 
 
-def test_functions_for_scripts_are_those_of_the_worker_in_an_objective(mpi: Mpi, tmp_path: Path) -> None:
+def test_script_functions_in_objective_use_its_worker(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "my_search.py").write_text(
         "import torch\nimport hpo\nfrom hpo import Float, SearchSpace\n\nspace = SearchSpace(x=Float(0.0, 0.9))\n\n\n"
         "def objective(params, worker):\n"
@@ -150,13 +150,13 @@ def test_functions_for_scripts_are_those_of_the_worker_in_an_objective(mpi: Mpi,
     job = mpi.run(2, *search, "--evaluations", 3, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     for trial in load_trials(tmp_path / "run"):
-        assert losses_of(trial) == pytest.approx([trial.params["x"] + epoch for epoch in range(3)])
+        assert list_losses(trial) == pytest.approx([trial.params["x"] + epoch for epoch in range(3)])
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert weights.state["x"].item() == pytest.approx(weights.params["x"])
 
 
-def test_functions_for_scripts_do_nothing_without_a_search(tmp_path: Path) -> None:
+def test_script_functions_outside_search_do_nothing(tmp_path: Path) -> None:
     program = (
         "import sys, hpo\n"
         "hpo.save_checkpoint(object())\nhpo.offer_weights(None)\nhpo.report('no number')\n"
@@ -175,7 +175,7 @@ def test_functions_for_scripts_do_nothing_without_a_search(tmp_path: Path) -> No
         ("report('0.3')", "hpo.report: loss must be a number, got '0.3'"),
     ],
 )
-def test_wrong_value_fails_the_evaluation(mpi: Mpi, tmp_path: Path, call: str, reason: str) -> None:
+def test_script_function_with_wrong_value_fails(mpi: Mpi, tmp_path: Path, call: str, reason: str) -> None:
     (tmp_path / "train.py").write_text(f"import torch, hpo\n\nhpo.{call}\nhpo.report(1.0)\n")
     job = mpi.run(1, *SEARCH, "--evaluations", 1, "--", "train.py", cwd=tmp_path)
     assert job.returncode == 3
@@ -183,14 +183,14 @@ def test_wrong_value_fails_the_evaluation(mpi: Mpi, tmp_path: Path, call: str, r
     assert re.fullmatch(expected, load_trials(tmp_path / "run")[0].user_attrs["failure"])
 
 
-def test_check_lets_a_script_continue_from_its_checkpoint(mpi: Mpi, tmp_path: Path) -> None:
+def test_check_resumes_script_from_its_checkpoint(mpi: Mpi, tmp_path: Path) -> None:
     check = ["-c", "from hpo.cli import main; main()", "check", "--", SAVING, "--x", 0.5]
     job = mpi.run(2, *check, cwd=tmp_path)
     assert job.returncode == 0, job.stdout
     assert "ok     It goes on from what it has saved with its first loss: the same losses" in job.stdout
 
 
-def test_drafts_belong_to_the_next_printed_loss(mpi: Mpi, tmp_path: Path) -> None:
+def test_drafts_belong_to_next_printed_loss(mpi: Mpi, tmp_path: Path) -> None:
     """Losses are printed faster than the supervisor reads them."""
     (tmp_path / "train.py").write_text(
         "import sys, time, torch, hpo\n\n"
@@ -209,12 +209,12 @@ def test_drafts_belong_to_the_next_printed_loss(mpi: Mpi, tmp_path: Path) -> Non
     assert "warning" not in job.stderr
     trials = load_trials(tmp_path / "run")
     for trial in trials:
-        losses = losses_of(trial)
+        losses = list_losses(trial)
         assert losses == pytest.approx([trial.params["x"] + abs(epoch - 20) for epoch in range(len(losses))])
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert weights.state["epoch"].item() == 20
-    assert min(len(trial.intermediate_values) for trial in trials) < 30, "some are paused"
+    assert min(len(trial.intermediate_values) for trial in trials) < 30, "some evaluations are paused"
     printed = (tmp_path / "run" / "logs" / "0.txt").read_text()
     assert "hpo:" not in printed
 
@@ -226,7 +226,7 @@ def test_drafts_belong_to_the_next_printed_loss(mpi: Mpi, tmp_path: Path) -> Non
         (["hpo.checkpoint", "hpo.report(1.0)", "hpo.save_checkpoint({})"], "its last checkpoint belongs to no loss: "),
     ],
 )
-def test_checkpoints_that_cannot_serve_are_a_warning(mpi: Mpi, tmp_path: Path, lines: list[str], warning: str) -> None:
+def test_unusable_checkpoints_warn_once(mpi: Mpi, tmp_path: Path, lines: list[str], warning: str) -> None:
     (tmp_path / "train.py").write_text("import hpo\n" + "\n".join(lines))
     job = mpi.run(1, *SEARCH, "--evaluations", 2, "--", "train.py", cwd=tmp_path)
     assert job.returncode == 0
@@ -234,7 +234,7 @@ def test_checkpoints_that_cannot_serve_are_a_warning(mpi: Mpi, tmp_path: Path, l
     assert job.stderr.count("\n") == 1
 
 
-def test_state_has_the_weights_of_its_own_lowest_loss(tmp_path: Path) -> None:
+def test_checkpoint_has_weights_of_its_own_lowest_loss(tmp_path: Path) -> None:
     drafts = DraftStore(tmp_path / ".0", {"x": 1.0})
     for number, content in enumerate(("a", "b")):
         save_file({"w": torch.tensor([number])}, tmp_path / f".0-weights-{content}.safetensors")

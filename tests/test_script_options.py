@@ -1,4 +1,4 @@
-"""Options of a search for training programs: pruners, confirmations, and timeouts."""
+"""Options of a search over a training program: pruners, confirmations, and timeouts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.run_output import find_complete_losses, load_trials
 SEARCH = ["-c", "from hpo.cli import main; main()", "search"]
 LOSS = ["--loss", r"val_loss=(\S+)", "--run-dir", "run"]
 
-# The first report is made before training. All reports are worse than those of the evaluations before.
+# The first report is made before training. All reports are worse than the reports of the earlier evaluations.
 WARMING_UP = """
 import sys
 for epoch in range(12):
@@ -33,7 +33,7 @@ def test_asha_without_resume_args_prunes(mpi: Mpi, tmp_path: Path, first: int, r
     assert not any("paused_after" in trial.user_attrs for trial in trials)
 
 
-def test_confirmations_of_a_program_have_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
+def test_confirmations_of_program_have_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import sys\nx, seed = sys.argv[2], sys.argv[4]\nprint(f'val_loss={float(x) + int(seed)}')\n"
     )
@@ -81,7 +81,7 @@ def test_silent_program_fails_after_evaluation_timeout(mpi: Mpi, tmp_path: Path)
     assert loud.values == [0.5]
 
 
-def test_printed_advice_confirms_a_script_with_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
+def test_printed_advice_confirms_script_with_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import argparse\nparser = argparse.ArgumentParser()\n"
         "parser.add_argument('--x', type=float)\nparser.add_argument('--seed', type=int, default=0)\n"
@@ -93,7 +93,7 @@ def test_printed_advice_confirms_a_script_with_other_seeds(mpi: Mpi, tmp_path: P
     (command,) = [line for line in job.stdout.splitlines() if "--confirm-seeds 3" in line]
     job = mpi.run(2, *SEARCH, *shlex.split(command)[2:], cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 6, "no other evaluations"
+    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 6, "only the confirmations are new"
     confirmations = find_complete_losses(load_trials(tmp_path / "run", "run-confirm"))
     assert len(confirmations) == 9
     assert len(set(confirmations.values())) > 3

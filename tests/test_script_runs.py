@@ -1,4 +1,4 @@
-"""How training programs begin, report and end: early imports, two ways to report, aborts at the exit."""
+"""How training programs start, report and exit: early imports, two ways to report, and aborts at exit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ print(f"val_loss={len(early)} {early}")
 """
 
 
-def test_package_that_starts_a_thread_is_left_to_trainers(mpi: Mpi, tmp_path: Path) -> None:
+def test_package_that_starts_thread_is_left_to_trainers(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(EARLY)
     job = mpi.run(2, *SEARCH, "--space", "k=Int(1, 9)", *LOSS, "--evaluations", 2, "--", "train.py", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -45,7 +45,7 @@ def test_package_that_starts_a_thread_is_left_to_trainers(mpi: Mpi, tmp_path: Pa
     assert job.stdout.count("val_loss=1 ['sklearn']") == 4
 
 
-def test_command_aborted_while_it_exits_is_complete(mpi: Mpi, tmp_path: Path) -> None:
+def test_command_aborted_at_exit_is_complete(mpi: Mpi, tmp_path: Path) -> None:
     python = f"{sys.executable} {SCRIPTS / 'aborting.py'}"
     script = tmp_path / "train.sh"
     script.write_text(f'#!/bin/bash\n[ "$2" = exec ] && exec {python} "$@"\n{python} "$@"\n')
@@ -68,12 +68,12 @@ def test_command_aborted_while_it_exits_is_complete(mpi: Mpi, tmp_path: Path) ->
     ]
 
 
-def test_report_after_a_matching_line_is_warned_of_once(mpi: Mpi, tmp_path: Path) -> None:
+def test_report_after_matching_line_warns_once(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import time, hpo\n\nprint('val_loss=0.5')\ntime.sleep(0.5)\nhpo.report(0.25)\n")
     job = mpi.run(2, *SEARCH, "--space", "k=Int(1, 9)", *LOSS, "--evaluations", 2, "--", "train.py", cwd=tmp_path)
     assert job.returncode == 0
     assert job.stderr == (
-        "warning: trial 0: hpo.report is not read, since a line has matched --loss before; use one of them, or "
-        "evaluations differ in that\n"
+        "warning: trial 0: hpo.report is ignored, since a line has matched --loss before. Use only one of them in all "
+        "evaluations\n"
     )
     assert [trial.values for trial in load_trials(tmp_path / "run")] == [[0.5], [0.5]]

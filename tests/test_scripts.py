@@ -1,4 +1,4 @@
-"""Training programs that are written for torchrun, as objectives: on the command line, and in search files."""
+"""Training programs for torchrun as objectives: on the command line, and in search files."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ SEARCH = ["-c", "from hpo.cli import main; main()", "search"]
 LR = ["--space", "lr=Float(1e-3, 1e-1, log=True)"]
 
 
-def losses_of_torchrun(folder: Path, params: dict[str, Any]) -> list[float]:
-    """Return what torchrun prints of the script for hyperparameters, on two ranks."""
+def run_torchrun(folder: Path, params: dict[str, Any]) -> list[float]:
+    """Return the losses that torchrun prints for these hyperparameters, on two ranks."""
     options = [part for name, value in params.items() for part in (f"--{name}", str(value))]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     job = subprocess.run(
@@ -40,7 +40,7 @@ def losses_of_torchrun(folder: Path, params: dict[str, Any]) -> list[float]:
     return [float(loss) for loss in re.findall(r"val_loss=(\d+\.\d{6})", job.stdout)]
 
 
-def test_script_for_torchrun_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path) -> None:
+def test_script_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text((SCRIPTS / "ddp.py").read_text())
     options = [*LR, "--space", "hidden=Int(4, 64, log=True)", "--loss", r"val_loss=(\S+)", "--run-dir", "run"]
     job = mpi.run(4, *SEARCH, *options, "--evaluations", 6, "--", "train.py", "--epochs", 2, cwd=tmp_path)
@@ -48,7 +48,7 @@ def test_script_for_torchrun_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path
     trials = load_trials(tmp_path / "run")
     assert len(find_complete_losses(trials)) == 6
     assert all(sorted(trial.intermediate_values) == [1, 2] for trial in trials)
-    expected = losses_of_torchrun(tmp_path, {"epochs": 2, **trials[3].params})
+    expected = run_torchrun(tmp_path, {"epochs": 2, **trials[3].params})
     assert list(trials[3].intermediate_values.values()) == expected
     assert trials[3].values == [min(expected)]
     printed = (tmp_path / "run" / "logs" / "3.txt").read_text()
@@ -75,7 +75,7 @@ FAILURES = {
 }
 
 
-def test_program_that_fails_costs_its_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+def test_program_failure_fails_its_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     given = [way for failing in FAILURES for way in (failing, f"well-{failing}")]
     (tmp_path / "given.json").write_text(json.dumps([{"way": way, "x": 0.5} for way in given]))
     choices = ", ".join(map(repr, given))
@@ -93,13 +93,13 @@ def test_program_that_fails_costs_its_evaluation(mpi: Mpi, tmp_path: Path) -> No
         assert trials[f"well-{way}"].values == [pytest.approx(0.5 + 1 / 3)], way
         assert trials[f"well-{way}"].user_attrs["metrics"] == {"step": 2.0}
     shown = re.findall(r"^worker \d rank 0 \| Traceback", job.stderr, re.MULTILINE)
-    assert len(shown) == 2, "of ranks that wait for one that has ended early; others are cancelled"
+    assert len(shown) == 2, "ranks whose peer has ended early; other peers are cancelled"
 
 
 ORDINARY = ["types", "logging", "atexit", "thread", "file", "source", "spawn", "seeds", "call", "comma", "exit", "late"]
 
 
-def test_script_runs_as_python_runs_it(mpi: Mpi, tmp_path: Path) -> None:
+def test_script_runs_as_with_python(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "train.py").symlink_to(SCRIPTS / "ordinary.py")
     (tmp_path / "given.json").write_text(json.dumps([{"way": way} for way in ORDINARY]))
@@ -111,16 +111,16 @@ def test_script_runs_as_python_runs_it(mpi: Mpi, tmp_path: Path) -> None:
     assert {way: trial.values for way, trial in trials.items()} == {way: [1.0] for way in ORDINARY}
     assert [(tmp_path / f"file-{rank}").read_text() for rank in range(2)] == ["written"] * 2
     printed = (tmp_path / "run" / "logs" / f"{trials['seeds'].number}.txt").read_text()
-    assert len(set(re.findall(r"drawn (\S+)", printed))) == 2, "ranks that are not seeded draw other numbers"
+    assert len(set(re.findall(r"drawn (\S+)", printed))) == 2, "ranks without a seed draw different numbers"
 
 
-def test_command_that_is_not_python_runs_on_each_rank(mpi: Mpi, tmp_path: Path) -> None:
+def test_shell_command_runs_on_each_rank(mpi: Mpi, tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text(
         '#!/bin/sh\nenv | grep -E "^(PMI|OMPI|HYDRA|SLURM_PROCID|MASTER_PORT=29500)"\n'
         'echo "rank $RANK of $WORLD_SIZE: $*"\n'
         '[ "$RANK" = 0 ] && echo "{\\"loss\\": 0.$2, \\"places\\": 1}" >> "$HPO_METRICS" && touch "$4/here"\n'
-        '[ "$2" != 3 ] || [ "$RANK" != 0 ]\n'  # else rank 1 would end the evaluation before rank 0 has written
+        '[ "$2" != 3 ] || [ "$RANK" != 0 ]\n'  # Otherwise rank 1 would end the evaluation before rank 0 has written.
     )
     script.chmod(0o755)
     options = ["--space", "k=Int(1, 3)", "--evaluations", 3, "--run-dir", "run"]
@@ -139,17 +139,17 @@ def test_command_that_is_not_python_runs_on_each_rank(mpi: Mpi, tmp_path: Path) 
 
 
 def has_checkpoint(trial: optuna.trial.FrozenTrial) -> bool:
-    """Tell whether a trial is going on, and has reported losses, before which it writes a checkpoint."""
+    """Return whether a trial is running and has reported a loss, before which it writes a checkpoint."""
     return not trial.state.is_finished() and len(trial.intermediate_values) > 1
 
 
-def test_program_continues_from_its_own_checkpoint(mpi: Mpi, tmp_path: Path) -> None:
+def test_program_resumes_from_its_own_files(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--space", "speed=Float(0.0, 0.5)", "--loss", r"validation loss: (\S+)", "--run-dir", "run", "--resume"]
     options += ["--resume-args", "--resume {folder}/last.json", "--pruner", "asha", "--evaluations", "10"]
     command = ["--", SCRIPTS / "continuing.py", "--out", "{folder}", "--epochs", "12"]
     with kill_at_end(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log")) as victim:
         assert victim.wait_for("\n 3/10 ")
-        while not any(map(has_checkpoint, load_trials(tmp_path / "run"))):  # the test has a limit
+        while not any(map(has_checkpoint, load_trials(tmp_path / "run"))):  # The test has a time limit.
             time.sleep(0.02)
         victim.job.send_signal(signal.SIGKILL)
         victim.wait(20)
@@ -167,7 +167,7 @@ def test_program_continues_from_its_own_checkpoint(mpi: Mpi, tmp_path: Path) -> 
     assert [trial for trial in trials if trial.state.name == "COMPLETE"]
 
 
-def test_run_without_a_loss_stops_and_proposes_a_pattern(mpi: Mpi, tmp_path: Path) -> None:
+def test_run_without_loss_stops_and_proposes_pattern(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os\nprint('epoch 0 eval_loss 0.31 lr 1e-3')\nif os.environ['RANK'] == '0':\n    os._exit(0)\n"
     )
@@ -189,7 +189,7 @@ def test_run_without_a_loss_stops_and_proposes_a_pattern(mpi: Mpi, tmp_path: Pat
     assert list(find_complete_losses(load_trials(tmp_path / "run")).values()) == [0.31, 0.31]
 
 
-def test_module_and_ranks_that_a_script_starts_are_run(mpi: Mpi, tmp_path: Path) -> None:
+def test_module_and_spawned_ranks_are_run(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "spawning.py").write_text(
         "import os, sys\nimport torch, torch.distributed as dist, torch.multiprocessing as mp\nimport hpo\n\n\n"
         "def train(rank, x):\n"
@@ -213,7 +213,7 @@ def test_module_and_ranks_that_a_script_starts_are_run(mpi: Mpi, tmp_path: Path)
         assert trial.user_attrs["metrics"] == {"trial": trial.number}
 
 
-def test_objective_has_a_folder_that_stays_when_it_continues(mpi: Mpi, tmp_path: Path) -> None:
+def test_folder_of_program_stays_when_it_resumes(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "my_search.py").write_text(
         "import time\nfrom hpo import Int, SearchSpace\n\nspace = SearchSpace(k=Int(1, 99))\n\n\n"
         "def objective(params, worker):\n"
@@ -278,7 +278,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES)
-def test_mistake_in_a_command_is_one_message(mpi: Mpi, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_mistake_in_command_is_one_message(mpi: Mpi, tmp_path: Path, arguments: list[str], message: str) -> None:
     (tmp_path / "train.py").write_text("import argparse\n")
     (tmp_path / "broken.py").write_text("print(\n")
     (tmp_path / "package").mkdir()
@@ -304,12 +304,12 @@ def test_mistake_in_a_command_is_one_message(mpi: Mpi, tmp_path: Path, arguments
         (["a=Int(1, 2)", "a=Int(1, 3)"], "--space a=Int(1, 3): a is given twice"),
     ],
 )
-def test_space_on_the_command_line_is_parsed_and_never_run(texts: list[str], message: str) -> None:
+def test_parse_space_with_wrong_text_raises(texts: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         parse_space(texts)
 
 
-def test_space_on_the_command_line_is_that_of_a_search_file(tmp_path: Path) -> None:
+def test_parse_space_matches_search_file(tmp_path: Path) -> None:
     texts = ["opt=Categorical('sgd', 'adam')", "momentum=Float(0.0, 0.9, when={'opt': 'sgd'})", "k=Ordinal(8, 16)"]
     assert parse_space(texts) == dict(text.split("=", 1) for text in texts)
     assert split_command(["--seed", "1", "--", "train.py", "--", "x"]) == (["--seed", "1"], ["train.py", "--", "x"])
@@ -325,7 +325,7 @@ def test_space_on_the_command_line_is_that_of_a_search_file(tmp_path: Path) -> N
     assert Script.from_data(json.loads(json.dumps(script.data))) == script
 
 
-def test_hyperparameters_have_places_or_are_appended() -> None:
+def test_script_fills_placeholders_or_appends_options() -> None:
     script = Script(
         "train.py", "--lr", "{lr}", "c-{trial}.yaml", '{"a": {"b": 1}}', "{{lr}}", "--m", "{m}", flags=["amp"]
     )
@@ -374,13 +374,13 @@ def test_hyperparameters_have_places_or_are_appended() -> None:
         (["nothing", "loss is low"], None),
     ],
 )
-def test_pattern_is_proposed_that_reads_a_loss(lines: list[str], loss: str | None) -> None:
+def test_propose_loss_pattern_reads_loss(lines: list[str], loss: str | None) -> None:
     pattern = propose_loss_pattern(lines)
     found = [match[1] for line in lines if (match := re.search(pattern, line))] if pattern else []
     assert found == ([loss] if loss is not None else [])
 
 
-def test_reports_come_from_lines_or_from_the_file() -> None:
+def test_report_reader_uses_lines_or_file() -> None:
     script = Script("train.py", loss=r"loss=(\S+)", metrics={"acc": r"acc=(\S+)"})
     reports = ReportReader(script)
     for line in ("acc=0.5", "loss=value", "loss=2.0 acc=0.6", "acc=bad loss=1.0", "loss=nan"):
@@ -389,12 +389,12 @@ def test_reports_come_from_lines_or_from_the_file() -> None:
     assert taken[:2] == [Report(2.0, {"acc": 0.6}), Report(1.0, {})]
     assert taken[2].mistake == "the validation loss is nan"
     Path(reports.path).write_text('{"loss": 9}\n')
-    assert reports.take_new_reports() == [], "lines came first"
+    assert reports.take_new_reports() == [], "the reader already uses lines"
     reports.close()
     reports = ReportReader(Script("train.py", loss=r"(?:\w+\s?)*val_loss: (\S+)"))
     reports.take_line(f"{'a' * 60} loss: 3")
     (report,) = reports.take_new_reports()
-    assert report.mistake.startswith("to look for --loss or --metric takes more than 1 s in the line 'aaa")
+    assert report.mistake.startswith("the search for --loss or --metric took more than 1 s in 'aaa")
     reports.close()
     reports = ReportReader(script)
     with Path(reports.path).open("a") as file:
@@ -404,37 +404,37 @@ def test_reports_come_from_lines_or_from_the_file() -> None:
         file.write('ss": 2}\n[1]\n{"loss": true}\n')
     rest = reports.take_new_reports()
     assert rest[0] == Report(2.0, {})
-    assert [one.mistake for one in rest[1:]] == [
-        f"what was reported is not a loss with metrics: {text}" for text in ("[1]", '{"loss": true}')
+    assert [report.mistake for report in rest[1:]] == [
+        f"a report must be a JSON object with a loss and metrics, got {text}" for text in ("[1]", '{"loss": true}')
     ]
     reports.take_line("loss=5")
     assert reports.take_new_reports() == []
     reports.close()
 
 
-def test_reports_of_several_ranks_have_to_agree() -> None:
-    agreement = ReportMerger(2)
-    one, other = [Report(1.0), Report(0.5)], [Report(1.0000001), Report(0.6)]
-    assert agreement.add_reports(0, one[:1], 0) == [Report(1.0)]
-    assert agreement.add_reports(1, other[:1], 0) == [], "the same loss"
-    assert agreement.add_reports(1, other[1:], 1) == [], "the leader may report it, too"
-    loss, mistake = agreement.add_reports(0, one, 0)
+def test_report_merger_compares_ranks() -> None:
+    merger = ReportMerger(2)
+    first, second = [Report(1.0), Report(0.5)], [Report(1.0000001), Report(0.6)]
+    assert merger.add_reports(0, first[:1], 0) == [Report(1.0)]
+    assert merger.add_reports(1, second[:1], 0) == [], "the same loss"
+    assert merger.add_reports(1, second[1:], 1) == [], "the leader may report it, too"
+    loss, mistake = merger.add_reports(0, first, 0)
     assert loss == Report(0.5)
     assert mistake.mistake.startswith("ranks 0 and 1 reported different losses, 0.5 and 0.6, as loss 2: ")
-    assert agreement.add_reports(0, one, 0) == []
+    assert merger.add_reports(0, first, 0) == []
 
 
-def test_reports_count_if_the_leader_does_not_report() -> None:
-    agreement, reports = ReportMerger(3), [Report(1.0), Report(0.5), Report(0.2)]
-    assert agreement.add_reports(1, reports[:1], 0) == []
-    assert agreement.add_reports(2, reports[:1], 0) == []
-    assert agreement.add_reports(0, [], 0) == []
-    assert agreement.add_reports(1, reports[1:2], 1) == reports[:2], "rank 1 is a loss further"
-    assert agreement.add_reports(2, reports, 0) == reports[2:]
-    assert agreement.add_reports(1, reports, 0) == []
+def test_report_merger_without_leader_reports_uses_ranks() -> None:
+    merger, reports = ReportMerger(3), [Report(1.0), Report(0.5), Report(0.2)]
+    assert merger.add_reports(1, reports[:1], 0) == []
+    assert merger.add_reports(2, reports[:1], 0) == []
+    assert merger.add_reports(0, [], 0) == []
+    assert merger.add_reports(1, reports[1:2], 1) == reports[:2], "rank 1 has reported its next loss"
+    assert merger.add_reports(2, reports, 0) == reports[2:]
+    assert merger.add_reports(1, reports, 0) == []
 
 
-def test_report_outside_a_search_does_nothing() -> None:
+def test_report_outside_search_does_nothing() -> None:
     code = (
         "import sys, hpo\nassert hpo.report(0.5, accuracy=1) is None\nassert hpo.trial is None and hpo.folder is None\n"
         "assert not {'torch', 'numpy', 'optuna', 'mpi4py'} & set(sys.modules)\n"
@@ -459,7 +459,7 @@ print(f"epoch {0} train_loss: {1:.3f} val_loss: {2:.4f}")
 """
 
 
-def test_search_file_is_proposed_from_the_options_of_a_script(tmp_path: Path, hpo: Hpo) -> None:
+def test_init_proposes_search_file_from_script_options(tmp_path: Path, hpo: Hpo) -> None:
     (tmp_path / "train.py").write_text(OPTIONS)
     status, printed, errors = hpo("init", tmp_path / "train.py")
     assert (status, errors) == (0, "")
@@ -505,7 +505,7 @@ subprocess.Popen(["sleep", "60"])
 """
 
 
-def test_check_of_a_script_finds_what_is_wrong_with_it(mpi: Mpi, tmp_path: Path) -> None:
+def test_check_finds_mistakes_of_script(mpi: Mpi, tmp_path: Path) -> None:
     check = ["-c", "from hpo.cli import main; main()", "check", "--loss", r"val_loss=(\S+)", "--"]
     job = mpi.run(2, *check, SCRIPTS / "ddp.py", "--epochs", 2, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")

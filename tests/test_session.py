@@ -1,3 +1,5 @@
+"""Test sessions of a run: start, resume, warm start, and the search space file of each session."""
+
 from __future__ import annotations
 
 import hashlib
@@ -34,7 +36,7 @@ from tests.support.runs import QUICK, claim_evaluation, complete_evaluations, st
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///{}/study.db"])
-def test_a_run_that_was_killed_while_it_began_can_begin(tmp_path: Path, url: str | None) -> None:
+def test_run_killed_at_its_start_can_start_again(tmp_path: Path, url: str | None) -> None:
     run_dir, storage = tmp_path / "run", url and url.format(tmp_path)
     start_session(run_dir, storage=storage)
     (run_dir / "run.json").unlink()
@@ -48,7 +50,7 @@ def test_a_run_that_was_killed_while_it_began_can_begin(tmp_path: Path, url: str
         start_session(run_dir, resume=True, storage=storage)
 
 
-def test_settings_are_those_that_were_set_last(tmp_path: Path) -> None:
+def test_resume_keeps_settings_that_were_set_last(tmp_path: Path) -> None:
     for settings, epochs in ((("epochs=3", "seconds=0.5"), 3), (("epochs=4",), 4), ((), 4)):
         session = start_session(tmp_path / "run", resume=True, settings=settings)
         content = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -70,10 +72,8 @@ def test_resume_with_nan_setting_reports_no_difference(tmp_path: Path) -> None:
         assert "losses may not compare" not in session.headline
 
 
-def test_no_password_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = (
-        f"sqlite://me:secret@/{tmp_path}/study.db"  # not one that SQLite takes, but the message is written all the same
-    )
+def test_run_json_holds_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"sqlite://me:secret@/{tmp_path}/study.db"  # SQLite refuses it, but the message must hide the password.
     monkeypatch.setattr("sys.argv", ["run_islands.py", "--storage", url])
     with pytest.raises(UsageError, match=r"the storage sqlite://me:\*\*\*@/") as raised:
         start_session(tmp_path / "run", storage=url)
@@ -87,7 +87,7 @@ def test_no_password_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         start_session(tmp_path / "other", resume=True)
 
 
-def test_looking_at_a_run_needs_its_study(tmp_path: Path) -> None:
+def test_reader_without_study_file_raises_usage_error(tmp_path: Path) -> None:
     session = start_session(tmp_path / "run")
     assert RunReader(tmp_path / "run").make_summary(3)["evaluations"]["budget"] == session.manifest.budget
     (tmp_path / "run" / "study.log").unlink()
@@ -100,8 +100,8 @@ def test_looking_at_a_run_needs_its_study(tmp_path: Path) -> None:
 PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
 
 
-def a_run(path: Path, evaluations: int = 3) -> Session:
-    """Leave a run that was killed: some evaluations complete, and one running."""
+def make_killed_run(path: Path, evaluations: int = 3) -> Session:
+    """Make a run that was killed: some evaluations complete, and one running."""
     session = start_session(path)
     record, distributions = session.open_record(), load_search_file(QUICK).space.make_distributions()
     for number in range(evaluations + 1):
@@ -114,21 +114,25 @@ def a_run(path: Path, evaluations: int = 3) -> Session:
 
 
 @pytest.mark.slow
-def test_a_study_cut_anywhere_goes_on_with_what_it_holds_or_is_refused_and_left_alone(tmp_path: Path) -> None:
-    a_run(tmp_path / "whole")
+def test_resume_with_cut_journal_continues_or_is_refused(tmp_path: Path) -> None:
+    make_killed_run(tmp_path / "whole")
     whole = (tmp_path / "whole" / "study.log").read_bytes()
-    starts = [0, *(place for place, byte in enumerate(whole, 1) if byte == ord("\n"))]
-    in_lines = {place for start, end in pairwise(starts) for place in (start, start + 1, (start + end) // 2, end - 1)}
+    starts = [0, *(position for position, byte in enumerate(whole, 1) if byte == ord("\n"))]
+    in_lines = {
+        position for start, end in pairwise(starts) for position in (start, start + 1, (start + end) // 2, end - 1)
+    }
     outcomes = Counter[int]()
-    for place in sorted({*in_lines, len(whole)}):
-        run_dir = tmp_path / f"cut{place}" / "whole"
+    for position in sorted({*in_lines, len(whole)}):
+        run_dir = tmp_path / f"cut{position}" / "whole"
         shutil.copytree(tmp_path / "whole", run_dir)
-        (run_dir / "study.log").write_bytes(whole[:place])
-        complete = sum(b'"state":1' in line for line in whole[:place].splitlines(keepends=True) if line[-1:] == b"\n")
-        if whole[:place].count(b"\n") < 2:  # the lines that make the study and say what its space is
+        (run_dir / "study.log").write_bytes(whole[:position])
+        complete = sum(
+            b'"state":1' in line for line in whole[:position].splitlines(keepends=True) if line[-1:] == b"\n"
+        )
+        if whole[:position].count(b"\n") < 2:  # These lines create the study and record its space.
             with pytest.raises(UsageError, match=r"there is no study 'whole' in|is of another search space"):
                 start_session(run_dir, resume=True)
-            assert (run_dir / "study.log").read_bytes() == whole[:place]
+            assert (run_dir / "study.log").read_bytes() == whole[:position]
             continue
         session = start_session(run_dir, resume=True)
         outcomes[complete] += 1
@@ -152,10 +156,8 @@ def test_a_study_cut_anywhere_goes_on_with_what_it_holds_or_is_refused_and_left_
     ],
     ids=["empty", "binary", "json", "glued", "missing", "another study", "another space"],
 )
-def test_a_study_that_is_not_the_runs_is_refused_and_left_alone(
-    tmp_path: Path, content: bytes | str | None, message: str
-) -> None:
-    a_run(tmp_path / "run")
+def test_resume_with_foreign_study_is_refused(tmp_path: Path, content: bytes | str | None, message: str) -> None:
+    make_killed_run(tmp_path / "run")
     journal = tmp_path / "run" / "study.log"
     if content is None:
         journal.unlink()
@@ -182,11 +184,11 @@ def test_a_study_that_is_not_the_runs_is_refused_and_left_alone(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"budget": "many"}, "'budget' is 'many', and must be a whole number from 1"),
-        ({"budget": True}, "'budget' is True"),
-        ({"budget": -3}, "'budget' is -3"),
-        ({"seed": None}, "'seed' is missing, and must be a whole number from 0"),
-        ({"set": {"epochs": 3}}, "'set' is {'epochs': 3}, and must be an object of texts"),
+        ({"budget": "many"}, "'budget' must be a whole number from 1, got 'many'"),
+        ({"budget": True}, "'budget' must be a whole number from 1, got True"),
+        ({"budget": -3}, "'budget' must be a whole number from 1, got -3"),
+        ({"seed": None}, "'seed' must be a whole number from 0, got nothing"),
+        ({"set": {"epochs": 3}}, "'set' must be an object of texts, got {'epochs': 3}"),
         (
             {"set": {"epoch": "3"}},
             r"--resume: --set epoch=3: .*no setting 'epoch'; did you mean epochs.*: change it in 'set' of .*run\.json",
@@ -203,16 +205,19 @@ def test_a_study_that_is_not_the_runs_is_refused_and_left_alone(
         ({"study": "other"}, "there is no study 'other' in .* which holds 'run'"),
         ({"storage": "other.log"}, "other.log, the study of this run, is missing"),
         ({"storage": "nosql://me:pass@word"}, r"the storage nosql://me:\*\*\*@word"),
-        ({"sessions": None}, "'sessions' is missing, and must be a list of sessions with a file and its sha256"),
-        ({"sessions": []}, r"'sessions' is \[\]"),
-        ({"sessions": ["first"]}, r"'sessions' is \['first'\]"),
-        ({"sessions": [{"file": "../search_space-1.py", "sha256": "0" * 64}]}, r"'sessions' is \[{'file': '../"),
-        ({"sessions": [{"file": "search_space-1.py", "sha256": 3}]}, "'sessions' is"),
+        ({"sessions": None}, "'sessions' must be a list of sessions with a file and its sha256, got nothing"),
+        ({"sessions": []}, r"'sessions' must be .*, got \[\]"),
+        ({"sessions": ["first"]}, r"'sessions' must be .*, got \['first'\]"),
+        (
+            {"sessions": [{"file": "../search_space-1.py", "sha256": "0" * 64}]},
+            r"'sessions' must be .*, got \[{'file': '../",
+        ),
+        ({"sessions": [{"file": "search_space-1.py", "sha256": 3}]}, "'sessions' must be"),
         ({"sessions": [{"file": "search_space-1.py", "sha256": "0" * 64, "commit": "main"}]}, "'commit': 'main'"),
     ],
 )
-def test_an_edited_run_json_is_one_message(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    a_run(tmp_path / "run")
+def test_resume_with_edited_run_json_is_one_message(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    make_killed_run(tmp_path / "run")
     path = tmp_path / "run" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     journal = (tmp_path / "run" / "study.log").read_bytes()
@@ -226,14 +231,12 @@ def test_an_edited_run_json_is_one_message(tmp_path: Path, change: dict[str, obj
     [
         (None, r"/run\.json is missing; restore it, or name another --run-dir"),
         *((text, r"/run\.json cannot be read: \w") for text in ("", "{", "\0\xff", "[" * 100_000)),
-        ("[]", r"/run\.json is not as a run has written it: 'space' is missing"),
+        ("[]", r"/run\.json: 'space' must be an object of texts, got nothing"),
     ],
     ids=["missing", "empty", "cut", "binary", "deep", "list"],
 )
-def test_a_run_json_that_is_none_is_one_message_and_the_study_stays(
-    tmp_path: Path, content: str | None, message: str
-) -> None:
-    a_run(tmp_path / "run")
+def test_resume_with_invalid_run_json_is_one_message(tmp_path: Path, content: str | None, message: str) -> None:
+    make_killed_run(tmp_path / "run")
     path, journal = tmp_path / "run" / "run.json", (tmp_path / "run" / "study.log").read_bytes()
     path.unlink()
     if content is not None:
@@ -243,20 +246,20 @@ def test_a_run_json_that_is_none_is_one_message_and_the_study_stays(
     assert (tmp_path / "run" / "study.log").read_bytes() == journal
 
 
-def test_a_place_that_cannot_be_written_to_is_one_message(tmp_path: Path) -> None:
-    a_run(tmp_path / "run")
+def test_run_dir_without_write_permission_is_one_message(tmp_path: Path) -> None:
+    make_killed_run(tmp_path / "run")
     mount = ["mount", "--bind", "-o", "ro", str(tmp_path / "run"), str(tmp_path / "run")]
     if os.geteuid() or subprocess.run(mount, capture_output=True, timeout=20).returncode:
-        pytest.skip("a read-only place needs root, and leave to mount it")
+        pytest.skip("a read-only folder needs root, and permission to mount it")
     try:
         with pytest.raises(UsageError, match=r"--run-dir .*/run: .*/run/lock cannot be used: Read-only"):
             start_session(tmp_path / "run", resume=True)
-        assert RunReader(tmp_path / "run").make_summary(3)["evaluations"]["complete"] == 3, "it can be looked at"
+        assert RunReader(tmp_path / "run").make_summary(3)["evaluations"]["complete"] == 3, "the run must be readable"
     finally:
         subprocess.run(["umount", str(tmp_path / "run")], check=True, timeout=20)
 
 
-def test_the_study_of_a_relative_sqlite_url_is_found_from_everywhere(
+def test_study_of_relative_sqlite_url_is_found_from_all_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
@@ -282,37 +285,37 @@ def test_the_study_of_a_relative_sqlite_url_is_found_from_everywhere(
     assert [path.name for path in (*Path().iterdir(), *(tmp_path / "here").iterdir())] == ["moved.db"]
 
 
-def test_a_run_that_looks_whether_it_is_in_use_keeps_others_out(tmp_path: Path) -> None:
+def test_run_dir_in_use_is_locked_for_others(tmp_path: Path) -> None:
     start_session(tmp_path / "run")
     run_dir = RunDir(tmp_path / "run")
-    code = "import sys, pathlib, hpo.store.run_dir\nplace = hpo.store.run_dir.RunDir(pathlib.Path(sys.argv[1]))\n"
-    code += "print(place.is_in_use)\nwith place.hold_lock():\n    print('held')\n"
-    asked = [sys.executable, "-c", code, str(run_dir.path)]
+    code = "import sys, pathlib, hpo.store.run_dir\nrun_dir = hpo.store.run_dir.RunDir(pathlib.Path(sys.argv[1]))\n"
+    code += "print(run_dir.is_in_use)\nwith run_dir.hold_lock():\n    print('held')\n"
+    command = [sys.executable, "-c", code, str(run_dir.path)]
     with run_dir.hold_lock():
         assert run_dir.is_in_use
-        other = subprocess.run(asked, capture_output=True, text=True, timeout=60)
+        other = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert other.stdout == "True\n"
         assert f"is in use by process {os.getpid()} on " in other.stderr
         assert run_dir.is_in_use
     assert not run_dir.is_in_use
-    assert subprocess.run(asked, capture_output=True, text=True, timeout=60).stdout == "False\nheld\n"
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "False\nheld\n"
 
 
-@pytest.mark.parametrize("place", [0, 3, 13, 60, "line"])
-def test_a_session_that_was_killed_while_it_made_the_study_can_begin_again(tmp_path: Path, place: int | str) -> None:
+@pytest.mark.parametrize("position", [0, 3, 13, 60, "line"])
+def test_session_killed_while_creating_study_can_start_again(tmp_path: Path, position: int | str) -> None:
     start_session(tmp_path / "run")
     journal = tmp_path / "run" / "study.log"
     whole = journal.read_bytes()
     (tmp_path / "run" / "run.json").unlink()
-    journal.write_bytes(whole[: place if isinstance(place, int) else whole.index(b"\n") + 1])
+    journal.write_bytes(whole[: position if isinstance(position, int) else whole.index(b"\n") + 1])
     (tmp_path / "run" / "study.log.lock").symlink_to(journal)
     began = time.monotonic()
     session = start_session(tmp_path / "run", resume=True)
-    assert time.monotonic() - began < 20, "it did not wait for the lock"
+    assert time.monotonic() - began < 20, "it must not wait for the lock"
     assert session.open_record().read_attributes()["space"] == load_search_file(QUICK).space.describe()
 
 
-def test_a_study_of_confirmations_that_has_lost_its_space_is_gone_on_with(tmp_path: Path) -> None:
+def test_confirmation_study_without_space_is_continued(tmp_path: Path) -> None:
     session, space = start_session(tmp_path / "run", confirm_seeds=1), load_search_file(QUICK).space
     storage = open_storage(session.storage)
     study = make_study(storage, session.manifest.confirmation_study, session.manifest.objectives)
@@ -320,7 +323,7 @@ def test_a_study_of_confirmations_that_has_lost_its_space_is_gone_on_with(tmp_pa
     confirmations = session.open_confirmations()
     confirmations.enqueue({"depth": 1, "act": "relu", "flag": True, "lr": 0.5}, space.make_distributions(), confirms=0)
     session.create_confirmations(space)
-    assert [one.state for one in session.open_confirmations().read_evaluations()] == ["waiting"]
+    assert [evaluation.state for evaluation in session.open_confirmations().read_evaluations()] == ["waiting"]
 
 
 @pytest.mark.parametrize(
@@ -335,7 +338,7 @@ def test_a_study_of_confirmations_that_has_lost_its_space_is_gone_on_with(tmp_pa
         ("postgresql://me:sec/ret:secret@host/db", "postgresql://me:***@host/db"),
     ],
 )
-def test_secrets_in_a_storage_url_are_hidden(tmp_path: Path, url: str, shown: str) -> None:
+def test_mask_password_hides_secrets_in_query(tmp_path: Path, url: str, shown: str) -> None:
     assert mask_password(url) == shown
     with pytest.raises(UsageError) as raised:
         start_session(tmp_path / "run", storage=url)
@@ -345,7 +348,7 @@ def test_secrets_in_a_storage_url_are_hidden(tmp_path: Path, url: str, shown: st
     assert "secret" not in str(raised.value)
 
 
-def test_a_study_of_another_program_is_a_start_whatever_its_attributes(tmp_path: Path) -> None:
+def test_warm_start_from_foreign_study_ignores_attributes(tmp_path: Path) -> None:
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "mine.log"))
     study = optuna.create_study(study_name="mine", storage=optuna.storages.JournalStorage(backend))
     some: list[dict[str, Any]] = [
@@ -355,7 +358,7 @@ def test_a_study_of_another_program_is_a_start_whatever_its_attributes(tmp_path:
     ]
     for depth, attributes in enumerate(some, start=1):
         study.enqueue_trial({"depth": depth, "act": "relu", "flag": True, "lr": 0.123456789012345 / depth}, attributes)
-    study.optimize(objective_of_another_program, n_trials=4)
+    study.optimize(suggest_other_parameters, n_trials=4)
     session = start_session(tmp_path / "run", warm_start=f"{tmp_path}/mine.log#mine")
     assert f"with 3 evaluations of {tmp_path}/mine.log#mine, the best 1\n" in session.headline
     assert "without 1 that is not of this search space, such as trial 3: parameter" in session.headline
@@ -369,7 +372,7 @@ def test_a_study_of_another_program_is_a_start_whatever_its_attributes(tmp_path:
     assert RunReader(tmp_path / "run").make_summary(3)["taken_over"] == 3
 
 
-def objective_of_another_program(trial: optuna.Trial) -> float:
+def suggest_other_parameters(trial: optuna.Trial) -> float:
     depth = trial.suggest_int("depth", 1, 20)
     trial.suggest_categorical("act", ["relu", "tanh"])
     if trial.number < 3:
@@ -379,7 +382,7 @@ def objective_of_another_program(trial: optuna.Trial) -> float:
     return float(depth)
 
 
-def test_parameters_of_other_distributions_are_taken_for_what_they_mean(tmp_path: Path) -> None:
+def test_warm_start_converts_other_distributions(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="mine", storage=f"sqlite:///{tmp_path}/mine.db")
     fitting: list[dict[str, Any]] = [
         {"depth": 2.0, "act": "relu", "flag": 1, "lr": 1},
@@ -403,34 +406,34 @@ def test_parameters_of_other_distributions_are_taken_for_what_they_mean(tmp_path
 
     for loss, params in enumerate(fitting + others):
         add(params, value=loss, intermediate_values={0: math.nan, 10: loss})
-    add(fitting[0], state=optuna.trial.TrialState.PRUNED)  # before its first loss
+    add(fitting[0], state=optuna.trial.TrialState.PRUNED)  # It was pruned before its first loss.
     session = start_session(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/mine.db")
-    taken = session.open_record().read_evaluations()
-    assert [evaluation.params for evaluation in taken] == [
+    imported = session.open_record().read_evaluations()
+    assert [evaluation.params for evaluation in imported] == [
         {"depth": 2, "act": "relu", "flag": True, "lr": 1.0},
         {"depth": 3, "act": "tanh", "flag": False, "lr": 0.5},
         {"depth": 4, "act": "tanh", "flag": False, "lr": 0.25},
     ]
-    assert all([type(value) for value in e.params.values()] == [int, str, bool, float] for e in taken)
+    assert all([type(value) for value in e.params.values()] == [int, str, bool, float] for e in imported)
     assert "without 4 that are not of this search space, such as trial" in session.headline
     assert "parameter 'depth': 2.5 is not in Int(1, 9)" in session.headline
 
 
-def test_what_was_taken_over_in_part_is_said(tmp_path: Path) -> None:
+def test_warm_start_killed_halfway_is_reported(tmp_path: Path) -> None:
     study = optuna.create_study(study_name="mine", storage=f"sqlite:///{tmp_path}/mine.db")
     study.enqueue_trial({"depth": 2, "act": "relu", "flag": True, "lr": 0.1})
-    study.optimize(objective_of_another_program, n_trials=1)
+    study.optimize(suggest_other_parameters, n_trials=1)
     run_json = tmp_path / "run" / "run.json"
     first = start_session(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/mine.db")
     assert "with 1 evaluation of sqlite:///" in first.headline
     assert "taken over" not in start_session(tmp_path / "run", resume=True).headline
     content = json.loads(run_json.read_text())
-    run_json.write_text(json.dumps({**content, "warm_start": "runs/other"}))  # as a run leaves it that is killed then
+    run_json.write_text(json.dumps({**content, "warm_start": "runs/other"}))  # As after a kill during the import.
     again = start_session(tmp_path / "run", resume=True)
     assert "only a part of runs/other was taken over: give --warm-start again for the rest" in again.headline
 
 
-def test_a_source_is_left_as_it_is(tmp_path: Path) -> None:
+def test_warm_start_leaves_source_unchanged(tmp_path: Path) -> None:
     database = tmp_path / "other.db"
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("CREATE TABLE mine (x)")
@@ -448,7 +451,7 @@ def test_a_source_is_left_as_it_is(tmp_path: Path) -> None:
     assert not (tmp_path / "moved.db").exists()
 
 
-def test_a_study_that_is_missing_is_not_made_by_looking_for_what_confirms_it(tmp_path: Path) -> None:
+def test_lookup_of_confirmations_does_not_create_storage(tmp_path: Path) -> None:
     start_session(tmp_path / "run")
     run_json = tmp_path / "run" / "run.json"
     run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "confirm_seeds": 2}))
@@ -458,28 +461,26 @@ def test_a_study_that_is_missing_is_not_made_by_looking_for_what_confirms_it(tmp
     assert not (tmp_path / "run" / "study.log").exists()
 
 
-def saved_and_resumed(run_dir: Path, path: Path, text: str, **options: Any) -> list[str]:
-    """Save a search space file and resume the run with it as another process does, and give the lines that it says."""
+def save_and_resume(run_dir: Path, path: Path, text: str, **options: Any) -> list[str]:
+    """Save a search space file, resume the run with it as a new process does, and return the printed lines."""
     path.write_text(text)
     load_search_file.cache_clear()
     return start_session(run_dir, path, resume=True, **options).headline.splitlines()[2:]
 
 
-def sessions_of(run_dir: Path) -> list[dict[str, Any]]:
+def read_sessions(run_dir: Path) -> list[dict[str, Any]]:
     sessions: list[dict[str, Any]] = json.loads((run_dir / "run.json").read_text())["sessions"]
     return sessions
 
 
-def test_a_resumed_run_says_what_has_changed_in_its_search_space_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_prints_changes_of_search_space_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_dir, path, text = Path("runs", "mine"), Path("mine.py"), QUICK.read_text()
     other = text.replace("1 / (epoch + 1)", "2 / (epoch + 1)").replace("import time\n", "import math\nimport time\n")
-    assert saved_and_resumed(run_dir, path, text) == []
-    assert saved_and_resumed(run_dir, path, text) == []
-    assert saved_and_resumed(run_dir, Path("renamed.py"), text) == []
-    changed = saved_and_resumed(run_dir, path, other)
+    assert save_and_resume(run_dir, path, text) == []
+    assert save_and_resume(run_dir, path, text) == []
+    assert save_and_resume(run_dir, Path("renamed.py"), text) == []
+    changed = save_and_resume(run_dir, path, other)
     number = text.splitlines().index('        yield params["depth"] + params["lr"] + 1 / (epoch + 1)') + 1
     assert changed == [
         "mine.py is not what ran before: 2 lines added, 1 removed; evaluations from before were made by "
@@ -490,13 +491,13 @@ def test_a_resumed_run_says_what_has_changed_in_its_search_space_file(
         '  -        yield params["depth"] + params["lr"] + 1 / (epoch + 1)',
         '  +        yield params["depth"] + params["lr"] + 2 / (epoch + 1)',
     ]
-    assert saved_and_resumed(run_dir, path, other) == []
-    back = saved_and_resumed(run_dir, path, text)
+    assert save_and_resume(run_dir, path, other) == []
+    back = save_and_resume(run_dir, path, text)
     assert back[0] == (
         "mine.py is not what ran before: 1 line added, 2 removed; evaluations from before were made by "
         "search_space-1.py, search_space-2.py in runs/mine: losses may not compare"
     )
-    sessions = sessions_of(run_dir)
+    sessions = read_sessions(run_dir)
     assert [session["file"] for session in sessions] == [f"search_space-{n}.py" for n in (1, 1, 1, 2, 2, 1)]
     for session in sessions:
         content = (run_dir / session["file"]).read_bytes()
@@ -505,11 +506,11 @@ def test_a_resumed_run_says_what_has_changed_in_its_search_space_file(
     assert sorted(path.name for path in run_dir.glob("*.py")) == ["search_space-1.py", "search_space-2.py"]
 
 
-def test_a_long_change_is_cut_with_how_to_see_all_of_it_and_moves_no_cursor(tmp_path: Path) -> None:
+def test_resume_with_long_change_prints_its_beginning(tmp_path: Path) -> None:
     run_dir, path, text = tmp_path / "my runs", tmp_path / "mine.py", QUICK.read_text()
-    saved_and_resumed(run_dir, path, text)
+    save_and_resume(run_dir, path, text)
     hostile = "# \x1b[31m\x07\u202e\t" + "x" * 1000
-    lines = saved_and_resumed(run_dir, path, "\n".join([hostile, *(f"# {n}" for n in range(12)), text]))
+    lines = save_and_resume(run_dir, path, "\n".join([hostile, *(f"# {n}" for n in range(12)), text]))
     assert len(lines) == 1 + 10 + 1
     assert lines[2].startswith(r"  +# \x1b[31m\x07\u202e  ")
     assert all(line.isprintable() and len(line) < 200 for line in lines[1:-1])
@@ -519,9 +520,9 @@ def test_a_long_change_is_cut_with_how_to_see_all_of_it_and_moves_no_cursor(tmp_
 
 
 @pytest.mark.parametrize("ends", ["\r\n", "\n\n"])
-def test_a_change_that_is_not_seen_is_a_change(tmp_path: Path, ends: str) -> None:
+def test_resume_prints_invisible_change(tmp_path: Path, ends: str) -> None:
     path, text = tmp_path / "mine.py", QUICK.read_text()
-    saved_and_resumed(tmp_path / "run", path, text)
+    save_and_resume(tmp_path / "run", path, text)
     other = text.replace("\n", ends) if ends == "\r\n" else text[:-1] + ends
     path.write_bytes(other.encode())
     load_search_file.cache_clear()
@@ -532,31 +533,31 @@ def test_a_change_that_is_not_seen_is_a_change(tmp_path: Path, ends: str) -> Non
 
 
 @pytest.mark.parametrize("content", [None, "# edited\n"])
-def test_a_copy_that_is_not_what_ran_is_said_and_left_alone(tmp_path: Path, content: str | None) -> None:
+def test_resume_with_edited_copy_of_file_warns(tmp_path: Path, content: str | None) -> None:
     run_dir, path, text = tmp_path / "run", tmp_path / "mine.py", QUICK.read_text()
-    saved_and_resumed(run_dir, path, text)
+    save_and_resume(run_dir, path, text)
     copy = run_dir / "search_space-1.py"
     copy.unlink()
     if content is not None:
         copy.write_text(content)
-    (line,) = saved_and_resumed(run_dir, path, text + "# new\n")
+    (line,) = save_and_resume(run_dir, path, text + "# new\n")
     assert f"{path} is not what ran before, of which the copy {copy} is missing or was edited; eval" in line
     assert (copy.read_text() if copy.exists() else None) == content
     assert (run_dir / "search_space-2.py").read_text() == text + "# new\n"
-    assert saved_and_resumed(run_dir, path, text + "# new\n") == []
+    assert save_and_resume(run_dir, path, text + "# new\n") == []
 
 
-def test_a_copy_takes_no_other_files_place(tmp_path: Path) -> None:
+def test_copy_of_search_space_file_overwrites_no_file(tmp_path: Path) -> None:
     run_dir, path, text = tmp_path / "run", tmp_path / "mine.py", QUICK.read_text()
     run_dir.mkdir()
     (run_dir / "search_space-7.py").write_text("mine")
     (run_dir / "search_space-8.py").mkdir()
-    saved_and_resumed(run_dir, path, text)
+    save_and_resume(run_dir, path, text)
     assert (run_dir / "search_space-7.py").read_text() == "mine"
-    assert [session["file"] for session in sessions_of(run_dir)] == ["search_space-9.py"]
-    (run_dir / "run.json").unlink()  # as a session leaves it that is killed before it writes that
-    saved_and_resumed(run_dir, path, text)
-    assert [session["file"] for session in sessions_of(run_dir)] == ["search_space-9.py"]
+    assert [session["file"] for session in read_sessions(run_dir)] == ["search_space-9.py"]
+    (run_dir / "run.json").unlink()  # As after a kill before run.json is written.
+    save_and_resume(run_dir, path, text)
+    assert [session["file"] for session in read_sessions(run_dir)] == ["search_space-9.py"]
     assert (run_dir / "search_space-9.py").read_text() == text
 
 
@@ -570,7 +571,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a repository with a search space file and what it may import."""
+    """Make a git repository with a search space file and a module that it may import."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
     folder = tmp_path / "repository"
@@ -583,50 +584,48 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def tree(folder: Path) -> dict[Path, tuple[int, bytes]]:
+def read_tree(folder: Path) -> dict[Path, tuple[int, bytes]]:
     return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
 
 @needs_git
-def test_a_resumed_run_says_that_the_repository_of_its_file_is_at_another_commit(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_prints_other_commit_of_repository(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir, path, text = repository / "runs" / "mine", repository / "searches" / "mine.py", QUICK.read_text()
     first = git(repository, "rev-parse", "HEAD")
-    monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook of another repository
-    assert saved_and_resumed(run_dir, path, text) == []
+    monkeypatch.setenv("GIT_DIR", "/nowhere")  # As in a git hook of another repository.
+    assert save_and_resume(run_dir, path, text) == []
     monkeypatch.delenv("GIT_DIR")
-    assert saved_and_resumed(run_dir, path, text) == [], "the run's own files are not in the repository"
+    assert save_and_resume(run_dir, path, text) == [], "files of the run must not count as changes"
     (repository / "model.py").write_text("width = 2\n")
     what = f"{path} is what ran before, but its repository was at commit"
-    assert saved_and_resumed(run_dir, path, text) == [
+    assert save_and_resume(run_dir, path, text) == [
         f"{what} {first[:7]} before, and is at {first[:7]} with uncommitted changes now: what it imports may differ"
     ]
     git(repository, "commit", "--quiet", "--all", "--message", "second")
     second = git(repository, "rev-parse", "HEAD")
-    assert saved_and_resumed(run_dir, path, text) == [
+    assert save_and_resume(run_dir, path, text) == [
         f"{what} {first[:7]} with uncommitted changes before, and is at {second[:7]} now: what it imports may differ"
     ]
-    assert saved_and_resumed(run_dir, path, text) == []
-    assert [line[:2] for line in saved_and_resumed(run_dir, path, text + "\n# new\n")[1:]] == ["  "] * 3
-    commits = [(session["commit"], session["dirty"]) for session in sessions_of(run_dir)]
+    assert save_and_resume(run_dir, path, text) == []
+    assert [line[:2] for line in save_and_resume(run_dir, path, text + "\n# new\n")[1:]] == ["  "] * 3
+    commits = [(session["commit"], session["dirty"]) for session in read_sessions(run_dir)]
     assert commits == [(first, False)] * 2 + [(first, True)] + [(second, False)] * 2 + [(second, True)]
 
 
 @needs_git
-def test_git_is_asked_and_writes_nothing(repository: Path) -> None:
-    (repository / "new.py").write_text("")  # which git does not know
+def test_git_query_leaves_index_unchanged(repository: Path) -> None:
+    (repository / "new.py").write_text("")  # An untracked file.
     model = repository / "model.py"
-    os.utime(model, (1, 1))  # git finds that it is the same, and would note that in its index
-    before = tree(repository)
+    os.utime(model, (1, 1))  # git finds it unchanged, and would update its index.
+    before = read_tree(repository)
     assert find_commit(repository / "searches" / "mine.py") == Commit(git(repository, "rev-parse", "HEAD"), dirty=False)
-    assert tree(repository) == before
+    assert read_tree(repository) == before
     git(repository, "status")
-    assert tree(repository) != before, "git by itself does"
+    assert read_tree(repository) != before, "git status must change the index"
 
 
 def replace_git(programs: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let git be a script, which is the first one in PATH."""
+    """Put a script named git first in PATH."""
     programs.mkdir(exist_ok=True)
     (programs / "git").write_text(f"#!/bin/sh\n{script}\n")
     (programs / "git").chmod(0o755)
@@ -635,7 +634,7 @@ def replace_git(programs: Path, script: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @needs_git
 @pytest.mark.parametrize("why", ["no repository", "no commit", "somebody else's", "no git", "fails"])
-def test_where_git_tells_no_commit_there_is_none(
+def test_git_without_commit_yields_none(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     path, text = repository / "searches" / "mine.py", QUICK.read_text()
@@ -649,30 +648,30 @@ def test_where_git_tells_no_commit_there_is_none(
     if why == "somebody else's":
         if os.geteuid():
             pytest.skip("only root gives files away")
-        for place in (repository, *repository.rglob("*")):
-            os.chown(place, 54321, 54321)
+        for entry in (repository, *repository.rglob("*")):
+            os.chown(entry, 54321, 54321)
     if why == "no git":
         monkeypatch.setenv("PATH", str(programs))
     if why == "fails":
         replace_git(programs, "echo '# branch.oid'; exit 1", monkeypatch)
     assert find_commit(path) is None
-    assert saved_and_resumed(tmp_path / "run", path, text) == []
-    assert saved_and_resumed(tmp_path / "run", path, text) == []
-    assert [(session["commit"], session["dirty"]) for session in sessions_of(tmp_path / "run")] == [(None, None)] * 2
+    assert save_and_resume(tmp_path / "run", path, text) == []
+    assert save_and_resume(tmp_path / "run", path, text) == []
+    assert [(session["commit"], session["dirty"]) for session in read_sessions(tmp_path / "run")] == [(None, None)] * 2
 
 
 @needs_git
 @pytest.mark.slow
-def test_git_that_hangs_is_given_up_and_tells_no_commit(
+def test_git_that_hangs_is_killed_and_yields_none(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = repository / "searches" / "mine.py"
     assert find_commit(path) is not None
     replace_git(tmp_path / "programs", f"sleep 999 & echo $! > {tmp_path}/sleeping; wait", monkeypatch)
-    assert saved_and_resumed(tmp_path / "run", path, QUICK.read_text()) == []
-    assert [(session["commit"], session["dirty"]) for session in sessions_of(tmp_path / "run")] == [(None, None)]
+    assert save_and_resume(tmp_path / "run", path, QUICK.read_text()) == []
+    assert [(session["commit"], session["dirty"]) for session in read_sessions(tmp_path / "run")] == [(None, None)]
     stat = Path("/proc", (tmp_path / "sleeping").read_text().strip(), "stat")
     deadline = time.monotonic() + 20
     while stat.exists() and ") Z " not in stat.read_text() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not stat.exists() or ") Z " in stat.read_text(), "what git has started has ended with it"
+    assert not stat.exists() or ") Z " in stat.read_text(), "processes started by git must be killed with it"

@@ -1,4 +1,4 @@
-"""What docs/reliability.md promises, where ranks share a network by `hpo.training.fit`, in each of the ways."""
+"""The events of docs/explanation/fault-tolerance.md in `hpo.training.fit`, with each parallel strategy."""
 
 from __future__ import annotations
 

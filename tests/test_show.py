@@ -1,4 +1,4 @@
-"""What one evaluation was, and which ones failed: as people and programs are told, and what leads them there."""
+"""`hpo show` prints one evaluation, and `hpo top --failed` the failures, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ LATE = "timeout: rank 0 waited 15 s at my_search.py:20 for rank 1, which was at 
 TRACEBACK = 'Traceback (most recent call last):\n  File "my_search.py", line 33, in objective\nValueError: injected\n'
 
 
-def facts_of(text: str) -> dict[str, str]:
-    """Take apart what stands before the losses: each name, and its texts joined by semicolons."""
+def parse_facts(text: str) -> dict[str, str]:
+    """Parse the lines above the losses: a text for each name, with several lines joined by semicolons."""
     facts: dict[str, str] = {}
     name = ""
     for line in text.split("\n\n")[1].splitlines():
@@ -62,31 +62,31 @@ def facts_of(text: str) -> dict[str, str]:
     return facts
 
 
-def fail(record: Record, failure: str = PLACED, **values: Any) -> None:
+def add_failure(record: Record, failure: str = PLACED, **values: Any) -> None:
     add_evaluation(record, TrialState.FAIL, failure=failure, **{"traceback": TRACEBACK, **values})
 
 
-def test_every_state_is_told(tmp_path: Path, hpo: Hpo) -> None:
+def test_show_prints_every_state(tmp_path: Path, hpo: Hpo) -> None:
     run_dir = make_run_of_everything(tmp_path)
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     shown = {}
     for name in (*map(str, range(11)), "confirm-0", "confirm-1"):
         status, out, err = hpo("show", run_dir, name)
         assert (status, err) == (0, "")
-        first, shown[name] = out.splitlines()[0], facts_of(out)
+        first, shown[name] = out.splitlines()[0], parse_facts(out)
         assert first.startswith(f"trial {name} of {run_dir}: ")
         shown[name]["state"] = first.partition(": ")[2]
     states = ["complete", "pruned", "complete", "pruned", "failed"]
     assert [shown[str(trial)]["state"] for trial in (0, 1, 5, 6, 7)] == states
-    assert shown["8"]["state"] == "interrupted, and repeated as trial 10"
+    assert shown["8"]["state"] == "interrupted, and retried as trial 10"
     assert shown["10"]["retry of"] == "trial 8, which was interrupted"
-    nothing = "no run is going on there; --resume evaluates it"
+    nothing = "the run is not active; --resume evaluates it"
     assert [shown[name]["state"] for name in ("9", "10", "confirm-1")] == [
         f"not ended: {nothing}",
         *[f"waiting: {nothing}"] * 2,
     ]
     assert shown["1"]["imported from"] == f"trial 1 of {tmp_path}/before, to island 1, worker 1"
-    assert "seed" not in shown["1"], "another run had it"
+    assert "seed" not in shown["1"], "the seed belongs to another run"
     assert shown["4"]["bred"] == "island 1, worker 1, generation 5, propagator ga"
     assert shown["4"]["parameters"] == "depth = 5; act = tanh; flag = False; lr = 0.5"
     assert (shown["4"]["loss"], shown["4"]["metrics"]) == ("5.0", "accuracy = 0.5")
@@ -97,10 +97,10 @@ def test_every_state_is_told(tmp_path: Path, hpo: Hpo) -> None:
     seeds = [evaluation.seed for evaluation in RunReader(run_dir).read_confirmations()]
     assert [shown[f"confirm-{n}"]["seed"] for n in (0, 1)] == list(map(str, seeds))
     assert not {"bred", "started", "logs"} & shown["10"].keys()
-    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}, "it only reads"
+    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}, "show must not write"
 
 
-def test_what_is_paused_promoted_and_inherited_is_told(tmp_path: Path, hpo: Hpo) -> None:
+def test_show_prints_pause_promotion_and_inheritance(tmp_path: Path, hpo: Hpo) -> None:
     record, run_dir = make_run(tmp_path / "run", pruner="asha"), tmp_path / "run"
     add_evaluation(record, TrialState.PRUNED, curve={1: 0.9}, paused_after=1)
     add_evaluation(record, TrialState.PRUNED, curve={1: 0.8}, paused_after=1)
@@ -110,12 +110,12 @@ def test_what_is_paused_promoted_and_inherited_is_told(tmp_path: Path, hpo: Hpo)
     for trial in range(4):
         status, out, err = hpo("show", run_dir, trial)
         assert (status, err) == (0, "")
-        shown.append({**facts_of(out), "state": out.splitlines()[0].partition(": ")[2]})
+        shown.append({**parse_facts(out), "state": out.splitlines()[0].partition(": ")[2]})
     assert shown[0]["state"] == "paused after 1 epoch"
-    assert shown[1]["state"] == "paused after 1 epoch, and promoted: it goes on as trial 2"
+    assert shown[1]["state"] == "paused after 1 epoch, and promoted: it continues as trial 2"
     assert shown[2]["retry of"] == "trial 1, which was promoted"
     assert shown[2]["resumed"] == "from the checkpoint of that trial, after 1 epoch"
-    assert shown[3]["inherits"] == "what trial 2 had learned when it ended"
+    assert shown[3]["inherits"] == "the checkpoint at the end of trial 2"
     known = json.loads(hpo("show", run_dir, 1, "--json")[1])
     assert (known["state"], known["paused_after"], known["retried_by"]) == ("promoted", 1, 2)
     rows = json.loads(hpo("export", run_dir, "--to", "json")[1])
@@ -127,25 +127,25 @@ def test_what_is_paused_promoted_and_inherited_is_told(tmp_path: Path, hpo: Hpo)
     ]
 
 
-def test_without_a_name_it_is_the_winner_or_what_failed_last(tmp_path: Path, hpo: Hpo) -> None:
+def test_show_without_trial_chooses_winner_or_latest_failure(tmp_path: Path, hpo: Hpo) -> None:
     record = make_run(tmp_path / "run")
     run_dir = tmp_path / "run"
     status, out, err = hpo("show", run_dir)
-    nothing = "nothing has succeeded or failed; name a trial: there are"
+    nothing = "no evaluation has succeeded or failed. Name one of its trials:"
     assert (status, out, err) == (2, "", f"error: {run_dir}: {nothing} none yet\n")
     add_evaluation(record, TrialState.RUNNING)
     assert hpo("show", run_dir)[2] == f"error: {run_dir}: {nothing} 0\n"
     for seconds in (1.0, 9.0, 5.0):
-        fail(record, seconds=seconds)
-    first = f"trial 2 of {run_dir}: failed (the last that failed, as nothing has succeeded)"
-    assert hpo("show", run_dir)[1].splitlines()[0] == first, "it ended last"
+        add_failure(record, seconds=seconds)
+    first = f"trial 2 of {run_dir}: failed (the latest failure, since no evaluation has succeeded)"
+    assert hpo("show", run_dir)[1].splitlines()[0] == first, "trial 2 ended last"
     add_evaluation(record, curve={1: 0.4})
     add_evaluation(record, curve={1: 0.3})
     first = f"trial 5 of {run_dir}: complete (the winner: the lowest loss)"
     assert hpo("show", run_dir)[1].splitlines()[0] == first
 
 
-def test_the_winner_is_the_one_that_was_confirmed(tmp_path: Path, hpo: Hpo) -> None:
+def test_show_without_trial_chooses_confirmed_winner(tmp_path: Path, hpo: Hpo) -> None:
     session, space = start_session(tmp_path / "run", confirm_seeds=1, top_n=2), load_search_file(QUICK).space
     record = session.open_record()
     complete_evaluations(record, 1, 2)
@@ -164,24 +164,24 @@ def test_the_winner_is_the_one_that_was_confirmed(tmp_path: Path, hpo: Hpo) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
-        ("11", "{0} has no trial 11: there are 0 to 10 and confirm-0 to confirm-1"),
-        ("confirm-2", "{0} has no trial confirm-2: there are 0 to 10 and confirm-0 to confirm-1"),
-        ("best", "'best' is no trial: give a number, or confirm-0 for the first that confirms the best"),
-        ("\N{SUPERSCRIPT TWO}", "is no trial: give a number"),
-        ("9" * 30, "is no trial: give a number"),
+        ("11", "{0} has no trial 11. Its trials: 0 to 10 and confirm-0 to confirm-1"),
+        ("confirm-2", "{0} has no trial confirm-2. Its trials: 0 to 10 and confirm-0 to confirm-1"),
+        ("best", "TRIAL must be a number or confirm-N, got 'best'"),
+        ("\N{SUPERSCRIPT TWO}", "TRIAL must be a number or confirm-N, got "),
+        ("9" * 30, "TRIAL must be a number or confirm-N, got "),
     ],
 )
-def test_a_trial_that_does_not_exist_is_one_message(tmp_path: Path, hpo: Hpo, name: str, said: str) -> None:
+def test_show_unknown_trial_prints_one_message(tmp_path: Path, hpo: Hpo, name: str, message: str) -> None:
     run_dir = make_run_of_everything(tmp_path)
     status, out, err = hpo("show", run_dir, name)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert said.format(run_dir) in err
+    assert message.format(run_dir) in err
 
 
 @pytest.mark.slow
-def test_what_goes_on_is_told_as_such(tmp_path: Path, hpo: Hpo) -> None:
+def test_show_prints_running_and_waiting_evaluations(tmp_path: Path, hpo: Hpo) -> None:
     session = start_session(tmp_path / "run")
     record = session.open_record()
     start_evaluation(record, 3)
@@ -200,49 +200,49 @@ def test_what_goes_on_is_told_as_such(tmp_path: Path, hpo: Hpo) -> None:
             for trial in (0, 2)
         )
     assert running.splitlines()[0].endswith(": running")
-    assert re.fullmatch(r"not yet, after \d+\.\d s", facts_of(running)["ended"])
+    assert re.fullmatch(r"not yet, after \d+\.\d s", parse_facts(running)["ended"])
     assert "    1  4       2  3.5     3  3.333" in running.splitlines()
     assert waiting.splitlines()[0].endswith(": waiting")
     session.run_dir.lock.write_text("process 1 on node17 since 2026-01-01 00:00:00\n")
-    assert "running, or the run has died" in hpo("show", tmp_path / "run", 0)[1]
+    assert "running, or the run has crashed" in hpo("show", tmp_path / "run", 0)[1]
 
 
-def test_deaths_and_repeats_are_told(tmp_path: Path, hpo: Hpo) -> None:
+def test_show_prints_crashes_and_retries(tmp_path: Path, hpo: Hpo) -> None:
     record = start_session(tmp_path / "run").open_record()
     start_evaluation(record, 3)
     for _ in range(2):
         assert record.requeue_interrupted() == 1
         assert claim_evaluation(record, None, {}, 9, island=0, worker=0, generation=0)
-    facts = facts_of(hpo("show", tmp_path / "run", 2)[1])
+    facts = parse_facts(hpo("show", tmp_path / "run", 2)[1])
     assert facts["retry of"] == "trial 1, which was interrupted"
-    assert facts["crashes"] == "the job had crashed 2 times in a row during it before this"
+    assert facts["crashes"] == "the job crashed 2 times in a row during its earlier trials"
     assert "resumed" not in facts
 
 
-def test_where_an_evaluation_went_on_is_told(tmp_path: Path, hpo: Hpo) -> None:
+def test_show_prints_checkpoint_and_resume(tmp_path: Path, hpo: Hpo) -> None:
     record = start_session(tmp_path / "run").open_record()
     record.record_checkpoint(start_evaluation(record, 1), 3)
     record.requeue_interrupted()
-    assert facts_of(hpo("show", tmp_path / "run", 0)[1])["checkpoint"] == "after 3 epochs"
+    assert parse_facts(hpo("show", tmp_path / "run", 0)[1])["checkpoint"] == "after 3 epochs"
     again = claim_evaluation(record, None, {}, 9)
     record.record_resume(again, [0.5, 0.25, 0.75], 2.5)
     record.complete(again, 0.25, 4.0, {})
-    facts = facts_of(hpo("show", tmp_path / "run", 1)[1])
+    facts = parse_facts(hpo("show", tmp_path / "run", 1)[1])
     assert facts["resumed"] == "from the checkpoint of that trial, after 3 epochs"
-    assert facts["ended"].endswith(", after 4.0 s, 2.5 s of it before it went on")
+    assert facts["ended"].endswith(", after 4.0 s, 2.5 s of it before the resume")
     assert "crash_count" not in facts
-    told = json.loads(hpo("show", tmp_path / "run", 1, "--json")[1])
-    assert (told["resumed_from_step"], told["losses"]) == (3, {"1": 0.5, "2": 0.25, "3": 0.75})
+    content = json.loads(hpo("show", tmp_path / "run", 1, "--json")[1])
+    assert (content["resumed_from_step"], content["losses"]) == (3, {"1": 0.5, "2": 0.25, "3": 0.75})
 
 
-def test_a_thousand_epochs_stay_readable(tmp_path: Path, hpo: Hpo) -> None:
+def test_show_samples_losses_of_long_curve(tmp_path: Path, hpo: Hpo) -> None:
     record = make_run(tmp_path / "run")
     curve = {epoch: 1 + 1 / epoch for epoch in range(1, 1001)} | {777: 0.25}
     add_evaluation(record, curve=curve)
     add_evaluation(record, curve={epoch: 1 / epoch for epoch in range(1, 13)})
     out = hpo("show", tmp_path / "run", 0)[1]
     heading = "1000 epochs, the lowest 0.25 after epoch 777; 52 are shown, --json has all"
-    assert facts_of(out)["losses"] == heading
+    assert parse_facts(out)["losses"] == heading
     table = out[out.index(heading) + len(heading) + 1 :].splitlines()
     assert len(table) <= 11
     assert max(map(len, table)) < 80
@@ -258,14 +258,14 @@ def test_a_thousand_epochs_stay_readable(tmp_path: Path, hpo: Hpo) -> None:
 EVIL = "\x1b[2J\x07\r\x08\x9b31m\u202e\u2028\0\udcff\t\N{PILE OF POO}"
 
 
-def test_nothing_that_was_recorded_moves_the_cursor(tmp_path: Path, hpo: Hpo) -> None:
+def test_show_escapes_control_characters_in_records(tmp_path: Path, hpo: Hpo) -> None:
     long = "w" * 10_000
     run_dir, space = tmp_path / "run", SearchSpace(x=Categorical(EVIL, long), y=Float(0, 1))
     record = make_run(run_dir, space)
     traceback = f"Traceback{EVIL}:\n  File 'x{EVIL}'\n\n\traise{EVIL}\r\nValueError: {EVIL}\n"
     others = {"propagator": EVIL, "metrics": {EVIL: 0.5}, "immigrants": {EVIL: 2}}
-    fail(record, f"{EVIL}\n{EVIL}", traceback=traceback, params={"x": EVIL, "y": 0.5}, space=space)
-    fail(record, HOSTILE, params={"x": long, "y": 0.5}, space=space, **others)
+    add_failure(record, f"{EVIL}\n{EVIL}", traceback=traceback, params={"x": EVIL, "y": 0.5}, space=space)
+    add_failure(record, HOSTILE, params={"x": long, "y": 0.5}, space=space, **others)
     add_evaluation(record, params={"x": EVIL, "y": 0.5}, space=space, imported_from=f"\n{EVIL}", metrics={EVIL: 0.5})
     (run_dir / "test.json").write_text(json.dumps({"trial": 2, "times": 1, "metrics": {EVIL: 1}, "predictions": []}))
     (run_dir / "logs").mkdir()
@@ -280,10 +280,10 @@ def test_nothing_that_was_recorded_moves_the_cursor(tmp_path: Path, hpo: Hpo) ->
         *("    Traceback", "      File 'x", "", "            raise", "    ValueError:"),
     ]
     assert hpo("show", run_dir, 0)[1].splitlines()[-7:-5] == ["", "traceback:"]
-    assert facts_of(hpo("show", run_dir, 1)[1])["parameters"] == f"x = {long}; y = 0.5"
-    told = json.loads(hpo("show", run_dir, 0, "--json")[1])
-    assert told["traceback"] == traceback.replace("\udcff", "\\udcff")
-    assert told["params"]["x"] == EVIL.replace("\udcff", "\\udcff")
+    assert parse_facts(hpo("show", run_dir, 1)[1])["parameters"] == f"x = {long}; y = 0.5"
+    content = json.loads(hpo("show", run_dir, 0, "--json")[1])
+    assert content["traceback"] == traceback.replace("\udcff", "\\udcff")
+    assert content["params"]["x"] == EVIL.replace("\udcff", "\\udcff")
     for arguments in (["top", run_dir], ["best", run_dir], ["export", run_dir, "--to", EVIL], ["show", run_dir, EVIL]):
         out, err = hpo(*arguments)[1:]
         assert (out + err).replace("\n", "").isprintable()
@@ -291,7 +291,7 @@ def test_nothing_that_was_recorded_moves_the_cursor(tmp_path: Path, hpo: Hpo) ->
     assert len(hpo("best", run_dir)[2].splitlines()) == 2
 
 
-def test_who_is_in_a_run_directory_moves_no_cursor(tmp_path: Path, hpo: Hpo) -> None:
+def test_lock_holder_control_characters_are_escaped(tmp_path: Path, hpo: Hpo) -> None:
     run_dir = RunDir(tmp_path)
     run_dir.lock.write_text("process 1 on \x1b[31m\N{RIGHT-TO-LEFT OVERRIDE} since 2026\n")
     assert run_dir.holder == r"process 1 on \x1b[31m\u202e since 2026"
@@ -303,19 +303,19 @@ def test_who_is_in_a_run_directory_moves_no_cursor(tmp_path: Path, hpo: Hpo) -> 
             "except ValueError as error: print(error)"
         )
         given = [sys.executable, "-c", command_line, str(tmp_path)]
-        said = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert said.startswith(rf"{tmp_path} is in use by process 1 on \x1b[31m\u202e since 2026: wait for it")
+        message = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert message.startswith(rf"{tmp_path} is in use by process 1 on \x1b[31m\u202e since 2026: wait for it")
     (tmp_path / "run.json").write_text(
         json.dumps({**MANIFEST_CONTENT, "space": {"\x1b[31m": "x"}, "budget": "\x1b[31m"})
     )
     (tmp_path / "\x1b[31m").mkdir()
     for path in (tmp_path, tmp_path / "\x1b[31m"):
-        assert r"\x1b[31m" in (said := hpo("top", path)[2])
-        assert said.removesuffix("\n").isprintable()
+        assert r"\x1b[31m" in (message := hpo("top", path)[2])
+        assert message.removesuffix("\n").isprintable()
 
 
 @pytest.mark.slow
-def test_what_cannot_be_encoded_does_not_end_it(tmp_path: Path) -> None:
+def test_show_in_ascii_locale_escapes_characters(tmp_path: Path) -> None:
     run_dir = make_run_of_everything(tmp_path)
     for arguments in (["show", run_dir, 7], ["top", run_dir, "--failed"], ["top", run_dir]):
         environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -325,9 +325,9 @@ def test_what_cannot_be_encoded_does_not_end_it(tmp_path: Path) -> None:
         assert done.stdout.isascii()
 
 
-def test_what_it_printed_is_shown(tmp_path: Path, hpo: Hpo) -> None:
+def test_show_prints_output_of_evaluation(tmp_path: Path, hpo: Hpo) -> None:
     run_dir = make_run_of_everything(tmp_path)
-    assert facts_of(hpo("show", run_dir, 7)[1])["logs"] == "nothing was kept"
+    assert parse_facts(hpo("show", run_dir, 7)[1])["logs"] == "nothing was kept"
     assert json.loads(hpo("show", run_dir, 7, "--json")[1])["logs"] is None
     paths = [RunDir(run_dir).get_log_path(7), RunDir(run_dir).get_log_path(0, confirms=True)]
     assert paths == [run_dir / "logs" / "7.txt", run_dir / "logs" / "confirm-0.txt"]
@@ -335,20 +335,20 @@ def test_what_it_printed_is_shown(tmp_path: Path, hpo: Hpo) -> None:
 
     paths[1].write_text("rank 0 | epoch 1\nrank 1 | epo")
     out = hpo("show", run_dir, "confirm-0")[1]
-    assert out.endswith(f"\n\nwhat it printed, {paths[1]}:\n    rank 0 | epoch 1\n    rank 1 | epo\n")
+    assert out.endswith(f"\n\noutput, {paths[1]}:\n    rank 0 | epoch 1\n    rank 1 | epo\n")
 
     paths[0].write_bytes(b"rank 0 | caf\xe9\n")
     out = hpo("show", run_dir, 7)[1]
-    assert f"\n\nwhat it printed, {paths[0]}:\n    rank 0 | caf\N{REPLACEMENT CHARACTER}\n\ntraceback:\n" in out
+    assert f"\n\noutput, {paths[0]}:\n    rank 0 | caf\N{REPLACEMENT CHARACTER}\n\ntraceback:\n" in out
 
     paths[0].write_text("".join(f"rank 0 | line {line}\n" for line in range(1, 1235)) + "half")
     out = hpo("show", run_dir, 7)[1]
-    assert f"\n\nwhat it printed, its last lines, after 1035 others in {paths[0]}:\n    rank 0 | line 1036\n" in out
+    assert f"\n\noutput, without its first 1035 lines, {paths[0]}:\n    rank 0 | line 1036\n" in out
     assert "    rank 0 | line 1234\n    half\n\n" in out
     assert "line 1035\n" not in out
-    told = json.loads(hpo("show", run_dir, 7, "--json")[1])["logs"]
-    assert (told["path"], told["before"], len(told["lines"])) == (str(paths[0]), 1035, 200)
-    assert (told["lines"][0], told["lines"][-1]) == ("rank 0 | line 1036", "half")
+    content = json.loads(hpo("show", run_dir, 7, "--json")[1])["logs"]
+    assert (content["path"], content["before"], len(content["lines"])) == (str(paths[0]), 1035, 200)
+    assert (content["lines"][0], content["lines"][-1]) == ("rank 0 | line 1036", "half")
 
     paths[0].write_text(f"{'x' * 5_000_000}\nlast\n")
     out = hpo("show", run_dir, 7)[1]
@@ -356,13 +356,13 @@ def test_what_it_printed_is_shown(tmp_path: Path, hpo: Hpo) -> None:
     assert "xxx\n    last\n" in out
 
     paths[0].write_text("")
-    assert facts_of(hpo("show", run_dir, 7)[1])["logs"] == "nothing was kept"
+    assert parse_facts(hpo("show", run_dir, 7)[1])["logs"] == "nothing was kept"
     paths[0].unlink()
     paths[0].mkdir()
-    assert facts_of(hpo("show", run_dir, 7)[1])["logs"] == f"{paths[0]} cannot be read: it is no file"
+    assert parse_facts(hpo("show", run_dir, 7)[1])["logs"] == f"{paths[0]} cannot be read: it is not a file"
 
 
-def test_a_study_elsewhere_is_read_too(tmp_path: Path, hpo: Hpo) -> None:
+def test_show_reads_study_in_other_storage(tmp_path: Path, hpo: Hpo) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
     session = start_session(tmp_path / "run", storage=url)
     record = session.open_record()
@@ -371,67 +371,67 @@ def test_a_study_elsewhere_is_read_too(tmp_path: Path, hpo: Hpo) -> None:
         status, out, err = hpo("show", tmp_path / "run", *more)
         assert (status, err) == (0, "")
         assert out.endswith("traceback:\n" + "".join(f"    {line}\n" for line in TRACEBACK.splitlines()))
-        assert facts_of(out)["failure"] == PLACED
+        assert parse_facts(out)["failure"] == PLACED
 
 
-def rows_of(table: str) -> list[list[str]]:
-    """Take apart the rows below the rule, up to the empty line."""
+def parse_rows(table: str) -> list[list[str]]:
+    """Parse the rows of a table, from the line below the headings to the empty line."""
     return [re.split(r" {3,}", line.strip()) for line in table.split("\n\n")[0].splitlines()[3:]]
 
 
-def test_what_failed_is_a_table_with_the_latest_first(tmp_path: Path, hpo: Hpo) -> None:
+def test_top_failed_lists_latest_first(tmp_path: Path, hpo: Hpo) -> None:
     record = make_run(tmp_path / "my runs" / "it")
     run_dir = tmp_path / "my runs" / "it"
     assert hpo("top", run_dir, "--failed") == (0, "No evaluation failed.\n", "")
     assert hpo("top", run_dir, "--failed", "--json") == (0, "[]\n", "")
     add_evaluation(record)
-    fail(record, began=START_SECONDS + 9, island=1, worker=3, seconds=2.5, curve={1: 0.5, 2: 0.25})
-    fail(record, LATE, began=START_SECONDS + 5, curve={})
+    add_failure(record, began=START_SECONDS + 9, island=1, worker=3, seconds=2.5, curve={1: 0.5, 2: 0.25})
+    add_failure(record, LATE, began=START_SECONDS + 5, curve={})
     add_evaluation(record, TrialState.FAIL, failure="interrupted")
     more = f"hpo show '{run_dir}' 1 shows everything about trial 1\n"
     out = hpo("top", run_dir, "--failed")[1]
     columns = "trial island worker seconds epochs layers activation lr gamma failure"
     assert " ".join(out.splitlines()[1].split()) == columns
-    assert rows_of(out) == [
+    assert parse_rows(out) == [
         ["1", "1", "3", "2.5", "2", "1", "relu", "0.1", "0.9", "my_search.py:33: ValueError: injected"],
         ["2", "0", "0", "1.0", "0", "1", "relu", "0.1", "0.9", LATE],
     ]
-    assert out.endswith(f"\n\nall 2 that failed; {more}")
+    assert out.endswith(f"\n\nall 2 failures; {more}")
     for trial in range(10):
-        fail(record, f"rank 0: {trial}", began=START_SECONDS - 100 - trial)
+        add_failure(record, f"rank 0: {trial}", began=START_SECONDS - 100 - trial)
     out = hpo("top", run_dir, "--failed")[1]
-    assert [row[0] for row in rows_of(out)] == ["1", "2", "4"]
-    assert out.endswith(f"the latest 3 of 12 that failed; {more}")
-    assert len(rows_of(hpo("top", run_dir, "--failed", "-n", 12)[1])) == 12
+    assert [row[0] for row in parse_rows(out)] == ["1", "2", "4"]
+    assert out.endswith(f"the latest 3 of 12 failures; {more}")
+    assert len(parse_rows(hpo("top", run_dir, "--failed", "-n", 12)[1])) == 12
     assert hpo("top", run_dir, "--failed", "-n", 0)[0] == 2
-    told = json.loads(hpo("top", run_dir, "--failed", "-n", 2, "--json")[1])
-    assert [(one["trial"], one["failure"], one["traceback"]) for one in told] == [
+    content = json.loads(hpo("top", run_dir, "--failed", "-n", 2, "--json")[1])
+    assert [(failure["trial"], failure["failure"], failure["traceback"]) for failure in content] == [
         (1, PLACED, TRACEBACK),
         (2, LATE, TRACEBACK),
     ]
-    assert told[0] == json.loads(hpo("show", run_dir, 1, "--json")[1])
+    assert content[0] == json.loads(hpo("show", run_dir, 1, "--json")[1])
 
 
-def test_failures_of_confirmations_are_marked(tmp_path: Path, hpo: Hpo) -> None:
+def test_top_failed_marks_confirmations(tmp_path: Path, hpo: Hpo) -> None:
     run_dir = make_run_of_everything(tmp_path)
     session = start_session(run_dir, resume=True)
     confirmations = session.open_confirmations()
     assignment = claim_evaluation(confirmations, None, {}, 2, island=0, worker=1)
     confirmations.fail(assignment, PLACED, TRACEBACK, 3.0)
     out = hpo("top", run_dir, "--failed")[1]
-    assert [row[:4] for row in rows_of(out)] == [["confirm-1", "0", "1", "3.0"], ["7", "1", "1", "0.8"]]
-    assert out.endswith(f"all 2 that failed; hpo show {run_dir} confirm-1 shows everything about trial confirm-1\n")
+    assert [row[:4] for row in parse_rows(out)] == [["confirm-1", "0", "1", "3.0"], ["7", "1", "1", "0.8"]]
+    assert out.endswith(f"all 2 failures; hpo show {run_dir} confirm-1 shows everything about trial confirm-1\n")
     failures = json.loads(hpo("top", run_dir, "--json")[1])["failures"]
     assert {(entry["trial"], entry["confirms"]) for entry in failures} == {(7, None), (1, 0)}
-    look = RunReader(run_dir).make_follower().take_snapshot()
-    rows = make_failure_rows([*look.evaluations, *look.confirmations])
+    snapshot = RunReader(run_dir).make_follower().take_snapshot()
+    rows = make_failure_rows([*snapshot.evaluations, *snapshot.confirmations])
     assert set(rows.keys) == {"confirm-1", "7"}
-    place = rows.keys.index("confirm-1")
-    assert rows.cells(place) == ("1", "confirm-1", "my_search.py:33: ValueError: injected")
+    index = rows.keys.index("confirm-1")
+    assert rows.cells(index) == ("1", "confirm-1", "my_search.py:33: ValueError: injected")
 
 
-def in_terminal(columns: int, *arguments: object) -> str:
-    """Return what the command writes to a terminal of this width."""
+def run_in_terminal(columns: int, *arguments: object) -> str:
+    """Return the output of a command in a terminal of this width."""
     terminal, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}
@@ -440,7 +440,7 @@ def in_terminal(columns: int, *arguments: object) -> str:
     ) as process:
         os.close(slave)
         written = b""
-        with suppress(OSError):  # when nobody holds the other end any more
+        with suppress(OSError):  # Reading fails after the process has closed the other end.
             while some := os.read(terminal, 65536):
                 written += some
         assert process.wait(timeout=60) == 0
@@ -449,16 +449,16 @@ def in_terminal(columns: int, *arguments: object) -> str:
 
 
 @pytest.mark.slow
-def test_failures_are_as_wide_as_the_terminal(tmp_path: Path) -> None:
+def test_top_failed_fits_terminal_width(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run")
-    fail(record, f"{PLACED} {'and so on ' * 30}end")
-    fail(record, "\N{PILE OF POO}" * 200)
-    wide = in_terminal(150, "top", tmp_path / "run", "--failed").split("\n\n")[0].splitlines()
+    add_failure(record, f"{PLACED} {'and so on ' * 30}end")
+    add_failure(record, "\N{PILE OF POO}" * 200)
+    wide = run_in_terminal(150, "top", tmp_path / "run", "--failed").split("\n\n")[0].splitlines()
     assert [cell_len(line) for line in wide[3:]] == [150, 150]
     assert all(line.endswith("\u2026") for line in wide[3:])
     assert max(map(cell_len, wide)) == 150
-    narrow = in_terminal(30, "top", tmp_path / "run", "--failed").split("\n\n")[0].splitlines()
-    assert [cell_len(line[line.index("0.9   ") + 6 :]) for line in narrow[3:]] == [40, 40], "a readable part of it"
+    narrow = run_in_terminal(30, "top", tmp_path / "run", "--failed").split("\n\n")[0].splitlines()
+    assert [cell_len(line[line.index("0.9   ") + 6 :]) for line in narrow[3:]] == [40, 40], "a readable part remains"
     piped = subprocess.run(
         make_hpo_command("top", tmp_path / "run", "--failed"),
         cwd=ROOT,
@@ -467,16 +467,16 @@ def test_failures_are_as_wide_as_the_terminal(tmp_path: Path) -> None:
         timeout=60,
         check=True,
     )
-    assert piped.stdout.split("\n\n")[0].endswith("so on end"), "nothing is cut where there is no terminal"
+    assert piped.stdout.split("\n\n")[0].endswith("so on end"), "without a terminal, nothing is cut"
 
 
-def test_tables_count_a_place_once_and_lead_to_the_latest(tmp_path: Path, hpo: Hpo) -> None:
+def test_top_groups_failures_and_names_latest_trial(tmp_path: Path, hpo: Hpo) -> None:
     run_dir = tmp_path / "run"
     record = make_run(run_dir)
-    fail(record, LATE, began=START_SECONDS + 50)
-    fail(record, PLACED, began=START_SECONDS + 20)
-    fail(record, PLACED.replace("rank 1", "rank 0"), began=START_SECONDS + 10)
-    fail(record, "rank 3: ValueError: injected", began=START_SECONDS + 30)
+    add_failure(record, LATE, began=START_SECONDS + 50)
+    add_failure(record, PLACED, began=START_SECONDS + 20)
+    add_failure(record, PLACED.replace("rank 1", "rank 0"), began=START_SECONDS + 10)
+    add_failure(record, "rank 3: ValueError: injected", began=START_SECONDS + 30)
     placed = "my_search.py:33: ValueError: injected"
     reasons = json.loads(hpo("top", run_dir, "--json")[1])["failures"]
     assert reasons == [
@@ -493,48 +493,48 @@ def test_tables_count_a_place_once_and_lead_to_the_latest(tmp_path: Path, hpo: H
     ]
     assert table[6] == f"hpo show {run_dir} 1 shows the traceback"
     silent = make_run(tmp_path / "silent")
-    fail(silent, "the trainer was ended by SIGKILL", traceback="")
+    add_failure(silent, "the trainer was ended by SIGKILL", traceback="")
     assert f"hpo show {tmp_path}/silent 0 shows more of it" in hpo("top", tmp_path / "silent")[1]
 
 
-def test_watching_a_run_leads_to_what_failed(tmp_path: Path) -> None:
+def test_listing_names_command_for_failed_trial(tmp_path: Path) -> None:
     path = tmp_path / "a run"
     record = make_run(path)
     add_evaluation(record, began=START_SECONDS + 100)
     first = RunReader(path).make_follower().take_snapshot()
     listing = RunListing(first, path)
-    fail(record, f"{PLACED}{' and so on' * 30}", began=START_SECONDS + 10)
-    fail(record, LATE, began=START_SECONDS + 20, traceback="")
-    look = RunReader(path).make_follower().take_snapshot()
-    listed = list(listing.format_lines(look, compute_run_status(look)))[1:]
+    add_failure(record, f"{PLACED}{' and so on' * 30}", began=START_SECONDS + 10)
+    add_failure(record, LATE, began=START_SECONDS + 20, traceback="")
+    snapshot = RunReader(path).make_follower().take_snapshot()
+    listed = list(listing.format_lines(snapshot, compute_run_status(snapshot)))[1:]
     assert [line.endswith(f"  (hpo show '{path}' {trial})") for line, trial in zip(listed, (1, 2), strict=True)]
     assert "  rank 1, my_search.py:33: ValueError: injected and so on" in listed[0]
-    assert list(listing.format_lines(look, compute_run_status(look))) == []
+    assert list(listing.format_lines(snapshot, compute_run_status(snapshot))) == []
 
 
-def test_a_real_failure_is_shown_with_its_traceback(mpi: Mpi, tmp_path: Path) -> None:
-    ways = ["--set", "way=raise@training,none,backward", "--evaluations", 3, "--islands", 1]
-    job = mpi.run(2, PROGRAM, FAULTY, "--run-dir", "run", *ways, cwd=tmp_path)
+def test_real_failure_is_shown_with_traceback(mpi: Mpi, tmp_path: Path) -> None:
+    options = ["--set", "way=raise@training,none,backward", "--evaluations", 3, "--islands", 1]
+    job = mpi.run(2, PROGRAM, FAULTY, "--run-dir", "run", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     hint = re.search(r"^(hpo show run \d) shows the traceback$", job.stdout, re.MULTILINE)
     assert hint
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
-    def printed_by(line: str) -> str:
+    def run_command(line: str) -> str:
         given = make_hpo_command(*line.split()[1:])
         done = subprocess.run(given, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
-    shown = printed_by(hint[1])
+    shown = run_command(hint[1])
     assert shown.splitlines()[0] == f"trial {hint[1][-1]} of run: failed"
-    assert facts_of(shown)["failure"].endswith("ValueError: injected")
+    assert parse_facts(shown)["failure"].endswith("ValueError: injected")
     traceback = shown[shown.index("\ntraceback:\n    Traceback (most recent call last):\n") :]
     assert re.search(r'\n      File ".*faulty.py", line \d+, in train\n        act\(way, "training"', traceback)
     assert traceback.endswith("\n    ValueError: injected\n")
-    failed = printed_by("hpo top run --failed")
-    assert [row[-1].partition("ValueError")[2] for row in rows_of(failed)] == [
+    failed = run_command("hpo top run --failed")
+    assert [row[-1].partition("ValueError")[2] for row in parse_rows(failed)] == [
         ": injected: in the backward pass",
         ": injected",
     ]
-    assert printed_by("hpo show run").startswith("trial 1 of run: complete (the winner: the lowest loss)\n")
+    assert run_command("hpo show run").startswith("trial 1 of run: complete (the winner: the lowest loss)\n")

@@ -1,4 +1,4 @@
-"""Kinds of mappings and tuples in saved states, and the states of all schedulers and optimizers of torch."""
+"""Test types of mappings and tuples in checkpoints, and the states of all of torch's schedulers and optimizers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hpo.store.checkpoints import CheckpointInfo
 from hpo.trainer.checkpoint_file import Checkpoint, read_checkpoint_file, write_checkpoint_file
 from hpo.trainer.state_tree import copy_parts, join_state, split_state
 
-_STEPS = 3  # before the state is saved, and after that
+_STEPS = 3  # Number of steps before the state is saved, and again after it is loaded.
 
 
 class Point(NamedTuple):
@@ -26,7 +26,7 @@ class Point(NamedTuple):
 
 
 def load_saved(saved: Any, path: Path) -> Any:
-    """Return what is read from the file of a state."""
+    """Write a state to a file and return the state that is read."""
     parts = copy_parts(split_state(saved))
     write_checkpoint_file(path, Checkpoint(CheckpointInfo({}, [0.5], {}, 1.0, parts.tree), parts.leaves))
     state = read_checkpoint_file(path)
@@ -46,26 +46,26 @@ def load_saved(saved: Any, path: Path) -> Any:
         {"nested": [Counter(a=1), (OrderedDict(),)]},
     ],
 )
-def test_saved_kind_is_the_kind_that_is_read(saved: Any, tmp_path: Path) -> None:
+def test_checkpoint_keeps_type_of_container(saved: Any, tmp_path: Path) -> None:
     read = load_saved(saved, tmp_path / "state")
     assert read == saved
-    assert repr(read) == repr(saved), "repr has the kinds"
+    assert repr(read) == repr(saved), "repr names the types"
     assert type(read) is type(saved)
     assert getattr(read, "default_factory", None) is getattr(saved, "default_factory", None)
 
 
-def test_saved_kinds_hold_tensors(tmp_path: Path) -> None:
+def test_checkpoint_of_container_keeps_tensors(tmp_path: Path) -> None:
     read = load_saved(Point(1.0, OrderedDict(w=torch.arange(3))), tmp_path / "state")
     assert torch.equal(read.y["w"], torch.arange(3))
 
 
-def test_namedtuple_whose_class_is_gone_keeps_its_fields(tmp_path: Path) -> None:
+def test_namedtuple_without_class_keeps_fields(tmp_path: Path) -> None:
     Gone = namedtuple("Gone", "loss epoch")
     read = load_saved(Gone(0.5, 3), tmp_path / "state")
     assert (read.loss, read.epoch, read._fields) == (0.5, 3, ("loss", "epoch"))
 
 
-def test_namedtuple_in_a_file_runs_no_other_class() -> None:
+def test_namedtuple_in_file_calls_no_other_class() -> None:
     tree = json.loads('{"namedtuple": ["subprocess", "Popen", ["args"], {"list": ["true"]}]}')
     read = join_state(tree, {})
     assert (type(read).__name__, read.args, isinstance(read, tuple)) == ("Popen", "true", True)

@@ -1,4 +1,4 @@
-"""What objectives save: taken apart, written, read again, and refused where it is not what was written."""
+"""Test checkpoints: split, written, read again, and refused if damaged."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ from hpo.trainer.state_tree import StateParts, copy_parts, is_state_function, jo
 PARAMS = {"lr": 0.1, "layers": 2, "activation": "relu"}
 
 
-def assignment(number: int, root: int | None = None) -> Assignment:
+def make_assignment(number: int, root: int | None = None) -> Assignment:
     return Assignment(number, number, PARAMS, number if root is None else root)
 
 
-def state_of(saved: Any, weights: dict[str, torch.Tensor] | None = None) -> Checkpoint:
+def make_state(saved: Any, weights: dict[str, torch.Tensor] | None = None) -> Checkpoint:
     parts = copy_parts(split_state(saved))
     return Checkpoint(CheckpointInfo(PARAMS, [0.5, 0.25], {"accuracy": 0.5}, 12.5, parts.tree), parts.leaves, weights)
 
 
-def write(states: CheckpointStore, assignment: Assignment, state: Checkpoint) -> None:
-    """Write a state as a trainer and its leader do."""
-    draft = states.make_draft_path(assignment)
+def write(store: CheckpointStore, assignment: Assignment, state: Checkpoint) -> None:
+    """Write a checkpoint as a trainer and its leader do."""
+    draft = store.make_draft_path(assignment)
     try:
         write_checkpoint_file(draft, state)
     except Exception:
-        states.remove_draft(assignment)
+        store.remove_draft(assignment)
         raise
-    states.commit_draft(assignment)
+    store.commit_draft(assignment)
 
 
-def through(states: CheckpointStore, saved: Any) -> Any:
-    """Write what was saved, and return what is read."""
-    write(states, assignment(0), state_of(saved))
-    read_checkpoint_info(states.get_path(0), PARAMS)
-    state = read_checkpoint_file(states.get_path(0))
+def save_and_load(store: CheckpointStore, saved: Any) -> Any:
+    """Write a state and return the state that is read."""
+    write(store, make_assignment(0), make_state(saved))
+    read_checkpoint_info(store.get_path(0), PARAMS)
+    state = read_checkpoint_file(store.get_path(0))
     return join_state(state.metadata.tree, state.tensors)
 
 
-def trained() -> dict[str, Any]:
-    """Return the state of a training in which everything has been used."""
+def make_trained_state() -> dict[str, Any]:
+    """Return the state of a training that uses all kinds of objects."""
     network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.1)
     schedules = [
@@ -81,29 +81,29 @@ def trained() -> dict[str, Any]:
     }
 
 
-def assert_equal(one: Any, other: Any) -> None:
-    if isinstance(other, torch.Tensor):
-        assert isinstance(one, torch.Tensor)
-        assert one.dtype == other.dtype
-        assert torch.equal(one, other)
-    elif isinstance(other, np.ndarray):
-        np.testing.assert_array_equal(one, other, strict=True)
-    elif isinstance(other, dict):
-        assert list(one) == list(other)
-        for key in other:
-            assert_equal(one[key], other[key])
-    elif isinstance(other, (list, tuple)):
-        assert type(one) is type(other)
-        assert len(one) == len(other)
-        for mine, theirs in zip(one, other, strict=True):
+def assert_equal(actual: Any, expected: Any) -> None:
+    if isinstance(expected, torch.Tensor):
+        assert isinstance(actual, torch.Tensor)
+        assert actual.dtype == expected.dtype
+        assert torch.equal(actual, expected)
+    elif isinstance(expected, np.ndarray):
+        np.testing.assert_array_equal(actual, expected, strict=True)
+    elif isinstance(expected, dict):
+        assert list(actual) == list(expected)
+        for key in expected:
+            assert_equal(actual[key], expected[key])
+    elif isinstance(expected, (list, tuple)):
+        assert type(actual) is type(expected)
+        assert len(actual) == len(expected)
+        for mine, theirs in zip(actual, expected, strict=True):
             assert_equal(mine, theirs)
     else:
-        assert (type(one), one) == (type(other), other)
+        assert (type(actual), actual) == (type(expected), expected)
 
 
-def test_states_of_torch_come_back_as_they_were(tmp_path: Path) -> None:
-    saved = trained()
-    read = through(CheckpointStore(tmp_path / "checkpoints"), saved)
+def test_checkpoint_of_torch_state_is_read_unchanged(tmp_path: Path) -> None:
+    saved = make_trained_state()
+    read = save_and_load(CheckpointStore(tmp_path / "checkpoints"), saved)
     assert_equal(read, {**saved, "network": dict(saved["network"])})
     torch.set_rng_state(read["random"][0])
     np.random.set_state(read["random"][1])
@@ -126,20 +126,20 @@ def test_states_of_torch_come_back_as_they_were(tmp_path: Path) -> None:
         [torch.arange(6).to(torch.complex64).reshape(2, 3).conj(), torch.ones(2, dtype=torch.complex128).imag],
     ],
 )
-def test_whatever_is_plain_comes_back_as_it_was(tmp_path: Path, saved: Any) -> None:
-    assert_equal(through(CheckpointStore(tmp_path / "checkpoints"), saved), saved)
+def test_checkpoint_of_plain_values_is_read_unchanged(tmp_path: Path, saved: Any) -> None:
+    assert_equal(save_and_load(CheckpointStore(tmp_path / "checkpoints"), saved), saved)
 
 
 @pytest.mark.parametrize("name", ["float8_e8m0fnu", "float8_e4m3fn", "float8_e5m2", "uint16", "uint64", "float16"])
-def test_tensors_of_rare_types_come_back_bit_by_bit(tmp_path: Path, name: str) -> None:
+def test_checkpoint_of_rare_dtypes_keeps_all_bits(tmp_path: Path, name: str) -> None:
     saved = torch.arange(6).reshape(2, 3).to(getattr(torch, name))
-    read = through(CheckpointStore(tmp_path / "checkpoints"), saved)
+    read = save_and_load(CheckpointStore(tmp_path / "checkpoints"), saved)
     assert read.dtype == saved.dtype
     assert torch.equal(read.view(torch.uint8), saved.view(torch.uint8))
 
 
-def test_numbers_of_numpy_and_parameters_become_plain(tmp_path: Path) -> None:
-    read = through(
+def test_checkpoint_converts_numpy_and_parameters(tmp_path: Path) -> None:
+    read = save_and_load(
         CheckpointStore(tmp_path / "checkpoints"),
         {"a": np.float64(0.5), "b": np.int32(3), "c": nn.Parameter(torch.ones(1))},
     )
@@ -147,7 +147,7 @@ def test_numbers_of_numpy_and_parameters_become_plain(tmp_path: Path) -> None:
     assert not read["c"].requires_grad
 
 
-def test_a_copy_is_a_copy_and_a_tensor_in_two_places_is_one() -> None:
+def test_copied_state_is_independent_and_keeps_shared_tensors() -> None:
     tensor, history = torch.zeros(3), [0.5]
     state = {"epoch": 1, "history": history}
     parts = split_state({"a": tensor, "b": [tensor], "state": state})
@@ -161,7 +161,7 @@ def test_a_copy_is_a_copy_and_a_tensor_in_two_places_is_one() -> None:
     assert copy_parts(parts, is_kept=False) == StateParts(parts.tree, {})
 
 
-def itself() -> list[Any]:
+def make_cycle() -> list[Any]:
     cycle: list[Any] = []
     cycle.append(cycle)
     return cycle
@@ -179,29 +179,29 @@ def itself() -> list[Any]:
         ([torch.eye(3).to_sparse()], r"got a Tensor that is sparse at \[0\]$"),
         ([torch.empty(3, device="meta")], r"got a Tensor that is on no device at \[0\]$"),
         ({"a": np.array([object()])}, r"got a ndarray at \['a'\]$"),
-        (itself(), r"must not contain itself: \[0\]\[0\]"),
+        (make_cycle(), r"must not contain itself: \[0\]\[0\]"),
     ],
 )
-def test_what_cannot_be_saved_is_named_with_its_place(saved: Any, message: str) -> None:
+def test_save_of_unsupported_value_names_its_path(saved: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         split_state(saved)
 
 
-def test_functions_are_told_from_states() -> None:
+def test_is_state_function_accepts_functions_only() -> None:
     assert is_state_function(dict)
-    assert is_state_function(trained)
+    assert is_state_function(make_trained_state)
     assert not any(map(is_state_function, ({}, OrderedDict(), [], nn.Linear(1, 1), None)))
 
 
-def test_what_is_known_of_an_evaluation_is_kept_with_its_state(tmp_path: Path) -> None:
-    states = CheckpointStore(tmp_path / "checkpoints")
-    assert states.find_checkpoint(assignment(5, root=2)) is None
-    write(states, assignment(5, root=2), state_of({"epoch": 2}, {"bias": torch.ones(2)}))
-    assert states.find_checkpoint(assignment(6, root=2)) == states.get_path(2)
-    state = read_checkpoint_file(states.get_path(2))
+def test_checkpoint_keeps_description_of_evaluation(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    assert store.find_checkpoint(make_assignment(5, root=2)) is None
+    write(store, make_assignment(5, root=2), make_state({"epoch": 2}, {"bias": torch.ones(2)}))
+    assert store.find_checkpoint(make_assignment(6, root=2)) == store.get_path(2)
+    state = read_checkpoint_file(store.get_path(2))
     assert (
-        read_checkpoint_info(states.get_path(2), PARAMS)
-        == read_checkpoint_info(states.get_path(2), is_checked=False)
+        read_checkpoint_info(store.get_path(2), PARAMS)
+        == read_checkpoint_info(store.get_path(2), is_checked=False)
         == state.metadata
     )
     assert vars(state.metadata) == {
@@ -215,14 +215,14 @@ def test_what_is_known_of_an_evaluation_is_kept_with_its_state(tmp_path: Path) -
     assert state.weights is not None
     assert torch.equal(state.weights["bias"], torch.ones(2))
     assert not state.tensors
-    with pytest.raises(ValueError, match="is of other hyperparameters"):
-        read_checkpoint_info(states.get_path(2), {**PARAMS, "lr": 0.2})
-    with pytest.raises(ValueError, match="is of other hyperparameters"):
-        read_checkpoint_info(states.get_path(2), {**PARAMS, "lr": 0.2}, is_checked=False)
+    with pytest.raises(ValueError, match="belongs to other hyperparameters"):
+        read_checkpoint_info(store.get_path(2), {**PARAMS, "lr": 0.2})
+    with pytest.raises(ValueError, match="belongs to other hyperparameters"):
+        read_checkpoint_info(store.get_path(2), {**PARAMS, "lr": 0.2}, is_checked=False)
 
 
 class Executed:
-    """Runs code when it is unpickled."""
+    """Run code when unpickled."""
 
     def __init__(self, code: str) -> None:
         self._code = code
@@ -231,29 +231,31 @@ class Executed:
         return exec, (self._code,)
 
 
-def changed(content: bytes, place: int) -> bytes:
-    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+def flip_bit(content: bytes, position: int) -> bytes:
+    return content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
 
 
-@pytest.mark.parametrize("damage", [lambda c, at: c[:at], changed, lambda c, at: c[:at] + b"\0" + c[at:]])
-def test_no_damage_goes_unnoticed(tmp_path: Path, damage: Callable[[bytes, int], bytes]) -> None:
+@pytest.mark.parametrize("damage", [lambda c, at: c[:at], flip_bit, lambda c, at: c[:at] + b"\0" + c[at:]])
+def test_checkpoint_with_any_damage_is_refused(tmp_path: Path, damage: Callable[[bytes, int], bytes]) -> None:
     path = tmp_path / "0.safetensors"
     write(
-        CheckpointStore(tmp_path), assignment(0), state_of({"a": torch.arange(4), "b": [1, "x"]}, {"w": torch.ones(2)})
+        CheckpointStore(tmp_path),
+        make_assignment(0),
+        make_state({"a": torch.arange(4), "b": [1, "x"]}, {"w": torch.ones(2)}),
     )
     content = path.read_bytes()
     whole = read_checkpoint_file(path)
     unnoticed = 0
-    for place in range(len(content)):
-        path.write_bytes(damage(content, place))
+    for position in range(len(content)):
+        path.write_bytes(damage(content, position))
         try:
-            about = read_checkpoint_info(path, PARAMS)
+            info = read_checkpoint_info(path, PARAMS)
         except ValueError:
             continue
-        # Spaces that fill up the header, and the like.
-        assert about == whole.metadata
+        # Only bytes without meaning may change unnoticed, such as spaces that pad the header.
+        assert info == whole.metadata
         try:
-            state = read_checkpoint_file(path)  # a trainer, which fails the evaluation: it begins again
+            state = read_checkpoint_file(path)  # An error here fails the evaluation in the trainer.
         except ValueError:
             continue
         unnoticed += 1
@@ -262,33 +264,33 @@ def test_no_damage_goes_unnoticed(tmp_path: Path, damage: Callable[[bytes, int],
     assert unnoticed < 20
 
 
-def test_read_about_of_a_file_cut_off_unchecked_fails(tmp_path: Path) -> None:
+def test_read_info_of_cut_file_without_check_fails(tmp_path: Path) -> None:
     path = tmp_path / "0.safetensors"
-    write(CheckpointStore(tmp_path), assignment(0), state_of({"a": torch.arange(4)}, {"w": torch.ones(2)}))
+    write(CheckpointStore(tmp_path), make_assignment(0), make_state({"a": torch.arange(4)}, {"w": torch.ones(2)}))
     content = path.read_bytes()
-    for place in range(len(content)):
-        path.write_bytes(content[:place])
+    for position in range(len(content)):
+        path.write_bytes(content[:position])
         with pytest.raises(ValueError, match=r"0\.safetensors cannot be read: "):
             read_checkpoint_info(path, PARAMS, is_checked=False)
 
 
 @pytest.mark.parametrize("number", ["9" * 23, "9223372036854775807", "1e308", "-5", "1.5", "NaN", "null", "[]", '""'])
-def test_read_about_with_any_wrong_number_fails(tmp_path: Path, number: str) -> None:
+def test_read_info_with_any_wrong_number_fails(tmp_path: Path, number: str) -> None:
     path = tmp_path / "0.safetensors"
-    write(CheckpointStore(tmp_path), assignment(0), state_of({"a": torch.arange(4)}, {"w": torch.ones(2)}))
+    write(CheckpointStore(tmp_path), make_assignment(0), make_state({"a": torch.arange(4)}, {"w": torch.ones(2)}))
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     for match in re.finditer(rb"(?<=[\[,])\d+(?=[\],])", content[:end]):
         header = content[8 : match.start()] + number.encode() + content[match.end() : end]
         path.write_bytes(len(header).to_bytes(8, "little") + header + content[end:])
-        with suppress(ValueError):  # shapes are read by trainers alone
+        with suppress(ValueError):  # Only trainers read shapes.
             read_checkpoint_info(path, PARAMS, is_checked=False)
         with suppress(ValueError):
             assert read_checkpoint_info(path, PARAMS).params == PARAMS
 
 
-def test_states_are_never_unpickled(tmp_path: Path) -> None:
-    """A pickle in the place of a state is refused by both readers, and is not run."""
+def test_checkpoint_with_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
+    """Both readers refuse a pickle instead of a checkpoint, and do not run it."""
     path = tmp_path / "0.safetensors"
     code = f"open({str(tmp_path / 'was run')!r}, 'w')"
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
@@ -304,7 +306,7 @@ def test_states_are_never_unpickled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "about",
+    "info",
     [
         [],
         {},
@@ -316,83 +318,81 @@ def test_states_are_never_unpickled(tmp_path: Path) -> None:
         {"params": PARAMS, "losses": [1.0], "metrics": {}, "seconds": 1.0, "more": 1},
     ],
 )
-def test_what_no_evaluation_has_written_is_refused(tmp_path: Path, about: Any) -> None:
+def test_checkpoint_with_invalid_info_is_refused(tmp_path: Path, info: Any) -> None:
     from safetensors.torch import save_file
 
-    save_file({}, tmp_path / "0.safetensors", {"about": json.dumps(about), "checksum": "0"})
+    save_file({}, tmp_path / "0.safetensors", {"about": json.dumps(info), "checksum": "0"})
     with pytest.raises(ValueError, match=r"0\.safetensors cannot be read: "):
         read_checkpoint_info(tmp_path / "0.safetensors", PARAMS, is_checked=False)
     with pytest.raises(ValueError, match=r"0\.safetensors cannot be read: "):
         read_checkpoint_file(tmp_path / "0.safetensors")
 
 
-def test_the_state_before_stays_where_the_disk_is_full_or_writing_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    states = CheckpointStore(tmp_path)
-    write(states, assignment(0), state_of({"a": torch.zeros(3)}))
+def test_failed_write_keeps_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path)
+    write(store, make_assignment(0), make_state({"a": torch.zeros(3)}))
     before = (tmp_path / "0.safetensors").read_bytes()
     with pytest.raises(TypeError):
-        write(states, assignment(0), Checkpoint(CheckpointInfo(PARAMS, [], {}, 0.0, object()), {}))
+        write(store, make_assignment(0), Checkpoint(CheckpointInfo(PARAMS, [], {}, 0.0, object()), {}))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=60e6))
-    with pytest.raises(OSError, match="it takes 0 MB, and of the 60 MB that are free, 67 MB are kept for the record"):
-        write(states, assignment(0), state_of({"a": torch.ones(3)}))
+    with pytest.raises(OSError, match="it needs 0 MB, but 60 MB are free and 67 MB must stay free for the record"):
+        write(store, make_assignment(0), make_state({"a": torch.ones(3)}))
     assert [path.name for path in tmp_path.iterdir()] == ["0.safetensors"]
     assert (tmp_path / "0.safetensors").read_bytes() == before
 
 
-def test_states_of_what_has_ended_are_removed_and_no_others(tmp_path: Path) -> None:
-    states, confirming = (
+def test_checkpoint_store_removes_only_ended_evaluations(tmp_path: Path) -> None:
+    store, confirming = (
         CheckpointStore(tmp_path / "checkpoints"),
         CheckpointStore(tmp_path / "checkpoints", "confirm-"),
     )
     for number in (0, 1, 12):
-        write(states, assignment(number), state_of({}))
-        write(confirming, assignment(number), state_of({}))
+        write(store, make_assignment(number), make_state({}))
+        write(confirming, make_assignment(number), make_state({}))
     (tmp_path / "checkpoints" / ".3.safetensors").write_bytes(b"draft")
     (tmp_path / "checkpoints" / "mine.txt").write_bytes(b"mine")
-    states.remove_all_except({1})
+    store.remove_all_except({1})
     confirming.remove_all_except({12})
-    confirming.remove_ended(assignment(40, root=12))
+    confirming.remove_ended(make_assignment(40, root=12))
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1.safetensors", "mine.txt"]
-    states.remove_empty_folder()
+    store.remove_empty_folder()
     assert (tmp_path / "checkpoints").exists()
 
 
-def test_a_small_disk_is_said_before_a_run_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    states = CheckpointStore(tmp_path / "checkpoints")
+def test_describe_shortage_with_small_disk_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
 
     def shortage(free: float) -> str:
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
-        return states.describe_shortage(most=20)
+        return store.describe_shortage(most=20)
 
     assert shortage(2e9) == ""
-    some = "are free for what evaluations go on from (--checkpoint-every):"
+    some = "are free for checkpoints (--checkpoint-every):"
     assert shortage(0.5e9) == f"0.5 GB {some} that may be too little"
     monkeypatch.undo()
-    write(states, assignment(0), state_of({"a": torch.zeros(10_000_000)}))
+    write(store, make_assignment(0), make_state({"a": torch.zeros(10_000_000)}))
     assert shortage(0.9e9) == ""
     assert shortage(0.5e9) == f"0.5 GB {some} at least 0.8 GB are needed"
 
 
-def settled(keeper: SnapshotBuffer, **verdict: Any) -> dict[str, Any] | None:
-    """Return what a keeper reports after a loss, about which its supervisor has decided."""
-    about = {"losses": [0.5], "metrics": {}, "seconds": 1.5}
-    told = {"has_loss": True, "is_best": True, "keep": False, "save": False, "about": about, "draft": "", **verdict}
-    kept = keeper.copy_requested(Message("verdict", told))
-    keeper.clear_offers()
+def copy_after_loss(buffer: SnapshotBuffer, **verdict: Any) -> dict[str, Any] | None:
+    """Return the report of a snapshot buffer after a loss and the supervisor's verdict."""
+    info = {"losses": [0.5], "metrics": {}, "seconds": 1.5}
+    verdict = {"has_loss": True, "is_best": True, "keep": False, "save": False, "about": info, "draft": "", **verdict}
+    kept = buffer.copy_requested(Message("verdict", verdict))
+    buffer.clear_offers()
     return kept
 
 
-def test_keeper_writes_the_state_of_its_last_loss(tmp_path: Path) -> None:
-    keeper, tensor = SnapshotBuffer(PARAMS, True, None, None), torch.zeros(3)
-    assert keeper.write_checkpoint(str(tmp_path / "draft")) == {"losses": 0, "seconds": 0.0}
+def test_snapshot_buffer_writes_state_of_last_loss(tmp_path: Path) -> None:
+    buffer, tensor = SnapshotBuffer(PARAMS, True, None, None), torch.zeros(3)
+    assert buffer.write_checkpoint(str(tmp_path / "draft")) == {"losses": 0, "seconds": 0.0}
     for step in (1.0, 2.0):
-        keeper.offer_weights({"w": tensor})
-        keeper.save_checkpoint({"a": tensor})
-        assert settled(keeper, keep=True, save=True) == {"warnings": [], "has_weights": True, "has_state": True}
+        buffer.offer_weights({"w": tensor})
+        buffer.save_checkpoint({"a": tensor})
+        assert copy_after_loss(buffer, keep=True, save=True) == {"warnings": [], "has_weights": True, "has_state": True}
         tensor += step
-    written = keeper.write_checkpoint(str(tmp_path / "draft"))
+    written = buffer.write_checkpoint(str(tmp_path / "draft"))
     assert (written["losses"], "error" in written) == (1, False)
     state = read_checkpoint_file(tmp_path / "draft")
     assert state.metadata == CheckpointInfo(
@@ -402,36 +402,38 @@ def test_keeper_writes_the_state_of_its_last_loss(tmp_path: Path) -> None:
     assert_equal(state.weights, {"w": torch.ones(3)})
 
 
-def test_keeper_of_no_leader_or_without_a_wish_copies_nothing(tmp_path: Path) -> None:
+def test_snapshot_buffer_without_request_copies_nothing(tmp_path: Path) -> None:
     for is_leader, wanted in ((False, True), (True, False)):
-        keeper = SnapshotBuffer(PARAMS, is_leader, None, None)
-        keeper.offer_weights({"w": torch.zeros(3)})
-        keeper.save_checkpoint({"a": torch.zeros(3)})
-        assert settled(keeper, keep=wanted, save=wanted, draft=str(tmp_path / "draft")) is None
-        assert keeper.write_checkpoint(str(tmp_path / "draft"))["losses"] == 0
+        buffer = SnapshotBuffer(PARAMS, is_leader, None, None)
+        buffer.offer_weights({"w": torch.zeros(3)})
+        buffer.save_checkpoint({"a": torch.zeros(3)})
+        assert copy_after_loss(buffer, keep=wanted, save=wanted, draft=str(tmp_path / "draft")) is None
+        assert buffer.write_checkpoint(str(tmp_path / "draft"))["losses"] == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_keeper_that_cannot_write_reports_the_error(tmp_path: Path) -> None:
-    keeper = SnapshotBuffer(PARAMS, True, None, None)
-    keeper.save_checkpoint({"a": torch.zeros(3)})
-    kept = settled(keeper, save=True, draft=str(tmp_path / "none" / "draft"))
+def test_snapshot_buffer_with_failing_write_reports_error(tmp_path: Path) -> None:
+    buffer = SnapshotBuffer(PARAMS, True, None, None)
+    buffer.save_checkpoint({"a": torch.zeros(3)})
+    kept = copy_after_loss(buffer, save=True, draft=str(tmp_path / "none" / "draft"))
     assert kept is not None
     assert kept["has_state"]
     assert "No such file or directory" in kept["written"]["error"]
     assert kept["written"]["losses"] == 0
 
 
-def test_keeper_restores_until_the_next_loss(tmp_path: Path) -> None:
-    state = state_of({"epoch": 2}, {"w": torch.ones(2)})
-    keeper = SnapshotBuffer(PARAMS, True, state, None)
-    assert keeper.make_flags()["went_on"] is False
-    assert keeper.load_checkpoint(has_loss=False) == keeper.load_checkpoint(has_loss=True) == ({"epoch": 2}, 2)
-    assert keeper.make_flags()["went_on"] is True
-    assert keeper.write_weights(str(tmp_path / "weights"), {}) == {"error": ""}, "those of its lowest loss"
-    settled(keeper, is_best=False)
-    assert keeper.load_checkpoint(has_loss=True) == (None, 0)
+def test_snapshot_buffer_restores_until_next_loss(tmp_path: Path) -> None:
+    state = make_state({"epoch": 2}, {"w": torch.ones(2)})
+    buffer = SnapshotBuffer(PARAMS, True, state, None)
+    assert buffer.make_flags()["went_on"] is False
+    assert buffer.load_checkpoint(has_loss=False) == buffer.load_checkpoint(has_loss=True) == ({"epoch": 2}, 2)
+    assert buffer.make_flags()["went_on"] is True
+    assert buffer.write_weights(str(tmp_path / "weights"), {}) == {"error": ""}, (
+        "the weights of the lowest loss must be written"
+    )
+    copy_after_loss(buffer, is_best=False)
+    assert buffer.load_checkpoint(has_loss=True) == (None, 0)
     with pytest.raises(RuntimeError, match=r"worker\.parent_checkpoint is asked for before the first loss"):
-        keeper.load_parent_checkpoint(has_loss=True)
+        buffer.load_parent_checkpoint(has_loss=True)
     with pytest.raises(RuntimeError, match=r"worker\.checkpoint is asked for before the first loss"):
         SnapshotBuffer(PARAMS, True, state, None).load_checkpoint(has_loss=True)

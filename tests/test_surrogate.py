@@ -1,4 +1,4 @@
-"""What the default propagator learns of a run's losses, and what it does with it."""
+"""Test the surrogate of the default propagator: transformations, Gaussian process and acquisition functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hpo.parameters import Value
 from hpo.store.evaluations import Evaluation
 from tests.support.evaluations import make_evaluation
 
-FIVE = SearchSpace(**{f"x{place}": Float(-1.0, 1.0) for place in range(5)})
+FIVE = SearchSpace(**{f"x{index}": Float(-1.0, 1.0) for index in range(5)})
 
 
 def test_power_transformed_losses_are_normal_in_their_order() -> None:
@@ -39,7 +39,7 @@ def test_power_transformed_losses_are_normal_in_their_order() -> None:
     assert transformed.std() == pytest.approx(1)
 
 
-def test_the_most_likely_power_is_found() -> None:
+def test_power_transform_agrees_with_scipy() -> None:
     losses = np.random.default_rng(1).gamma(2.0, size=100)
     centered = losses - np.median(losses)
     theirs, _ = stats.yeojohnson(centered / np.median(np.abs(centered)))
@@ -48,39 +48,39 @@ def test_the_most_likely_power_is_found() -> None:
 
 
 @pytest.mark.parametrize("outlier", [1e9, 1e300, 1.7e308, -1.7e308, math.inf])
-def test_an_outlier_leaves_the_others_apart(outlier: float) -> None:
+def test_power_transform_keeps_differences_despite_outlier(outlier: float) -> None:
     losses = np.append(np.linspace(1.0, 2.0, 20), [outlier, outlier])
     transformed = apply_power_transform(losses)
     assert np.isfinite(transformed).all()
-    assert transformed[19] - transformed[0] > 0.5, "of a standard deviation"
+    assert transformed[19] - transformed[0] > 0.5, "in units of a standard deviation"
     assert np.diff(transformed[:20]).min() > 0
     assert (transformed[20:] == (transformed.max() if outlier > 0 else transformed.min())).all()
     assert np.isfinite(compute_normal_scores(losses)).all()
 
 
-def test_losses_that_are_all_the_same_say_nothing() -> None:
+def test_transforms_of_equal_losses_are_zero() -> None:
     for losses in (np.full(5, 3.0), np.full(5, math.inf)):
         assert (compute_normal_scores(losses) == 0).all()
         assert (apply_power_transform(losses) == 0).all()
 
 
-def test_equal_losses_share_their_place() -> None:
+def test_normal_scores_of_equal_losses_are_equal() -> None:
     scores = compute_normal_scores(np.array([5.0, 1.0, math.inf, 1.0]))
     assert scores == pytest.approx(stats.norm.ppf([5 / 8, 1 / 4, 7 / 8, 1 / 4]))
 
 
-def test_the_gain_that_is_expected() -> None:
+def test_log_expected_improvement_matches_integral() -> None:
     for standardized in (-3.0, -1.1, -0.9, 0.0, 2.5):
-        draws = np.linspace(-12, 12, 100_001)
-        gain = integrate.trapezoid(np.maximum(standardized - draws, 0) * stats.norm.pdf(draws), draws)
+        rng = np.linspace(-12, 12, 100_001)
+        gain = integrate.trapezoid(np.maximum(standardized - rng, 0) * stats.norm.pdf(rng), rng)
         assert log_expected_improvement(np.array([standardized]))[0] == pytest.approx(math.log(gain), abs=1e-6)
     far = log_expected_improvement(-np.logspace(0, 6, 200))
     assert np.isfinite(far).all()
-    assert (np.diff(far) < 0).all(), "the farther, the less"
+    assert (np.diff(far) < 0).all(), "the gain must fall with the distance"
 
 
-def _bred(space: SearchSpace, count: int) -> dict[str, Value]:
-    """Breed when so many evaluations are known, drawn at random, whose losses are their distances to 0.25."""
+def _breed_after(space: SearchSpace, count: int) -> dict[str, Value]:
+    """Breed after this number of random evaluations. The loss is the squared distance to 0.25."""
     draws = random.Random(0)
     known = []
     for trial in range(count):
@@ -90,72 +90,76 @@ def _bred(space: SearchSpace, count: int) -> dict[str, Value]:
     population = [Individual(dict(space.encode(evaluation.params)), space.list_gene_limits()) for evaluation in known]
     for individual, evaluation in zip(population, known, strict=True):
         individual.loss = evaluation.loss
-    past = EvaluationHistory(space, lambda: [known.pop(0) for _ in range(len(known))])
+    history = EvaluationHistory(space, lambda: [known.pop(0) for _ in range(len(known))])
     rng = random.Random(1)
-    breed = Deduplicate(make_propagator("ga", past, rng, 2, 0), past, rng)
+    breed = Deduplicate(make_propagator("ga", history, rng, 2, 0), history, rng)
     return space.decode(breed(population))
 
 
-def test_what_is_promising_is_bred_on() -> None:
-    bred = _bred(FIVE, 60)
-    assert max(abs(float(str(value)) - 0.25) for value in bred.values()) < 0.2, "of 150 candidates, the best has 0.36"
+def test_ga_breeds_further_from_promising_candidates() -> None:
+    bred = _breed_after(FIVE, 60)
+    assert max(abs(float(str(value)) - 0.25) for value in bred.values()) < 0.2, (
+        "the best of 150 random candidates has 0.36"
+    )
 
 
-def _learned(*known: Evaluation) -> Callable[..., Vector]:
-    past = EvaluationHistory(FIVE, lambda: known)
-    past.update()
-    return Surrogate(past, np.random.default_rng(0)).learn(past.make_founder_sample())
+def _learn(*known: Evaluation) -> Callable[..., Vector]:
+    history = EvaluationHistory(FIVE, lambda: known)
+    history.update()
+    return Surrogate(history, np.random.default_rng(0)).learn(history.make_founder_sample())
 
 
-def _drawn(count: int) -> list[Evaluation]:
-    """Return evaluations that are drawn at random, whose losses are squares of their distances to 0."""
-    draws = random.Random(0)
-    drawn = [FIVE.draw(draws) for _ in range(count)]
+def _draw_evaluations(count: int) -> list[Evaluation]:
+    """Return random evaluations. The loss is the squared distance to 0."""
+    rng = random.Random(0)
+    drawn = [FIVE.draw(rng) for _ in range(count)]
     return [
         make_evaluation(trial, loss=sum(float(x) ** 2 for x in p.values()), params=p) for trial, p in enumerate(drawn)
     ]
 
 
-@pytest.mark.parametrize("daring", [0.0, 1.0])
-def test_what_is_in_flight_counts_as_evaluated(daring: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hpo.breeding.surrogate, "_EXPLORATION_SHARE", daring)
+@pytest.mark.parametrize("exploration_share", [0.0, 1.0])
+def test_surrogate_imputes_pending_evaluations(exploration_share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hpo.breeding.surrogate, "_EXPLORATION_SHARE", exploration_share)
     running = make_evaluation(40, state="running", params=dict.fromkeys(FIVE.parameters, 0.0))
     beside = np.array([[0.1, 0.0, 0.0, 0.0, 0.0]])
-    before, after = _learned(*_drawn(40)), _learned(*_drawn(40), running)
+    before, after = _learn(*_draw_evaluations(40)), _learn(*_draw_evaluations(40), running)
     assert after(beside) < before(beside)
 
 
-@pytest.mark.parametrize("daring", [0.0, 1.0])
-def test_what_is_next_to_something_known_is_not_asked_for(daring: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hpo.breeding.surrogate, "_EXPLORATION_SHARE", daring)
-    known = _drawn(40)
+@pytest.mark.parametrize("exploration_share", [0.0, 1.0])
+def test_surrogate_excludes_candidates_near_known_ones(
+    exploration_share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hpo.breeding.surrogate, "_EXPLORATION_SHARE", exploration_share)
+    known = _draw_evaluations(40)
     running = make_evaluation(40, state="running", params=dict.fromkeys(FIVE.parameters, 0.0))
-    merits_of = _learned(*known, running)
+    compute_merits = _learn(*known, running)
     for evaluation in (known[7], running):
         genes = np.array(list(FIVE.encode(evaluation.params).values()))
-        within, outside = genes + 0.019, genes + np.array([0.0, 0.021, 0.0, 0.0, 0.0])  # of a range of 2
-        assert merits_of(within[np.newaxis]) == -np.inf
-        assert np.isfinite(merits_of(outside[np.newaxis]))
+        within, outside = genes + 0.019, genes + np.array([0.0, 0.021, 0.0, 0.0, 0.0])  # The range is 2.
+        assert compute_merits(within[np.newaxis]) == -np.inf
+        assert np.isfinite(compute_merits(outside[np.newaxis]))
 
 
 @pytest.mark.parametrize("objectives", [2, 3])
-def test_what_is_gained_is_the_hypervolume_that_is_added(objectives: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    draws = np.random.default_rng(0)
-    known, candidates = draws.random((objectives, 30)), 0.5 * draws.random((objectives, 200))
+def test_hypervolume_improvement_is_the_added_hypervolume(objectives: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    known, candidates = rng.random((objectives, 30)), 0.5 * rng.random((objectives, 200))
     reference = known.max(axis=1)
     monkeypatch.setattr(acquisition, "_RAYS", 5000)
     monkeypatch.setattr(acquisition, "_SMOOTHING", 1e-4)
     monkeypatch.setattr(acquisition, "compute_reference_point", lambda *_: reference)
     before = compute_hypervolume(known.T, reference)
     added = np.array([compute_hypervolume(np.vstack([known.T, own]), reference) - before for own in candidates.T])
-    gained = np.exp(HypervolumeImprovement(known, draws)(candidates[None]))
-    some = added > 0.01
-    assert 10 < some.sum() < 200
-    assert gained[some] / gained[some].sum() == pytest.approx(added[some] / added[some].sum(), rel=0.15)
-    assert gained[~some].max() < gained[some].min()
+    gained = np.exp(HypervolumeImprovement(known, rng)(candidates[None]))
+    is_large = added > 0.01
+    assert 10 < is_large.sum() < 200
+    assert gained[is_large] / gained[is_large].sum() == pytest.approx(added[is_large] / added[is_large].sum(), rel=0.15)
+    assert gained[~is_large].max() < gained[is_large].min()
 
 
-def test_who_is_nearer_to_the_front_is_better_where_nobody_is_ahead_of_it() -> None:
+def test_hypervolume_improvement_behind_front_prefers_near() -> None:
     known = np.array([[0.0, 0.5, 1.0], [1.0, 0.5, 0.0]])
     behind = np.array([[0.6, 0.8, 2.0, 1e3, 1e150], [0.6, 0.8, 2.0, 1e3, 1e150]])
     gained = HypervolumeImprovement(known, np.random.default_rng(0))(behind[None])
@@ -163,10 +167,10 @@ def test_who_is_nearer_to_the_front_is_better_where_nobody_is_ahead_of_it() -> N
     assert (np.diff(gained) < 0).all()
     alone = HypervolumeImprovement(np.array([[1.0], [2.0]]), np.random.default_rng(0))
     ahead = alone(np.array([[0.5, 1.0, 1.5], [1.0, 2.0, 3.0]])[None])
-    assert (np.diff(ahead) < 0).all(), "also of a front that is a point"
+    assert (np.diff(ahead) < 0).all(), "a front of a single point must work, too"
 
 
-def test_of_many_the_best_and_the_last_are_learned_from() -> None:
+def test_select_learned_takes_the_best_and_the_last() -> None:
     losses = np.random.default_rng(0).random((1000, 1))
     chosen = select_learned(losses)
     assert len(chosen) == 256
@@ -175,14 +179,14 @@ def test_of_many_the_best_and_the_last_are_learned_from() -> None:
     assert select_learned(losses[:9]).tolist() == list(range(9))
 
 
-def test_of_equal_ones_the_first_are_the_best() -> None:
+def test_select_learned_prefers_the_first_of_equal_losses() -> None:
     losses = np.tile([[2.0], [1.0]], (300, 1))
     assert select_learned(losses)[:128].tolist() == list(range(1, 256, 2))
 
 
-def test_what_is_learned_bit_by_bit_is_learned_as_well_as_at_once() -> None:
-    draws = np.random.default_rng(0)
-    points, values, others = draws.random((150, 5)), draws.standard_normal(150), draws.random((20, 5))
+def test_gaussian_process_learns_incrementally() -> None:
+    rng = np.random.default_rng(0)
+    points, values, others = rng.random((150, 5)), rng.standard_normal(150), rng.random((20, 5))
     bit_by_bit, at_once = (GaussianProcess(np.array([0, 1, 2, 2, 2])) for _ in range(2))
     bit_by_bit.fit(points[:140], values[:140], known=140)
     bit_by_bit.assume_predictions(others[:3])
@@ -194,9 +198,9 @@ def test_what_is_learned_bit_by_bit_is_learned_as_well_as_at_once() -> None:
     assert bit_by_bit.means == pytest.approx(at_once.means[::-1], abs=1e-9)
 
 
-def test_what_is_assumed_changes_deviations_alone() -> None:
-    draws = np.random.default_rng(0)
-    points, others = draws.random((60, 4)), draws.random((9, 4))
+def test_assume_predictions_changes_only_deviations() -> None:
+    rng = np.random.default_rng(0)
+    points, others = rng.random((60, 4)), rng.random((9, 4))
     model = GaussianProcess(np.arange(4))
     model.fit(points, np.sin(5 * points[:, 0]) - 2 * points[:, 1] ** 2, known=60)
     (mean, deviation), lowest = model.predict(others), model.means.min()
@@ -208,24 +212,24 @@ def test_what_is_assumed_changes_deviations_alone() -> None:
     assert model.lowest_mean == pytest.approx(min(lowest, mean[:5].min()), abs=1e-4)
 
 
-def test_the_misfit_falls_as_its_gradient_says() -> None:
-    draws = np.random.default_rng(0)
-    points, values = draws.random((40, 4)), draws.standard_normal(40)
+def test_misfit_gradient_matches_finite_differences() -> None:
+    rng = np.random.default_rng(0)
+    points, values = rng.random((40, 4)), rng.standard_normal(40)
     model = GaussianProcess(np.array([0, 1, 2, 2]))
     logs, squares = np.array([-0.5, 0.1, -1.0, -4.0]), model._compute_half_squares(points)
     _, gradient = model._compute_misfit(logs, squares, values)
-    for place, step in enumerate(1e-5 * np.eye(4)):
+    for index, step in enumerate(1e-5 * np.eye(4)):
         rise = (
             model._compute_misfit(logs + step, squares, values)[0]
             - model._compute_misfit(logs - step, squares, values)[0]
         )
-        assert gradient[place] == pytest.approx(rise / 2e-5, rel=1e-5)
+        assert gradient[index] == pytest.approx(rise / 2e-5, rel=1e-5)
 
 
-def test_where_a_merit_is_of_no_use_nothing_near_is_looked_for() -> None:
-    known = _drawn(40)
+def test_merits_up_to_useless_skip_the_distance_check() -> None:
+    known = _draw_evaluations(40)
     genes = np.array([list(FIVE.encode(known[7].params).values()), [0.5] * 5])
-    merits_of = _learned(*known)
-    assert merits_of(genes)[0] == -np.inf
-    assert np.isfinite(merits_of(genes, math.inf)).all()
-    assert merits_of(genes, math.inf)[1] == merits_of(genes)[1]
+    compute_merits = _learn(*known)
+    assert compute_merits(genes)[0] == -np.inf
+    assert np.isfinite(compute_merits(genes, math.inf)).all()
+    assert compute_merits(genes, math.inf)[1] == compute_merits(genes)[1]

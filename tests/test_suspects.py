@@ -1,4 +1,4 @@
-"""Which individual kills the job: found among those that are in flight when it dies, and no other is given up."""
+"""Test crash isolation: it finds the individuals that crash the job, and fails no others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPACE = SearchSpace(k=Int(0, 999))
 
 
 class Job:
-    """A run whose individuals 0, 1, 2... are evaluated by workers that free themselves in a random order."""
+    """Simulate a run whose individuals 0, 1, 2... end in a random order; `guilty` ones crash the job."""
 
     def __init__(self, folder: Path, workers: int, budget: int, guilty: set[int], seed: int) -> None:
         self._folder = folder
@@ -30,7 +30,7 @@ class Job:
         return Record(self._folder / "study.log", "run")
 
     def session(self, killed_after: int = 10**9) -> bool:
-        """Evaluate until the job dies, which it tells, or until no worker has anything to do."""
+        """Evaluate until the job crashes or all workers are idle, and return whether it crashed."""
         record, in_flight = self.opened(), list[Assignment]()
         record.requeue_interrupted()
         free = self._workers
@@ -59,24 +59,24 @@ class Job:
 
 
 @pytest.mark.parametrize(("workers", "guilty"), [(1, {0}), (2, {3}), (6, {0, 5, 17}), (24, {0, 1})])
-def test_only_what_kills_the_job_is_given_up(tmp_path: Path, workers: int, guilty: set[int]) -> None:
+def test_crash_isolation_fails_only_culprits(tmp_path: Path, workers: int, guilty: set[int]) -> None:
     budget = 18 if workers < 10 else 40
     job = Job(tmp_path, workers, budget, guilty, seed=0)
-    deaths = 0
+    crashes = 0
     while job.session():
-        deaths += 1
-        assert deaths <= 3 * len(guilty), "each dies alone, after two deaths beside others"
+        crashes += 1
+        assert crashes <= 3 * len(guilty), "each culprit may crash the job three times"
     ended = job.ended()
     assert len(ended) == budget
     assert {evaluation.params["k"] for evaluation in ended if evaluation.state == "failed"} == guilty
     for evaluation in ended:
         if evaluation.state == "failed":
             assert evaluation.failure == (
-                "the job died 3 times while this was evaluated, the last time while nothing else was"
+                "the job crashed 3 times during this evaluation, the last time with no other running"
             )
 
 
-def test_deaths_that_no_individual_has_caused_cost_none(tmp_path: Path) -> None:
+def test_crashes_without_culprit_fail_no_individual(tmp_path: Path) -> None:
     job = Job(tmp_path, 6, 40, set(), seed=0)
     for _ in range(4):
         assert job.session(killed_after=9)
@@ -84,7 +84,7 @@ def test_deaths_that_no_individual_has_caused_cost_none(tmp_path: Path) -> None:
     assert [evaluation.state for evaluation in job.ended()] == ["complete"] * 40
 
 
-def test_who_was_in_flight_when_a_run_was_stopped_is_not_suspected(tmp_path: Path) -> None:
+def test_individuals_running_at_regular_stop_are_not_suspected(tmp_path: Path) -> None:
     job = Job(tmp_path, 1, 3, set(), seed=0)
     for _ in range(4):
         record = job.opened()
@@ -94,7 +94,7 @@ def test_who_was_in_flight_when_a_run_was_stopped_is_not_suspected(tmp_path: Pat
     assert [evaluation.state for evaluation in job.ended()] == ["complete"] * 3
 
 
-def test_what_saves_a_later_state_each_time_is_not_suspected_and_what_does_not_is(tmp_path: Path) -> None:
+def test_individual_with_later_checkpoints_is_not_suspected(tmp_path: Path) -> None:
     job = Job(tmp_path, 1, 1, set(), seed=0)
     for saved in (3, 5, 9):
         record = job.opened()
@@ -103,15 +103,15 @@ def test_what_saves_a_later_state_each_time_is_not_suspected_and_what_does_not_i
         assert assignment is not None
         record.record_resume(assignment, [1.0] * (saved - 2), 2.0)
         record.record_checkpoint(assignment, saved)
-    for deaths in (0, 1, 2):
+    for crashes in (0, 1, 2):
         record = job.opened()
         record.requeue_interrupted()
-        assert record.read_evaluations()[-1].crash_count == deaths
+        assert record.read_evaluations()[-1].crash_count == crashes
         assignment = job._start(record)
         assert assignment is not None
         assert assignment.root == 0
         record.record_resume(assignment, [1.0] * 9, 2.0)
-        record.record_checkpoint(assignment, 9)  # as at a stop
+        record.record_checkpoint(assignment, 9)  # As at a regular stop.
     job.opened().requeue_interrupted()
     (failed,) = job.ended()
     assert failed.state == "failed"

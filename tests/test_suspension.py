@@ -1,4 +1,4 @@
-"""Processes that are stopped for a while, as jobs are that a scheduler suspends."""
+"""Processes that are stopped for a while, as in jobs that a scheduler suspends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print(f"{time.monotonic() - began:.1f} {clock.measure_lost():.1f}", flush=True)
 
 
 @pytest.mark.slow
-def test_a_lock_is_not_stale_because_who_waits_for_it_was_stopped(tmp_path: Path) -> None:
+def test_file_lock_does_not_count_suspension_as_stale(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
     held = FileLock(path)
@@ -50,4 +50,4 @@ def test_a_lock_is_not_stale_because_who_waits_for_it_was_stopped(tmp_path: Path
         waiting.send_signal(signal.SIGCONT)
         took, lost = map(float, waiting.stdout.readline().split())
     assert 3.5 < lost < 5
-    assert took - lost > 2.9, "it was taken before it was stale"
+    assert took - lost > 2.9, "the lock was acquired only after it was stale"

@@ -1,4 +1,4 @@
-"""Numbers as people read them, in all that is printed."""
+"""Numbers have enough digits in all tables, lines and headers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.runs import make_manifest
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("number", "text"),
     [
         (110300.0, "110300"),
         (110300, "110300"),
@@ -42,22 +42,22 @@ from tests.support.runs import make_manifest
         (math.nan, "nan"),
     ],
 )
-def test_whole_numbers_have_all_their_digits(given: float, text: str) -> None:
-    assert format_number(given) == text
+def test_format_number_keeps_digits_of_integers(number: float, text: str) -> None:
+    assert format_number(number) == text
 
 
-def ended(trial: int, loss: float, parameters: float) -> Evaluation:
+def make_complete(trial: int, loss: float, parameters: float) -> Evaluation:
     return make_evaluation(trial, loss=loss, metrics={"parameters": parameters, "accuracy": 0.5})
 
 
-def test_the_parameters_of_a_network_are_counted_in_lines_tables_and_the_live_view(
+def test_parameter_counts_are_exact_in_all_views(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    evaluations = [ended(0, 0.25, 110300.0), ended(1, 0.5, 2.0**53 - 1), ended(2, 0.75, 8.0)]
+    evaluations = [make_complete(0, 0.25, 110300.0), make_complete(1, 0.5, 2.0**53 - 1), make_complete(2, 0.75, 8.0)]
     lines = ProgressLines([], 3)
     texts = [lines.format_line(evaluation) for evaluation in evaluations]
     assert "  parameters=110300  accuracy=0.5" in texts[0]
-    assert texts[1].index("accuracy") == texts[2].index("accuracy"), "columns are as wide as the widest so far"
+    assert texts[1].index("accuracy") == texts[2].index("accuracy"), "columns keep the largest width so far"
     print_tables(summarize(evaluations, make_manifest(budget=3), 3), Path("run"))
     table = capsys.readouterr().out.split("All islands")[1].splitlines()
     assert table[3].split()[:4] == ["1", "0.25", "0.5", "110300"]
@@ -75,17 +75,17 @@ def test_the_parameters_of_a_network_are_counted_in_lines_tables_and_the_live_vi
         ([-1000000.25, -1000000.5], ["-1000000.25", "-1000000.5"]),
         ([-999998.2, None, -1e6, -1e6], ["-999998", "", "-1000000", "-1000000"]),
         ([0.12345, 0.12346], ["0.12345", "0.12346"]),
-        ([0.3, 0.1 + 0.2], ["0.3", "0.3"]),  # differ in the 17th digit
+        ([0.3, 0.1 + 0.2], ["0.3", "0.3"]),  # They differ in the 17th digit.
         ([math.inf, math.nan, 1.5], ["inf", "nan", "1.5"]),
         ([], []),
     ],
 )
-def test_numbers_have_enough_digits_to_differ(values: list[float | None], texts: list[str]) -> None:
+def test_format_numbers_distinguishes_values(values: list[float | None], texts: list[str]) -> None:
     assert format_numbers(values) == texts
 
 
-def test_table_shows_which_loss_is_lower(capsys: pytest.CaptureFixture[str]) -> None:
-    evaluations = [ended(trial, loss, 8.0) for trial, loss in enumerate([1.000007, 1.000003, 1.2])]
+def test_print_tables_distinguishes_close_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    evaluations = [make_complete(trial, loss, 8.0) for trial, loss in enumerate([1.000007, 1.000003, 1.2])]
     print_tables(summarize(evaluations, make_manifest(budget=3), 3), Path("run"))
     table = capsys.readouterr().out.split("All islands")[1].splitlines()
     assert [line.split()[1] for line in table[3:6]] == ["1.000003", "1.000007", "1.2"]

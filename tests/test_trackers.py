@@ -1,3 +1,5 @@
+"""Trackers show the evaluations of a run once, and survive failures of servers and processes."""
+
 from __future__ import annotations
 
 import json
@@ -31,44 +33,43 @@ from tests.support.chaos import read_command_lines
 from tests.support.evaluations import make_evaluation
 from tests.support.launch import ROOT, Mpi
 from tests.support.run_output import load_trials
-from tests.support.runs import QUICK, claim_evaluation
-from tests.support.runs import start_session as session_of
+from tests.support.runs import QUICK, claim_evaluation, start_session
 from tests.support.tracker_readers import READERS, TrackedEvaluation, read_mlflow_status
 
 PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
 HOSTILE = "injected: [bold]\x1b[31m\x00 <script>\n\udcff" + "x" * 10_000
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:The ``noload`` loader strategy:DeprecationWarning"  # mlflow's own way with SQLAlchemy
+    "ignore:The ``noload`` loader strategy:DeprecationWarning"  # mlflow itself calls SQLAlchemy like this.
 )
 
 
 @pytest.fixture(autouse=True)
 def no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let MLflow's client, with which tests read, ask no servers."""
+    """Keep the MLflow client that tests read with from contacting servers."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
 
 
 def begin_run(run_dir: Path, resume: bool = False, evaluations: int = 6) -> Session:
-    return session_of(run_dir, resume=resume, evaluations=evaluations)
+    return start_session(run_dir, resume=resume, evaluations=evaluations)
 
 
-def start(record: Record, depth: int) -> Assignment:
+def start_evaluation(record: Record, depth: int) -> Assignment:
     distributions = load_search_file(QUICK).space.make_distributions()
-    made = {"island": 1, "worker": 2, "generation": 3, "propagator": "ga"}
-    return claim_evaluation(record, {**PARAMS, "depth": depth}, distributions, 99, **made)
+    context = {"island": 1, "worker": 2, "generation": 3, "propagator": "ga"}
+    return claim_evaluation(record, {**PARAMS, "depth": depth}, distributions, 99, **context)
 
 
-def follow(session: Session, *names: str) -> tuple[TrackerProcesses, list[str]]:
-    said: list[str] = []
-    tracking = TrackerProcesses(names, session.run_dir.path, notify=said.append)
+def start_trackers(session: Session, *names: str) -> tuple[TrackerProcesses, list[str]]:
+    messages: list[str] = []
+    tracking = TrackerProcesses(names, session.run_dir.path, notify=messages.append)
     tracking.add_study(session.storage, session.manifest.study)
-    return tracking, said
+    return tracking, messages
 
 
-def wait_until(there: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
-    while not there():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.1)
 
@@ -84,14 +85,14 @@ def assert_same(shown: dict[str, TrackedEvaluation], expected: dict[str, Tracked
         assert (found.ending, found.failure) == (evaluation.ending, evaluation.failure)
 
 
-def ended(run_dir: Path, name: str) -> set[int]:
-    """Return the trials that a tracker has been told of to their end; those before them have begun."""
+def read_ended_trials(run_dir: Path, name: str) -> set[int]:
+    """Return the trials whose end a tracker has received; it has received the start of all earlier trials."""
     path = run_dir / name / "written.jsonl"
     lines = path.read_text().split("\n")[2:] if path.exists() else []
     return {json.loads(line)["trial"] for line in lines}
 
 
-def process_of(run_dir: Path, name: str) -> int:
+def find_tracker_pid(run_dir: Path, name: str) -> int:
     wanted = f"-m hpo.trackers {name} {run_dir}"
     (pid,) = [pid for pid, command in read_command_lines().items() if wanted in command.replace("\0", " ")]
     return pid
@@ -99,28 +100,29 @@ def process_of(run_dir: Path, name: str) -> int:
 
 @pytest.mark.parametrize("name", TRACKERS)
 @pytest.mark.slow
-def test_a_tracker_shows_what_is_recorded_while_it_is_recorded_and_once(name: str, tmp_path: Path) -> None:
+def test_tracker_shows_evaluations_live_and_once(name: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "my run"
     session = begin_run(run_dir)
     record = session.open_record()
-    tracking, said = follow(session, name)
-    interrupted, left = start(record, 1), start(record, 2)
+    tracking, messages = start_trackers(session, name)
+    interrupted, left = start_evaluation(record, 1), start_evaluation(record, 2)
     record.report(interrupted, 1, 3.0)
     record.report(left, 1, 4.0)
-    complete = start(record, 3)
+    complete = start_evaluation(record, 3)
     for step, loss in ((1, 0.5), (2, 0.25), (3, 0.75)):
         record.report(complete, step, loss)
     record.complete(complete, 0.25, 1.5, {"accuracy": 0.75, "loss": 9.0, "seconds": 8.0, "odd/\n\x1bname": -1.0})
-    wait_until(lambda: ended(run_dir, name) == {2})
-    pruned, failed = start(record, 4), start(record, 5)
+    wait_until(lambda: read_ended_trials(run_dir, name) == {2})
+    pruned, failed = start_evaluation(record, 4), start_evaluation(record, 5)
     record.report(pruned, 1, 2.0)
     record.prune(pruned, 2.0, 0.5, {})
     record.fail(failed, HOSTILE, "Traceback", 0.1)
-    wait_until(lambda: ended(run_dir, name) == {2, 3, 4})  # and before these, what goes on is looked at
+    # Running evaluations are sent before these.
+    wait_until(lambda: read_ended_trials(run_dir, name) == {2, 3, 4})
     record.interrupt(interrupted)
     tracking.finish()
     assert tracking.wait(60)
-    assert [line for line in said if "warning" in line] == []
+    assert [line for line in messages if "warning" in line] == []
 
     cut = "injected: [bold]\\x1b[31m\\x00 <script>\n\\udcff"
     expected = {
@@ -144,10 +146,10 @@ def test_a_tracker_shows_what_is_recorded_while_it_is_recorded_and_once(name: st
     if name == "mlflow":
         assert read_mlflow_status(run_dir) == "KILLED"
 
-    # The next session evaluates again what was going on, as the same individuals, and one more.
+    # The next session retries the two running individuals, and evaluates another individual.
     record = begin_run(run_dir, resume=True).open_record()
     for depth in (1, 2, 6):
-        record.complete(start(record, depth), depth + 0.5, 1.0, {})
+        record.complete(start_evaluation(record, depth), depth + 0.5, 1.0, {})
     for _ in range(2):
         assert track_run(run_dir, [name], None)
         for trial, depth, curve in ((0, 1, {1: 3.0}), (1, 2, {1: 4.0}), (7, 6, {})):
@@ -159,10 +161,10 @@ def test_a_tracker_shows_what_is_recorded_while_it_is_recorded_and_once(name: st
         assert read_mlflow_status(run_dir) == "FINISHED"
 
 
-def test_what_another_run_has_evaluated_is_that_runs_to_show(tmp_path: Path) -> None:
+def test_tracker_skips_imported_evaluations(tmp_path: Path) -> None:
     session = begin_run(tmp_path / "run")
     record = session.open_record()
-    record.complete(start(record, 1), 0.5, 1.0, {})
+    record.complete(start_evaluation(record, 1), 0.5, 1.0, {})
     theirs = replace(record.read_evaluations()[0], params={**PARAMS, "depth": 7})
     distributions = load_search_file(QUICK).space.make_distributions()
     assert record.import_evaluations([theirs], distributions, lambda *_: {"imported_from": "theirs trial 0"}) == 1
@@ -177,27 +179,27 @@ def promote(record: Record, paused: int) -> Assignment:
 @pytest.mark.parametrize("name", TRACKERS)
 @pytest.mark.slow
 def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None:
-    """Five are paused, promoted and interrupted in all orders, over three sessions of which a kill ends the second."""
+    """Pause, promote and interrupt five individuals in different orders, in three sessions; a kill ends the second."""
     run_dir = tmp_path / "run"
     record = begin_run(run_dir).open_record()
-    tracking, said = follow(begin_run(run_dir, resume=True), name)
-    begun = [start(record, depth) for depth in range(1, 6)]
+    tracking, messages = start_trackers(begin_run(run_dir, resume=True), name)
+    begun = [start_evaluation(record, depth) for depth in range(1, 6)]
     for assignment in begun:
         record.report(assignment, 1, 4.0)
         record.prune(assignment, 4.0, 1.0, {}, paused_after=1)
-    wait_until(lambda: ended(run_dir, name) == {0, 1, 2, 3, 4})
+    wait_until(lambda: read_ended_trials(run_dir, name) == {0, 1, 2, 3, 4})
     promoted = [promote(record, trial) for trial in range(4)]
     for assignment in promoted:
         record.record_resume(assignment, [4.0], 1.0)
         record.report(assignment, 2, 3.0)
     record.complete(promoted[0], 3.0, 2.0, {"accuracy": 0.5})
-    wait_until(lambda: 5 in ended(run_dir, name))
-    record.report(promoted[1], 3, 2.0)  # while it is shown
+    wait_until(lambda: 5 in read_ended_trials(run_dir, name))
+    record.report(promoted[1], 3, 2.0)  # The tracker has already received the earlier losses of this individual.
     record.prune(promoted[1], 2.0, 3.0, {}, paused_after=3)
     record.interrupt(promoted[2])
     tracking.finish()
     assert tracking.wait(60)
-    assert [line for line in said if "warning" in line] == []
+    assert [line for line in messages if "warning" in line] == []
     left = "" if name == "tensorboard" else "badly"
     paused = "badly" if name == "mlflow" else "well"
     expected = {
@@ -209,10 +211,11 @@ def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None
     }
     assert_same(READERS[name](run_dir), expected)
 
-    # The job and its tracker are killed while individuals 1 and 2 are evaluated; 3 begins again, and has other losses.
+    # The job and its tracker are killed while individuals 1 and 2 are running. Individual 3 starts again from its first
+    # epoch and reports different losses.
     session = begin_run(run_dir, resume=True)
     record = session.open_record()
-    tracking, _ = follow(session, name)
+    tracking, _ = start_trackers(session, name)
     again = [claim_evaluation(record, None, {}, 99), claim_evaluation(record, None, {}, 99), promote(record, 6)]
     roots = {assignment.root: assignment for assignment in again}
     assert roots.keys() == {1, 2, 3}
@@ -220,8 +223,8 @@ def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None
     for root, curve in ((1, [4.0, 3.0, 2.0]), (2, [4.0, 3.0])):
         record.record_resume(roots[root], curve, 1.0)
     record.complete(roots[3], 3.5, 1.0, {})
-    wait_until(lambda: roots[3].number in ended(run_dir, name))
-    os.kill(process_of(run_dir, name), signal.SIGKILL)
+    wait_until(lambda: roots[3].number in read_ended_trials(run_dir, name))
+    os.kill(find_tracker_pid(run_dir, name), signal.SIGKILL)
     tracking.finish()
     assert not tracking.wait(60)
 
@@ -239,30 +242,30 @@ def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None
     }
     assert track_run(run_dir, [name], None)
     assert_same(READERS[name](run_dir), expected)
-    shutil.rmtree(run_dir / name)  # as if it had never been shown
+    shutil.rmtree(run_dir / name)  # The tracker must then receive all evaluations again.
     assert track_run(run_dir, [name], None)
     assert_same(READERS[name](run_dir), expected)
 
 
 @pytest.mark.slow
 def test_individuals_in_flight_at_a_tracker_kill_are_shown_once(tmp_path: Path) -> None:
-    """One of them ends after the tracker, and the other one with the job."""
+    """Kill a tracker while two individuals run: one ends after the tracker, and the other one with the job."""
     run_dir = tmp_path / "run"
     session = begin_run(run_dir)
     record = session.open_record()
-    tracking, said = follow(session, "mlflow")
-    start(record, 1)
-    record.complete(start(record, 2), 0.5, 1.0, {})
-    curve = {epoch: 1 / epoch for epoch in range(1, 1500)}  # more than a server takes at once
+    tracking, messages = start_trackers(session, "mlflow")
+    start_evaluation(record, 1)
+    record.complete(start_evaluation(record, 2), 0.5, 1.0, {})
+    curve = {epoch: 1 / epoch for epoch in range(1, 1500)}  # more losses than a server accepts in one request
     long = replace(record.read_evaluations()[1], params={**PARAMS, "depth": 3}, curve=curve)
     assert record.import_evaluations([long], load_search_file(QUICK).space.make_distributions(), lambda *_: {}) == 1
-    late = start(record, 4)
+    late = start_evaluation(record, 4)
     record.report(late, 1, 3.0)
-    wait_until(lambda: ended(run_dir, "mlflow") == {1, 2})
-    os.kill(process_of(run_dir, "mlflow"), signal.SIGKILL)
+    wait_until(lambda: read_ended_trials(run_dir, "mlflow") == {1, 2})
+    os.kill(find_tracker_pid(run_dir, "mlflow"), signal.SIGKILL)
     tracking.finish()
     assert not tracking.wait(60)
-    assert said == ["warning: --tracker mlflow: its process ended with status -9; nothing more is shown there"]
+    assert messages == ["warning: --tracker mlflow: its process ended with status -9; it gets no more updates"]
     record.report(late, 2, 2.0)
     record.complete(late, 2.0, 1.5, {"accuracy": 0.75})
     begin_run(run_dir, resume=True)
@@ -273,7 +276,7 @@ def test_individuals_in_flight_at_a_tracker_kill_are_shown_once(tmp_path: Path) 
         "trial-0002": TrackedEvaluation({**PARAMS, "depth": 3}, curve, 0.5, {}, "well"),
         "trial-0003": TrackedEvaluation({**PARAMS, "depth": 4}, {1: 3.0, 2: 2.0}, 2.0, {"accuracy": 0.75}, "well"),
     }
-    assert_same(READERS["mlflow"](run_dir), expected)  # which has each of them once
+    assert_same(READERS["mlflow"](run_dir), expected)  # The reader asserts that each name occurs once.
 
 
 @pytest.mark.slow
@@ -281,18 +284,18 @@ def test_mlflow_killed_while_it_makes_its_store_recovers(tmp_path: Path) -> None
     run_dir = tmp_path / "run"
     session = begin_run(run_dir)
     record = session.open_record()
-    record.complete(start(record, 1), 0.5, 1.0, {})
-    tracking, _ = follow(session, "mlflow")
+    record.complete(start_evaluation(record, 1), 0.5, 1.0, {})
+    tracking, _ = start_trackers(session, "mlflow")
     wait_until(lambda: any(path.stat().st_size for path in (run_dir / "mlflow").glob("*.db")))
-    os.kill(process_of(run_dir, "mlflow"), signal.SIGKILL)
+    os.kill(find_tracker_pid(run_dir, "mlflow"), signal.SIGKILL)
     tracking.finish()
     assert not tracking.wait(60)
-    assert not (run_dir / "mlflow" / "mlflow.db").exists(), "MLflow could never open it"
+    assert not (run_dir / "mlflow" / "mlflow.db").exists(), "MLflow cannot open an incomplete store"
     assert track_run(run_dir, ["mlflow"], None)
     assert_same(READERS["mlflow"](run_dir), {"trial-0000": TrackedEvaluation(PARAMS, {}, 0.5, {}, "well")})
 
 
-def test_what_is_no_record_of_what_has_been_shown_counts_as_none(tmp_path: Path) -> None:
+def test_shown_evaluations_with_damaged_file_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "written.jsonl"
     path.write_bytes(b'\xff\xfe\n{"place": [], "study": {}, "trial": 0}\n"id"\n3\n' + b"[" * 100_000)
     with ShownEvaluations(path) as written:
@@ -301,10 +304,10 @@ def test_what_is_no_record_of_what_has_been_shown_counts_as_none(tmp_path: Path)
         assert again.id == written.id
 
 
-def test_what_has_been_shown_survives_any_cut(tmp_path: Path) -> None:
+def test_shown_evaluations_survives_any_truncation(tmp_path: Path) -> None:
     record = begin_run(tmp_path / "run").open_record()
     for depth in range(1, 6):
-        record.complete(start(record, depth), 0.5, 1.0, {})
+        record.complete(start_evaluation(record, depth), 0.5, 1.0, {})
     evaluations = record.read_evaluations()
     path = tmp_path / "written.jsonl"
     with ShownEvaluations(path) as whole:
@@ -325,7 +328,7 @@ def test_what_has_been_shown_survives_any_cut(tmp_path: Path) -> None:
 
 
 class Server(ThreadingHTTPServer):
-    """A tracking server as far as a tracker needs one, which refuses or never answers a request of its life."""
+    """A minimal tracking server that rejects, or never answers, request `number` of the kind `refused`."""
 
     daemon_threads = True
 
@@ -368,12 +371,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        what = self.path.partition("?")[0].partition("/mlflow/")[2]
-        self.server.requests.append(what)
-        refused = what == self.server.refused and self.server.requests.count(what) == self.server.number
+        endpoint = self.path.partition("?")[0].partition("/mlflow/")[2]
+        self.server.requests.append(endpoint)
+        refused = endpoint == self.server.refused and self.server.requests.count(endpoint) == self.server.number
         if refused and self.server.hangs:
             self.server.ended.wait()
-        answer = {"error_code": "INVALID_PARAMETER_VALUE", "message": "injected"} if refused else _ANSWERS.get(what, {})
+        answer = (
+            {"error_code": "INVALID_PARAMETER_VALUE", "message": "injected"} if refused else _ANSWERS.get(endpoint, {})
+        )
         self.send_response(400 if refused else 200)
         self.end_headers()
         self.wfile.write(json.dumps(answer).encode())
@@ -394,22 +399,22 @@ class _Handler(BaseHTTPRequestHandler):
     ids=["begin", "start", "losses", "end", "close"],
 )
 @pytest.mark.slow
-def test_a_tracker_that_fails_warns_once_and_is_left_alone(
+def test_tracker_failure_warns_once_and_stops_updates(
     refused: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = begin_run(tmp_path / "run")
     record = session.open_record()
-    assignment = start(record, 1)
+    assignment = start_evaluation(record, 1)
     record.report(assignment, 1, 3.0)
     record.complete(assignment, 3.0, 1.0, {})
     with Server(refused, number) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-        tracking, said = follow(session, "mlflow", "tensorboard")
+        tracking, messages = start_trackers(session, "mlflow", "tensorboard")
         tracking.finish()
         assert not tracking.wait(60)
-        (line,) = said
+        (line,) = messages
         assert line.startswith("warning: --tracker mlflow: ")
-        assert line.endswith("injected; nothing more is shown there")
+        assert line.endswith("injected; this tracker gets no more updates")
         assert server.requests[-1] == refused
         assert server.requests.count(refused) == number
     assert READERS["tensorboard"](tmp_path / "run")["trial-0000"].ending == "well"
@@ -430,57 +435,55 @@ def test_a_tracker_that_fails_warns_once_and_is_left_alone(
         ),
     ],
 )
-def test_no_secret_of_a_url_is_shown(message: str, shown: str) -> None:
+def test_remove_secrets_masks_credentials_in_urls(message: str, shown: str) -> None:
     assert remove_secrets(message) == shown
 
 
 @pytest.mark.slow
-def test_a_warning_has_no_password_and_moves_no_cursor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_warning_has_no_password_or_control_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = begin_run(tmp_path / "run")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "htp://me:secret@host/\x1b[31m" + "x" * 500)
-    tracking, said = follow(session, "mlflow")
+    tracking, messages = start_trackers(session, "mlflow")
     tracking.finish()
     assert not tracking.wait(60)
-    (line,) = said
+    (line,) = messages
     assert r"unsupported URI 'htp://***@host/\x1b[31mxxx" in line
     assert "secret" not in line
 
 
 @pytest.mark.slow
-def test_a_tracker_may_say_what_the_locale_cannot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_message_survives_ascii_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = begin_run(tmp_path / "run")
     record = session.open_record()
-    record.complete(start(record, 1), 3.0, 1.0, {})
+    record.complete(start_evaluation(record, 1), 3.0, 1.0, {})
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     with Server() as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-        tracking, said = follow(session, "mlflow")
+        tracking, messages = start_trackers(session, "mlflow")
         tracking.finish()
         assert tracking.wait(60)
-        assert server.requests.count("runs/update") == 2, "MLflow's client prints a picture for each"
-    assert [line for line in said if "warning" in line] == []
+        assert server.requests.count("runs/update") == 2, "the MLflow client prints an emoji for each"
+    assert [line for line in messages if "warning" in line] == []
 
 
 @pytest.mark.slow
-def test_a_tracker_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_that_hangs_is_killed_after_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = begin_run(tmp_path / "run")
-    start(session.open_record(), 1)
+    start_evaluation(session.open_record(), 1)
     with Server("runs/create", 2, hangs=True) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-        tracking, said = follow(session, "mlflow")
+        tracking, messages = start_trackers(session, "mlflow")
         wait_until(lambda: server.requests.count("runs/create") == 2)
         tracking.finish()
         assert not tracking.wait(0.1)
-        (line,) = said
-        assert line.startswith(
-            "warning: --tracker mlflow: it did not come to an end; what is missing there is shown by"
-        )
+        (line,) = messages
+        assert line.startswith("warning: --tracker mlflow: it did not finish in time. To send the missing updates, use")
 
 
 @pytest.mark.slow
-def test_a_tracker_does_not_outlive_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_ends_soon_after_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = begin_run(tmp_path / "run")
-    start(session.open_record(), 1)
+    start_evaluation(session.open_record(), 1)
     job = (
         "import json, sys, time; from pathlib import Path; from hpo.trackers.tracker_processes import "
         "TrackerProcesses\n"
@@ -492,13 +495,13 @@ def test_a_tracker_does_not_outlive_its_job(tmp_path: Path, monkeypatch: pytest.
         arguments = [str(session.run_dir.path), session.storage, session.manifest.study]
         with subprocess.Popen([sys.executable, "-c", job, *arguments], cwd=ROOT) as process:
             wait_until(lambda: server.requests.count("runs/create") == 2)
-            tracker = process_of(session.run_dir.path, "mlflow")
+            tracker = find_tracker_pid(session.run_dir.path, "mlflow")
             process.kill()
         wait_until(lambda: not Path(f"/proc/{tracker}").exists())
 
 
-def recorded(run_dir: Path) -> dict[str, TrackedEvaluation]:
-    """Return what a run without failures should be shown as, by its studies."""
+def read_expected(run_dir: Path) -> dict[str, TrackedEvaluation]:
+    """Return the evaluations that trackers should show, read from the studies of a run without failures."""
     shown = {}
     for kind, study in (("trial-{0:04d}", ""), ("confirms-{1:04d}-{0:04d}", f"{run_dir.name}-confirm")):
         for trial in load_trials(run_dir, study):
@@ -508,40 +511,43 @@ def recorded(run_dir: Path) -> dict[str, TrackedEvaluation]:
     return shown
 
 
-def test_all_trackers_at_once_show_a_run_and_its_confirmations(mpi: Mpi, tmp_path: Path) -> None:
+def test_all_trackers_show_run_and_confirmations(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--evaluations", 6, "--top-n", 2, "--confirm-seeds", 1, "--run-dir", "run"]
     trackers = [word for name in TRACKERS for word in ("--tracker", name)]
     done = mpi.run(2, ROOT / "run_islands.py", QUICK, "--ranks-per-worker", 1, *options, *trackers, cwd=tmp_path)
     assert done.returncode == 0
-    assert "--tracker wandb: no account is known here, so it is offline: wandb sync run/wandb/off" in done.stderr
-    late = [line for line in done.stderr.splitlines() if "it did not come to an end" in line]  # where cores are taken
+    hint = "no account is configured, so runs are stored offline. To upload them: wandb sync run/wandb/off"
+    assert f"--tracker wandb: {hint}" in done.stderr
+    # Trackers may be slow if other processes use the cores.
+    late = [line for line in done.stderr.splitlines() if "it did not finish in time" in line]
     assert len(done.stderr.splitlines()) == len(late) + 1
     assert track_run(tmp_path / "run", TRACKERS, None)
-    expected = recorded(tmp_path / "run")
+    expected = read_expected(tmp_path / "run")
     assert len(expected) == 8
     for name in TRACKERS:
         assert_same(READERS[name](tmp_path / "run"), expected)
     assert read_mlflow_status(tmp_path / "run") == "FINISHED"
 
 
-def test_a_run_ends_though_a_tracker_hangs(mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_ends_although_tracker_hangs(mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["--evaluations", 50, "--target-loss", 1000, "--run-dir", "run", "--set", "seconds=0.1"]
     with Server("experiments/get-by-name", 1, hangs=True) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
         done = mpi.run(2, ROOT / "run_islands.py", QUICK, *options, "--islands", 1, "--tracker", "mlflow", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stderr.splitlines() == [
-        "warning: --tracker mlflow: it did not come to an end; what is missing there is shown by a --resume, or by "
+        "warning: --tracker mlflow: it did not finish in time. To send the missing updates, use --resume or "
         "hpo track run --tracker mlflow"
     ]
     assert "The study is" in done.stdout
 
 
-WITHOUT = """  # mlflow, nor wandb but for a folder of its name in the current directory
+# mlflow is not importable, and the only wandb is a folder of that name in the current directory.
+PROGRAM_WITHOUT_PACKAGES = """
 import sys
 from importlib.machinery import PathFinder
 
-class Nowhere:
+class MissingPackages:
     @staticmethod
     def find_spec(name, path, target=None):
         if name == "wandb":
@@ -549,7 +555,7 @@ class Nowhere:
         if name == "mlflow":
             raise ModuleNotFoundError(name)
 
-sys.meta_path.insert(0, Nowhere)
+sys.meta_path.insert(0, MissingPackages)
 
 from hpo.cli import main
 
@@ -558,20 +564,21 @@ main()
 
 
 @pytest.mark.slow
-def test_a_tracker_has_to_be_known_and_installed(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no tracker 'tensorbord'; there are tensorboard, mlflow, wandb"):
+def test_tracker_option_rejects_unknown_or_missing_package(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--tracker must be one of tensorboard, mlflow, wandb, got 'tensorbord'"):
         Options(QUICK, trackers=("mlflow", "tensorbord"))
     (tmp_path / "wandb").mkdir()
     for name, installed in (("wandb", False), ("mlflow", False), ("tensorboard", True)):
         done = subprocess.run(
-            [sys.executable, "-c", WITHOUT, "track", "nowhere", "--tracker", name],
+            [sys.executable, "-c", PROGRAM_WITHOUT_PACKAGES, "track", "nowhere", "--tracker", name],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
         )
         assert done.returncode == 2
-        reason = "nowhere holds no run" if installed else f"it is not installed here: pip install 'hpo-islands[{name}]'"
+        command = f"pip install 'hpo-islands[{name}]'"
+        reason = "nowhere holds no run" if installed else f"the package is not installed. Run: {command}"
         assert reason in done.stderr
 
 

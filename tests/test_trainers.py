@@ -1,4 +1,4 @@
-"""What an objective finds in its trainer, when a trainer is replaced, and what of it is shown and kept."""
+"""Trainers: the environment of an objective, when a trainer is replaced, and which output is shown and kept."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LEAVING = SEARCHES / "leaving.py"
 START = "space = SearchSpace(k=Int(0, 9))\n\n\ndef objective(params, worker):\n    return params['k']\n"
 
 
-def seen_by(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the rank, and what it has written down, of each evaluation."""
+def read_rank_notes(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rank and the notes of each evaluation on each rank."""
     for path in sorted(folder.glob("*-?.json")):
         yield int(path.stem.partition("-")[2]), json.loads(path.read_text())
 
@@ -37,7 +37,7 @@ def test_objective_for_torchrun_runs_unchanged(each_mpi: Mpi, tmp_path: Path, si
     options = ["--ranks-per-worker", size, "--islands", 1, "--evaluations", 3, "--set", f"folder={tmp_path}"]
     job = each_mpi.run(size, PROGRAM, TORCHRUN, *options, "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, ""), job.stdout
-    found = list(seen_by(tmp_path))
+    found = list(read_rank_notes(tmp_path))
     assert len(found) == 3 * size
     for rank, seen in found:
         environment, comm = seen["environment"], seen["comm"]
@@ -51,7 +51,7 @@ def test_objective_for_torchrun_runs_unchanged(each_mpi: Mpi, tmp_path: Path, si
         expected |= {"GROUP_WORLD_SIZE": 1, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
         expected |= {"ROLE_NAME": "default", "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
         expected |= {"TORCHELASTIC_RUN_ID": "hpo", "TORCHELASTIC_USE_AGENT_STORE": True}
-        assert {name: environment[name] for name in expected} == {name: str(one) for name, one in expected.items()}
+        assert {name: environment[name] for name in expected} == {name: str(value) for name, value in expected.items()}
         launchers = ("PMI", "MPI", "HYD", "OMPI", "PRTE", "SLURM_PROCID", "SLURM_NTASKS")
         assert [name for name in environment if name.startswith(launchers)] == []
         before, ranks = (rank - 1) % size, list(range(size))
@@ -68,7 +68,7 @@ def test_objective_for_torchrun_runs_unchanged(each_mpi: Mpi, tmp_path: Path, si
         assert seen["met"] <= size
 
 
-def test_trainer_is_replaced_if_something_is_left_in_it(mpi: Mpi, tmp_path: Path) -> None:
+def test_trainer_with_leftovers_is_replaced(mpi: Mpi, tmp_path: Path) -> None:
     given = [{"k": k} for k in (0, 4, 1, 2, 3, 5)]
     (tmp_path / "given.json").write_text(json.dumps([*given]))
     options = ["--ranks-per-worker", 1, "--islands", 1, "--evaluations", 6, "--enqueue", "given.json"]
@@ -77,7 +77,7 @@ def test_trainer_is_replaced_if_something_is_left_in_it(mpi: Mpi, tmp_path: Path
     found = re.findall(r"^worker 0 rank 0 \| way (\w+) process (\d+) folder (.*)$", job.stdout, re.MULTILINE)
     assert [way for way, _, _ in found] == ["nothing", "settings", "thread", "child", "group", "daemon"]
     processes = [process for _, process, _ in found]
-    assert len(set(processes[:3])) == 1, "nothing is left by the first two"
+    assert len(set(processes[:3])) == 1, "the first two leave nothing in the trainer"
     assert len(set(processes[2:])) == 4, "each of these leaves something"
     assert {folder for _, _, folder in found} == {str(tmp_path)}
     for trial in range(6):
@@ -87,14 +87,14 @@ def test_trainer_is_replaced_if_something_is_left_in_it(mpi: Mpi, tmp_path: Path
         assert "10%" not in kept
     assert job.stdout.count("worker 0 rank 0 | native code\n") == 6
     time.sleep(0.5)
-    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"sleep\x003607" in _read(path)]
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"sleep\x003607" in _read_bytes(path)]
     fresh = mpi.run(
         1, PROGRAM, LEAVING, *options[:-3], 2, *options[-2:], "--fresh-trainers", "--run-dir", "fresh", cwd=tmp_path
     )
-    assert len(set(re.findall(r"process (\d+)", fresh.stdout))) == 2, "each evaluation has a process of its own"
+    assert len(set(re.findall(r"process (\d+)", fresh.stdout))) == 2, "each evaluation has its own process"
 
 
-def test_logging_of_a_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) -> None:
+def test_logging_in_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) -> None:
     """Logging may be configured in the file, in the objective, or not at all."""
     text = "import logging, sys\nfrom hpo import Int, SearchSpace\n{}"
     text += "space = SearchSpace(k=Int(0, 9))\nlog = logging.getLogger('mine')\n"
@@ -107,8 +107,8 @@ def test_logging_of_a_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) ->
         "objective": ("", config.format("stdout"), ["mine: at info", "mine: at warning"]),
         "none": ("", "pass", ["WARNING mine: at warning"]),
     }
-    for name, (above, inside, lines) in files.items():
-        (tmp_path / f"{name}.py").write_text(text.format(above, inside))
+    for name, (file_code, objective_code, lines) in files.items():
+        (tmp_path / f"{name}.py").write_text(text.format(file_code, objective_code))
         options = ["--ranks-per-worker", 1, "--evaluations", 2, "--run-dir", f"run-{name}"]
         job = mpi.run(1, PROGRAM, f"{name}.py", *options, cwd=tmp_path)
         assert job.returncode == 0, job.stderr
@@ -120,20 +120,20 @@ def test_logging_of_a_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) ->
             assert kept[-len(lines) :] == [f"rank 0 | {line}" for line in lines]
 
 
-def test_compiler_and_functional_collectives_work_in_each_evaluation(mpi: Mpi, tmp_path: Path) -> None:
-    """After a failure, after one rank's trainer was replaced, and after more compilations than torch allows."""
+def test_compiler_and_collectives_work_in_each_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+    """Evaluations follow a failure, a replaced trainer, and more compilations than torch allows."""
     (tmp_path / "given.json").write_text(json.dumps([{"k": k} for k in (50, 2, 51, 3)]))
     options = ["--ranks-per-worker", 2, "--evaluations", 16, "--enqueue", "given.json", "--run-dir", "run"]
     job = mpi.run(2, PROGRAM, SEARCHES / "lasting.py", *options, cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     failures = [trial.user_attrs.get("failure") for trial in load_trials(tmp_path / "run")]
     assert len(failures) == 16
-    (failure,) = [one for one in failures if one]
+    (failure,) = [text for text in failures if text]
     assert re.fullmatch(r"rank [01], lasting.py:22: ValueError: no", failure)
     assert "recompile_limit" not in job.stdout + job.stderr
 
 
-def test_changes_of_a_process_reach_neither_the_search_nor_other_ranks(mpi: Mpi, tmp_path: Path) -> None:
+def test_process_changes_by_objective_stay_in_its_trainer(mpi: Mpi, tmp_path: Path) -> None:
     """The search file changes numpy's errors, the folder, the dtype, the environment, the umask, and stdout."""
     given = [{"x": 1e-300, "y": 0.0}, {"x": 1e-300, "y": 1.0}]
     (tmp_path / "given.json").write_text(json.dumps(given))
@@ -151,14 +151,14 @@ def test_changes_of_a_process_reach_neither_the_search_nor_other_ranks(mpi: Mpi,
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def _read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:
         return b""
 
 
-def test_search_file_that_is_not_safe_to_fork_is_imported_by_trainers(mpi: Mpi, tmp_path: Path) -> None:
+def test_search_file_unsafe_to_fork_is_imported_by_trainers(mpi: Mpi, tmp_path: Path) -> None:
     text = "import threading, time\nfrom hpo import Int, SearchSpace\n"
     text += "threading.Thread(target=time.sleep, args=(999,), daemon=True).start()\n" + START
     text += "\nspace.require(lambda p: p['k'] != 3, 'not three')\n\ndef prepare():\n    return 5\n"
@@ -171,8 +171,8 @@ def test_search_file_that_is_not_safe_to_fork_is_imported_by_trainers(mpi: Mpi, 
     assert (job.returncode, job.stderr) == (0, "")
     assert job.stdout.count("my_search.py: when it is imported, it starts 1 thread: each trainer imports it\n") == 1
     losses = sorted(find_complete_losses(load_trials(tmp_path / "run")).values())
-    assert losses == [0, 1, 2, 4, 5, 6, 7, 8, 9], "all that the rule allows"
-    assert (tmp_path / "run" / "search_space-1.py").read_text() == before, "what was read first is what runs"
+    assert losses == [0, 1, 2, 4, 5, 6, 7, 8, 9], "all values that the constraint allows"
+    assert (tmp_path / "run" / "search_space-1.py").read_text() == before, "the run uses the file as it was first read"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_search_file_that_is_not_safe_to_fork_is_imported_by_trainers(mpi: Mpi, 
         ("import missing_module", "my_search.py could not be imported:\nTraceback"),
     ],
 )
-def test_search_file_that_ends_its_process_is_a_mistake(mpi: Mpi, tmp_path: Path, line: str, message: str) -> None:
+def test_search_file_that_crashes_ends_run_with_message(mpi: Mpi, tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "my_search.py").write_text(f"print('begun')\n{line}\nfrom hpo import Int, SearchSpace\n{START}")
     job = mpi.run(2, PROGRAM, "my_search.py", "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "begun\n")
@@ -193,7 +193,7 @@ def test_search_file_that_ends_its_process_is_a_mistake(mpi: Mpi, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
-def test_prepare_that_crashes_is_a_mistake(mpi: Mpi, tmp_path: Path) -> None:
+def test_prepare_that_crashes_ends_run_with_message(mpi: Mpi, tmp_path: Path) -> None:
     text = f"import os\nfrom hpo import Int, SearchSpace\n{START}\n\ndef prepare():\n    os.kill(os.getpid(), 11)\n"
     (tmp_path / "my_search.py").write_text(text)
     job = mpi.run(2, PROGRAM, "my_search.py", "--run-dir", "run", cwd=tmp_path)
@@ -201,7 +201,7 @@ def test_prepare_that_crashes_is_a_mistake(mpi: Mpi, tmp_path: Path) -> None:
     assert job.stderr.startswith("error: my_search.py: prepare: the trainer was ended by SIGSEGV")
 
 
-def test_test_that_crashes_costs_only_its_metrics(mpi: Mpi, tmp_path: Path) -> None:
+def test_final_test_that_crashes_is_a_warning(mpi: Mpi, tmp_path: Path) -> None:
     text = "import os\nimport torch\nfrom hpo import Int, SearchSpace\n" + START.replace(
         "    return", "    worker.offer_weights({'weight': torch.ones(1)})\n    return"
     )
@@ -214,19 +214,27 @@ def test_test_that_crashes_costs_only_its_metrics(mpi: Mpi, tmp_path: Path) -> N
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def test_environment_of_trainers_has_no_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_environment_lacks_launcher_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a,b", "PATH": "/bin", "MPICH_ASYNC": "0"}
-    gone = ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_ID", "HYDI_X"]
+    removed = [
+        "PMI_RANK",
+        "PMIX_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "SLURM_STEP_ID",
+        "HYDI_X",
+    ]
     for name in list(os.environ):
         monkeypatch.delenv(name)
-    for name, value in {**kept, **dict.fromkeys(gone, "1")}.items():
+    for name, value in {**kept, **dict.fromkeys(removed, "1")}.items():
         monkeypatch.setenv(name, value)
     assert make_plain_environment() == {**kept, "PYTHONHASHSEED": "0"}
 
 
 @pytest.mark.parametrize(("given", "seed"), [(None, "0"), ("random", "0"), ("7", "7")])
-def test_templates_have_the_same_hashes(monkeypatch: pytest.MonkeyPatch, given: str | None, seed: str) -> None:
-    """Each host has a template of its own."""
+def test_template_environment_fixes_hash_seed(monkeypatch: pytest.MonkeyPatch, given: str | None, seed: str) -> None:
+    """Each host has its own template."""
     if given is not None:
         monkeypatch.setenv("PYTHONHASHSEED", given)
     assert make_plain_environment()["PYTHONHASHSEED"] == make_template_environment()["PYTHONHASHSEED"] == seed
@@ -240,10 +248,10 @@ def test_templates_have_the_same_hashes(monkeypatch: pytest.MonkeyPatch, given: 
     [
         ({}, True),
         ({"MPI_LOCALRANKID": "0"}, True),
-        ({"MPI_LOCALRANKID": "1", "SLURM_LOCALID": "0"}, False),  # mpirun in a batch script
+        ({"MPI_LOCALRANKID": "1", "SLURM_LOCALID": "0"}, False),  # set by mpirun in a batch script
         ({"OMPI_COMM_WORLD_LOCAL_RANK": "3"}, False),
         ({"SLURM_LOCALID": "0"}, True),
     ],
 )
-def test_first_rank_of_host_is_known_by_launcher(environment: dict[str, str], expected: bool) -> None:
+def test_first_rank_of_host_is_read_from_launcher(environment: dict[str, str], expected: bool) -> None:
     assert is_first_on_host(environment) is expected

@@ -1,3 +1,5 @@
+"""Status of a run for `hpo watch`: pace, phases, islands and workers, and its output without a screen."""
+
 from __future__ import annotations
 
 import json
@@ -29,7 +31,7 @@ from tests.support.watching import (
     make_environment,
     make_finished_run,
     make_light_command,
-    make_look,
+    make_snapshot,
     record_evaluation,
     run_in_terminal,
 )
@@ -37,56 +39,66 @@ from tests.support.watching import (
 DAY = 86400.0
 
 
-def written(seconds: float) -> str:
-    """Write a moment as run.json does."""
+def format_start(seconds: float) -> str:
+    """Format a time as in run.json."""
     return time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime(seconds))
 
 
-def test_the_time_left_is_that_of_this_session_without_the_pause_before_it() -> None:
+def test_pace_counts_only_current_session() -> None:
     before = [make_evaluation(n, started=float(n), ended=n + 1.0) for n in range(50)]
     now = [make_evaluation(50 + n, started=DAY + 30 * n, ended=DAY + 30 * n + 30) for n in range(4)]
-    going = make_evaluation(54, "running", started=DAY + 120)
-    run = compute_run_status(make_look([*before, *now, going], DAY + 160, about={"started": written(DAY)}))
-    assert (run.done, run.total) == (54, 100)
-    assert run.pace.per_minute == pytest.approx(60 * 4 / 160), "the 40 s since the last one count"
-    assert run.pace.seconds_left == pytest.approx(45 * 160 / 5), (
-        "the one that runs for longer than the others is nearly done"
+    running = make_evaluation(54, "running", started=DAY + 120)
+    run = compute_run_status(
+        make_snapshot([*before, *now, running], DAY + 160, manifest_values={"started": format_start(DAY)})
     )
-    over = compute_run_status(make_look([*before, *now], DAY + 9999, about={"started": written(DAY)}, is_in_use=False))
-    assert (over.phase, over.pace.seconds_left) == ("stopped", None)
-    assert over.pace.per_minute == pytest.approx(60 * 4 / 120), "nothing goes on, so that time does not count"
-    new = compute_run_status(make_look(before, DAY + 5, about={"started": written(DAY)}))
-    assert (new.pace.per_minute, new.pace.seconds_left) == (None, None)
+    assert (run.done, run.total) == (54, 100)
+    assert run.pace.per_minute == pytest.approx(60 * 4 / 160), "the 40 s since the last end count"
+    assert run.pace.seconds_left == pytest.approx(45 * 160 / 5), (
+        "the evaluation that runs longer than the others counts as nearly done"
+    )
+    stopped = compute_run_status(
+        make_snapshot([*before, *now], DAY + 9999, manifest_values={"started": format_start(DAY)}, is_in_use=False)
+    )
+    assert (stopped.phase, stopped.pace.seconds_left) == ("stopped", None)
+    assert stopped.pace.per_minute == pytest.approx(60 * 4 / 120), "time after the end of the run does not count"
+    just_started = compute_run_status(make_snapshot(before, DAY + 5, manifest_values={"started": format_start(DAY)}))
+    assert (just_started.pace.per_minute, just_started.pace.seconds_left) == (None, None)
 
 
-def test_the_pace_is_that_of_the_last_evaluations() -> None:
-    fast = [make_evaluation(n, started=n * 1.0, ended=n + 1.0) for n in range(60)]
+def test_pace_uses_latest_evaluations() -> None:
+    quick = [make_evaluation(n, started=n * 1.0, ended=n + 1.0) for n in range(60)]
     slow = [make_evaluation(60 + n, started=60 + 10.0 * n, ended=70 + 10.0 * n) for n in range(20)]
-    run = compute_run_status(make_look(fast + slow, 260))
+    run = compute_run_status(make_snapshot(quick + slow, 260))
     assert run.pace.per_minute == pytest.approx(6)
     assert run.pace.seconds_left == pytest.approx(200)
-    taken_over = [make_evaluation(80 + n, imported_from="trial 1 of other", started=0.0, ended=1.0) for n in range(500)]
-    assert compute_run_status(make_look(fast + slow + taken_over, 260)).pace == run.pace
+    imported = [make_evaluation(80 + n, imported_from="trial 1 of other", started=0.0, ended=1.0) for n in range(500)]
+    assert compute_run_status(make_snapshot(quick + slow + imported, 260)).pace == run.pace
 
 
-def test_the_first_of_many_workers_to_end_does_not_speak_for_all() -> None:
+def test_pace_counts_running_evaluations_in_part() -> None:
     running = [make_evaluation(n, "running", worker=n, started=0.0) for n in range(1, 100)]
-    run = compute_run_status(make_look([make_evaluation(0, ended=3600.0), *running], 3600, about={"budget": 1000}))
+    run = compute_run_status(
+        make_snapshot([make_evaluation(0, ended=3600.0), *running], 3600, manifest_values={"budget": 1000})
+    )
     assert run.pace.per_minute == pytest.approx(1 / 60)
     assert run.pace.seconds_left == pytest.approx((999 - 99) * 36)
-    hanging = compute_run_status(make_look([make_evaluation(0, ended=3600.0), *running], 36000, about={"budget": 1000}))
+    hanging = compute_run_status(
+        make_snapshot([make_evaluation(0, ended=3600.0), *running], 36000, manifest_values={"budget": 1000})
+    )
     assert hanging.pace.seconds_left == pytest.approx((999 - 99) * 360)
 
 
 @pytest.mark.parametrize("started", ["", "yesterday", "2026-01-01T00:00:00"])
-def test_a_session_whose_beginning_is_not_known_is_the_whole_run(started: str) -> None:
+def test_pace_with_unknown_session_start_uses_whole_run(started: str) -> None:
     run = compute_run_status(
-        make_look([make_evaluation(0), make_evaluation(10), make_evaluation(20)], 30, about={"started": started})
+        make_snapshot(
+            [make_evaluation(0), make_evaluation(10), make_evaluation(20)], 30, manifest_values={"started": started}
+        )
     )
     assert run.pace.per_minute == pytest.approx(6)
 
 
-def test_pauses_are_no_working_time() -> None:
+def test_working_time_excludes_pauses() -> None:
     done = [
         make_evaluation(0),
         make_evaluation(5),
@@ -94,15 +106,23 @@ def test_pauses_are_no_working_time() -> None:
         make_evaluation(100),
         make_evaluation(110),
     ]
-    time_of = WorkingTime(
+    working_time = WorkingTime(
         [*done, make_evaluation(3, "interrupted", started=3.0, ended=99.0), make_evaluation(120, "running")], 125.0
     )
-    assert [time_of.compute_seconds(moment) for moment in (0, 9, 15, 100, 105, 120, 125)] == [0, 9, 15, 15, 20, 35, 40]
-    assert time_of.total == 40
+    assert [working_time.compute_seconds(moment) for moment in (0, 9, 15, 100, 105, 120, 125)] == [
+        0,
+        9,
+        15,
+        15,
+        20,
+        35,
+        40,
+    ]
+    assert working_time.total == 40
     assert WorkingTime([make_evaluation(120, "running")], None).total == 0
 
 
-def test_the_best_so_far_begins_with_what_was_taken_over_and_counts_only_what_is_complete() -> None:
+def test_improvements_start_with_imported_best() -> None:
     evaluations = [
         make_evaluation(0, loss=5.0, imported_from="trial 3 of other", started=-1000.0, ended=-900.0),
         make_evaluation(1, loss=6.0),
@@ -111,25 +131,25 @@ def test_the_best_so_far_begins_with_what_was_taken_over_and_counts_only_what_is
         make_evaluation(4, loss=3.0, ended=30.0),
         make_evaluation(5, "failed"),
     ]
-    run = compute_run_status(make_look(evaluations))
+    run = compute_run_status(make_snapshot(evaluations))
     assert run.best == evaluations[4]
     assert run.improvements == [(0.0, 5.0), (29.0, 3.0)]
-    assert run.counts == {"taken over": 1, "complete": 3, "pruned": 1, "failed": 1}
+    assert run.counts == {"imported": 1, "complete": 3, "pruned": 1, "failed": 1}
     assert run.done == 5
 
 
 WAITING = make_evaluation(0, "waiting", confirms=0, seed=1)
 CONFIRMING = make_evaluation(0, "running", confirms=0, seed=1)
-NOT_HERE = "no run is going on here"
-GO_ON = "To go on: the same command with --run-dir runs/name --resume"
-NOT_SEEN = "process 1 on there since 2026 may still go on; its lock cannot be seen from this host"
+NOT_ACTIVE = "the run is not active"
+RESUME = "To resume: the same command with --run-dir runs/name --resume"
+UNKNOWN_REASON = "process 1 on there since 2026 may still be active; this host cannot see its lock"
 PHASES: list[tuple[dict[str, Any], str, str]] = [
     ({"evaluations": []}, "searching", ""),
     ({"evaluations": [make_evaluation(0, "running")]}, "searching", ""),
     ({"evaluations": [make_evaluation(0)]}, "ending", ""),
-    ({"evaluations": [make_evaluation(0)], "about": {"confirm_seeds": 1}}, "searching", ""),
+    ({"evaluations": [make_evaluation(0)], "manifest_values": {"confirm_seeds": 1}}, "searching", ""),
     (
-        {"evaluations": [make_evaluation(0)], "confirmations": [WAITING], "about": {"confirm_seeds": 1}},
+        {"evaluations": [make_evaluation(0)], "confirmations": [WAITING], "manifest_values": {"confirm_seeds": 1}},
         "confirming",
         "",
     ),
@@ -137,13 +157,17 @@ PHASES: list[tuple[dict[str, Any], str, str]] = [
         {
             "evaluations": [make_evaluation(0), make_evaluation(1, "running")],
             "confirmations": [WAITING],
-            "about": {"confirm_seeds": 1},
+            "manifest_values": {"confirm_seeds": 1},
         },
         "searching",
         "",
     ),
     (
-        {"evaluations": [make_evaluation(0)], "confirmations": [WAITING], "about": {"confirm_seeds": 1, "budget": 2}},
+        {
+            "evaluations": [make_evaluation(0)],
+            "confirmations": [WAITING],
+            "manifest_values": {"confirm_seeds": 1, "budget": 2},
+        },
         "searching",
         "",
     ),
@@ -151,7 +175,7 @@ PHASES: list[tuple[dict[str, Any], str, str]] = [
         {
             "evaluations": [make_evaluation(0)],
             "confirmations": [CONFIRMING],
-            "about": {"confirm_seeds": 1, "budget": 2},
+            "manifest_values": {"confirm_seeds": 1, "budget": 2},
         },
         "confirming",
         "",
@@ -167,51 +191,53 @@ PHASES: list[tuple[dict[str, Any], str, str]] = [
         "",
     ),
     (
-        {"evaluations": [make_evaluation(0, "failed")], "is_in_use": False, "about": {"confirm_seeds": 1}},
+        {"evaluations": [make_evaluation(0, "failed")], "is_in_use": False, "manifest_values": {"confirm_seeds": 1}},
         "finished",
         "",
     ),
     (
-        {"evaluations": [make_evaluation(0)], "is_in_use": False, "about": {"confirm_seeds": 1}},
+        {"evaluations": [make_evaluation(0)], "is_in_use": False, "manifest_values": {"confirm_seeds": 1}},
         "stopped",
-        f"{NOT_HERE}. {GO_ON}",
+        f"{NOT_ACTIVE}. {RESUME}",
     ),
     (
         {
             "evaluations": [make_evaluation(0)],
             "confirmations": [WAITING],
             "is_in_use": False,
-            "about": {"confirm_seeds": 1},
+            "manifest_values": {"confirm_seeds": 1},
         },
         "stopped",
-        f"{NOT_HERE}. {GO_ON}",
+        f"{NOT_ACTIVE}. {RESUME}",
     ),
-    ({"evaluations": [], "is_in_use": False, "stop_reason": "SIGTERM"}, "stopped", f"SIGTERM. {GO_ON}"),
+    ({"evaluations": [], "is_in_use": False, "stop_reason": "SIGTERM"}, "stopped", f"SIGTERM. {RESUME}"),
     (
         {"evaluations": [make_evaluation(0, "running")], "is_in_use": False, "holder": "process 1 on here since 2026"},
-        "died",
-        f"{NOT_HERE}: process 1 on here has died. {GO_ON}",
+        "crashed",
+        f"{NOT_ACTIVE}: process 1 on here has crashed. {RESUME}",
     ),
     (
         {"evaluations": [make_evaluation(0, "running")], "is_in_use": None, "holder": "process 1 on there since 2026"},
         "unknown",
-        NOT_SEEN,
+        UNKNOWN_REASON,
     ),
 ]
 
 
-@pytest.mark.parametrize(("values", "phase", "why"), PHASES)
-def test_the_phase_of_a_run(values: dict[str, Any], phase: str, why: str) -> None:
-    run = compute_run_status(make_look(**{**values, "about": {"budget": 1, **values.get("about", {})}}))
+@pytest.mark.parametrize(("values", "phase", "reason"), PHASES)
+def test_run_status_phase_and_header(values: dict[str, Any], phase: str, reason: str) -> None:
+    run = compute_run_status(
+        make_snapshot(**{**values, "manifest_values": {"budget": 1, **values.get("manifest_values", {})}})
+    )
     assert run.phase == phase
     title, *lines = (line.plain for line in format_header(run, Path("runs/name")))
     shown = {"confirming": "confirming the best", "unknown": "running or not?"}.get(phase, phase)
     assert title.startswith(f"{shown}  {run.done}/{run.total} ")
     assert title.endswith("  runs/name")
-    assert (lines[0] == why) is bool(why)
+    assert (lines[0] == reason) is bool(reason)
 
 
-def test_rungs_are_watched() -> None:
+def test_run_status_shows_rungs() -> None:
     curve = {epoch: 1 / epoch for epoch in range(1, 10)}
     evaluations = [
         make_evaluation(0, curve=curve),
@@ -219,23 +245,23 @@ def test_rungs_are_watched() -> None:
         make_evaluation(2, "running", curve={1: 1.5, 2: 1.2}, retry_of=1),
         *(make_evaluation(trial, "paused", loss=trial, curve={1: float(trial)}, paused_after=1) for trial in (3, 4)),
     ]
-    run = compute_run_status(make_look(evaluations, about={"pruner": "asha"}))
-    assert (run.done, run.phase) == (4, "searching"), "the promoted one has ended before"
+    run = compute_run_status(make_snapshot(evaluations, manifest_values={"pruner": "asha"}))
+    assert (run.done, run.phase) == (4, "searching"), "the promoted individual has already ended once"
     assert run.counts == {"complete": 1, "promoted": 1, "running": 1, "paused": 2}
     rows = make_rung_rows(run)
-    assert rows.headings == ["rung", "reached", "went on", "paused", "best", "next to go on"]
-    assert rows.cells(0) == ("1", "4", "2", "2", "1", "trial 3, 3: if 9 reach it")
+    assert rows.headings == ["rung", "reached", "continued", "paused", "best", "next promotion"]
+    assert rows.cells(0) == ("1", "4", "2", "2", "1", "trial 3, 3: after 9 have reached it")
     assert rows.cells(1) == ("3", "1", "1", "0", "0.3333", "")
     assert rows.keys == ["3", ""]
-    spent = make_look(evaluations[:1] + evaluations[3:], about={"pruner": "asha", "budget": 3})
+    spent = make_snapshot(evaluations[:1] + evaluations[3:], manifest_values={"pruner": "asha", "budget": 3})
     assert compute_run_status(spent).phase == "ending"
     better = [make_evaluation(0, "failed"), *evaluations[3:]]
-    assert compute_run_status(make_look(better, about={"pruner": "asha", "budget": 3})).phase == "searching", (
-        "trial 3 is promoted"
-    )
+    assert (
+        compute_run_status(make_snapshot(better, manifest_values={"pruner": "asha", "budget": 3})).phase == "searching"
+    ), "trial 3 is promoted"
 
 
-def test_islands_that_are_gone_are_dealt_to_those_that_are_left() -> None:
+def test_run_status_assigns_evaluations_of_removed_islands() -> None:
     evaluations = [
         make_evaluation(0, island=0, loss=3.0),
         make_evaluation(1, island=1, loss=2.0),
@@ -245,23 +271,23 @@ def test_islands_that_are_gone_are_dealt_to_those_that_are_left() -> None:
         make_evaluation(5, "waiting", island=0),
         make_evaluation(6, "interrupted", island=0),
     ]
-    run = compute_run_status(make_look(evaluations))
+    run = compute_run_status(make_snapshot(evaluations))
     shown = [
         (island.index, island.population, island.best and island.best.trial, island.failed) for island in run.islands
     ]
     assert shown == [(0, 2, 2, 0), (1, 2, 1, 1)]
 
 
-def test_each_worker_does_one_thing_and_the_oldest_comes_first() -> None:
-    dead = make_evaluation(1, "running", worker=0, started=10.0)
+def test_run_status_has_one_running_evaluation_per_worker() -> None:
+    left_over = make_evaluation(1, "running", worker=0, started=10.0)
     evaluations = [
-        dead,
+        left_over,
         make_evaluation(2, worker=3, started=20.0),
         make_evaluation(3, "running", worker=0, started=130.0),
         make_evaluation(4, "running", worker=2, started=120.0),
         make_evaluation(5, worker=1, started=110.0, ended=140.0),
     ]
-    run = compute_run_status(make_look(evaluations, about={"started": written(100)}))
+    run = compute_run_status(make_snapshot(evaluations, manifest_values={"started": format_start(100)}))
     assert [evaluation.trial for evaluation in run.running] == [4, 3]
     assert run.idle_workers == [1], "worker 3 is of an earlier session"
 
@@ -270,12 +296,12 @@ def test_each_worker_does_one_thing_and_the_oldest_comes_first() -> None:
     ("seconds", "text"),
     [(-5, "0:00"), (59.9, "0:59"), (61, "1:01"), (3600, "1:00:00"), (90000, "1 d 01 h"), (math.nan, "?")],
 )
-def test_clock(seconds: float, text: str) -> None:
+def test_format_clock(seconds: float, text: str) -> None:
     assert format_clock(seconds) == text
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///{}/study.db"])
-def test_looks_follow_the_record(tmp_path: Path, url: str | None) -> None:
+def test_snapshots_follow_the_study(tmp_path: Path, url: str | None) -> None:
     session = start_session(tmp_path / "run", storage=url and url.format(tmp_path))
     run_json = tmp_path / "run" / "run.json"
     run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "confirm_seeds": 1}))
@@ -287,9 +313,9 @@ def test_looks_follow_the_record(tmp_path: Path, url: str | None) -> None:
         record, {**PARAMS, "depth": 2}, space.make_distributions(), 9, island=1, worker=1, generation=0
     )
     for epochs in range(3):
-        look = follower.take_snapshot()
-        assert [evaluation.state for evaluation in look.evaluations] == ["complete", "running"]
-        assert len(look.evaluations[1].curve) == epochs
+        snapshot = follower.take_snapshot()
+        assert [evaluation.state for evaluation in snapshot.evaluations] == ["complete", "running"]
+        assert len(snapshot.evaluations[1].curve) == epochs
         record.report(assignment, epochs + 1, 0.25)
     record.interrupt(assignment)
     assert [evaluation.state for evaluation in follower.take_snapshot().evaluations] == [
@@ -300,7 +326,7 @@ def test_looks_follow_the_record(tmp_path: Path, url: str | None) -> None:
     assert follower.take_snapshot().confirmations == []
     session.create_confirmations(space)
     plan = make_plan(RunReader(tmp_path / "run").manifest)
-    plan.enqueue_planned(session.open_confirmations(), look.evaluations[:1], space)
+    plan.enqueue_planned(session.open_confirmations(), snapshot.evaluations[:1], space)
     assert [evaluation.state for evaluation in follower.take_snapshot().confirmations] == ["waiting"]
     run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "budget": 77}))
     assert follower.take_snapshot().manifest.budget == 77
@@ -308,12 +334,12 @@ def test_looks_follow_the_record(tmp_path: Path, url: str | None) -> None:
     assert list(map(repr, follower.take_snapshot().evaluations)) == list(map(repr, again)), "NaN does not equal itself"
 
 
-def test_whether_a_run_goes_on_is_told_where_it_can_be(tmp_path: Path) -> None:
+def test_is_in_use_follows_lock_of_run_directory(tmp_path: Path) -> None:
     run_dir = RunDir(start_session(tmp_path / "run").run_dir.path)
     assert run_dir.is_in_use is False
     with hold_run_dir(run_dir.path) as process:
         assert run_dir.is_in_use is True
-        assert run_dir.is_in_use is True, "asking takes no lock"
+        assert run_dir.is_in_use is True, "the check leaves no lock"
     assert (run_dir.is_in_use, run_dir.holder) == (False, "")
     with hold_run_dir(run_dir.path) as process:
         process.kill()
@@ -325,55 +351,55 @@ def test_whether_a_run_goes_on_is_told_where_it_can_be(tmp_path: Path) -> None:
     assert run_dir.is_in_use is False
 
 
-def piped(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_watch(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     command = make_light_command("watch", *arguments)
     return subprocess.run(command, env=make_environment(**variables), capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_printed_once(tmp_path: Path) -> None:
+def test_watch_piped_prints_finished_run_once(tmp_path: Path) -> None:
     make_finished_run(tmp_path / "run")
-    shown = piped(tmp_path / "run")
+    shown = run_watch(tmp_path / "run")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "\x1b" not in shown.stdout
     assert re.match(rf"finished  5/5 evaluations, .* a minute  {tmp_path}/run\n", shown.stdout)
     assert "best 0.2  trial 4, found 0:0" in shown.stdout
     assert "depth=5  act=relu  flag=True  lr=0.1  accuracy=0.5" in shown.stdout
     (tmp_path / "run").rename(tmp_path / "r\N{LATIN SMALL LETTER U WITH DIAERESIS}n")
-    ascii_only = piped(tmp_path / "r\N{LATIN SMALL LETTER U WITH DIAERESIS}n", PYTHONIOENCODING="ascii")
+    ascii_only = run_watch(tmp_path / "r\N{LATIN SMALL LETTER U WITH DIAERESIS}n", PYTHONIOENCODING="ascii")
     assert ascii_only.returncode == 0
     assert f"  {tmp_path}/r?n\n" in ascii_only.stdout
 
 
 @pytest.mark.slow
-def test_a_run_that_is_not_there_is_one_message(tmp_path: Path) -> None:
+def test_watch_without_run_prints_one_message(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
-        shown = piped(path)
+        shown = run_watch(path)
         assert (shown.returncode, shown.stdout) == (2, "")
         assert shown.stderr == f"error: {path} holds no run: there is no {path}/run.json\n"
 
 
 @pytest.mark.parametrize(
-    ("summary", "said"),
+    ("summary", "expected_line"),
     [
-        (None, f"no run is going on here. {GO_ON}"),
-        ({"stopped": "--time-limit 10.0 s"}, f"--time-limit 10.0 s. {GO_ON}"),
-        ({"stopped": "a target", "remedy": "a lower one"}, f"a target. {GO_ON} and a lower one"),
+        (None, f"the run is not active. {RESUME}"),
+        ({"stopped": "--time-limit 10.0 s"}, f"--time-limit 10.0 s. {RESUME}"),
+        ({"stopped": "a target", "remedy": "a lower one"}, f"a target. {RESUME} and a lower one"),
         ({"exhausted": True}, "the search space is exhausted"),
-        ([], f"no run is going on here. {GO_ON}"),
+        ([], f"the run is not active. {RESUME}"),
     ],
 )
-def test_a_run_that_stopped_says_why(tmp_path: Path, summary: object, said: str) -> None:
+def test_header_explains_why_run_stopped(tmp_path: Path, summary: object, expected_line: str) -> None:
     record_evaluation(start_session(tmp_path / "run"), 1)
     if summary is not None:
         (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
-    look = RunReader(tmp_path / "run").make_follower().take_snapshot()
-    lines = [line.plain for line in format_header(compute_run_status(look), Path("runs/name"))]
-    assert said in lines
+    snapshot = RunReader(tmp_path / "run").make_follower().take_snapshot()
+    lines = [line.plain for line in format_header(compute_run_status(snapshot), Path("runs/name"))]
+    assert expected_line in lines
     assert "1 not ended" in lines
 
 
-def test_a_real_run_is_watched_left_alone_and_listed(mpi: Mpi, tmp_path: Path) -> None:
+def test_watch_real_run_on_screen_and_in_pipe(mpi: Mpi, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     arguments = [PROGRAM, QUICK, "--run-dir", run_dir, "--evaluations", 30, "--confirm-seeds", 1, "--top-n", 2]
     job = mpi.start(2, *arguments, "--ranks-per-worker", 1, "--set", "seconds=0.25", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""The screen of `hpo watch`, driven by Textual's pilot, and on a real terminal."""
+"""The screen of `hpo watch`, tested with Textual's pilot and in a real terminal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.watching import (
     Terminal,
     hold_run_dir,
     make_environment,
-    make_look,
+    make_snapshot,
     record_evaluation,
     run_in_terminal,
     set_budget,
@@ -43,17 +43,17 @@ SCREENS = Path(__file__).parent / "screens"
 HOSTILE = ["[bold]x[/bold]", "a\nb\x1b[2J\x07\r", "\u202egnp.exe", "\udcff\U0001f3d6", "w" * 10_000, "\u4e2d" * 99, ""]
 
 Act = Callable[[WatchApp, "Pilot[int]"], Awaitable[None]]
-Looks = Iterator[tuple[RunSnapshot, RunStatus, float]]
+Updates = Iterator[tuple[RunSnapshot, RunStatus, float]]
 
 
-def make_looks(*looks: RunSnapshot) -> Looks:
-    """Return looks at a run as the reader does, without pauses."""
-    return ((look, compute_run_status(look), 0.0) for look in looks)
+def make_updates(*updates: RunSnapshot) -> Updates:
+    """Return snapshots with their status and no pause, as WatchApp expects them."""
+    return ((snapshot, compute_run_status(snapshot), 0.0) for snapshot in updates)
 
 
-def watch(looks: Looks, act: Act, size: tuple[int, int] = (100, 30), path: Path = Path("runs/name")) -> WatchApp:
-    """Show a run on a screen, and do what `act` does; the app is returned after it."""
-    app = WatchApp(path, looks)
+def watch(updates: Updates, act: Act, size: tuple[int, int] = (100, 30), path: Path = Path("runs/name")) -> WatchApp:
+    """Show a run on a screen, call `act`, and return the app."""
+    app = WatchApp(path, updates)
 
     async def run() -> None:
         async with app.run_test(size=size, notifications=True) as pilot:
@@ -65,15 +65,15 @@ def watch(looks: Looks, act: Act, size: tuple[int, int] = (100, 30), path: Path 
 
 
 async def settle(app: WatchApp, pilot: Pilot[int]) -> None:
-    """Wait until the first look is shown, and for all that reads in a thread."""
+    """Wait until the first update is shown and all worker threads have ended."""
     while app.run_status is None and app.is_running:
         await pilot.pause(0.01)
     await app.workers.wait_for_complete()
-    for _ in range(3):  # without a delay, it would wait until the process is idle, up to a second on a busy machine
+    for _ in range(3):  # Without a delay, pause waits until the process is idle: up to a second on a busy machine.
         await pilot.pause(0.01)
 
 
-def text_of(app: WatchApp) -> str:
+def read_screen(app: WatchApp) -> str:
     """Return the screen as text."""
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips) + "\n"
@@ -82,13 +82,13 @@ def text_of(app: WatchApp) -> str:
 async def wait_for(app: WatchApp, pilot: Pilot[int], text: str) -> None:
     """Wait until a text is on the screen."""
     until = time.monotonic() + 20
-    while text not in text_of(app):
-        assert time.monotonic() < until, text_of(app)
+    while text not in read_screen(app):
+        assert time.monotonic() < until, read_screen(app)
         await pilot.pause(0.05)
 
 
 def press(*keys: str) -> Act:
-    """Return what presses keys."""
+    """Return a function that presses keys."""
 
     async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         await pilot.press(*keys)
@@ -97,23 +97,23 @@ def press(*keys: str) -> Act:
     return act
 
 
-def screen_after(
-    look: RunSnapshot, *keys: str, size: tuple[int, int] = (100, 30), path: Path = Path("runs/name")
+def press_and_read_screen(
+    snapshot: RunSnapshot, *keys: str, size: tuple[int, int] = (100, 30), path: Path = Path("runs/name")
 ) -> str:
-    """Return the screen as text after some keys."""
+    """Return the screen as text after pressing keys."""
     screens: list[str] = []
 
     async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         await press(*keys)(app, pilot)
-        screens.append(text_of(app))
+        screens.append(read_screen(app))
 
-    watch(make_looks(look), act, size, path)
+    watch(make_updates(snapshot), act, size, path)
     return screens[0]
 
 
 def make_evaluations() -> list[Evaluation]:
-    """Make a small search: some are pruned, some fail, two are running."""
-    made = []
+    """Make 14 evaluations: one is pruned, three have failed, two are running, and the others are complete."""
+    evaluations = []
     for trial in range(14):
         params = {"lr": 0.5 / (trial + 1), "act": ("relu", "tanh")[trial % 2], "layers": trial % 5 + 1}
         values = {
@@ -130,16 +130,16 @@ def make_evaluations() -> list[Evaluation]:
             values["traceback"] = "Traceback (most recent call last):\n  train.py\nValueError: too bad"
         elif state != "running":
             values.update(loss=loss, metrics={"accuracy": 1 - loss / 4}, seconds=9.5)
-        made.append(make_evaluation(trial, state, curve=curve, **values))
-    return made
+        evaluations.append(make_evaluation(trial, state, curve=curve, **values))
+    return evaluations
 
 
 ENDED = [
     replace(found, state="complete", loss=1.5, ended=30.0) if found.state == "running" else found
     for found in make_evaluations()
 ]
-RUNNING = make_look(make_evaluations(), 40.0, about={"budget": 20})
-FINISHED = make_look(ENDED, 40.0, about={"budget": 14}, is_in_use=False)
+RUNNING = make_snapshot(make_evaluations(), 40.0, manifest_values={"budget": 20})
+FINISHED = make_snapshot(ENDED, 40.0, manifest_values={"budget": 14}, is_in_use=False)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def _at_a_known_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_at_a_known_time")
 @pytest.mark.parametrize(
-    ("name", "look", "keys", "size"),
+    ("name", "snapshot", "keys", "size"),
     [
         ("running", RUNNING, (), (100, 30)),
         ("finished", FINISHED, (), (80, 24)),
@@ -163,32 +163,32 @@ def _at_a_known_time(monkeypatch: pytest.MonkeyPatch) -> None:
         ("evaluation", RUNNING, ("3", "enter"), (80, 36)),
     ],
 )
-def test_screen_looks_as_it_did(
-    name: str, look: RunSnapshot, keys: tuple[str, ...], size: tuple[int, int], tmp_path: Path
+def test_screen_matches_snapshot(
+    name: str, snapshot: RunSnapshot, keys: tuple[str, ...], size: tuple[int, int], tmp_path: Path
 ) -> None:
     path, seen = SCREENS / f"{name}.txt", tmp_path / f"{name}.txt"
-    seen.write_text(screen_after(look, *keys, size=size))
+    seen.write_text(press_and_read_screen(snapshot, *keys, size=size))
     before = path.read_text() if path.exists() else ""
-    assert seen.read_text().splitlines() == before.splitlines(), f"if it is to look so: cp {seen} {path}"
+    assert seen.read_text().splitlines() == before.splitlines(), f"to accept this screen: cp {seen} {path}"
 
 
-def test_choice_filters_by_state_trial_hyperparameter_and_reason() -> None:
+def test_row_order_filters_by_any_property() -> None:
     evaluations = [*make_evaluations(), make_evaluation(0, "waiting", confirms=4, seed=1)]
     columns = make_columns(evaluations, make_manifest().objectives, 100.0)
 
-    def chosen(words: str) -> list[str]:
+    def filter_labels(words: str) -> list[str]:
         return list(RowOrder("trial", reverse=False, filter_words=words).make_rows(evaluations, columns).keys)
 
-    assert chosen("failed") == ["3", "7", "10"]
-    assert chosen("7") == ["7"]
-    assert chosen("valueError act=tanh") == ["3", "7"]
-    assert chosen("layers=1 complete") == ["0"], "5 is pruned"
-    assert chosen("confirm") == ["confirm-0"]
-    assert chosen("none") == []
-    assert len(chosen(" ")) == 15
+    assert filter_labels("failed") == ["3", "7", "10"]
+    assert filter_labels("7") == ["7"]
+    assert filter_labels("valueError act=tanh") == ["3", "7"]
+    assert filter_labels("layers=1 complete") == ["0"], "5 is pruned"
+    assert filter_labels("confirm") == ["confirm-0"]
+    assert filter_labels("none") == []
+    assert len(filter_labels(" ")) == 15
 
 
-def test_choice_sorts_numbers_and_leaves_gaps_last() -> None:
+def test_row_order_sorts_missing_values_last() -> None:
     evaluations = [
         make_evaluation(0, loss=10.0, params={"a": "x"}),
         make_evaluation(1, "failed", params={"a": 3}),
@@ -198,22 +198,22 @@ def test_choice_sorts_numbers_and_leaves_gaps_last() -> None:
     ]
     columns = make_columns(evaluations, make_manifest().objectives, 100.0)
 
-    def ranked(heading: str, reverse: bool = False) -> list[str]:
+    def sort_labels(heading: str, reverse: bool = False) -> list[str]:
         return list(RowOrder(heading, reverse).make_rows(evaluations, columns).keys)
 
-    assert ranked("loss") == ["3", "2", "0", "1", "4"]
-    assert ranked("loss", reverse=True) == ["0", "2", "3", "1", "4"]
-    assert ranked("a") == ["1", "3", "4", "0", "2"], "numbers, then texts, then none"
-    choice = RowOrder("loss", reverse=False)
-    choice.sort_by("loss")
-    assert choice.reverse
-    choice.sort_by("a")
-    assert not choice.reverse
+    assert sort_labels("loss") == ["3", "2", "0", "1", "4"]
+    assert sort_labels("loss", reverse=True) == ["0", "2", "3", "1", "4"]
+    assert sort_labels("a") == ["1", "3", "4", "0", "2"], "numbers, then texts, then none"
+    order = RowOrder("loss", reverse=False)
+    order.sort_by("loss")
+    assert order.reverse
+    order.sort_by("a")
+    assert not order.reverse
 
 
-def test_table_makes_only_rows_in_sight() -> None:
+def test_table_renders_only_visible_rows() -> None:
     many = [make_evaluation(trial, params={"lr": trial / 7}, worker=trial % 64) for trial in range(10_000)]
-    made: set[int] = set()
+    rendered_rows: set[int] = set()
 
     async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         await press("2")(app, pilot)
@@ -221,28 +221,28 @@ def test_table_makes_only_rows_in_sight() -> None:
         rows = table._rows
 
         def cells(row: int) -> Sequence[str | Text]:
-            made.add(row)
+            rendered_rows.add(row)
             return rows.cells(row)
 
         table.show(rows._replace(cells=cells))
         await press("end")(app, pilot)
         assert table.key == "0", "the latest comes first"
-        assert re.search(r"^ +0  complete .*\n", text_of(app), re.MULTILINE)
+        assert re.search(r"^ +0  complete .*\n", read_screen(app), re.MULTILINE)
         await press("pageup", "up", "home", "down")(app, pilot)
         assert table.key == "9998"
         await press("slash", *"9997")(app, pilot)
-        assert "1 of 10000 evaluations" in text_of(app)
+        assert "1 of 10000 evaluations" in read_screen(app)
         assert table.key == "9997"
         await press("escape")(app, pilot)
-        assert "10000 evaluations" in text_of(app)
+        assert "10000 evaluations" in read_screen(app)
         assert app.focused is table
 
-    watch(make_looks(make_look(many, 1e5, about={"budget": 20_000})), act)
-    assert made
-    assert len(made) < 300
+    watch(make_updates(make_snapshot(many, 1e5, manifest_values={"budget": 20_000})), act)
+    assert rendered_rows
+    assert len(rendered_rows) < 300
 
 
-def test_cursor_stays_on_its_evaluation_as_others_come() -> None:
+def test_table_cursor_stays_on_its_evaluation() -> None:
     before = make_evaluations()
     after = [*before, make_evaluation(14, "running")]
 
@@ -250,41 +250,41 @@ def test_cursor_stays_on_its_evaluation_as_others_come() -> None:
         table = app.query_one("#evaluations Table", Table)
         await press("2")(app, pilot)
         assert table.key == "13"
-        show(app, after)
+        post_update(app, after)
         await settle(app, pilot)
-        assert table.key == "14", "in the first row, it stays there"
+        assert table.key == "14", "a cursor in the first row stays in it"
         await press("down", "down")(app, pilot)
         assert table.key == "12"
-        show(app, [*after, make_evaluation(15, "running")])
+        post_update(app, [*after, make_evaluation(15, "running")])
         await settle(app, pilot)
         assert table.key == "12"
-        assert text_of(app).splitlines()[5].split()[0] == "15"
+        assert read_screen(app).splitlines()[5].split()[0] == "15"
 
-    watch(make_looks(make_look(before)), act)
-
-
-def show(app: WatchApp, evaluations: list[Evaluation], **values: object) -> None:
-    """Let an app show another look at its run."""
-    look = make_look(evaluations, 300.0, **values)
-    app.post_message(RunUpdated(look, compute_run_status(look)))
+    watch(make_updates(make_snapshot(before)), act)
 
 
-def test_click_on_heading_sorts_and_on_row_opens() -> None:
+def post_update(app: WatchApp, evaluations: list[Evaluation], **values: object) -> None:
+    """Send an app another snapshot of its run."""
+    snapshot = make_snapshot(evaluations, 300.0, **values)
+    app.post_message(RunUpdated(snapshot, compute_run_status(snapshot)))
+
+
+def test_table_click_sorts_or_opens() -> None:
     async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         await press("2")(app, pilot)
-        heading = text_of(app).splitlines()[4]
+        heading = read_screen(app).splitlines()[4]
         for arrow in "\u25b2\u25bc":
             await pilot.click("#evaluations Table", offset=(heading.index("lr"), 0))
             await settle(app, pilot)
-            assert f" lr{arrow}" in text_of(app)
-        assert text_of(app).splitlines()[5].split()[0] == "0", "the highest lr"
+            assert f" lr{arrow}" in read_screen(app)
+        assert read_screen(app).splitlines()[5].split()[0] == "0", "the highest lr"
         await pilot.click("#evaluations Table", offset=(10, 2))
         await settle(app, pilot)
-        assert "trial 1 of runs/name: complete" in text_of(app)
+        assert "trial 1 of runs/name: complete" in read_screen(app)
         await press("escape")(app, pilot)
-        assert "evaluations" in text_of(app).splitlines()[1]
+        assert "evaluations" in read_screen(app).splitlines()[1]
 
-    watch(make_looks(RUNNING), act)
+    watch(make_updates(RUNNING), act)
 
 
 def test_copy_puts_hyperparameters_on_clipboard() -> None:
@@ -297,70 +297,70 @@ def test_copy_puts_hyperparameters_on_clipboard() -> None:
         await press("escape", "question_mark")(app, pilot)
         await wait_for(app, pilot, "previous tab")
         await press("question_mark", "4", "3", "slash", "escape", "1")(app, pilot)
-        assert "previous tab" not in text_of(app)
-        assert "best loss over time" in text_of(app)
+        assert "previous tab" not in read_screen(app)
+        assert "best loss over time" in read_screen(app)
 
-    watch(make_looks(RUNNING), act)
+    watch(make_updates(RUNNING), act)
 
 
-def test_evaluation_that_runs_is_kept_up_to_date(tmp_path: Path) -> None:
+def test_evaluation_screen_updates_while_running(tmp_path: Path) -> None:
     curve = {1: 0.75}
 
     async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         await press("2", "enter")(app, pilot)
-        assert "trial 0 of" in text_of(app)
-        assert "loss by epoch" not in text_of(app), "one loss is no plot"
+        assert "trial 0 of" in read_screen(app)
+        assert "loss by epoch" not in read_screen(app), "a plot needs two losses"
         (tmp_path / "logs").mkdir()
         (tmp_path / "logs" / "0.txt").write_text("rank 0 | [red]hello[/red]\x1b[2J\n")
-        show(app, [make_evaluation(0, "running", curve={**curve, 2: 0.25})])
+        post_update(app, [make_evaluation(0, "running", curve={**curve, 2: 0.25})])
         await settle(app, pilot)
-        text = text_of(app)
+        text = read_screen(app)
         assert "loss by epoch" in text
         assert "0.25" in text
         assert r"rank 0 | [red]hello[/red]\x1b[2J" in text
 
-    watch(make_looks(make_look([make_evaluation(0, "running", curve=curve)])), act, path=tmp_path)
+    watch(make_updates(make_snapshot([make_evaluation(0, "running", curve=curve)])), act, path=tmp_path)
 
 
 @pytest.mark.parametrize(
     ("values", "title", "line"),
     [
-        ({"about": {"budget": 14}, "is_in_use": False}, "finished  14/14 evaluations", "14 complete"),
+        ({"manifest_values": {"budget": 14}, "is_in_use": False}, "finished  14/14 evaluations", "14 complete"),
         (
             {"is_in_use": False, "stop_reason": "a target", "remedy": "a lower one"},
             "stopped  14/100 evaluations",
-            "a target. To go on: the same command with --run-dir runs/name --resume and a lower one",
+            "a target. To resume: the same command with --run-dir runs/name --resume and a lower one",
         ),
         (
             {"is_in_use": False, "holder": "process 7 on here since 2026"},
-            "died  14/100 evaluations",
-            "process 7 on here has died",
+            "crashed  14/100 evaluations",
+            "process 7 on here has crashed",
         ),
     ],
 )
 def test_screen_stays_when_run_ends(values: dict[str, object], title: str, line: str) -> None:
     async def act(app: WatchApp, pilot: Pilot[int]) -> None:
-        assert "searching  12/20 evaluations" in text_of(app)
-        show(app, [make_evaluation(trial) for trial in range(14)], **values)
+        assert "searching  12/20 evaluations" in read_screen(app)
+        post_update(app, [make_evaluation(trial) for trial in range(14)], **values)
         await settle(app, pilot)
-        assert title in text_of(app)
-        assert line in text_of(app)
+        assert title in read_screen(app)
+        assert line in read_screen(app)
         assert app.is_running
         await pilot.press("q")
 
-    assert watch(make_looks(RUNNING), act).return_value is None
+    assert watch(make_updates(RUNNING), act).return_value is None
 
 
-def test_record_that_cannot_be_read_ends_the_app() -> None:
-    def looks() -> Looks:
-        yield from make_looks(RUNNING)
+def test_app_exits_when_study_cannot_be_read() -> None:
+    def updates() -> Updates:
+        yield from make_updates(RUNNING)
         raise UsageError("runs/name: gone")
 
     async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         while app.is_running:
             await pilot.pause(0.01)
 
-    assert str(watch(looks(), act).error) == "runs/name: gone"
+    assert str(watch(updates(), act).error) == "runs/name: gone"
 
 
 def make_large_run() -> RunSnapshot:
@@ -374,23 +374,25 @@ def make_large_run() -> RunSnapshot:
         make_evaluation(1000 + n, "running", worker=n, island=n // 4, curve={1: 0.5, 2: 0.25}) for n in range(120)
     ]
     layout = {"ranks": 128, "ranks_per_worker": 1, "islands": 32}
-    return make_look(evaluations, 1300, about={"budget": 5000, "layout": layout})
+    return make_snapshot(evaluations, 1300, manifest_values={"budget": 5000, "layout": layout})
 
 
-FOREIGN = make_look(
+FOREIGN = make_snapshot(
     [
         make_evaluation(0, loss=math.inf, ended=math.nan, curve={1: math.nan}),
         make_evaluation(1, "running", started=math.nan, params={}),
     ]
 )
-HUGE = make_look([make_evaluation(n, loss=n * -1e308, curve={1: 1e308, 2: -1e308}) for n in range(2)], is_in_use=False)
+HUGE = make_snapshot(
+    [make_evaluation(n, loss=n * -1e308, curve={1: 1e308, 2: -1e308}) for n in range(2)], is_in_use=False
+)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (40, 10), (200, 60)])
-def test_terminal_may_have_any_size(size: tuple[int, int]) -> None:
+def test_app_supports_any_terminal_size(size: tuple[int, int]) -> None:
     async def act(app: WatchApp, pilot: Pilot[int]) -> None:
-        for look in (make_look([]), FOREIGN, HUGE, make_large_run()):
-            app.post_message(RunUpdated(look, compute_run_status(look)))
+        for snapshot in (make_snapshot([]), FOREIGN, HUGE, make_large_run()):
+            app.post_message(RunUpdated(snapshot, compute_run_status(snapshot)))
             for tab in ("overview", "failures", "islands", "workers", "evaluations"):
                 await app.run_action(f"go('{tab}')")
                 await settle(app, pilot)
@@ -399,25 +401,25 @@ def test_terminal_may_have_any_size(size: tuple[int, int]) -> None:
         await press("home", "enter", "question_mark")(app, pilot)
         await pilot.resize_terminal(*size[::-1])
         await settle(app, pilot)
-        assert len(text_of(app).splitlines()) == size[0]
+        assert len(read_screen(app).splitlines()) == size[0]
 
-    watch(make_looks(RUNNING), act, size)
+    watch(make_updates(RUNNING), act, size)
 
 
-def test_nothing_in_a_run_is_markup_or_moves_the_cursor() -> None:
+def test_app_escapes_markup_and_control_characters() -> None:
     params = {name: name for name in HOSTILE}
     evaluations = [make_evaluation(n, params=params, metrics={name: 0.5}, loss=n) for n, name in enumerate(HOSTILE)]
     evaluations += [make_evaluation(10 + n, "failed", failure=text, traceback=text) for n, text in enumerate(HOSTILE)]
     evaluations += [make_evaluation(20 + n, "running", params=params, worker=n) for n in range(3)]
-    look = make_look(evaluations, is_in_use=None, holder="\x1b[31m\nhere")
+    snapshot = make_snapshot(evaluations, is_in_use=None, holder="\x1b[31m\nhere")
     for keys in ((), ("2",), ("3",), ("2", "end", "enter"), ("3", "enter")):
-        text = screen_after(look, *keys, size=(300, 60), path=Path("runs") / HOSTILE[1])
+        text = press_and_read_screen(snapshot, *keys, size=(300, 60), path=Path("runs") / HOSTILE[1])
         assert all(character.isprintable() for character in text.replace("\n", ""))
         assert "[bold]x[/bold]" in text or "enter" in keys
-    assert r"a b\x1b[2J\x07" in screen_after(look, "3")
+    assert r"a b\x1b[2J\x07" in press_and_read_screen(snapshot, "3")
 
 
-def test_plot_goes_down_where_the_loss_does() -> None:
+def test_plot_steps_draws_decreasing_loss() -> None:
     text = plot_steps("loss", [(0, 9.0), (5, 5.0), (9, 1.0)], [], ("0", "9"), (12, 5)).plain
     assert [line.rstrip() for line in text.splitlines()] == [
         "loss",
@@ -429,7 +431,7 @@ def test_plot_goes_down_where_the_loss_does() -> None:
     assert "logarithmic" in plot_steps("loss", [(0, 100.0), (9, 1.0)], [], ("0", "9"), (20, 5)).plain
     assert plot_steps("loss", [(0, math.nan)], [], ("0", "9"), (20, 5)).plain == ""
     diverged = plot_steps("loss", [(0, 1.5e5), (2, 2.0), (9, 0.5)], [1.5e5, 2.0, 1.0, 0.5, 1.2], ("0", "9"), (20, 5))
-    assert diverged.plain.splitlines()[1].startswith("  2 "), "far higher losses are left out"
+    assert diverged.plain.splitlines()[1].startswith("  2 "), "far higher losses are excluded"
 
 
 @pytest.mark.slow
@@ -462,7 +464,7 @@ def _send(number: signal.Signals) -> Callable[[Terminal, Path], object]:
     ids=["q", "ctrl-c", "SIGTERM", "SIGHUP", "gone"],
 )
 @pytest.mark.slow
-def test_terminal_is_restored_however_one_leaves(
+def test_terminal_is_restored_after_any_exit(
     tmp_path: Path, leave: Callable[[Terminal, Path], object], status: int
 ) -> None:
     record_evaluation(start_session(tmp_path / "run"), 1)
@@ -498,7 +500,7 @@ def test_screen_can_be_suspended(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_run_that_dies_is_watched_until_it_is_resumed_and_ends(tmp_path: Path) -> None:
+def test_watch_follows_crashed_run_until_resumed_and_finished(tmp_path: Path) -> None:
     path = tmp_path / "run"
     session = start_session(path)
     record_evaluation(session, 1, losses=2)
@@ -524,7 +526,7 @@ def test_run_that_dies_is_watched_until_it_is_resumed_and_ends(tmp_path: Path) -
 
 @pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": ""}, {"PYTHONIOENCODING": "latin-1"}])
 @pytest.mark.slow
-def test_terminal_that_can_do_no_more_gets_lines(tmp_path: Path, variables: dict[str, str]) -> None:
+def test_watch_in_limited_terminal_prints_lines(tmp_path: Path, variables: dict[str, str]) -> None:
     record_evaluation(start_session(tmp_path / "run"), 1, losses=2)
     with run_in_terminal("watch", tmp_path / "run", **variables) as screen:
         assert screen.wait_for_end() == 0

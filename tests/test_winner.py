@@ -1,4 +1,4 @@
-"""The winner of a run: its weights, what its network does on test data, and how it is handed over."""
+"""Test the winner of a run: its saved weights, the test of its network, and `hpo best`."""
 
 from __future__ import annotations
 
@@ -31,72 +31,72 @@ from tests.support.writer_stubs import LeaderStub, make_trainer_stub, make_write
 WEIGHING = SEARCHES / "weighing.py"
 
 
-def begin(leader: LeaderStub, lr: float) -> Assignment:
+def begin_evaluation(leader: LeaderStub, lr: float) -> Assignment:
     return leader.begin({"layers": 1, "activation": "relu", "lr": lr, "gamma": 0.9})
 
 
-def leaders_of(folder: Path, count: int) -> list[LeaderStub]:
-    """Make what each leader of a run has; one writer keeps the weights of all of them."""
+def make_leaders(folder: Path, count: int) -> list[LeaderStub]:
+    """Return a stub for each leader of a run. All of them share one writer of weights."""
     writer = make_writer(Record(folder / "study.log", folder.name), folder)
     return [LeaderStub(writer, settings={"epochs": 4}) for _ in range(count)]
 
 
-def leader_of(folder: Path) -> LeaderStub:
-    (leader,) = leaders_of(folder, 1)
+def make_leader(folder: Path) -> LeaderStub:
+    (leader,) = make_leaders(folder, 1)
     return leader
 
 
-def run_by(test: Callable[..., Any]) -> RunTest:
-    """Return what tests a network as a trainer does, by this function instead of the search file's."""
+def wrap_test(test: Callable[..., Any]) -> RunTest:
+    """Return a function that tests a network like a trainer, with `test` instead of the search file's."""
     search = load_search_file(WEIGHING).bind_settings([])
     return make_run_test(replace(search, file=replace(search.file, test=test)))
 
 
-def kept(folder: Path) -> tuple[int, float]:
+def read_kept(folder: Path) -> tuple[int, float]:
     weights = read_weights(folder / "best.safetensors")
     assert weights is not None
     return weights.trial, weights.state["w"].item()
 
 
-def content_of_test_json(metrics: dict[str, float]) -> dict[str, Any]:
-    """Return the content of test.json after one test of the network that the search has trained as trial 0."""
+def make_test_content(metrics: dict[str, float]) -> dict[str, Any]:
+    """Return the content of test.json after the first test of the network of trial 0."""
     return {"trial": 0, "confirmation": None, "times": 1, "metrics": metrics, "predictions": [], "texts": []}
 
 
-def test_only_the_weights_of_the_best_of_all_leaders_are_kept(tmp_path: Path) -> None:
+def test_best_weights_are_kept_over_all_leaders(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     make_run(folder)
-    one, other = leaders_of(folder, 2)
-    assignments = [begin(leader, lr) for leader, lr in ((one, 0.1), (other, 0.2), (one, 0.3), (one, 0.4))]
+    one, other = make_leaders(folder, 2)
+    assignments = [begin_evaluation(leader, lr) for leader, lr in ((one, 0.1), (other, 0.2), (one, 0.3), (one, 0.4))]
     assert read_weights(folder / "best.safetensors") is None
     one.complete(assignments[2], 0.5, {"w": torch.tensor([1.0])})
-    assert kept(folder) == (2, 1.0)
-    # Both are better than what there is; another one completes between the copy of the first and its end.
+    assert read_kept(folder) == (2, 1.0)
+    # Both losses are lower than the saved one. The second trial completes before the first is saved.
     assert one.is_wanted(assignments[0], 0.4)
     better = make_trainer_stub({"w": torch.tensor([3.0])})
     other.complete(assignments[1], 0.3, {"w": torch.tensor([4.0])})
     one.recorder.complete(assignments[0], 0.4, 1.0, {})
     one.keeper.save_weights(assignments[0], better)
-    assert kept(folder) == (1, 4.0)
-    assert not one.is_wanted(assignments[3], 0.3), "it is no better"
+    assert read_kept(folder) == (1, 4.0)
+    assert not one.is_wanted(assignments[3], 0.3), "an equal loss is not better"
     assert sorted(path.name for path in folder.iterdir()) == ["best.safetensors", "run.json", "study.log"]
 
 
-def test_of_equal_losses_the_weights_are_of_the_trial_that_is_the_best(tmp_path: Path) -> None:
+def test_best_weights_of_equal_losses_are_of_the_first_trial(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     make_run(folder)
-    leader = leader_of(folder)
-    first, second = begin(leader, 0.1), begin(leader, 0.2)
+    leader = make_leader(folder)
+    first, second = begin_evaluation(leader, 0.1), begin_evaluation(leader, 0.2)
     leader.complete(second, 0.5, {"w": torch.tensor([2.0])})
     leader.complete(first, 0.5, {"w": torch.tensor([1.0])})
-    assert kept(folder) == (0, 1.0)
+    assert read_kept(folder) == (0, 1.0)
     assert rank_evaluations(RunReader(folder).read_evaluations(), 1)[0].trial == 0
 
 
-def test_what_is_copied_are_the_weights_of_that_moment(tmp_path: Path) -> None:
+def test_offered_weights_are_copied_at_once(tmp_path: Path) -> None:
     weights = torch.ones(2, 3).t()
     trainer = make_trainer_stub({"w": weights})
-    weights += 1  # the network trains on
+    weights += 1  # The training continues.
     about = {"trial": "0", "params": "{}", "settings": "{}"}
     path = tmp_path / "best.safetensors"
     assert trainer.write_weights(str(path), about) == ""
@@ -106,10 +106,10 @@ def test_what_is_copied_are_the_weights_of_that_moment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.bool])
-def test_weights_of_any_type_come_back(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_weights_of_any_dtype_are_restored(tmp_path: Path, dtype: torch.dtype) -> None:
     make_run(tmp_path / "run")
-    leader, tied = leader_of(tmp_path / "run"), torch.ones(3, dtype=dtype)
-    leader.complete(begin(leader, 0.1), 0.5, {"a": tied, "b": tied, "none": tied[:0], "one": tied[0]})
+    leader, tied = make_leader(tmp_path / "run"), torch.ones(3, dtype=dtype)
+    leader.complete(begin_evaluation(leader, 0.1), 0.5, {"a": tied, "b": tied, "none": tied[:0], "one": tied[0]})
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert {name: (tensor.dtype, tensor.shape) for name, tensor in weights.state.items()} == {
@@ -117,21 +117,21 @@ def test_weights_of_any_type_come_back(tmp_path: Path, dtype: torch.dtype) -> No
     }
 
 
-def test_weights_that_cannot_be_kept_cost_a_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_weights_that_cannot_be_saved_print_a_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     make_run(folder)
-    leader = leader_of(folder)
-    leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1, dtype=torch.complex128)})
+    leader = make_leader(folder)
+    leader.complete(begin_evaluation(leader, 0.1), 0.5, {"w": torch.ones(1, dtype=torch.complex128)})
     assert "warning: the weights of the best so far cannot be kept" in capfd.readouterr().err
     (evaluation,) = RunReader(folder).read_evaluations()
-    assert (evaluation.loss, evaluation.state) == (0.5, "complete"), "it is recorded all the same"
+    assert (evaluation.loss, evaluation.state) == (0.5, "complete"), "the loss must be recorded anyway"
     assert sorted(path.name for path in folder.iterdir()) == ["run.json", "study.log"]
     (folder / "best.safetensors").write_bytes(b"\x00" * 9)
     with pytest.raises(UsageError, match=r"best\.safetensors cannot be read"):
         read_weights(folder / "best.safetensors")
 
 
-def test_a_run_keeps_the_weights_of_its_best_epoch_and_tests_them_once(mpi: Mpi, tmp_path: Path) -> None:
+def test_run_saves_weights_of_best_epoch_and_tests_once(mpi: Mpi, tmp_path: Path) -> None:
     arguments = [PROGRAM, WEIGHING, "--run-dir", "run", "--evaluations", 12, "--confirm-seeds", 1, "--top-n", 1]
     job = mpi.run(4, *arguments, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -142,20 +142,20 @@ def test_a_run_keeps_the_weights_of_its_best_epoch_and_tests_them_once(mpi: Mpi,
     assert weights.trial == best.trial
     assert {name: tensor.item() for name, tensor in weights.state.items()} == dict.fromkeys(
         ("epoch", "dip"), best.params["dip"]
-    ), "the weights of the epoch that had the lowest loss"
+    ), "the weights must be those of the epoch with the lowest loss"
     said = (
         f"On test data, which the search has not seen, the network of trial {best.trial} has epoch {best.params['dip']}"
     )
     assert said in job.stdout
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert page.count('src="data:image/png;base64,') == 2
-    assert "taken for dog" in page
+    assert "predicted: dog" in page
     assert "&lt;cat&gt;" in page
     assert '<pre class="text" tabindex="0"><mark>def &lt;cat&gt;</mark>(dog):\n\tpass</pre>' in page
     alone = ["--ranks-per-worker", 1, "--islands", 1]
     again = mpi.run(1, *arguments, "--resume", *alone, cwd=tmp_path)
     assert (again.returncode, again.stderr) == (0, "")
-    assert "On test data" not in again.stdout, "a network is tested once"
+    assert "On test data" not in again.stdout, "a network must be tested only once"
 
     handed = run_hpo("best", tmp_path / "run")
     assert json.loads(handed.stdout) == best.params
@@ -164,9 +164,7 @@ def test_a_run_keeps_the_weights_of_its_best_epoch_and_tests_them_once(mpi: Mpi,
     assert eval(run_hpo("best", tmp_path / "run", "--python").stdout) == best.params
 
 
-def test_what_an_objective_offers_wrong_costs_it_its_evaluation_and_a_test_that_fails_nothing(
-    mpi: Mpi, tmp_path: Path
-) -> None:
+def test_wrong_weights_fail_a_trial_and_a_failed_test_warns(mpi: Mpi, tmp_path: Path) -> None:
     options = [PROGRAM, WEIGHING, "--islands", 1, "--evaluations", 2]
     wrong = mpi.run(2, *options, "--run-dir", "wrong", "--set", "offers=nonsense", cwd=tmp_path)
     assert wrong.returncode == 3
@@ -178,7 +176,7 @@ def test_what_an_objective_offers_wrong_costs_it_its_evaluation_and_a_test_that_
     assert "The report is badly/report.html" in badly.stdout
 
 
-def test_the_winner_is_the_one_that_was_confirmed_once_all_have_been(tmp_path: Path) -> None:
+def test_find_winner_uses_confirmations_once_all_finished(tmp_path: Path) -> None:
     record, confirming = make_run(tmp_path / "run"), make_run(tmp_path / "confirming")
     for loss in (0.3, 0.1, 0.2):
         add_evaluation(record, curve={1: loss}, params={"layers": 1, "activation": "relu", "lr": loss, "gamma": 0.9})
@@ -191,7 +189,7 @@ def test_the_winner_is_the_one_that_was_confirmed_once_all_have_been(tmp_path: P
     assert find_winner(evaluations, confirmations) == evaluations[2]
     add_evaluation(confirming, TrialState.RUNNING, curve={}, confirms=1, seed=3)
     assert find_winner(evaluations, confirming.read_evaluations()) == evaluations[1], (
-        "the means are not of all seeds yet"
+        "confirmations must be ignored until all have finished"
     )
     failed = [replace(one, state="failed") for one in confirmations]
     assert find_winner(evaluations, failed) == evaluations[1]
@@ -213,7 +211,7 @@ def test_the_winner_is_the_one_that_was_confirmed_once_all_have_been(tmp_path: P
         "[" * 100_000,
     ],
 )
-def test_results_that_somebody_has_edited_are_as_if_there_were_none(tmp_path: Path, text: str) -> None:
+def test_read_winner_test_ignores_an_edited_file(tmp_path: Path, text: str) -> None:
     record = make_run(tmp_path / "run")
     add_evaluation(record)
     run = RunReader(tmp_path / "run")
@@ -221,26 +219,28 @@ def test_results_that_somebody_has_edited_are_as_if_there_were_none(tmp_path: Pa
     assert read_winner_test(run.run_dir, run.read_evaluations()[0]) is None
 
 
-def test_what_is_tested_is_what_the_run_recommends_with_the_settings_it_was_trained_with(tmp_path: Path) -> None:
+def test_winner_test_needs_weights_with_the_same_settings(tmp_path: Path) -> None:
     params = {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}
     make_run(tmp_path / "run")
-    leader, problem = leader_of(tmp_path / "run"), load_problem(WEIGHING)
-    leader.complete(begin(leader, 0.1), 0.5, {"epoch": torch.tensor([3.0])})
+    leader, problem = make_leader(tmp_path / "run"), load_problem(WEIGHING)
+    leader.complete(begin_evaluation(leader, 0.1), 0.5, {"epoch": torch.tensor([3.0])})
     run = RunReader(tmp_path / "run")
     (winner,) = run.read_evaluations()
     assert winner.params == params
-    run_test = run_by(lambda _, weights, __: {"epoch": weights["epoch"].item()})
+    run_test = wrap_test(lambda _, weights, __: {"epoch": weights["epoch"].item()})
     run_json = json.loads(run.run_dir.run_json.read_text())
     run.run_dir.run_json.write_text(json.dumps({**run_json, "settings": {"epochs": 5}}))
-    assert run_winner_test(run.run_dir, problem, winner, run_test) is None, "it was trained with other settings"
+    assert run_winner_test(run.run_dir, problem, winner, run_test) is None, (
+        "the weights were trained with other settings"
+    )
     run.run_dir.run_json.write_text(json.dumps(run_json))
     assert run_winner_test(run.run_dir, problem, replace(winner, trial=7), run_test) is None, (
-        "these weights are another's"
+        "the weights belong to another trial"
     )
-    tested = content_of_test_json({"epoch": 3.0})
+    tested = make_test_content({"epoch": 3.0})
     assert run_winner_test(run.run_dir, problem, winner, run_test) == read_winner_test(run.run_dir, winner) == tested
-    assert run_winner_test(run.run_dir, problem, winner, run_test) is None, "once"
-    leader.complete(begin(leader, 0.2), 0.4, {"epoch": torch.tensor([4.0])})
+    assert run_winner_test(run.run_dir, problem, winner, run_test) is None, "a network must be tested only once"
+    leader.complete(begin_evaluation(leader, 0.2), 0.4, {"epoch": torch.tensor([4.0])})
     better = rank_evaluations(run.read_evaluations(), 1)[0]
     again = run_winner_test(run.run_dir, problem, better, run_test)
     assert again is not None
@@ -255,13 +255,13 @@ def test_what_is_tested_is_what_the_run_recommends_with_the_settings_it_was_trai
         ("fine", "dictionary update sequence"),
     ],
 )
-def test_a_test_must_give_numbers_and_predictions(tmp_path: Path, result: Any, message: str) -> None:
+def test_winner_test_rejects_wrong_results(tmp_path: Path, result: Any, message: str) -> None:
     make_run(tmp_path / "run")
-    leader, problem = leader_of(tmp_path / "run"), load_problem(WEIGHING)
-    leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
+    leader, problem = make_leader(tmp_path / "run"), load_problem(WEIGHING)
+    leader.complete(begin_evaluation(leader, 0.1), 0.5, {"w": torch.ones(1)})
     run = RunReader(tmp_path / "run")
     with pytest.raises(FailedTestError, match=message):
-        run_winner_test(run.run_dir, problem, run.read_evaluations()[0], run_by(lambda *_: result))
+        run_winner_test(run.run_dir, problem, run.read_evaluations()[0], wrap_test(lambda *_: result))
 
 
 @pytest.mark.parametrize(
@@ -271,12 +271,12 @@ def test_a_test_must_give_numbers_and_predictions(tmp_path: Path, result: Any, m
         ("tests=well", "weighing.py:39: KeyError: 'epoch'"),
     ],
 )
-def test_hand_over_if_test_fails_warns_with_its_line(
+def test_finalize_if_test_fails_warns_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], assignment: str, reason: str
 ) -> None:
     make_run(tmp_path / "run")
-    leader = leader_of(tmp_path / "run")
-    leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
+    leader = make_leader(tmp_path / "run")
+    leader.complete(begin_evaluation(leader, 0.1), 0.5, {"w": torch.ones(1)})
     run_test = make_run_test(load_search_file(WEIGHING).bind_settings([assignment]))
     finalize_run(tmp_path / "run", None, load_problem(WEIGHING, assignment), run_test)
     printed = capsys.readouterr()
@@ -303,8 +303,8 @@ def crash(parts: list[Mapping[str, Any]]) -> Callable[..., Iterator[Mapping[str,
 @pytest.mark.parametrize(
     ("run_test", "message", "is_tested"),
     [
-        (run_by(leave), r"^test_winner.py:\d+: SystemExit: 3$", False),
-        (run_by(raise_after_metrics), r"^test_winner.py:\d+: ZeroDivisionError: division by zero$", True),
+        (wrap_test(leave), r"^test_winner.py:\d+: SystemExit: 3$", False),
+        (wrap_test(raise_after_metrics), r"^test_winner.py:\d+: ZeroDivisionError: division by zero$", True),
         (crash([]), "it gave no metrics", False),
         (crash([{"kind": "failure", "text": "killed by SIGSEGV"}]), "^killed by SIGSEGV$", False),
         (
@@ -314,27 +314,27 @@ def crash(parts: list[Mapping[str, Any]]) -> Callable[..., Iterator[Mapping[str,
         ),
     ],
 )
-def test_examine_if_test_fails_keeps_metrics_that_it_has(
-    tmp_path: Path, run_test: Any, message: str, is_tested: bool
-) -> None:
+def test_winner_test_that_fails_keeps_its_metrics(tmp_path: Path, run_test: Any, message: str, is_tested: bool) -> None:
     make_run(tmp_path / "run")
-    leader = leader_of(tmp_path / "run")
-    leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
+    leader = make_leader(tmp_path / "run")
+    leader.complete(begin_evaluation(leader, 0.1), 0.5, {"w": torch.ones(1)})
     run = RunReader(tmp_path / "run")
     (winner,) = run.read_evaluations()
     with pytest.raises(FailedTestError, match=message):
         run_winner_test(run.run_dir, load_problem(WEIGHING), winner, run_test)
-    tested = content_of_test_json({"loss": 0.25})
+    tested = make_test_content({"loss": 0.25})
     assert read_winner_test(run.run_dir, winner) == (tested if is_tested else None)
 
 
-def test_examine_if_weights_are_missing_or_damaged(tmp_path: Path) -> None:
+def test_winner_test_needs_readable_weights(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
-    leader, run_test = leader_of(tmp_path / "run"), run_by(lambda *_: {})
-    leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
+    leader, run_test = make_leader(tmp_path / "run"), wrap_test(lambda *_: {})
+    leader.complete(begin_evaluation(leader, 0.1), 0.5, {"w": torch.ones(1)})
     run = RunReader(tmp_path / "run")
     (winner,) = run.read_evaluations()
-    assert run_winner_test(run.run_dir, load_problem(SEARCHES / "quick.py"), winner, run_test) is None, "it has no test"
+    assert run_winner_test(run.run_dir, load_problem(SEARCHES / "quick.py"), winner, run_test) is None, (
+        "this search file has no test"
+    )
     (missing,) = run_test({}, tmp_path / "missing.safetensors")
     assert missing == {
         "kind": "failure",
@@ -346,12 +346,12 @@ def test_examine_if_weights_are_missing_or_damaged(tmp_path: Path) -> None:
     assert run_winner_test(run.run_dir, load_problem(WEIGHING), winner, run_test) is None
 
 
-def test_of_many_samples_the_first_of_each_kind_are_kept_and_of_long_texts_what_is_around_the_prompts_end(
+def test_winner_test_keeps_first_samples_and_shortens_texts(
     tmp_path: Path,
 ) -> None:
     make_run(tmp_path / "run")
-    leader, problem = leader_of(tmp_path / "run"), load_problem(WEIGHING)
-    leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
+    leader, problem = make_leader(tmp_path / "run"), load_problem(WEIGHING)
+    leader.complete(begin_evaluation(leader, 0.1), 0.5, {"w": torch.ones(1)})
     run, image = RunReader(tmp_path / "run"), np.zeros((4, 4), np.uint8)
     (winner,) = run.read_evaluations()
     hostile = "\0\u202e\udcff</pre>"
@@ -361,7 +361,7 @@ def test_of_many_samples_the_first_of_each_kind_are_kept_and_of_long_texts_what_
         TextSample("p" * 1_000_000 + "!", "t" * 1_000_000),
         *(TextSample("", str(number)) for number in range(100)),
     ]
-    made = run_winner_test(run.run_dir, problem, winner, run_by(lambda *_: ({}, samples)))
+    made = run_winner_test(run.run_dir, problem, winner, wrap_test(lambda *_: ({}, samples)))
     assert made is not None
     assert made == read_winner_test(run.run_dir, winner)
     assert [one["label"] for one in made["predictions"]] == [str(number) for number in range(60)]
@@ -371,7 +371,7 @@ def test_of_many_samples_the_first_of_each_kind_are_kept_and_of_long_texts_what_
     assert run.run_dir.test_json.stat().st_size < 100_000
 
 
-def test_the_test_of_a_run_of_before_there_were_texts_is_read(tmp_path: Path) -> None:
+def test_read_winner_test_without_texts_is_accepted(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run")
     add_evaluation(record)
     run = RunReader(tmp_path / "run")
@@ -388,29 +388,27 @@ def test_the_test_of_a_run_of_before_there_were_texts_is_read(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("prompt", "text", "wrong"), [(3, "a", "prompt"), ("a", None, "text"), ("a", b"b", "text")])
-def test_a_text_sample_is_of_strings(prompt: Any, text: Any, wrong: str) -> None:
+def test_text_sample_rejects_other_types(prompt: Any, text: Any, wrong: str) -> None:
     with pytest.raises(ValueError, match=f"the {wrong} of a text sample must be a string, not "):
         TextSample(prompt, text)
 
 
-def test_what_is_said_of_a_test_is_one_line_whatever_its_metrics_are_called(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finalize_prints_metrics_of_the_test_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "run")
-    leader, problem = leader_of(tmp_path / "run"), load_problem(WEIGHING)
-    leader.complete(begin(leader, 0.1), 0.5, {"w": torch.ones(1)})
-    finalize_run(tmp_path / "run", None, problem, run_by(lambda *_: {"\x1b[31m\nloss": 3.0, "loss": 0.25}))
+    leader, problem = make_leader(tmp_path / "run"), load_problem(WEIGHING)
+    leader.complete(begin_evaluation(leader, 0.1), 0.5, {"w": torch.ones(1)})
+    finalize_run(tmp_path / "run", None, problem, wrap_test(lambda *_: {"\x1b[31m\nloss": 3.0, "loss": 0.25}))
     said = capsys.readouterr().out.splitlines()[0]
     assert said.endswith(r"the network of trial 0 has \x1b[31m loss 3, loss 0.25")
 
 
 @pytest.mark.parametrize("image", [np.zeros((4, 4)), np.zeros((3, 4, 4), np.uint8), np.zeros(4, np.uint8)])
-def test_a_picture_is_of_bytes_and_two_or_three_dimensions(image: Any) -> None:
+def test_prediction_rejects_images_of_other_shapes(image: Any) -> None:
     with pytest.raises(ValueError, match="the image of a prediction must be uint8, of shape"):
         Prediction(image, "a", "b", 0.5)
 
 
-def test_a_network_is_judged_by_images_that_no_search_has_seen() -> None:
+def test_evaluate_net_uses_the_test_images() -> None:
     data, images = load_data("digits"), load_test_data("digits")
     torch.manual_seed(0)
     network = Net(data.image_shape, data.num_classes, 1, "relu")
@@ -428,7 +426,7 @@ def test_a_network_is_judged_by_images_that_no_search_has_seen() -> None:
     assert all(one.image.shape == (8, 8) and one.image.max() == 255 for one in predictions)
 
 
-def test_there_is_no_winner_before_anything_has_succeeded(tmp_path: Path) -> None:
+def test_best_without_success_prints_an_error(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run")
     add_evaluation(record, TrialState.FAIL, failure="no")
     handed = run_hpo("best", tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The one writer of a record: what leaders tell it, when that is durable, and what other programs do meanwhile."""
+"""Test the writer of a record: durability, changes for leaders, other programs that write, and weights."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from hpo.store.successive_halving import HALVING_SCHEDULES, HalvingSchedule
 from hpo.store.weights import read_weights
 from tests.support.launch import ROOT
 from tests.support.runs import SPACE, make_run
-from tests.support.writer_stubs import DelayedLine, LeaderStub, make_trainer_stub, make_writer, open_mirrored
+from tests.support.writer_stubs import DelayedConnection, LeaderStub, make_trainer_stub, make_writer, open_cached
 
 TWO = Objectives(("loss", "parameters"))
-PLACE = {"island": 0, "worker": 0, "generation": 0}
+ISLAND_FIELDS = {"island": 0, "worker": 0, "generation": 0}
 
 
-def params(number: int) -> dict[str, Any]:
-    """Return hyperparameters that are another individual's for each number."""
+def make_params(number: int) -> dict[str, Any]:
+    """Return distinct hyperparameters for each number."""
     return {"layers": 1 + number % 5, "activation": "relu", "lr": (number + 1) / 1000, "gamma": 0.75}
 
 
-class Written:
-    """A run with one writer, in this thread."""
+class WriterRun:
+    """Set up a run with one writer in this thread."""
 
     def __init__(self, folder: Path, storage: str = "journal", halving: HalvingSchedule | None = None) -> None:
         self.folder = folder / "run"
@@ -58,39 +58,41 @@ class Written:
         self.storage = str(self.journal) if storage == "journal" else f"sqlite:///{folder}/study.db"
         if storage != "journal":
             Record.create(self.storage, "run", SPACE.describe())
-        self.record, self.mirror = open_mirrored(self.storage)
-        self.writer: StudyWriter = make_writer(self.record, self.folder, mirror=self.mirror, halving=halving)
+        self.record, self.cached_storage = open_cached(self.storage)
+        self.writer: StudyWriter = make_writer(
+            self.record, self.folder, cached_storage=self.cached_storage, halving=halving
+        )
 
-    def leader(self) -> StudyClient:
-        return StudyClient(DelayedLine(self.writer))
+    def make_leader(self) -> StudyClient:
+        return StudyClient(DelayedConnection(self.writer))
 
-    def plainly(self) -> optuna.Study:
-        """Open the study anew, as a program does that knows Optuna alone."""
+    def load_with_optuna(self) -> optuna.Study:
+        """Load the study again with Optuna only, as another program does."""
         url = self.storage.startswith("sqlite")
         storage = RDBStorage(self.storage) if url else JournalStorage(JournalFileBackend(self.storage))
         return optuna.load_study(study_name="run", storage=storage)
 
-    def reopened(self) -> Record:
+    def reopen(self) -> Record:
         return Record(self.storage, "run")
 
     def rest(self) -> None:
-        """Let the writer rest until other programs may write."""
+        """Wait until the writer lets other programs write."""
         time.sleep(0.25)
         self.writer.commit()
 
 
-def claimed(leader: StudyClient, number: int) -> Assignment:
-    assignment = leader.claim(params(number), **PLACE)
+def claim_params(leader: StudyClient, number: int) -> Assignment:
+    assignment = leader.claim(make_params(number), **ISLAND_FIELDS)
     assert assignment is not None
     return assignment
 
 
-def told(evaluations: list[Evaluation]) -> list[tuple[int, str]]:
+def list_states(evaluations: list[Evaluation]) -> list[tuple[int, str]]:
     return [(evaluation.trial, evaluation.state) for evaluation in evaluations]
 
 
 @contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def count_flushes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Collect the files that are flushed."""
     flushed: list[int] = []
     flush = os.fsync
@@ -104,66 +106,68 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         yield flushed
 
 
-# What is durable, and when
+# Durability
 
 
-def test_what_is_told_is_settled_and_in_the_file_once_it_is_committed_and_not_before(tmp_path: Path) -> None:
-    run = Written(tmp_path)
-    leader = run.leader()
+def test_journal_change_is_durable_only_after_commit(tmp_path: Path) -> None:
+    run = WriterRun(tmp_path)
+    leader = run.make_leader()
     assert run.writer.take_committed() == []
     with run.writer.batch_writes():
-        first, second = claimed(leader, 1), claimed(leader, 2)
-        assert told(run.writer.take_committed()) == [(0, "running"), (1, "running")], (
-            "what is claimed is durable at once"
+        first, second = claim_params(leader, 1), claim_params(leader, 2)
+        assert list_states(run.writer.take_committed()) == [(0, "running"), (1, "running")], (
+            "a claim must be durable at once"
         )
-        assert [trial.state for trial in run.plainly().trials] == [TrialState.RUNNING] * 2
+        assert [trial.state for trial in run.load_with_optuna().trials] == [TrialState.RUNNING] * 2
         leader.report(first, 1, 0.5)
         leader.complete(first, 0.5, 1.0, {"accuracy": 0.25})
-        assert told(leader.read_changes())[2:] == [(0, "complete")], "leaders know it at once"
+        assert list_states(leader.read_changes())[2:] == [(0, "complete")], "leaders must receive uncommitted changes"
         assert run.writer.take_committed() == []
-        assert run.plainly().trials[0].state == TrialState.RUNNING
+        assert run.load_with_optuna().trials[0].state == TrialState.RUNNING
         leader.flush()
-        assert told(run.writer.take_committed()) == [(0, "complete")]
-        trial, running = run.plainly().trials
-        assert (trial.value, trial.intermediate_values, trial.params) == (0.5, {1: 0.5}, params(1))
+        assert list_states(run.writer.take_committed()) == [(0, "complete")]
+        trial, running = run.load_with_optuna().trials
+        assert (trial.value, trial.intermediate_values, trial.params) == (0.5, {1: 0.5}, make_params(1))
         assert (trial.user_attrs["metrics"], running.state) == ({"accuracy": 0.25}, TrialState.RUNNING)
         assert run.writer.take_committed() == []
         leader.fail(second, "rank 0: ValueError: no", "", 1.0)
-        assert told(leader.read_changes()) == [(1, "failed")]
+        assert list_states(leader.read_changes()) == [(1, "failed")]
         assert run.writer.take_committed() == []
-        assert run.plainly().trials[1].state == TrialState.RUNNING
-    assert told(run.writer.take_committed()) == [(1, "failed")], "all is committed in the end"
-    assert run.plainly().trials[1].state == TrialState.FAIL
+        assert run.load_with_optuna().trials[1].state == TrialState.RUNNING
+    assert list_states(run.writer.take_committed()) == [(1, "failed")], "the end of the batch must commit"
+    assert run.load_with_optuna().trials[1].state == TrialState.FAIL
 
 
 @pytest.mark.slow
-def test_in_a_database_all_but_losses_is_durable_at_once_and_settled_when_it_is_committed(tmp_path: Path) -> None:
-    run = Written(tmp_path, "sqlite")
-    leader = run.leader()
+def test_database_change_is_durable_at_once_except_losses(tmp_path: Path) -> None:
+    run = WriterRun(tmp_path, "sqlite")
+    leader = run.make_leader()
     with run.writer.batch_writes():
-        assignment = claimed(leader, 1)
+        assignment = claim_params(leader, 1)
         leader.report(assignment, 1, 0.5)
-        assert told(leader.read_changes()) == [(0, "running")]
-        (trial,) = run.plainly().trials
+        assert list_states(leader.read_changes()) == [(0, "running")]
+        (trial,) = run.load_with_optuna().trials
         assert (trial.state, trial.intermediate_values) == (TrialState.RUNNING, {})
-        assert told(run.writer.take_committed()) == [(0, "running")]
+        assert list_states(run.writer.take_committed()) == [(0, "running")]
         leader.flush()
-        assert run.plainly().trials[0].intermediate_values == {1: 0.5}
+        assert run.load_with_optuna().trials[0].intermediate_values == {1: 0.5}
         leader.report(assignment, 2, 0.25)
         leader.complete(assignment, 0.25, 1.0, {})
         leader.read_changes()
-        (trial,) = run.plainly().trials
-        assert (trial.value, trial.intermediate_values) == (0.25, {1: 0.5, 2: 0.25}), "losses come before the end"
+        (trial,) = run.load_with_optuna().trials
+        assert (trial.value, trial.intermediate_values) == (0.25, {1: 0.5, 2: 0.25}), (
+            "losses must be written before the end"
+        )
         assert run.writer.take_committed() == []
-    assert told(run.writer.take_committed()) == [(0, "complete")]
+    assert list_states(run.writer.take_committed()) == [(0, "complete")]
 
 
-def test_what_many_leaders_have_told_is_written_with_one_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Written(tmp_path)
-    leaders = [run.leader() for _ in range(12)]
+def test_commit_with_many_leaders_flushes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = WriterRun(tmp_path)
+    leaders = [run.make_leader() for _ in range(12)]
     with run.writer.batch_writes():
-        assignments = [claimed(leader, number) for number, leader in enumerate(leaders)]
-        with counted(monkeypatch) as flushed:
+        assignments = [claim_params(leader, number) for number, leader in enumerate(leaders)]
+        with count_flushes(monkeypatch) as flushed:
             for number, (leader, assignment) in enumerate(zip(leaders, assignments, strict=True)):
                 for epoch in (1, 2, 3):
                     leader.report(assignment, epoch, number / epoch)
@@ -174,18 +178,16 @@ def test_what_many_leaders_have_told_is_written_with_one_flush(tmp_path: Path, m
             run.writer.commit()
             assert len(flushed) == 1
             run.writer.commit()
-            assert len(flushed) == 1, "there was nothing more"
-        assert [trial.value for trial in run.plainly().trials] == [number / 3 for number in range(12)]
+            assert len(flushed) == 1, "a commit without changes must not flush"
+        assert [trial.value for trial in run.load_with_optuna().trials] == [number / 3 for number in range(12)]
         assert (run.folder / "logs" / "11.txt").read_text() == "hello\n"
 
 
-def test_whoever_tells_a_writer_in_the_same_thread_finds_it_durable_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_direct_connection_makes_change_durable_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = make_run(tmp_path / "run")
     leader = StudyClient(DirectConnection(make_writer(record, tmp_path / "run")))
-    assignment = claimed(leader, 1)
-    with counted(monkeypatch) as flushed:
+    assignment = claim_params(leader, 1)
+    with count_flushes(monkeypatch) as flushed:
         for epoch in (1, 2, 3):
             leader.report(assignment, epoch, 1 / epoch)
             assert len(Record(tmp_path / "run" / "study.log", "run").read_evaluations()[0].curve) == epoch
@@ -193,35 +195,35 @@ def test_whoever_tells_a_writer_in_the_same_thread_finds_it_durable_at_once(
 
 
 @pytest.mark.parametrize(("flushing", "pause"), [(0.001, 0.1), (0.05, 0.2)])
-def test_what_is_told_after_a_commit_waits_for_the_next_one_and_longer_after_a_slow_one(
+def test_commit_if_due_waits_longer_after_slow_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flushing: float, pause: float
 ) -> None:
-    run, now = Written(tmp_path), [1000.0]
+    run, now = WriterRun(tmp_path), [1000.0]
     flush = os.fsync
     monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
     monkeypatch.setattr(os, "fsync", lambda file: (now.__setitem__(0, now[0] + flushing), flush(file))[1])
-    leader = run.leader()
+    leader = run.make_leader()
     with run.writer.batch_writes():
-        assignment = claimed(leader, 1)
+        assignment = claim_params(leader, 1)
         run.writer.commit_if_due()
-        assert told(run.writer.take_committed()) == [(0, "running")]
+        assert list_states(run.writer.take_committed()) == [(0, "running")]
         leader.complete(assignment, 0.5, 1.0, {})
         leader.read_changes()
         for waited, is_settled in ((0.0, False), (0.9 * pause, False), (0.2 * pause, True)):
             now[0] += waited
             run.writer.commit_if_due()
             assert bool(run.writer.take_committed()) is is_settled
-            assert (run.plainly().trials[0].state == TrialState.COMPLETE) is is_settled
+            assert (run.load_with_optuna().trials[0].state == TrialState.COMPLETE) is is_settled
 
 
-def test_what_cannot_be_written_whole_is_not_written_at_all(tmp_path: Path) -> None:
-    run = Written(tmp_path)
-    leader = run.leader()
+def test_commit_on_full_disk_writes_nothing(tmp_path: Path) -> None:
+    run = WriterRun(tmp_path)
+    leader = run.make_leader()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def go_on_with_a_full_disk() -> None:
+    def write_to_full_disk() -> None:
         with run.writer.batch_writes():
-            assignment = claimed(leader, 1)
+            assignment = claim_params(leader, 1)
             run.writer.commit()
             written.append(run.journal.read_bytes())
             resource.setrlimit(resource.RLIMIT_FSIZE, (len(written[0]) + 100, limits[1]))
@@ -230,77 +232,77 @@ def test_what_cannot_be_written_whole_is_not_written_at_all(tmp_path: Path) -> N
 
     written: list[bytes] = []
     try:
-        with pytest.raises(RunError, match=r"study\.log cannot be written: File too large; what it holds is whole"):
-            go_on_with_a_full_disk()
+        with pytest.raises(RunError, match=r"study\.log cannot be written: File too large. It is undamaged"):
+            write_to_full_disk()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert run.journal.read_bytes() == written[0]
-    assert told(run.writer.take_committed()) == [(0, "running")], "nobody has been told more"
+    assert list_states(run.writer.take_committed()) == [(0, "running")], "the end must not be published"
 
 
-def test_what_a_writer_that_was_killed_has_left_of_a_line_is_cut_off(tmp_path: Path) -> None:
-    run = Written(tmp_path)
-    leader = run.leader()
+def test_writer_cuts_off_line_of_killed_writer(tmp_path: Path) -> None:
+    run = WriterRun(tmp_path)
+    leader = run.make_leader()
     torn = b'{"op_code": 6, "tri'
     with run.writer.batch_writes():
         for number in (1, 2):
             with run.journal.open("ab") as file:
                 file.write(torn)
-            leader.complete(claimed(leader, number), 0.5, 1.0, {})
+            leader.complete(claim_params(leader, number), 0.5, 1.0, {})
             leader.flush()
             run.rest()
     assert torn not in run.journal.read_bytes()
-    assert told(run.reopened().read_evaluations()) == [(0, "complete"), (1, "complete")]
+    assert list_states(run.reopen().read_evaluations()) == [(0, "complete"), (1, "complete")]
 
 
-# What the mirror shows
+# Cached storage
 
 
-class Anything:
-    """Leaders that do whatever leaders do, at random."""
+class RandomLeaders:
+    """Act as three leaders that make random calls."""
 
-    def __init__(self, run: Written, seed: int) -> None:
+    def __init__(self, run: WriterRun, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.leaders = [run.leader() for _ in range(3)]
-        self.going: list[tuple[StudyClient, Assignment]] = []
+        self.leaders = [run.make_leader() for _ in range(3)]
+        self.running: list[tuple[StudyClient, Assignment]] = []
         self.reported: dict[int, int] = {}
 
     def step(self) -> None:
-        way = self.chance.choice([self.claim, *[self.report] * 4, self.note, self.end])
-        if way == self.claim or not self.going:
+        action = self.chance.choice([self.claim, *[self.report] * 4, self.note, self.end])
+        if action == self.claim or not self.running:
             self.claim()
         else:
-            way()
+            action()
 
     def claim(self) -> None:
-        leader, chosen = self.chance.choice(self.leaders), params(self.chance.randrange(60))
+        leader, chosen = self.chance.choice(self.leaders), make_params(self.chance.randrange(60))
         is_new = self.chance.random() < 0.7
         with suppress(DuplicateError):
-            if assignment := leader.claim(chosen, **PLACE) if is_new else leader.claim_waiting(**PLACE):
-                self.going.append((leader, assignment))
+            if assignment := leader.claim(chosen, **ISLAND_FIELDS) if is_new else leader.claim_waiting(**ISLAND_FIELDS):
+                self.running.append((leader, assignment))
 
     def loss(self) -> float:
         return self.chance.choice([self.chance.random(), 0.5, 1e-300, 1e300, math.inf, math.nan])
 
     def report(self) -> None:
-        leader, assignment = self.chance.choice(self.going)
+        leader, assignment = self.chance.choice(self.running)
         self.reported[assignment.number] = epoch = self.reported.get(assignment.number, 0) + 1
         leader.report(assignment, self.chance.choice([epoch, epoch, 1]), self.loss())
 
     def note(self) -> None:
-        (leader, assignment), losses = self.chance.choice(self.going), self.chance.randrange(9)
-        ways: list[Callable[[], None]] = [
+        (leader, assignment), losses = self.chance.choice(self.running), self.chance.randrange(9)
+        actions: list[Callable[[], None]] = [
             lambda: leader.record_checkpoint(assignment, losses),
             lambda: leader.record_worker_group(assignment, losses, [0, losses]),
             lambda: leader.clear_inheritance(assignment),
             lambda: leader.record_resume(assignment, [self.loss() for _ in range(losses)], 1.5),
         ]
-        self.chance.choice(ways)()
+        self.chance.choice(actions)()
 
     def end(self) -> None:
-        leader, assignment = self.going.pop(self.chance.randrange(len(self.going)))
+        leader, assignment = self.running.pop(self.chance.randrange(len(self.running)))
         loss, metrics = self.chance.random(), {"accuracy": self.chance.random(), "\N{SNOWMAN}": 1.0}
-        ways: list[Callable[[], None]] = [
+        actions: list[Callable[[], None]] = [
             lambda: leader.complete(assignment, loss, 1.25, metrics),
             lambda: leader.prune(assignment, loss, 1.25, metrics),
             lambda: leader.prune(assignment, loss, 1.25, {}, paused_after=1),
@@ -308,15 +310,15 @@ class Anything:
             lambda: leader.fail(assignment, "rank 0", "", 0.5),
             lambda: leader.interrupt(assignment),
         ]
-        self.chance.choice(ways)()
+        self.chance.choice(actions)()
 
     def commit(self) -> None:
         for leader in self.leaders:
             leader.flush()
 
 
-def shown(trial: FrozenTrial) -> str:
-    """Return what is known of a trial, but for times; as a text, in which NaN is NaN."""
+def describe_trial(trial: FrozenTrial) -> str:
+    """Return all fields of a trial except its times as text, in which NaN equals NaN."""
     known = {
         "place": (trial.number, trial._trial_id),
         "end": (trial.state.name, trial.values),
@@ -328,104 +330,107 @@ def shown(trial: FrozenTrial) -> str:
     return json.dumps(known, sort_keys=True)
 
 
-def assert_alike(shows: list[FrozenTrial], there: list[FrozenTrial]) -> None:
-    assert list(map(shown, shows)) == list(map(shown, there))
-    for one, other in zip(shows, there, strict=True):
+def assert_trials_equal(actual: list[FrozenTrial], expected: list[FrozenTrial]) -> None:
+    assert list(map(describe_trial, actual)) == list(map(describe_trial, expected))
+    for first, second in zip(actual, expected, strict=True):
         for time_of in ("datetime_start", "datetime_complete"):
-            ours, theirs = getattr(one, time_of), getattr(other, time_of)
-            assert (ours is None) is (theirs is None)
-            assert ours is None or abs((ours - theirs).total_seconds()) < 1
+            here, there = getattr(first, time_of), getattr(second, time_of)
+            assert (here is None) is (there is None)
+            assert here is None or abs((here - there).total_seconds()) < 1
 
 
 @pytest.mark.parametrize(
     ("storage", "seed"), [*(("journal", seed) for seed in range(4)), pytest.param("sqlite", 4, marks=pytest.mark.slow)]
 )
-def test_what_a_mirror_shows_is_what_plain_optuna_reads_after_each_commit(
-    tmp_path: Path, storage: str, seed: int
-) -> None:
-    run = Written(tmp_path, storage, HALVING_SCHEDULES["asha"])
-    anything, states = Anything(run, seed), set[str]()
+def test_cached_storage_after_commit_equals_plain_optuna(tmp_path: Path, storage: str, seed: int) -> None:
+    run = WriterRun(tmp_path, storage, HALVING_SCHEDULES["asha"])
+    random_leaders, states = RandomLeaders(run, seed), set[str]()
     with run.writer.batch_writes():
         for step in range(1, 401):
-            anything.step()
+            random_leaders.step()
             if step % 20 == 0:
-                anything.commit()
+                random_leaders.commit()
                 states.update(evaluation.state for evaluation in run.record.read_evaluations())
-            if step % (100 if storage == "sqlite" else 20) == 0:  # Optuna takes a second to open a database
-                assert_alike(list(run.record.read_trials()), run.plainly().trials)
+            if step % (100 if storage == "sqlite" else 20) == 0:  # Optuna needs a second to open a database.
+                assert_trials_equal(list(run.record.read_trials()), run.load_with_optuna().trials)
     assert {"running", "waiting", "complete", "pruned", "paused", "promoted", "failed", "interrupted"} == states
-    assert_alike(list(run.record.read_trials()), run.plainly().trials)
-    unlike = {"started": 0.0, "ended": 0.0}  # two clocks
-    here, there = ([vars(one) | unlike for one in record.read_evaluations()] for record in (run.record, run.reopened()))
-    assert [json.dumps(one, sort_keys=True) for one in here] == [json.dumps(one, sort_keys=True) for one in there]
+    assert_trials_equal(list(run.record.read_trials()), run.load_with_optuna().trials)
+    unlike = {"started": 0.0, "ended": 0.0}  # They come from different clocks.
+    here, there = ([vars(e) | unlike for e in record.read_evaluations()] for record in (run.record, run.reopen()))
+    assert [json.dumps(e, sort_keys=True) for e in here] == [json.dumps(e, sort_keys=True) for e in there]
 
 
-def test_nothing_that_was_told_after_a_commit_is_in_the_file_before_the_next(tmp_path: Path) -> None:
-    run = Written(tmp_path, halving=HALVING_SCHEDULES["asha"])
-    anything, ahead = Anything(run, seed=6), 0
+def test_file_between_commits_does_not_change(tmp_path: Path) -> None:
+    run = WriterRun(tmp_path, halving=HALVING_SCHEDULES["asha"])
+    random_leaders, ahead = RandomLeaders(run, seed=6), 0
     with run.writer.batch_writes():
         for step in range(200):
-            going = len(anything.going)
-            anything.step()
+            count = len(random_leaders.running)
+            random_leaders.step()
             if step % 20 == 0:
-                anything.commit()
-            if step % 20 == 0 or len(anything.going) > going:  # a claim is a commit, too
-                committed, lines = run.plainly().trials, run.journal.read_bytes()
+                random_leaders.commit()
+            if step % 20 == 0 or len(random_leaders.running) > count:  # A claim commits, too.
+                committed, lines = run.load_with_optuna().trials, run.journal.read_bytes()
             assert run.journal.read_bytes() == lines
-            ahead += list(map(shown, run.record.read_trials())) != list(map(shown, committed))
+            ahead += list(map(describe_trial, run.record.read_trials())) != list(map(describe_trial, committed))
         assert ahead > 20
-        assert list(map(shown, run.plainly().trials)) == list(map(shown, committed))
+        assert list(map(describe_trial, run.load_with_optuna().trials)) == list(map(describe_trial, committed))
 
 
-# Beside other programs
+# Other programs that write
 
 
 def add_waiting(study: optuna.Study, number: int) -> None:
-    """Let an evaluation wait, as another program may."""
+    """Add a waiting trial, as another program may."""
     distributions = SPACE.make_distributions()
-    study.add_trial(optuna.create_trial(state=TrialState.WAITING, params=params(number), distributions=distributions))
+    study.add_trial(
+        optuna.create_trial(state=TrialState.WAITING, params=make_params(number), distributions=distributions)
+    )
 
 
 @pytest.mark.parametrize("storage", ["journal", pytest.param("sqlite", marks=pytest.mark.slow)])
-def test_a_trial_that_another_program_adds_keeps_its_number_and_is_claimed_later(tmp_path: Path, storage: str) -> None:
-    run = Written(tmp_path, storage)
-    leader, other = run.leader(), run.plainly()
+def test_trial_of_other_program_keeps_number_and_is_claimed(tmp_path: Path, storage: str) -> None:
+    run = WriterRun(tmp_path, storage)
+    leader, other = run.make_leader(), run.load_with_optuna()
     with run.writer.batch_writes():
-        first = claimed(leader, 1)
+        first = claim_params(leader, 1)
         run.writer.commit()
         run.rest()
         other.set_user_attr("note", "look at 1")
         add_waiting(other, 77)
         add_waiting(other, 78)
         leader.report(first, 1, 0.5)
-        second = claimed(leader, 2)
+        second = claim_params(leader, 2)
         assert (first.number, second.number) == (0, 3)
-        third, fourth = claimed(leader, 3), claimed(leader, 3)
-        assert [(one.number, one.params) for one in (third, fourth)] == [(1, params(77)), (2, params(78))]
+        third, fourth = claim_params(leader, 3), claim_params(leader, 3)
+        assert [(claimed.number, claimed.params) for claimed in (third, fourth)] == [
+            (1, make_params(77)),
+            (2, make_params(78)),
+        ]
         for assignment in (second, third, fourth, first):
             leader.complete(assignment, assignment.number / 8, 1.0, {})
         leader.flush()
-        assert dict(told(leader.read_changes())) == dict.fromkeys(range(4), "complete")
-        assert_alike(list(run.record.read_trials()), run.plainly().trials)
+        assert dict(list_states(leader.read_changes())) == dict.fromkeys(range(4), "complete")
+        assert_trials_equal(list(run.record.read_trials()), run.load_with_optuna().trials)
         run.rest()
         other.set_user_attr("note", "look at 2")
-        claimed(leader, 5)
-    assert run.plainly().user_attrs["note"] == "look at 2"
-    assert [trial.value for trial in run.plainly().trials] == [0.0, 0.125, 0.25, 0.375, None]
-    assert run.record.read_attributes()["note"] == run.reopened().read_attributes()["note"] == "look at 2"
+        claim_params(leader, 5)
+    assert run.load_with_optuna().user_attrs["note"] == "look at 2"
+    assert [trial.value for trial in run.load_with_optuna().trials] == [0.0, 0.125, 0.25, 0.375, None]
+    assert run.record.read_attributes()["note"] == run.reopen().read_attributes()["note"] == "look at 2"
 
 
-def test_a_journal_is_whole_and_vouched_for_where_two_programs_have_written_it_by_turns(tmp_path: Path) -> None:
-    run = Written(tmp_path)
-    leader, other = run.leader(), run.plainly()
+def test_journal_written_by_two_programs_has_valid_checksums(tmp_path: Path) -> None:
+    run = WriterRun(tmp_path)
+    leader, other = run.make_leader(), run.load_with_optuna()
     with run.writer.batch_writes():
         for turn in range(3):
-            leader.complete(claimed(leader, turn), 0.5, 1.0, {})
+            leader.complete(claim_params(leader, turn), 0.5, 1.0, {})
             leader.flush()
             run.rest()
             other.set_user_attr("note", f"look at {turn}")
-    record = run.reopened()
-    record.complete(record.start_trial(params(9), SPACE.make_distributions(), PLACE), 0.5, 1.0, {})
+    record = run.reopen()
+    record.complete(record.start_trial(make_params(9), SPACE.make_distributions(), ISLAND_FIELDS), 0.5, 1.0, {})
     lines = run.journal.read_bytes().splitlines(keepends=True)
     assert [b"look at" in line for line in lines] == [b'"crc":' not in line for line in lines]
     assert sum(b"look at" in line for line in lines) == 3
@@ -433,18 +438,18 @@ def test_a_journal_is_whole_and_vouched_for_where_two_programs_have_written_it_b
     first = next(number for number, line in enumerate(lines) if b"look at 0" in line)
     lines[first] = lines[first].replace(b"look at 0", b"look at 9")
     run.journal.write_bytes(b"".join(lines))
-    with pytest.raises(RunError, match=f"study.log is damaged: line {first + 2} is not what was written"):
+    with pytest.raises(RunError, match=f"study.log is damaged: line {first + 2} does not match its checksum"):
         list(Journal(run.journal).read_logs(0))
 
 
 @pytest.mark.slow
-def test_other_programs_wait_until_the_writer_rests(tmp_path: Path) -> None:
-    run = Written(tmp_path)
-    leader, other = run.leader(), run.plainly()
+def test_other_program_waits_until_writer_rests(tmp_path: Path) -> None:
+    run = WriterRun(tmp_path)
+    leader, other = run.make_leader(), run.load_with_optuna()
     others = threading.Thread(target=other.set_user_attr, args=("note", "look at 1"), daemon=True)
     with run.writer.batch_writes():
-        assignment = claimed(leader, 1)
-        assert run.lock.is_symlink(), "from the first entry on"
+        assignment = claim_params(leader, 1)
+        assert run.lock.is_symlink(), "the first entry must take the lock"
         others.start()
         for epoch in range(1, 11):
             leader.report(assignment, epoch, 1 / epoch)
@@ -454,68 +459,64 @@ def test_other_programs_wait_until_the_writer_rests(tmp_path: Path) -> None:
         assert others.is_alive()
         assert b"look at 1" not in run.journal.read_bytes()
         time.sleep(0.25)
-        assert others.is_alive(), "it is the next commit that lets others write"
+        assert others.is_alive(), "only a commit may release the lock"
         run.writer.commit()
         others.join(10)
         assert not others.is_alive()
-        assert run.plainly().user_attrs["note"] == "look at 1"
+        assert run.load_with_optuna().user_attrs["note"] == "look at 1"
         leader.complete(assignment, 0.1, 1.0, {})
     assert not run.lock.is_symlink()
-    assert len(run.reopened().read_evaluations()[0].curve) == 10
+    assert len(run.reopen().read_evaluations()[0].curve) == 10
 
 
-def test_the_writer_keeps_others_out_while_entries_follow_each_other_closely(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, now = Written(tmp_path), [1000.0]
+def test_writer_with_frequent_entries_keeps_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, now = WriterRun(tmp_path), [1000.0]
     monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
-    leader = run.leader()
+    leader = run.make_leader()
     with run.writer.batch_writes():
         assert not run.lock.is_symlink()
         for number in range(2):
-            claimed(leader, number)
+            claim_params(leader, number)
             for waited, is_kept in ((0.0, True), (0.15, True), (0.1, False)):
                 now[0] += waited
                 run.writer.commit()
                 assert run.lock.is_symlink() is is_kept
-        claimed(leader, 2)
+        claim_params(leader, 2)
     assert not run.lock.is_symlink()
-    assert len(run.plainly().trials) == 3
+    assert len(run.load_with_optuna().trials) == 3
 
 
-def test_a_writer_that_is_never_at_rest_lets_other_programs_have_their_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, now = Written(tmp_path), [1000.0]
+def test_writer_without_rest_releases_lock_after_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, now = WriterRun(tmp_path), [1000.0]
     monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
-    leader, free = run.leader(), 0
+    leader, free = run.make_leader(), 0
     with run.writer.batch_writes():
-        assignment = claimed(leader, 1)
+        assignment = claim_params(leader, 1)
         for step in range(120):
             now[0] += 0.1
             leader.report(assignment, step, 0.5)
             leader.flush()
             free += not run.lock.is_symlink()
-    assert free == 2, "in 12 s"
-    assert len(run.plainly().trials[0].intermediate_values) == 120
+    assert free == 2, "the lock must be released every 5 s, in 12 s"
+    assert len(run.load_with_optuna().trials[0].intermediate_values) == 120
 
 
-def test_the_writer_waits_for_another_program_that_writes(tmp_path: Path) -> None:
-    run = Written(tmp_path)
-    leader = run.leader()
+def test_writer_waits_while_other_program_writes(tmp_path: Path) -> None:
+    run = WriterRun(tmp_path)
+    leader = run.make_leader()
     ended: list[list[tuple[int, str]]] = []
 
     def write() -> None:
         with run.writer.batch_writes():
-            claimed(leader, 1)
-        ended.append(told(run.writer.take_committed()))
+            claim_params(leader, 1)
+        ended.append(list_states(run.writer.take_committed()))
 
     run.lock.symlink_to(run.journal)
     writing = threading.Thread(target=write, daemon=True)
     writing.start()
     writing.join(0.3)
     assert writing.is_alive()
-    assert run.plainly().trials == []
+    assert run.load_with_optuna().trials == []
     run.lock.unlink()
     writing.join(10)
     assert ended == [[(0, "running")]]
@@ -527,34 +528,34 @@ def replace(journal: Path) -> None:
     copied.replace(journal)
 
 
-def lose_a_line(journal: Path) -> None:
+def remove_last_line(journal: Path) -> None:
     os.truncate(journal, len(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1])))
 
 
-def lose_a_part_of_a_line(journal: Path) -> None:
+def cut_last_line(journal: Path) -> None:
     os.truncate(journal, journal.stat().st_size - 10)
 
 
-def write_in_spite_of_the_lock(journal: Path) -> None:
+def append_in_spite_of_lock(journal: Path) -> None:
     with journal.open("ab") as file:
         file.write(b'{"op_code":2,"worker_id":"another","study_id":0,"user_attr":{"note":"look at 1"}}\n')
 
 
-WAYS: dict[str, tuple[Callable[[Path], None], str]] = {
+CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "replaced": (replace, "was replaced while this run wrote to it"),
     "deleted": (Path.unlink, "was removed while this run wrote to it"),
-    "cut": (lose_a_line, "was changed while this run wrote to it"),
-    "torn": (lose_a_part_of_a_line, "was changed while this run wrote to it"),
-    "longer": (write_in_spite_of_the_lock, "was changed while this run wrote to it"),
+    "cut": (remove_last_line, "was changed while this run wrote to it"),
+    "torn": (cut_last_line, "was changed while this run wrote to it"),
+    "longer": (append_in_spite_of_lock, "was changed while this run wrote to it"),
 }
 
 
-BEHIND = [(way, rests) for way in WAYS for rests in (False, True) if (way, rests) != ("longer", True)]
+CHANGE_CASES = [(action, rests) for action in CHANGES for rests in (False, True) if (action, rests) != ("longer", True)]
 
 
-def error_of(run: Written, way: str, rests: bool) -> str:
-    """Change a journal behind its writer's back, perhaps while it rests, and return what is said of it."""
-    leader, (change, _) = run.leader(), WAYS[way]
+def change_journal(run: WriterRun, action: str, rests: bool) -> str:
+    """Change a journal while its writer runs, perhaps at rest, and return the error."""
+    leader, (change, _) = run.make_leader(), CHANGES[action]
     left = b""
 
     def content() -> bytes:
@@ -563,134 +564,145 @@ def error_of(run: Written, way: str, rests: bool) -> str:
     def write() -> None:
         nonlocal left
         with run.writer.batch_writes():
-            claimed(leader, 1)
-            claimed(leader, 2)
+            claim_params(leader, 1)
+            claim_params(leader, 2)
             run.writer.commit()
             if rests:
                 run.rest()
             change(run.journal)
             left = content()
-            claimed(leader, 3)
+            claim_params(leader, 3)
             run.writer.commit()
 
     with pytest.raises(RunError) as raised:
         write()
-    assert left.startswith(content()), "nothing was written to it"
+    assert left.startswith(content()), "the writer must not write to a changed file"
     return str(raised.value)
 
 
-@pytest.mark.parametrize(("way", "rests"), BEHIND)
-def test_a_journal_that_is_changed_behind_the_writers_back_ends_the_run(tmp_path: Path, way: str, rests: bool) -> None:
-    run = Written(tmp_path)
-    assert error_of(run, way, rests).startswith(str(run.journal))
-    assert told(run.writer.take_committed()) == [(0, "running"), (1, "running")]
+@pytest.mark.parametrize(("action", "rests"), CHANGE_CASES)
+def test_journal_changed_during_run_raises_run_error(tmp_path: Path, action: str, rests: bool) -> None:
+    run = WriterRun(tmp_path)
+    assert change_journal(run, action, rests).startswith(str(run.journal))
+    assert list_states(run.writer.take_committed()) == [(0, "running"), (1, "running")]
 
 
-@pytest.mark.parametrize(("way", "rests"), BEHIND)
-def test_it_is_said_what_has_happened_to_a_journal(tmp_path: Path, way: str, rests: bool) -> None:
-    assert WAYS[way][1] in error_of(Written(tmp_path), way, rests)
+@pytest.mark.parametrize(("action", "rests"), CHANGE_CASES)
+def test_journal_error_names_the_change(tmp_path: Path, action: str, rests: bool) -> None:
+    assert CHANGES[action][1] in change_journal(WriterRun(tmp_path), action, rests)
 
 
-# What leaders hear
+# Changes that leaders receive
 
 
-def test_a_leader_hears_each_change_once_and_in_order_however_late_it_asks(tmp_path: Path) -> None:
-    run = Written(tmp_path, halving=HALVING_SCHEDULES["asha"])
-    early, late = run.leader(), run.leader()
-    heard: list[Evaluation] = []
+def test_leader_receives_each_change_once_in_order(tmp_path: Path) -> None:
+    run = WriterRun(tmp_path, halving=HALVING_SCHEDULES["asha"])
+    early, late = run.make_leader(), run.make_leader()
+    received: list[Evaluation] = []
     by_listener: list[Evaluation] = []
     late.listeners.append(by_listener.append)
 
-    def news() -> list[tuple[int, str]]:
-        heard.extend(found := early.read_changes())
-        return told(found)
+    def read_new() -> list[tuple[int, str]]:
+        received.extend(found := early.read_changes())
+        return list_states(found)
 
     with run.writer.batch_writes():
-        begun = [claimed(early, number) for number in range(3)]
-        assert news() == [(0, "running"), (1, "running"), (2, "running")]
-        assert news() == []
+        begun = [claim_params(early, number) for number in range(3)]
+        assert read_new() == [(0, "running"), (1, "running"), (2, "running")]
+        assert read_new() == []
         for assignment, loss in zip(begun, (0.9, 0.5, 0.7), strict=True):
             early.report(assignment, 1, loss)
             early.prune(assignment, loss, 1.0, {"accuracy": 0.5}, paused_after=1)
-        assert news() == [(0, "paused"), (1, "paused"), (2, "paused")]
-        promoted = claimed(early, 3)
+        assert read_new() == [(0, "paused"), (1, "paused"), (2, "paused")]
+        promoted = claim_params(early, 3)
         assert (promoted.number, promoted.root) == (3, 1)
-        assert news() == [(1, "promoted"), (3, "running")]
+        assert read_new() == [(1, "promoted"), (3, "running")]
         for epoch in range(1, 10):
             early.report(promoted, epoch, 0.5)
         early.complete(promoted, 0.5, 1.0, {})
-        interrupted = claimed(early, 4)
+        interrupted = claim_params(early, 4)
         early.interrupt(interrupted)
-        assert news() == [(3, "complete"), (4, "running"), (4, "interrupted"), (5, "waiting")]
-        assert told(late.read_changes()) == told(heard)
-        late.complete(claimed(late, 4), 0.25, 1.0, {})
-        assert told(late.read_changes()) == news() == [(5, "running"), (5, "complete")]
+        assert read_new() == [(3, "complete"), (4, "running"), (4, "interrupted"), (5, "waiting")]
+        assert list_states(late.read_changes()) == list_states(received)
+        late.complete(claim_params(late, 4), 0.25, 1.0, {})
+        assert list_states(late.read_changes()) == read_new() == [(5, "running"), (5, "complete")]
         assert late.read_changes() == []
-    assert told(by_listener) == told(heard)
+    assert list_states(by_listener) == list_states(received)
 
 
-def test_leaders_hear_what_breeding_needs_and_no_more(tmp_path: Path) -> None:
+def test_leaders_receive_only_shared_fields(tmp_path: Path) -> None:
     make_run(tmp_path / "run", objectives=TWO)
-    record, mirror = open_mirrored(tmp_path / "run" / "study.log")
-    leader = StudyClient(DelayedLine(make_writer(record, tmp_path / "run", mirror=mirror)), TWO)
+    record, cached_storage = open_cached(tmp_path / "run" / "study.log")
+    leader = StudyClient(DelayedConnection(make_writer(record, tmp_path / "run", cached_storage=cached_storage)), TWO)
     attributes = {"island": 1, "worker": 3, "generation": 7, "propagator": "ga", "immigrants": {"0": 2}}
-    first, second = (leader.claim(params(number), **attributes) for number in (1, 2))
+    first, second = (leader.claim(make_params(number), **attributes) for number in (1, 2))
     assert first is not None
     assert second is not None
     leader.report(first, 1, 0.5)
     leader.complete(first, 0.5, 1.5, {"parameters": 9.0, "accuracy": 0.75})
     leader.interrupt(second)
-    heard = leader.read_changes()[2:]
-    assert told(heard) == [(0, "complete"), (1, "interrupted"), (2, "waiting")]
-    for one, there in zip(heard, record.read_evaluations(), strict=True):
+    received = leader.read_changes()[2:]
+    assert list_states(received) == [(0, "complete"), (1, "interrupted"), (2, "waiting")]
+    for evaluation, recorded in zip(received, record.read_evaluations(), strict=True):
         for name in SHARED_FIELDS:
-            assert str(getattr(one, name)) == str(getattr(there, name)), "NaN, too"
-        nothing = Evaluation(**{name: getattr(one, name) for name in SHARED_FIELDS})
+            assert str(getattr(evaluation, name)) == str(getattr(recorded, name)), "also if NaN"
+        received_only = Evaluation(**{name: getattr(evaluation, name) for name in SHARED_FIELDS})
         rest = {field.name for field in fields(Evaluation)} - set(SHARED_FIELDS)
-        assert {name: str(getattr(one, name)) for name in rest} == {name: str(getattr(nothing, name)) for name in rest}
-    assert (heard[0].values, heard[0].worker, heard[0].seconds, heard[2].retry_of) == ((0.5, 9.0), 3, 1.5, 1)
-    assert (heard[0].metrics, heard[0].curve) == ({}, {}), "of which the record has more"
+        assert {name: str(getattr(evaluation, name)) for name in rest} == {
+            name: str(getattr(received_only, name)) for name in rest
+        }
+    assert (received[0].values, received[0].worker, received[0].seconds, received[2].retry_of) == (
+        (0.5, 9.0),
+        3,
+        1.5,
+        1,
+    )
+    assert (received[0].metrics, received[0].curve) == ({}, {}), "only the record may hold these fields"
     assert record.read_evaluations()[0].curve == {1: 0.5}
 
 
-def test_whoever_goes_on_with_a_run_hears_and_shows_what_it_was_at_first(tmp_path: Path) -> None:
-    run = Written(tmp_path)
-    leader = run.leader()
+def test_resumed_run_sends_all_evaluations_at_first(tmp_path: Path) -> None:
+    run = WriterRun(tmp_path)
+    leader = run.make_leader()
     with run.writer.batch_writes():
-        leader.complete(claimed(leader, 1), 0.5, 1.0, {})
-        claimed(leader, 2)
-    record, mirror = open_mirrored(run.storage)
+        leader.complete(claim_params(leader, 1), 0.5, 1.0, {})
+        claim_params(leader, 2)
+    record, cached_storage = open_cached(run.storage)
     record.requeue_interrupted()
-    writer = make_writer(record, run.folder, mirror=mirror)
+    writer = make_writer(record, run.folder, cached_storage=cached_storage)
     states = [(0, "complete"), (1, "interrupted"), (2, "waiting")]
-    assert told(writer.take_committed()) == told(StudyClient(DelayedLine(writer)).read_changes()) == states
+    assert (
+        list_states(writer.take_committed())
+        == list_states(StudyClient(DelayedConnection(writer)).read_changes())
+        == states
+    )
     assert writer.take_committed() == []
 
 
-def test_nothing_is_claimed_once_a_run_is_stopping(tmp_path: Path) -> None:
-    run = Written(tmp_path)
+def test_claim_while_run_is_stopping_returns_none(tmp_path: Path) -> None:
+    run = WriterRun(tmp_path)
     stopping = [False]
-    leader = StudyClient(DelayedLine(run.writer), ONLY_LOSS, lambda: stopping[0])
+    leader = StudyClient(DelayedConnection(run.writer), ONLY_LOSS, lambda: stopping[0])
     with run.writer.batch_writes():
-        leader.interrupt(claimed(leader, 1))
+        leader.interrupt(claim_params(leader, 1))
         stopping[0] = True
-        assert leader.claim(params(2), **PLACE) is None
-        assert leader.claim_waiting(**PLACE) is None
+        assert leader.claim(make_params(2), **ISLAND_FIELDS) is None
+        assert leader.claim_waiting(**ISLAND_FIELDS) is None
         stopping[0] = False
-        assert claimed(leader, 2).params == params(1)
+        assert claim_params(leader, 2).params == make_params(1)
 
 
 # Losses in a database
 
 
 @pytest.mark.slow
-def test_losses_are_told_to_a_database_in_one_transaction(tmp_path: Path) -> None:
-    run = Written(tmp_path, "sqlite")
-    leaders = [run.leader() for _ in range(4)]
-    assignments = [claimed(leader, number) for number, leader in enumerate(leaders)]
-    database, happened = run.mirror._storage._backend.engine, list[str]()  # type: ignore[attr-defined]
-    for what in ("commit", "rollback"):
-        event.listen(database, what, lambda _, what=what: happened.append(what))
+def test_losses_in_database_share_one_transaction(tmp_path: Path) -> None:
+    run = WriterRun(tmp_path, "sqlite")
+    leaders = [run.make_leader() for _ in range(4)]
+    assignments = [claim_params(leader, number) for number, leader in enumerate(leaders)]
+    database, happened = run.cached_storage._storage._backend.engine, list[str]()  # type: ignore[attr-defined]
+    for operation in ("commit", "rollback"):
+        event.listen(database, operation, lambda _, operation=operation: happened.append(operation))
     losses = {1: 0.5, 2: math.nan, 3: math.inf, 4: -math.inf, 5: 1e-300}
     with run.writer.batch_writes():
         for leader, assignment in zip(leaders, assignments, strict=True):
@@ -702,22 +714,22 @@ def test_losses_are_told_to_a_database_in_one_transaction(tmp_path: Path) -> Non
         run.writer.commit()
         assert happened == ["commit"]
         run.writer.commit()
-        assert happened == ["commit"], "there was nothing more"
+        assert happened == ["commit"], "a commit without changes must not open a transaction"
         leaders[0].report(assignments[0], 6, 0.25)
         leaders[0].flush()
         assert happened == ["commit"] * 2
-    found = [trial.intermediate_values for trial in run.plainly().trials]
+    found = [trial.intermediate_values for trial in run.load_with_optuna().trials]
     assert str([dict(sorted(values.items())) for values in found]) == str([{**losses, 6: 0.25}, losses, losses, losses])
 
 
-# What is printed
+# Output and file descriptors
 
-# What follows this has used up all descriptors, until it calls `give_back`.
-HUNGRY = """
+# Programs that follow this text can use up all descriptors with `take_all`, until `give_back`.
+EXHAUST_DESCRIPTORS = """
 import os, resource, sys
 from pathlib import Path
 from hpo.store.output_log import OutputLog
-from tests.support.writer_stubs import DelayedLine, StudyClient, make_writer, open_mirrored
+from tests.support.writer_stubs import DelayedConnection, StudyClient, make_writer, open_cached
 
 folder = Path(sys.argv[1])
 
@@ -732,18 +744,18 @@ def take_all():
         return held
 
 def give_back(held):
-    for one in held:
-        os.close(one)
+    for descriptor in held:
+        os.close(descriptor)
 """
 
-PRINTS = """
+WRITE_OUTPUT = """
 log = OutputLog(lambda trial: folder / "logs" / f"{trial}.txt")
 log.add(0, "before\\n")
 log.write()
 size = (folder / "logs" / "0.txt").stat().st_size
 held = take_all()
 for number in (1, 2):
-    log.add(0, f"meanwhile {number}\\n")
+    log.add(0, f"later {number}\\n")
     log.add(1, "by another\\n")
     log.write()
 assert size == (folder / "logs" / "0.txt").stat().st_size
@@ -751,11 +763,11 @@ give_back(held)
 log.write()
 """
 
-CLAIMS = """
+CLAIM_EVALUATIONS = """
 import time
-record, mirror = open_mirrored(folder / "study.log", "run")
-writer = make_writer(record, folder, mirror=mirror)
-leader = StudyClient(DelayedLine(writer))
+record, cached_storage = open_cached(folder / "study.log", "run")
+writer = make_writer(record, folder, cached_storage=cached_storage)
+leader = StudyClient(DelayedConnection(writer))
 with writer.batch_writes():
     held = take_all()
     for number in (1, 2):
@@ -768,28 +780,28 @@ with writer.batch_writes():
 """
 
 
-def run_hungry(folder: Path, program: str) -> None:
+def run_without_descriptors(folder: Path, program: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", HUNGRY + program, str(folder)]
+    command = [sys.executable, "-c", EXHAUST_DESCRIPTORS + program, str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow
-def test_what_is_printed_while_no_file_can_be_opened_is_written_later(tmp_path: Path) -> None:
-    run_hungry(tmp_path, PRINTS)
-    assert (tmp_path / "logs" / "0.txt").read_text() == "before\nmeanwhile 1\nmeanwhile 2\n"
+def test_output_log_without_descriptors_writes_later(tmp_path: Path) -> None:
+    run_without_descriptors(tmp_path, WRITE_OUTPUT)
+    assert (tmp_path / "logs" / "0.txt").read_text() == "before\nlater 1\nlater 2\n"
     assert (tmp_path / "logs" / "1.txt").read_text() == "by another\n" * 2
 
 
 @pytest.mark.slow
-def test_an_objective_that_has_used_up_all_descriptors_does_not_keep_others_evaluations_from_the_record(
+def test_journal_without_descriptors_records_other_evaluations(
     tmp_path: Path,
 ) -> None:
     make_run(tmp_path / "run")
-    run_hungry(tmp_path / "run", CLAIMS)
+    run_without_descriptors(tmp_path / "run", CLAIM_EVALUATIONS)
     evaluations = Record(tmp_path / "run" / "study.log", "run").read_evaluations()
-    assert told(evaluations) == [(0, "complete"), (1, "complete")]
+    assert list_states(evaluations) == [(0, "complete"), (1, "complete")]
 
 
 # Weights
@@ -797,40 +809,40 @@ def test_an_objective_that_has_used_up_all_descriptors_does_not_keep_others_eval
 
 @pytest.mark.parametrize("better_first", [True, False])
 @pytest.mark.parametrize("objectives", [ONLY_LOSS, TWO])
-def test_of_two_leaders_that_end_at_the_same_time_the_better_ones_weights_are_kept(
+def test_weights_of_two_simultaneous_ends_are_the_better_ones(
     tmp_path: Path, objectives: Objectives, better_first: bool
 ) -> None:
     record = make_run(tmp_path / "run", objectives=objectives)
     writer = make_writer(record, tmp_path / "run")
-    lines = [DelayedLine(writer), DelayedLine(writer)]
-    worse, better = (LeaderStub(writer, line) for line in lines)
-    begun = [worse.begin(params(1)), better.begin(params(2))]
+    connections = [DelayedConnection(writer), DelayedConnection(writer)]
+    worse, better = (LeaderStub(writer, connection) for connection in connections)
+    begun = [worse.begin(make_params(1)), better.begin(make_params(2))]
     best = tmp_path / "run" / "best.safetensors"
     assert worse.complete(begun[0], 0.4, {"w": torch.tensor([4.0])}, {"parameters": 9.0})
     assert better.complete(begun[1], 0.3, {"w": torch.tensor([3.0])}, {"parameters": 8.0})
     drafts = {path.name for path in (tmp_path / "run").rglob(".*")}
     of_front = {".0.safetensors.0", ".1.safetensors.1"} if objectives.is_multi_objective else set()
-    assert drafts == {".best.safetensors.0", ".best.safetensors.1", *of_front}, "both have written theirs"
+    assert drafts == {".best.safetensors.0", ".best.safetensors.1", *of_front}, "both must have written drafts"
     assert not best.exists()
-    for line in reversed(lines) if better_first else lines:
-        line.deliver()
+    for connection in reversed(connections) if better_first else connections:
+        connection.deliver()
     weights = read_weights(best)
     assert weights is not None
     assert (weights.trial, weights.state["w"].item()) == (1, 3.0)
-    assert not list((tmp_path / "run").rglob(".*")), "no drafts"
+    assert not list((tmp_path / "run").rglob(".*")), "no draft may be left"
     front = {path.name for path in (tmp_path / "run").glob("front/*")}
     assert front == ({"1.safetensors"} if objectives.is_multi_objective else set())
 
 
-def test_a_leader_that_has_not_heard_of_a_better_one_writes_no_weights(tmp_path: Path) -> None:
+def test_leader_behind_unread_best_keeps_no_weights(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run")
     writer = make_writer(record, tmp_path / "run")
     late, early = LeaderStub(writer), LeaderStub(writer)
-    begun = [late.begin(params(1)), early.begin(params(2))]
+    begun = [late.begin(make_params(1)), early.begin(make_params(2))]
     early.complete(begun[1], 0.3, {"w": torch.tensor([3.0])})
     best = tmp_path / "run" / "best.safetensors"
     before = best.stat()
-    assert late.keeper.is_wanted(begun[0], 0.4, {}), "as far as it knows"
+    assert late.keeper.is_wanted(begun[0], 0.4, {}), "the leader has not read the better loss"
     late.recorder.complete(begun[0], 0.4, 1.0, {})
     late.keeper.save_weights(begun[0], make_trainer_stub({"w": torch.tensor([4.0])}))
     assert (best.stat().st_ino, best.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

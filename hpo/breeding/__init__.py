@@ -1,1 +1,1 @@
-"""How individuals are bred: propagators, the surrogate, what they know of the run, and Propulate's islands."""
+"""Breed individuals: propagators, the surrogate, the history of evaluations, and Propulate's islands."""

@@ -1,4 +1,4 @@
-"""What a run knows of itself when it breeds: which hyperparameters are tried or in flight, and what came of them."""
+"""Collect the evaluations of a run for propagators: known hyperparameters, samples for surrogates, and new draws."""
 
 from __future__ import annotations
 
@@ -23,21 +23,35 @@ from hpo.space import SearchSpace
 if TYPE_CHECKING:
     from hpo.store.evaluations import Evaluation
 
-_LARGEST_GENE_ERROR = 1e-9  # genes of integers on a logarithmic scale are further apart, up to a billion
-_TRIES = 100  # random draws, before all hyperparameters that are left are listed
-_MOST_TRIES = 10_000  # if they cannot be listed
-_MOST_SECONDS = 60.0  # to list them, and for draws after that
+_LARGEST_GENE_ERROR = 1e-9  # Genes of integers up to a billion on a logarithmic scale differ by more.
+_TRIES = 100  # Random draws before all remaining individuals are listed.
+_MOST_TRIES = 10_000  # Random draws if the individuals cannot be listed.
+_MOST_SECONDS = 60.0  # Time limit for the list, and for the draws after it.
 
 
 class EvaluationHistory:
-    """The evaluations of a run, on all islands; `source` returns those that started or ended since its last call.
+    """The evaluations of a run on all islands.
 
-    Nothing new is drawn once `is_stopping()` is true.
+    Founders are evaluations without a parent, and heirs are all others. They are stored separately, because their
+    losses cannot be compared.
 
-    Heirs are apart from founders, which have no parent: their losses do not compare. ``lines`` has the parents.
-    ``low`` and ``high`` are the limits of the genes. ``unordered`` marks genes of categorical parameters, ``mutable``
-    genes that may differ from the parent's, and ``continuous`` genes that may lie anywhere between their limits. All
-    others are integers.
+    Args:
+        space: The search space of the run.
+        source: A function that returns the evaluations that have started or ended since its last call.
+        objectives: The objectives of the run.
+        is_stopping: A function that returns whether the run is stopping. Then nothing new is drawn.
+        parent_pool: The possible parents. Default: an empty pool.
+
+    Attributes:
+        space: The search space of the run.
+        parent_pool: The possible parents.
+        objectives: The objectives of the run.
+        low: The lower limits of the genes, shape `(genes,)`.
+        high: The upper limits of the genes, shape `(genes,)`.
+        unordered: Whether each gene belongs to a categorical parameter, shape `(genes,)`.
+        mutable: Whether each gene may differ from the parent's, shape `(genes,)`.
+        continuous: Whether each gene may have any value between its limits, shape `(genes,)`. Other genes are integers.
+        listeners: Functions that are called with each evaluation that has started or ended.
     """
 
     def __init__(
@@ -53,7 +67,7 @@ class EvaluationHistory:
         self.objectives = objectives
         self._read_new = source
         self._is_stopping = is_stopping
-        self._remaining: list[dict[str, Value]] | None = None  # None until draws find nothing new
+        self._remaining: list[dict[str, Value]] | None = None  # None until random draws find nothing new.
         limits = space.list_gene_limits().values()
         self.low: Vector = np.array([low for low, _ in limits], float)
         self.high: Vector = np.array([high for _, high in limits], float)
@@ -62,21 +76,23 @@ class EvaluationHistory:
         self.mutable = np.array([parameter.mutable for parameter in parameters])
         self.continuous = np.array([parameter.is_continuous for parameter in parameters])
         self._logarithmic_ints = [
-            (gene, one) for gene, one in enumerate(parameters) if isinstance(one, Int) and one.is_continuous
+            (gene, parameter)
+            for gene, parameter in enumerate(parameters)
+            if isinstance(parameter, Int) and parameter.is_continuous
         ]
         self._conditions = _list_conditions(space)
         self.listeners: list[Callable[[Evaluation], None]] = []
-        # Their rows have the genes, the costs, and for heirs the context: the parent's loss and the age.
+        # Rows of heirs also have a context of two numbers: the parent's loss and the age.
         parts = (len(self.low), len(objectives.names))
         self._founders, self._heirs = EvaluationRows(*parts), EvaluationRows(*parts, 2)
         self._known: set[tuple[Value | None, ...]] = set()
 
     def update(self) -> None:
-        """Take in the evaluations that have started or ended since the last update."""
+        """Add the evaluations that have started or ended since the last update."""
         self.add_evaluations(self._read_new())
 
     def add_evaluations(self, evaluations: Iterable[Evaluation]) -> None:
-        """Take in evaluations that have started or ended."""
+        """Add evaluations that have started or ended."""
         for evaluation in evaluations:
             self.parent_pool.add_evaluation(evaluation)
             for listener in self.listeners:
@@ -88,31 +104,37 @@ class EvaluationHistory:
 
     @property
     def ended_count(self) -> int:
-        """The number of evaluations that have ended by themselves."""
+        """The number of evaluations that have finished, without interrupted ones."""
         return self._founders.count + self._heirs.count
 
     def make_founder_sample(self) -> SurrogateSample:
-        """Return the evaluations without a parent as a sample. The loss is the merit of the hyperparameters."""
-        rows, (running, nothing) = self._founders, self._founders.running
-        return SurrogateSample(rows.genes, rows.costs, running, rows.contexts, nothing, context=np.empty(0))
+        """Return the founders as a sample for a surrogate. Their costs depend on their hyperparameters alone."""
+        rows, (running, contexts) = self._founders, self._founders.running
+        return SurrogateSample(rows.genes, rows.costs, running, rows.contexts, contexts, context=np.empty(0))
 
     def make_heir_sample(self, parent: Evaluation) -> SurrogateSample:
-        """Return the evaluations that inherit, as a sample for the next one that inherits from `parent`.
+        """Return the heirs as a sample for a surrogate, which predicts the next heir of a parent.
 
-        A cost is the change of the loss. A context has the rank of the parent's loss and the age, both from 0 to 1.
+        A cost is the relative change of the loss. A context has the rank of the parent's loss and the age, both scaled
+        to the range from 0 to 1.
+
+        Args:
+            parent: The parent of the next evaluation.
         """
         rows, (running, contexts) = self._heirs, self._heirs.running
-        every = np.vstack([rows.contexts, contexts, [self.parent_pool.make_next_context(parent)]])
-        every[:, 0] = np.unique(every[:, 0], return_inverse=True)[1]
-        every /= np.maximum(every.max(axis=0), 1)
-        return SurrogateSample(rows.genes, rows.costs, running, every[: rows.count], every[rows.count : -1], every[-1])
+        all_contexts = np.vstack([rows.contexts, contexts, [self.parent_pool.make_next_context(parent)]])
+        all_contexts[:, 0] = np.unique(all_contexts[:, 0], return_inverse=True)[1]
+        all_contexts /= np.maximum(all_contexts.max(axis=0), 1)
+        return SurrogateSample(
+            rows.genes, rows.costs, running, all_contexts[: rows.count], all_contexts[rows.count : -1], all_contexts[-1]
+        )
 
     def is_known(self, params: Mapping[str, Value]) -> bool:
-        """Tell whether these hyperparameters were tried, or are in flight."""
+        """Return whether the run has an evaluation with these hyperparameters, ended or not."""
         return self._make_key(params) in self._known
 
     def encode_params(self, params: Mapping[str, Value]) -> Vector:
-        """Return the genes of hyperparameters."""
+        """Return the genes of hyperparameters, shape `(genes,)`."""
         return np.array(list(self.space.encode(params).values()), float)
 
     def decode_genes(self, genes: Vector) -> dict[str, Value]:
@@ -120,9 +142,14 @@ class EvaluationHistory:
         return self.space.decode(dict(zip(self.space.parameters, genes.tolist(), strict=True)))
 
     def iterate_allowed(self, genes: Vector, indices: Iterable[int], first_size: int = 1) -> Iterator[int]:
-        """Yield the indices of the individuals, shape (individuals, parameters), that obey the rules of the space.
+        """Yield the indices of individuals that satisfy the constraints of the search space.
 
-        Rules are asked about `first` individuals, then about twice as many, and so on, each time as they are needed.
+        Constraints are checked in batches of growing size, each only when it is needed.
+
+        Args:
+            genes: The genes of all individuals, shape `(individuals, genes)`.
+            indices: The indices of the individuals to check, in this order.
+            first_size: The size of the first batch. Each further batch is twice as large.
         """
         if not self.space.constraint_texts:
             yield from indices
@@ -131,7 +158,7 @@ class EvaluationHistory:
             yield from compress(batch, self.space.are_allowed([self.decode_genes(genes[index]) for index in batch]))
 
     def round_genes(self, genes: Vector) -> Vector:
-        """Return the genes of individuals, shape (individuals, parameters), as those of the nearest values."""
+        """Return the genes of the nearest valid values, shape `(individuals, genes)`."""
         nearest = genes.copy()
         for gene, parameter in self._logarithmic_ints:
             values = np.clip(np.rint(np.exp(genes[:, gene])), parameter.low, parameter.high)
@@ -139,36 +166,43 @@ class EvaluationHistory:
         return nearest
 
     def find_active(self, genes: Vector) -> npt.NDArray[np.bool_]:
-        """Tell of each individual's genes which belong to parameters that exist, both shape (individuals, parameters).
+        """Return which genes of individuals are active, shape `(individuals, genes)`.
 
-        Genes are those of values, as `rounded` returns them.
+        Args:
+            genes: The genes, as `round_genes` returns them, shape `(individuals, genes)`.
         """
-        exist = np.ones(genes.shape, bool)
-        for gene, other, values in self._conditions:
-            first, behind = (
-                np.searchsorted(values, genes[:, other] + shift)
+        active = np.ones(genes.shape, bool)
+        for gene, parent, values in self._conditions:
+            first, end = (
+                np.searchsorted(values, genes[:, parent] + shift)
                 for shift in (-_LARGEST_GENE_ERROR, _LARGEST_GENE_ERROR)
             )
-            exist[:, gene] &= exist[:, other] & (first < behind)  # one of the values is the same
-        return exist
+            active[:, gene] &= active[:, parent] & (first < end)  # The gene equals one of the values.
+        return active
 
     def draw_new(self, rng: random.Random) -> dict[str, Value] | None:
-        """Return hyperparameters, drawn at random, that are new to the run; None if no such are left, or found.
+        """Draw random hyperparameters that are new to the run.
 
-        If draws find nothing new, all that are left are listed, once.
+        If draws find nothing new, all remaining individuals are listed once.
+
+        Args:
+            rng: The random number generator.
+
+        Returns:
+            The hyperparameters; None if nothing new is left or was found, or if the run is stopping.
         """
         if self._remaining is None:
             if (params := self._draw_unknown(rng, _TRIES)) is not None or self._is_stopping():
                 return params
-            everything = list_individuals(self.space, math.inf, _MOST_SECONDS, self._is_stopping)
-            if everything is None and (params := self._draw_unknown(rng, _MOST_TRIES, _MOST_SECONDS)) is not None:
+            individuals = list_individuals(self.space, math.inf, _MOST_SECONDS, self._is_stopping)
+            if individuals is None and (params := self._draw_unknown(rng, _MOST_TRIES, _MOST_SECONDS)) is not None:
                 return params
-            self._remaining = everything or []
+            self._remaining = individuals or []
         self._remaining = [params for params in self._remaining if not self.is_known(params)]
         return rng.choice(self._remaining) if self._remaining else None
 
     def _draw_unknown(self, rng: random.Random, tries: int, seconds: float = math.inf) -> dict[str, Value] | None:
-        """Return hyperparameters that are new to the run; None if some tries find none, or take too long."""
+        """Return hyperparameters that are new to the run; None after too many tries or seconds."""
         until = time.monotonic() + seconds
         for params in islice(self.space.iterate_draws(rng), tries):
             if not self.is_known(params):
@@ -181,7 +215,6 @@ class EvaluationHistory:
         return tuple(params.get(name) for name in self.space.parameters)
 
     def _add_row(self, evaluation: Evaluation) -> None:
-        """Add an evaluation to the founders or to the heirs."""
         known = self.parent_pool.find_context(evaluation)
         rows, context = (self._founders, np.empty(0)) if known is None else (self._heirs, np.array(known))
         genes = self.encode_params(evaluation.params)
@@ -193,10 +226,10 @@ class EvaluationHistory:
 
 
 def _list_conditions(space: SearchSpace) -> list[tuple[int, int, Vector]]:
-    """Return each gene that depends on another, that other one, and the genes of which it must have one."""
-    places = {name: place for place, name in enumerate(space.parameters)}
+    """Return each conditional gene with the gene that it depends on, and the values that activate it."""
+    indices = {name: index for index, name in enumerate(space.parameters)}
     return [
-        (places[name], places[other], np.array(sorted(map(space.parameters[other].encode, values)), float))
+        (indices[name], indices[parent], np.array(sorted(map(space.parameters[parent].encode, values)), float))
         for name, condition in space.conditions.items()
-        for other, values in condition.items()
+        for parent, values in condition.items()
     ]

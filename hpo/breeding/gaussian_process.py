@@ -1,6 +1,6 @@
-"""A Gaussian process that predicts losses.
+"""Predict losses by a Gaussian process.
 
-After Rasmussen and Williams, Gaussian processes for machine learning (2006); equation numbers are the book's.
+Equation numbers refer to Rasmussen and Williams, Gaussian processes for machine learning (2006).
 """
 
 from __future__ import annotations
@@ -15,24 +15,29 @@ from scipy.linalg.lapack import dpotrf, dpotri, dpotrs, dtrtri
 from scipy.optimize import minimize
 
 Vector = npt.NDArray[np.float64]
-Floats = npt.NDArray[np.floating[Any]]  # of any precision
+Floats = npt.NDArray[np.floating[Any]]  # Of any precision.
 
-# The fit looks for the most likely scales and noise around these; one standard deviation is a factor of e.
-# A parameter matters over half of its range, and a two-hundredth of the variance does not follow from parameters.
+# The prior of the scales and the noise is log-normal around these values; one standard deviation is a factor of e.
+# The scale is half of the range of a parameter. The noise is a two-hundredth of the variance.
 _PRIOR_SCALE = 0.5
 _PRIOR_NOISE = 0.005
-_FIT_STEPS = 15  # of each fit, which continues the one before, once a tenth more evaluations are known
-_GROWTH_UNTIL_FIT = 1.1
-_MOST_FITTED = 128  # points at most, evenly of all: more tell the same scales, and take longer (benchmarks/README.md)
-_BLOCK_SIZE = 64  # points, whose rows are added to the covariance's root at once
+_FIT_STEPS = 15  # Steps of each fit, which continues the previous one.
+_GROWTH_UNTIL_FIT = 1.1  # Factor by which the number of known values grows between two fits.
+# A fit uses at most 128 points, evenly spaced. More give the same scales and take longer
+# (benchmarks/search-quality.md).
+_MOST_FITTED = 128
+_BLOCK_SIZE = 64  # Number of points whose rows are added to the inverse root at once.
 
 
 class GaussianProcess:
-    """Predicts a function from its values at some points.
+    """Predict a function from its values at known points.
 
-    Covariances are Matern's of order 5/2 (equation 4.17), of functions that are less smooth than those of a squared
-    exponential. Before a distance is taken, each coordinate is divided by a scale; `scale_of` holds the number of the
-    scale for each coordinate. `noise` is the share of the variance that is expected not to follow from coordinates.
+    The covariance function is Matern's of order 5/2 (equation 4.17), whose functions are less smooth than those of a
+    squared exponential. Each coordinate is divided by a scale before distances are computed.
+
+    Args:
+        scale_indices: The index of the scale of each coordinate, shape `(coordinates,)`.
+        noise: The prior share of the variance that does not depend on the coordinates.
     """
 
     def __init__(self, scale_indices: npt.NDArray[np.int64], noise: float = _PRIOR_NOISE) -> None:
@@ -42,26 +47,28 @@ class GaussianProcess:
         self._log_scales = self._prior_logs
         self._next_fit = 0.0
         self._points: Vector = np.empty((0, len(scale_indices)))
-        self._inverse_root: Vector = np.empty(
-            (0, 0)
-        )  # times its transpose, it is the inverse of the points' covariance
+        # The product with its transpose is the inverse of the covariance of the points.
+        self._inverse_root: Vector = np.empty((0, 0))
         self._values: Vector = np.empty(0)
         self._weights: Vector = np.empty(0)
-        self._learned_count = 0  # points whose values were known
+        self._learned_count = 0  # Number of points with known values.
         self._single_precision: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None
 
     def fit(self, points: Vector, values: Vector, known: int) -> None:
-        """Learn from points, shape (n, coordinates), and their values, of mean 0 and variance 1.
+        """Learn the values of the function at points.
 
-        `known` is the number of values that are known of the function, these included: scales are fitted again when it
-        has grown by a tenth.
+        Args:
+            points: The points, shape `(points, coordinates)`.
+            values: The values, with mean 0 and variance 1, shape `(points,)`.
+            known: The number of all known values of the function. It may exceed the number of points. The scales are
+                fitted again if it has grown by a tenth.
         """
         if known >= self._next_fit:
-            some = slice(None, None, 1 + (len(points) - 1) // _MOST_FITTED)
+            chosen = slice(None, None, 1 + (len(points) - 1) // _MOST_FITTED)
             found = minimize(
                 self._compute_misfit,
                 self._log_scales,
-                (self._compute_half_squares(points[some]), values[some]),
+                (self._compute_half_squares(points[chosen]), values[chosen]),
                 jac=True,
                 method="L-BFGS-B",
                 bounds=[(-4.0, 4.0)] * self._scale_count + [(-9.0, 1.0)],
@@ -73,20 +80,28 @@ class GaussianProcess:
         self._learn_values(points, values)
 
     def assume_predictions(self, points: Vector) -> None:
-        """Learn its own predictions at points whose values are not known yet, so that other points are preferred."""
+        """Learn the predicted values at points with unknown values, so that the deviations near them become small.
+
+        Args:
+            points: The points, shape `(points, coordinates)`.
+        """
         if len(points):
             mean = _compute_covariance(_compute_squares(self._scale_points(points), self._sides)) @ self._weights
             self._add_points(points)
-            # What is as predicted changes no mean, only deviations.
+            # Predicted values do not change the means, only the deviations.
             self._values = np.append(self._values, mean)
             self._weights = np.append(self._weights, np.zeros(len(points)))
             self._single_precision = None
 
     def predict(self, points: Vector, precision: type[np.floating[Any]] = np.float64) -> tuple[Vector, Vector]:
-        """Return the mean and the standard deviation at each point (equations 2.25 and 2.26).
+        """Return the mean and the standard deviation at each point, both of shape `(points,)`.
 
-        Single precision takes half of the time. On noiseless functions of bbob, it moved deviations by a millionth in
-        the median, and by 4% in one of a hundred, where they were a few thousandths.
+        Equations 2.25 and 2.26. Single precision takes half of the time and is accurate enough for screening. On
+        noiseless bbob functions, it changed deviations by a millionth in the median, and by 4% in one of a hundred.
+
+        Args:
+            points: The points, shape `(points, coordinates)`.
+            precision: The floating point type of the computation.
         """
         if self._single_precision is None:
             self._single_precision = self._weights.astype(np.float32), self._inverse_root.T.astype(np.float32)
@@ -96,21 +111,21 @@ class GaussianProcess:
             _compute_squares(self._scale_points(points), self._sides).astype(precision, copy=False)
         )
         mean = covariance @ weights
-        # The product of a triangle takes two thirds of the time of that of a square.
+        # A triangular product takes two thirds of the time of a full product.
         parts = (strmm if is_single else dtrmm)(1.0, factor, covariance.T, lower=1, overwrite_b=1)
         variance = 1.0 - np.einsum("ij,ij->j", parts, parts)
         return mean.astype(float), np.sqrt(np.maximum(variance, 1e-9, dtype=float))
 
     @property
     def means(self) -> Vector:
-        """The means at the points that it has learned, shape (points,)."""
-        # Equation 2.25 at these points, where the covariance times the weights is the values less the noise's share.
+        """The means at the learned points, shape `(points,)`."""
+        # Equation 2.25. At learned points, covariance times weights equals values minus noise times weights.
         means: Vector = self._values - np.exp(self._log_scales[-1]) * self._weights
         return means
 
     @property
     def lowest_mean(self) -> float:
-        """The lowest mean at the points that it has learned."""
+        """The lowest mean at the learned points."""
         return float(np.min(self.means))
 
     def _learn_values(self, points: Vector, values: Vector) -> None:
@@ -123,7 +138,6 @@ class GaussianProcess:
         self._single_precision = None
 
     def _add_points(self, points: Vector) -> None:
-        """Learn where more points are, a block of them at a time."""
         known = len(self._points)
         self._points = np.vstack([self._points, points])
         scaled = self._scale_points(self._points)
@@ -143,14 +157,14 @@ class GaussianProcess:
         return points * rates
 
     def _compute_half_squares(self, points: Vector) -> Vector:
-        """Return half the squared distances along the coordinates of each scale, shape (scales, points * points)."""
+        """Return half of the squared distances by scale, shape `(scales, points * points)`."""
         squares = np.zeros((self._scale_count, len(points), len(points)))
         for coordinate, scale in zip(points.T, self._scale_indices, strict=True):
             squares[scale] += np.subtract.outer(coordinate, coordinate) ** 2 / 2
         return squares.reshape(self._scale_count, -1)
 
     def _compute_misfit(self, logs: Vector, squares: Vector, values: Vector) -> tuple[float, Vector]:
-        """Return -log p(scales, noise | values) but for a constant, and its gradient (equations 5.8 and 5.9)."""
+        """Return -log p(scales, noise | values) up to a constant, and its gradient (equations 5.8 and 5.9)."""
         rates, noise, number = np.exp(-2 * logs[:-1]), np.exp(logs[-1]), len(values)
         distances = (10 * rates @ squares).reshape(number, number)
         linear, decay = _compute_parts(distances)
@@ -161,9 +175,9 @@ class GaussianProcess:
         if is_wrong:
             return 1e9, np.zeros_like(logs)
         weights, _ = dpotrs(factor, values, lower=1)
-        lower, _ = dpotri(factor, lower=1)  # the inverse's lower triangle, and zeros
+        lower, _ = dpotri(factor, lower=1)  # The lower triangle of the inverse, and zeros.
         trace = weights @ weights - np.trace(lower)
-        # The other triangle would add the same, and the diagonal, where distances are 0, nothing.
+        # The lower triangle is doubled, because the upper one would add the same. The diagonal has distance 0.
         inner = np.multiply.outer(weights, weights)
         inner -= 2 * lower.T
         inner *= linear
@@ -174,9 +188,9 @@ class GaussianProcess:
 
 
 def _add_rows(root: Vector, covariance: Floats) -> None:
-    """Write the last columns of a root, those of new points, whose covariances with all points are given.
+    """Write the columns of new points into an inverse root, given their covariances with all points.
 
-    The root is the transposed inverse of the lower Cholesky factor, whose rows are those of the points.
+    The inverse root is the transposed inverse of the lower Cholesky factor.
     """
     start = covariance.shape[1] - len(covariance)
     known, end = root[:start, :start], covariance.shape[1]
@@ -188,18 +202,18 @@ def _add_rows(root: Vector, covariance: Floats) -> None:
 
 
 def _compute_sides(points: Vector) -> Vector:
-    """Return what `_squares` multiplies by, shape (points, coordinates + 2)."""
+    """Return the second factor of `_compute_squares`, shape `(points, coordinates + 2)`."""
     return np.hstack([points, np.ones((len(points), 1)), 5 * np.square(points).sum(axis=1, keepdims=True)])
 
 
-def _compute_squares(some: Vector, sides: Vector) -> Vector:
-    """Return 5 times the squared distances of scaled points from others, whose sides are given, shape (some, others).
+def _compute_squares(scaled: Vector, sides: Vector) -> Vector:
+    """Return 5 times the squared distances between scaled points and points with these sides.
 
-    |a - b|^2 is a product, of -2a, |a|^2, 1 and b, 1, |b|^2, in a fifth of the time that distances take.
+    |a - b|^2 is the product of (-2a, |a|^2, 1) and (b, 1, |b|^2). This takes a fifth of the time of distances.
     """
-    own = np.empty((len(some), sides.shape[1]))
-    own[:, :-2] = -10 * some
-    own[:, -2] = 5 * np.einsum("ij,ij->i", some, some)
+    own = np.empty((len(scaled), sides.shape[1]))
+    own[:, :-2] = -10 * scaled
+    own[:, -2] = 5 * np.einsum("ij,ij->i", scaled, scaled)
     own[:, -1] = 1
     squares: Vector = own @ sides.T
     return np.maximum(squares, 0.0, out=squares)
@@ -218,7 +232,7 @@ def _compute_parts(squares: Floats) -> tuple[Floats, Floats]:
 
 
 def _combine_matern(squares: Floats, linear: Floats, decay: Floats) -> Floats:
-    """Return covariances, in the place of 5 times the squared distances: new arrays would take as long again."""
+    """Return covariances in the memory of `squares`, because new arrays would double the time."""
     squares *= 1 / 3
     squares += linear
     squares *= decay

@@ -1,4 +1,4 @@
-"""Propulate's islands, of the leaders of workers: filled with what the record knows, run until the budget is spent."""
+"""Run Propulate's islands on the leaders of the workers, from the recorded evaluations until the budget is spent."""
 
 from __future__ import annotations
 
@@ -28,66 +28,71 @@ if TYPE_CHECKING:
     from hpo.store.evaluations import Assignment, Evaluation
     from hpo.store.study_client import StudyClient
 
-# Claims an individual and evaluates it: returns hyperparameters, loss and metrics; None if nothing was to be claimed.
+# Claim an individual and evaluate it. Return hyperparameters, loss and metrics, or None if there was nothing to claim.
 EvaluateClaim = Callable[
     ["Callable[[], Assignment | None]"], "tuple[dict[str, Any], float, Mapping[str, float]] | None"
 ]
 
 
-class _BudgetSpent(Exception):  # noqa: N818 - the end, and no error
-    """Ends Propulate's loop; by itself, it ends only after a number of generations."""
+class _BudgetSpent(Exception):  # noqa: N818 - not an error
+    """End Propulate's loop, which otherwise ends only after a number of generations."""
 
 
 @dataclass(frozen=True)
 class Archipelago:
-    """The islands of a run: which workers they have, how they breed, and how they exchange individuals.
-
-    The propagators are dealt to the islands in turn. With `inherits`, an individual may begin with the state of one of
-    the best of its island.
-    """
+    """The islands of a run: their workers, how they breed, and how they exchange individuals."""
 
     space: SearchSpace
     layout: Layout
     propagators: Sequence[str]
+    """The names of the propagators. Island i uses propagator i modulo their number."""
     migration_probability: float = 0.9
+    """The expected number of migrations from an island while each of its workers breeds one generation."""
     pollination: bool = True
+    """Whether islands exchange copies of individuals, instead of moving them."""
     seed: int = 0
     objectives: Objectives = ONLY_LOSS
     uses_pbt: bool = False
+    """Whether an evaluation may begin from the checkpoint of one of the best of its island."""
 
-    def evolve(self, leaders: SleepingComm, recorder: StudyClient, evaluate: EvaluateClaim) -> None:
-        """Breed, claim and evaluate individuals until there is nothing more to claim; collective among all leaders.
+    def evolve(self, leaders: SleepingComm, client: StudyClient, evaluate: EvaluateClaim) -> None:
+        """Breed, claim and evaluate individuals until there is nothing more to claim.
 
-        The rank of a leader is the number of its worker. The individuals of the evaluations that the record already
-        holds are put back on their islands. Returns on all leaders at the same time, when all is durable.
+        Recorded evaluations become individuals of their islands again. All leaders return at the same time, after all
+        results have been written to disk. Collective: call on all leaders.
+
+        Args:
+            leaders: The communicator of all leaders. The rank of a leader is the index of its worker.
+            client: The client of the study.
+            evaluate: A function that claims an individual and evaluates it.
         """
         worker = leaders.rank
         island = self.layout.find_island(worker)
-        past = recorder.read_changes()
-        rng = random.Random(f"{self.seed}/{worker}/{len(past)}")
-        breeder = Breeder(self, worker, recorder, rng, past)
+        recorded = client.read_changes()
+        rng = random.Random(f"{self.seed}/{worker}/{len(recorded)}")
+        breeder = Breeder(self, worker, client, rng, recorded)
 
         def evaluate_individual(individual: Individual) -> float:
             evaluated = evaluate(partial(breeder.claim, individual, propulator))
             if evaluated is None:
                 raise _BudgetSpent
-            # Replaced individuals breed no more; Propulate would look through them several times a generation.
-            propulator.population = [one for one in propulator.population if one.active]
+            # Replaced individuals no longer breed, but Propulate would search them several times in each generation.
+            propulator.population = [member for member in propulator.population if member.active]
             params, loss, metrics = evaluated
             genes = self.space.encode(params)
             individual.costs = self.objectives.compute_costs((loss, *self.objectives.select_metric_values(metrics)))
-            for name in params:  # what does not exist keeps its gene, to be inherited
+            for name in params:  # Inactive parameters keep their genes, which can be inherited.
                 individual[name] = genes[name]
             return loss
 
         propulator = self._join_island(leaders, island, evaluate_individual, breeder.propagator, rng)
-        _restore_population(propulator, self, past, island)
+        _restore_population(propulator, self, recorded, island)
         leaders.barrier()
         with suppress(_BudgetSpent):
             propulator.propulate(logging_interval=1000, debug=0)
         leaders.drop_messages()
         propulator.island_comm.drop_messages()
-        recorder.flush()
+        client.flush()
         leaders.barrier()
 
     def _join_island(
@@ -98,10 +103,10 @@ class Archipelago:
         propagator: Deduplicate,
         rng: random.Random,
     ) -> Any:
-        """Return this leader's part in an island, which exchanges with all others; it writes no checkpoints."""
+        """Return Propulate's object for this leader. It exchanges individuals, and does not write checkpoints."""
         sizes = [self.layout.count_island_workers(each) for each in range(self.layout.islands)]
         kind = Pollinator if self.pollination else Migrator
-        # Propulate unpickles what it finds at its checkpoint path, and finds nothing in a new folder.
+        # Propulate unpickles files in its checkpoint path. A new folder has none.
         with tempfile.TemporaryDirectory() as empty:
             propulator = kind(
                 loss_fn=evaluate_individual,
@@ -119,13 +124,13 @@ class Archipelago:
                 **self._make_exchange_options(rng),
             )
         propulator._dump_checkpoint = lambda: None
-        # Propulate asks six times a generation, five of them for its log. The propagator leaves out what is not active,
-        # and so does `loss_of`.
+        # Propulate calls this six times in each generation, five times for its log. The propagator and
+        # `evaluate_individual` already drop inactive individuals.
         propulator._get_active_individuals = lambda: (propulator.population, len(propulator.population))
         return propulator
 
     def _make_exchange_options(self, rng: random.Random) -> dict[str, Any]:
-        """Return who leaves an island, and who makes room there, where losses alone do not say it."""
+        """Return the selection of emigrants and of replaced individuals for several objectives."""
         if not self.objectives.is_multi_objective:
             return {}
         from hpo.breeding.selection import EmigrantSelection, ReplacementSelection
@@ -135,36 +140,52 @@ class Archipelago:
 
 
 class Breeder:
-    """Breeds on a worker's leader, and claims what it has bred."""
+    """Breed individuals on the leader of a worker, and claim them.
+
+    Args:
+        archipelago: The islands of the run.
+        worker: The index of the worker.
+        client: The client of the study.
+        rng: The random number generator.
+        known: The recorded evaluations.
+    """
 
     def __init__(
         self,
-        islands: Archipelago,
+        archipelago: Archipelago,
         worker: int,
-        recorder: StudyClient,
+        client: StudyClient,
         rng: random.Random,
         known: Sequence[Evaluation],
     ) -> None:
-        layout = islands.layout
-        self._space = islands.space
+        layout = archipelago.layout
+        self._space = archipelago.space
         self._worker = worker
         self._island = layout.find_island(worker)
-        self._seed = islands.seed
-        self._propagator_name = islands.propagators[self._island % len(islands.propagators)]
-        self._recorder = recorder
-        lines = ParentPool(islands.space, self._island, layout.islands, islands.uses_pbt)
+        self._seed = archipelago.seed
+        self._propagator_name = archipelago.propagators[self._island % len(archipelago.propagators)]
+        self._client = client
+        parent_pool = ParentPool(archipelago.space, self._island, layout.islands, archipelago.uses_pbt)
         self._history = EvaluationHistory(
-            islands.space, recorder.read_changes, islands.objectives, recorder.is_stopping, lines
+            archipelago.space, client.read_changes, archipelago.objectives, client.is_stopping, parent_pool
         )
-        place = worker - layout.find_first_worker(self._island)
-        bred_by = make_propagator(
-            self._propagator_name, self._history, rng, layout.count_island_workers(self._island), place
+        index = worker - layout.find_first_worker(self._island)
+        propagator = make_propagator(
+            self._propagator_name, self._history, rng, layout.count_island_workers(self._island), index
         )
-        self.propagator: Deduplicate = Deduplicate(bred_by, self._history, rng)
+        self.propagator: Deduplicate = Deduplicate(propagator, self._history, rng)
         self._history.add_evaluations(known)
 
     def claim(self, individual: Individual, propulator: Any) -> Assignment | None:
-        """Claim an individual that Propulate has bred, or if the run knows it, another one; None at the end."""
+        """Claim an individual, or another new individual if the run already has an evaluation of this one.
+
+        Args:
+            individual: The individual that Propulate has bred.
+            propulator: Propulate's object for this leader.
+
+        Returns:
+            The claimed evaluation; None if there is nothing more to claim.
+        """
         attributes = {
             "island": self._island,
             "worker": self._worker,
@@ -176,43 +197,42 @@ class Breeder:
         params = self._space.decode(individual)
         while True:
             with suppress(DuplicateError):
-                return self._recorder.claim(params, **attributes)
+                return self._client.claim(params, **attributes)
             params = self._space.decode(self.propagator(propulator.population))
-            if self._history.is_known(params):  # there is nothing new to breed
-                return self._recorder.claim_waiting(**attributes)
+            if self._history.is_known(params):  # Nothing new is left.
+                return self._client.claim_waiting(**attributes)
 
     def _count_immigrants(self, propulator: Any) -> dict[str, int]:
-        """Return how many individuals of other islands live on this one, by the island that bred them."""
+        """Return the number of active immigrants in the population, by the island that bred them."""
         own = self._island
-        islands = Counter([one.island for one in propulator.population if one.island != own and one.active])
+        islands = Counter([i.island for i in propulator.population if i.island != own and i.active])
         return {str(island): count for island, count in islands.items()}
 
 
-def _restore_population(propulator: Any, islands: Archipelago, past: Sequence[Evaluation], island: int) -> None:
-    """Put finished evaluations back as individuals, the same on all workers of an island, and continue generations.
+def _restore_population(propulator: Any, archipelago: Archipelago, recorded: Sequence[Evaluation], island: int) -> None:
+    """Convert finished evaluations to individuals, the same on all workers of an island, and continue generations.
 
-    With fewer islands or workers than before, the individuals of those that are gone are dealt to those that are left.
-    Each worker's generations are numbered anew, so that island, worker and generation still identify an individual, as
-    Propulate needs.
+    If there are fewer islands or workers than before, individuals of removed ones are distributed to the others. The
+    generations of each worker are numbered again, because island, worker and generation must identify an individual.
     """
-    space, layout = islands.space, islands.layout
+    space, layout = archipelago.space, archipelago.layout
     size = layout.count_island_workers(island)
     limits, generations = space.list_gene_limits(), [0] * size
-    for evaluation in past:
+    for evaluation in recorded:
         if not evaluation.is_finished or evaluation.island % layout.islands != island:
             continue
-        if evaluation.inherits is not None and not islands.uses_pbt:
-            continue  # Its loss does not compare with those of evaluations without a parent.
-        place = (evaluation.worker - layout.find_first_worker(island)) % size
+        if evaluation.inherits is not None and not archipelago.uses_pbt:
+            continue  # Its loss cannot be compared with losses of evaluations without a parent.
+        index = (evaluation.worker - layout.find_first_worker(island)) % size
         individual = Individual(dict(space.encode(evaluation.params)), limits)
         individual.loss = evaluation.loss
-        individual.costs = islands.objectives.compute_costs(evaluation.values)
-        individual.generation = generations[place]
-        individual.rank = individual.current = place
+        individual.costs = archipelago.objectives.compute_costs(evaluation.values)
+        individual.generation = generations[index]
+        individual.rank = individual.current = index
         individual.island = island
         individual.migration_steps = 0
         individual.migration_history = str(island)
         individual.evalperiod = evaluation.seconds
         propulator.population.append(individual)
-        generations[place] += 1
+        generations[index] += 1
     propulator.generation = generations[propulator.island_comm.rank]

@@ -1,4 +1,4 @@
-"""What Gaussian processes learn: which evaluations, and their losses as places in an order, or as normal as can be."""
+"""Select the evaluations that Gaussian processes learn from, and transform their losses."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from scipy.special import ndtri
 from hpo.breeding.gaussian_process import Vector
 from hpo.dominance import sort_best_first
 
-_MOST_EVALUATIONS = 256  # that are learned from: the time grows with the cube of their number
+_MOST_EVALUATIONS = 256  # The time to learn grows with the cube of the number of evaluations.
 _POWER_BOUNDS = (-3.0, 3.0)
-_LARGEST_LOG = 50.0  # of how far a loss is from the median: what is farther is as far
+_LARGEST_LOG = 50.0  # Limit of the logarithm of the distance of a loss from the median.
 
 
 def select_learned(costs: Vector) -> npt.NDArray[np.int64]:
-    """Return the indices of the evaluations that are learned from, of costs of shape (evaluations, objectives).
+    """Return the indices of the evaluations that a model learns from.
 
-    These are all, or of more than `_MOST`, the last ones and the best of the others, half each.
+    These are all evaluations if there are at most 256. Otherwise, they are the last 128 and the best 128 of the others.
+
+    Args:
+        costs: The costs of all evaluations, shape `(evaluations, objectives)`.
     """
     half = _MOST_EVALUATIONS // 2
     if len(costs) <= _MOST_EVALUATIONS:
@@ -30,21 +33,25 @@ def select_learned(costs: Vector) -> npt.NDArray[np.int64]:
 
 
 def compute_normal_scores(losses: Vector) -> Vector:
-    """Return the quantile of each loss's place in the order of losses, of a normal distribution; equal ones share one.
+    """Return the normal scores of losses: the quantiles of the standard normal distribution at their ranks.
 
-    Losses may be infinite.
+    Equal losses have the same score. Losses may be infinite.
     """
-    # scipy.stats, which has a function for the places, takes 0.2 s to import.
-    _, places, counts = np.unique(losses, return_inverse=True, return_counts=True)
-    scores: Vector = ndtri((np.cumsum(counts) - counts / 2)[places] / len(places))
+    # The ranks are computed here, because scipy.stats takes 0.2 s to import.
+    _, ranks, counts = np.unique(losses, return_inverse=True, return_counts=True)
+    scores: Vector = ndtri((np.cumsum(counts) - counts / 2)[ranks] / len(ranks))
     return scores
 
 
 def apply_power_transform(losses: Vector) -> Vector:
-    """Return losses, transformed to be as normal as can be, of mean 0 and variance 1; an infinite one is the worst.
+    """Return losses after the power transformation that makes them most normal, with mean 0 and variance 1.
 
-    Yeo and Johnson, A new family of power transformations to improve normality or symmetry (2000), equation 2.1, of
-    losses whose median is 0 and whose typical distance from it is 1.
+    Infinite losses count as the highest finite loss. Losses are first scaled to the median 0 and the median distance 1
+    from it. The method is described by Yeo and Johnson, A new family of power transformations to improve normality or
+    symmetry (2000), equation 2.1.
+
+    Args:
+        losses: The losses, shape `(evaluations,)`.
     """
     succeeded = np.isfinite(losses)
     if not succeeded.any():
@@ -56,7 +63,7 @@ def apply_power_transform(losses: Vector) -> Vector:
     logs = np.minimum(np.log1p(np.abs(scaled)), _LARGEST_LOG) * np.sign(scaled)
 
     def compute_misfit(power: float) -> float:
-        """Return -log p(losses | power) but for a constant (equation 3.1)."""
+        """Return -log p(losses | power) up to a constant (equation 3.1)."""
         variance = np.var(_apply_yeo_johnson(logs, power))
         return float(len(logs) / 2 * math.log(max(float(variance), 1e-300)) - (power - 1) * logs.sum())
 
@@ -66,7 +73,7 @@ def apply_power_transform(losses: Vector) -> Vector:
 
 
 def _apply_yeo_johnson(logs: Vector, power: float) -> Vector:
-    """Transform values, whose log(1 + |value|) * sign(value) are given."""
+    """Transform values, given as log(1 + |value|) * sign(value)."""
     above = np.expm1(power * logs) / power if power else logs
     below = np.expm1((power - 2) * logs) / (power - 2) if power != 2 else logs
     return np.where(logs >= 0, above, below)

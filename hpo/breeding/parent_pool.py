@@ -1,4 +1,4 @@
-"""The lines of a run with inheritance, as the workers of one island see them."""
+"""Keep the possible parents of an island for population based training, and the ages and losses of lineages."""
 
 from __future__ import annotations
 
@@ -13,18 +13,26 @@ if TYPE_CHECKING:
     from hpo.space import SearchSpace
     from hpo.store.evaluations import Evaluation
 
-_FOUNDER_CHANCE = 0.5  # Chance of a new line while all parents are founders.
+_FOUNDER_CHANCE = 0.5  # Probability of a new founder while all parents are founders.
 
 
 class ParentPool:
-    """The parents on an island, and the change from the parent's loss for each evaluation of the run.
+    """The possible parents on an island, and the context of each evaluation with a parent.
 
-    A founder is an evaluation without a parent. All others are heirs. The loss of an heir is mostly its parent's merit,
-    so propagators learn how it changed, given the parent's loss and the age (Parker-Holder et al., Provably efficient
-    online hyperparameter optimization with population-based bandits, 2020). The age is the number of evaluations before
-    it in its line.
+    A founder is an evaluation without a parent. All others are heirs. The loss of an heir depends mostly on its parent.
+    So propagators learn the change of the loss, given the parent's loss and the age (Parker-Holder et al., Provably
+    efficient online hyperparameter optimization with population-based bandits, 2020). The age of an evaluation is the
+    number of its ancestors.
 
-    ``parents`` are the best of the island, the best first. Without `inherits`, new evaluations have no parents.
+    Args:
+        space: The search space of the run.
+        island: The index of the island.
+        islands: The number of islands.
+        uses_pbt: Whether new evaluations can have parents.
+
+    Attributes:
+        uses_pbt: Whether new evaluations can have parents.
+        parents: The best evaluations of the island that have saved a checkpoint, the best first.
     """
 
     def __init__(self, space: SearchSpace, island: int = 0, islands: int = 1, uses_pbt: bool = False) -> None:
@@ -33,47 +41,47 @@ class ParentPool:
         self._space = space
         self._island = island
         self._islands = islands
-        self._losses: dict[int, float] = {}  # by trial
+        self._losses: dict[int, float] = {}  # By trial.
         self._ages: dict[int, int] = {}
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
-        """Learn of an evaluation that has started or ended."""
+        """Add an evaluation that has started or ended."""
         trial, parent = evaluation.trial, evaluation.inherits
         self._ages[trial] = 0 if parent is None else 1 + self._ages.get(parent, 0)
         if evaluation.state == "complete":
             self._losses[trial] = evaluation.loss
-            # Leaders receive no curves. The best of an island have saved their last state.
+            # Curves are unknown here, but the best of an island have saved a checkpoint at their last step.
             has_saved = evaluation.checkpoint_step > 0 and not evaluation.imported_from
             if self.uses_pbt and has_saved and evaluation.island % self._islands == self._island:
-                insort(self.parents, evaluation, key=lambda one: (one.loss, one.trial))
+                insort(self.parents, evaluation, key=lambda parent: (parent.loss, parent.trial))
                 del self.parents[PARENTS_PER_ISLAND:]
 
     def find_context(self, evaluation: Evaluation) -> tuple[float, float] | None:
-        """Return the loss of an evaluation's parent and the age of the evaluation; None for a founder."""
+        """Return the loss of the parent and the age of an evaluation; None for a founder."""
         parent = evaluation.inherits
         return None if parent not in self._losses else (self._losses[parent], self._ages[evaluation.trial])
 
     def make_next_context(self, parent: Evaluation) -> tuple[float, float]:
-        """Return the loss of a parent and the age of an evaluation that inherits from it."""
+        """Return the loss of a parent and the age of its next heir."""
         return parent.loss, self._ages[parent.trial] + 1
 
     def compute_cost(self, evaluation: Evaluation) -> float:
-        """Return the change of the loss as a share of the parent's loss, or the loss of a founder."""
+        """Return the change of the loss as a share of the parent's loss, or for a founder its loss."""
         context = self.find_context(evaluation)
         return evaluation.loss if context is None else (evaluation.loss - context[0]) / (abs(context[0]) or 1.0)
 
     def find_parent(self, params: Mapping[str, Any]) -> Evaluation | None:
-        """Return the parent of new hyperparameters; None if there is none."""
+        """Return the best parent that differs only in mutable parameters; None if there is none."""
         return find_parent(params, self.parents, self._space)
 
     def draw_parent(self, rng: random.Random) -> Evaluation | None:
         """Draw the parent of the next evaluation; None for a founder.
 
-        Founders become rare as parents are older: the run would end before their lines have such low losses.
+        Founders become rare as parents become older, because the run would end before their lineages catch up.
         """
         if not self.parents:
             return None
-        founders = sum(one.inherits is None for one in self.parents) / len(self.parents)
+        founders = sum(parent.inherits is None for parent in self.parents) / len(self.parents)
         if self._space.immutable_names and rng.random() < _FOUNDER_CHANCE * founders:
             return None
         return self.find_parent(rng.choice(self.parents).params)

@@ -1,4 +1,4 @@
-"""The propagators by their names: how individuals are bred, on real islands and on simulated ones alike."""
+"""Make propagators by their names. They work without MPI, so that tests and benchmarks can simulate islands."""
 
 from __future__ import annotations
 
@@ -21,18 +21,23 @@ from hpo.breeding.propulate_compat import (
     get_default_propagator,
 )
 
-_MOST_TRIES = 10  # of a propagator, whose offspring may all be known: it may have converged
+_MOST_TRIES = 10  # A converged propagator may breed only known individuals.
 
 
 class RandomSearch(Propagator):  # type: ignore[misc]
-    """Random search: individuals drawn from the whole space."""
+    """Random search in the whole search space.
 
-    def __init__(self, past: EvaluationHistory, rng: random.Random) -> None:
+    Args:
+        history: The evaluations of the run.
+        rng: The random number generator.
+    """
+
+    def __init__(self, history: EvaluationHistory, rng: random.Random) -> None:
         super().__init__(0, 1, rng)
-        self._history = past
+        self._history = history
 
     def __call__(self, _: list[Individual]) -> Individual:
-        """Draw one individual that is new to the run, if there is one."""
+        """Draw one individual that is new to the run, if there is any."""
         space = self._history.space
         return Individual(
             dict(space.encode(self._history.draw_new(self.rng) or space.draw(self.rng))), space.list_gene_limits()
@@ -40,10 +45,13 @@ class RandomSearch(Propagator):  # type: ignore[misc]
 
 
 class CopyOffspring(Propagator):  # type: ignore[misc]
-    """Breeds another propagator's offspring, each as an individual of its own.
+    """Copy the offspring of another propagator, so that it is never one of the parents.
 
-    Where no step of a composed propagator applies, Propulate returns the parent itself, which would then be changed and
-    join its population twice.
+    If no step of a composed propagator applies, Propulate returns the parent itself. Without a copy, this parent would
+    be changed and would be in the population twice.
+
+    Args:
+        propagator: The propagator that breeds.
     """
 
     def __init__(self, propagator: Propagator) -> None:
@@ -51,28 +59,33 @@ class CopyOffspring(Propagator):  # type: ignore[misc]
         self._propagator = propagator
 
     def __call__(self, population: list[Individual]) -> Individual:
-        """Breed one individual."""
+        """Breed one individual with an unknown loss."""
         individual = copy.deepcopy(self._propagator(population))
         individual.loss = math.inf
         return individual
 
 
 class Deduplicate(Propagator):  # type: ignore[misc]
-    """Asks another propagator again while its offspring is known to the run, or breaks the rules of the space.
+    """Repeat another propagator until its offspring is new to the run and satisfies the constraints.
 
-    After some tries it draws at random.
+    After 10 tries, an individual is drawn at random.
+
+    Args:
+        propagator: The propagator that breeds.
+        history: The evaluations of the run.
+        rng: The random number generator.
     """
 
-    def __init__(self, propagator: Propagator, past: EvaluationHistory, rng: random.Random) -> None:
+    def __init__(self, propagator: Propagator, history: EvaluationHistory, rng: random.Random) -> None:
         super().__init__(propagator.parents, propagator.offspring, rng)
         self._propagator = propagator
-        self._history = past
-        self._random_search = RandomSearch(past, rng)
+        self._history = history
+        self._random_search = RandomSearch(history, rng)
 
     def __call__(self, population: list[Individual]) -> Individual:
-        """Breed one individual that is new to the run, if there is one; who is not active has no part in it."""
+        """Breed one individual that is new to the run, if there is any, from the active individuals of a population."""
         self._history.update()
-        population = [one for one in population if one.active]
+        population = [individual for individual in population if individual.active]
         for _ in range(_MOST_TRIES):
             individual = self._propagator(population)
             params = self._history.space.decode(individual)
@@ -82,28 +95,32 @@ class Deduplicate(Propagator):  # type: ignore[misc]
 
 
 class UnitCubeAdapter(Propagator):  # type: ignore[misc]
-    """Breeds by a propagator of floats, for which each parameter is a float from 0 to 1.
+    """Breed by a propagator of floats, which sees each parameter as a float from 0 to 1.
 
-    `make` is called with these limits, and returns the propagator.
+    Args:
+        history: The evaluations of the run.
+        make_on_cube: A function that takes the limits of these floats, and returns the propagator.
     """
 
     def __init__(
-        self, past: EvaluationHistory, make_on_cube: Callable[[dict[str, tuple[float, float]]], Propagator]
+        self, history: EvaluationHistory, make_on_cube: Callable[[dict[str, tuple[float, float]]], Propagator]
     ) -> None:
-        self._history = past
-        self._limits = past.space.list_gene_limits()
+        self._history = history
+        self._limits = history.space.list_gene_limits()
         self._cube = dict.fromkeys(self._limits, (0.0, 1.0))
         self._propagator = make_on_cube(self._cube)
         super().__init__(self._propagator.parents, self._propagator.offspring, self._propagator.rng)
-        self._low, self._width = past.low, np.where(past.high > past.low, past.high - past.low, 1.0)
-        self._random_search = RandomSearch(past, self._propagator.rng)
-        self._scaled: dict[int, tuple[Individual, Individual]] = {}  # by id; the original is kept, so its id is unique
+        self._low, self._width = history.low, np.where(history.high > history.low, history.high - history.low, 1.0)
+        self._random_search = RandomSearch(history, self._propagator.rng)
+        self._scaled: dict[
+            int, tuple[Individual, Individual]
+        ] = {}  # By id. The original is stored, too, so that its id stays unique.
 
     def __call__(self, population: list[Individual]) -> Individual:
-        """Breed one individual."""
+        """Breed one individual from the population of the island."""
         if not population:
-            return self._random_search(population)  # a particle swarm needs an individual to begin with
-        # Islands exchange copies, which would leave Propulate's CMA-ES with too few different ones.
+            return self._random_search(population)  # A particle swarm needs a first individual.
+        # Islands exchange copies. With them, Propulate's CMA-ES would have too few different individuals.
         different = {individual.position.tobytes(): individual for individual in population}
         bred = self._propagator([self._scale_individual(individual) for individual in different.values()])
         genes = self._low + np.clip(bred.position, 0.0, 1.0) * self._width
@@ -120,42 +137,50 @@ class UnitCubeAdapter(Propagator):  # type: ignore[misc]
         return self._scaled[id(individual)][1]
 
 
-def _make_tpe(past: EvaluationHistory, rng: random.Random, _: int, __: int) -> Propagator:
+def _make_tpe(history: EvaluationHistory, rng: random.Random, _: int, __: int) -> Propagator:
     from hpo.breeding.tpe import TPEPropagator
 
-    return TPEPropagator(past, rng)
+    return TPEPropagator(history, rng)
 
 
-def _make_cmaes(past: EvaluationHistory, rng: random.Random, _: int, __: int) -> Propagator:
-    return UnitCubeAdapter(past, lambda cube: CMAPropagator(ActiveCMA(), cube, rng=rng))
+def _make_cmaes(history: EvaluationHistory, rng: random.Random, _: int, __: int) -> Propagator:
+    return UnitCubeAdapter(history, lambda cube: CMAPropagator(ActiveCMA(), cube, rng=rng))
 
 
-def _make_pso(past: EvaluationHistory, rng: random.Random, _: int, place: int) -> Propagator:
-    # Both factors as Clerc and Kennedy derived them (2002), which Propulate's examples use too.
-    return UnitCubeAdapter(past, lambda cube: StatelessPSO(1.49445, 1.49445, place, cube, rng))
+def _make_pso(history: EvaluationHistory, rng: random.Random, _: int, index: int) -> Propagator:
+    # Clerc and Kennedy (2002) derived both factors. Propulate's examples use the same.
+    return UnitCubeAdapter(history, lambda cube: StatelessPSO(1.49445, 1.49445, index, cube, rng))
 
 
-def _make_nelder_mead(past: EvaluationHistory, rng: random.Random, _: int, __: int) -> Propagator:
-    start = np.array([rng.random() for _ in past.low])
-    return UnitCubeAdapter(past, lambda cube: ParallelNelderMead(cube, rng, start, scale=0.25))
+def _make_nelder_mead(history: EvaluationHistory, rng: random.Random, _: int, __: int) -> Propagator:
+    start = np.array([rng.random() for _ in history.low])
+    return UnitCubeAdapter(history, lambda cube: ParallelNelderMead(cube, rng, start, scale=0.25))
 
 
-def _make_propulate(past: EvaluationHistory, rng: random.Random, workers: int, _: int) -> Propagator:
-    """Make Propulate's default genetic propagator, with a breeding population of twice the island's workers."""
-    return CopyOffspring(get_default_propagator(max(4, 2 * workers), past.space.list_gene_limits(), rng=rng))
+def _make_propulate(history: EvaluationHistory, rng: random.Random, workers: int, _: int) -> Propagator:
+    # The breeding population is twice the number of workers of the island.
+    return CopyOffspring(get_default_propagator(max(4, 2 * workers), history.space.list_gene_limits(), rng=rng))
 
 
 _MAKERS: dict[str, Callable[[EvaluationHistory, random.Random, int, int], Propagator]] = {
-    "ga": lambda past, rng, *_: GeneticPropagator(past, rng),
+    "ga": lambda history, rng, *_: GeneticPropagator(history, rng),
     "tpe": _make_tpe,
     "cmaes": _make_cmaes,
     "pso": _make_pso,
     "nelder-mead": _make_nelder_mead,
     "propulate": _make_propulate,
-    "random": lambda past, rng, *_: RandomSearch(past, rng),
+    "random": lambda history, rng, *_: RandomSearch(history, rng),
 }
 
 
-def make_propagator(name: str, past: EvaluationHistory, rng: random.Random, workers: int, place: int) -> Propagator:
-    """Return a propagator for one worker: `workers` is the size of its island, `place` its number there, from 0."""
-    return _MAKERS[name](past, rng, workers, place)
+def make_propagator(name: str, history: EvaluationHistory, rng: random.Random, workers: int, index: int) -> Propagator:
+    """Return a propagator for one worker.
+
+    Args:
+        name: A name in `hpo.breeding.propagator_names.PROPAGATORS`.
+        history: The evaluations of the run.
+        rng: The random number generator.
+        workers: The number of workers of the island.
+        index: The index of the worker on its island.
+    """
+    return _MAKERS[name](history, rng, workers, index)

@@ -1,7 +1,7 @@
-"""Who breeds, who leaves an island, and who makes room there, where several objectives count.
+"""Select emigrants and replaced individuals of an island for several objectives.
 
-Deb et al., A fast and elitist multiobjective genetic algorithm: NSGA-II (2002): by dominance, and then by crowding.
-An individual's `costs` travel with it; its `loss` is the first of them.
+The order is that of NSGA-II: by dominance, and then by crowding (Deb et al., A fast and elitist multiobjective genetic
+algorithm: NSGA-II, 2002). Each individual has the attribute `costs`, whose first element is its `loss`.
 """
 
 from __future__ import annotations
@@ -16,32 +16,43 @@ from hpo.dominance import Costs, find_non_dominated, sort_best_first
 
 
 def collect_costs(population: Sequence[Individual]) -> Costs:
-    """Return the costs of individuals, shape (individuals, objectives)."""
+    """Return the costs of individuals, shape `(individuals, objectives)`."""
     return np.array([individual.costs for individual in population], float)
 
 
 class EmigrantSelection(Propagator):  # type: ignore[misc]
-    """Sends individuals of the island's front, drawn at random: the best by dominance and crowding are its ends."""
+    """Select emigrants at random from the Pareto front of an island.
+
+    The first ones in the order of NSGA-II would always be the ends of the front.
+
+    Args:
+        offspring: The number of emigrants.
+        rng: The random number generator.
+    """
 
     def __init__(self, offspring: int, rng: random.Random) -> None:
         super().__init__(-1, offspring, rng)
 
     def __call__(self, population: list[Individual]) -> list[Individual]:
-        """Return the emigrants."""
+        """Return the emigrants from a population."""
         is_best = find_non_dominated(collect_costs(population))
-        best = [individual for individual, is_one in zip(population, is_best, strict=True) if is_one]
+        best = [individual for individual, is_chosen in zip(population, is_best, strict=True) if is_chosen]
         chosen: list[Individual] = self.rng.sample(best, min(self.offspring, len(best)))
-        rest = [individual for individual in population if not any(individual is one for one in chosen)]
+        rest = [individual for individual in population if not any(individual is emigrant for emigrant in chosen)]
         return [*chosen, *self.rng.sample(rest, self.offspring - len(chosen))]
 
 
 class ReplacementSelection(Propagator):  # type: ignore[misc]
-    """Replaces the last by dominance, and of these the most crowded ones."""
+    """Select the individuals that immigrants replace: the last in the order of NSGA-II.
+
+    Args:
+        offspring: The number of individuals to replace.
+    """
 
     def __init__(self, offspring: int) -> None:
         super().__init__(-1, offspring)
 
     def __call__(self, population: list[Individual]) -> list[Individual]:
-        """Return those to be replaced."""
+        """Return the individuals to replace in a population."""
         order = sort_best_first(collect_costs(population))
-        return [population[place] for place in order[len(order) - self.offspring :]]
+        return [population[index] for index in order[len(order) - self.offspring :]]

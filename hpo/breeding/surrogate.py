@@ -1,4 +1,4 @@
-"""Which candidates are worth an evaluation: two models of all losses of a run, of which one is asked each time."""
+"""Compute the merit of candidates by a surrogate: two models of all losses of a run, one of which is used each time."""
 
 from __future__ import annotations
 
@@ -17,63 +17,82 @@ if TYPE_CHECKING:
     from hpo.breeding.evaluation_history import EvaluationHistory
     from hpo.breeding.surrogate_data import SurrogateSample
 
-_EXPLORATION_SHARE = 0.5  # the share of suggestions that explore
-# What is nearer to an individual than this share of each range is as good as known: a model that is too sure of itself
-# would have the best again and again otherwise, 25 times in 34 on a network (benchmarks/README.md).
+_EXPLORATION_SHARE = 0.5  # The share of suggestions that explore.
+# A candidate that is nearer to a known individual, as a share of each range, counts as known. Otherwise, an
+# overconfident model would suggest the best again and again (benchmarks/search-quality.md).
 _KNOWN_DISTANCE = 0.01
 
 
 class Surrogate:
-    """Says how much may be hoped of candidates, from what was tried on all islands and what is in flight.
+    """Predict the merit of candidates from all ended and pending evaluations of the run.
 
-    One model learns the places of losses in their order, whatever their scale, and explores: it prefers what has the
-    lowest lower confidence bound, mean - 3 deviations. The other one learns losses that a power transformation has
-    made as normal as can be, so that it knows how much better the best are, and prefers what is expected to improve on
-    them most. The first is the better one where losses are noisy and parameters are categories, the second one where
-    losses are smooth functions of numbers. Each suggestion asks one of the two, drawn at random, which is nearly as
-    good as the better one in either case (benchmarks/README.md). Of several objectives, each has two models of its own.
-    The context of an evaluation, of `facts` numbers, is a further input of all models.
+    Two Gaussian processes learn different transformations of the losses:
+
+    - The first model learns normal scores, which depend only on the order of the losses. It explores: it prefers the
+      lowest lower confidence bound, mean - 3 standard deviations. It is better if losses are noisy and parameters are
+      categorical.
+    - The second model learns power-transformed losses, which keep differences between the best. It prefers the largest
+      expected improvement. It is better if losses are smooth functions of numbers.
+
+    Each suggestion uses one of the two, drawn at random. This is nearly as good as the better model in both cases
+    (benchmarks/search-quality.md). With several objectives, each objective has its own two models.
+
+    Args:
+        history: The evaluations of the run.
+        rng: The random number generator.
+        context_size: The number of context values of an evaluation, which are additional inputs of the models.
     """
 
-    def __init__(self, past: EvaluationHistory, draws: np.random.Generator, context_size: int = 0) -> None:
-        self._history = past
-        self._generator = draws
-        self._encoding = UnitCubeEncoding(past.low, past.high, past.unordered)
-        parameters = len(past.low)
-        scale_of = np.append(self._encoding.gene_indices, np.arange(parameters, parameters + context_size))
-        self._models = [(GaussianProcess(scale_of), GaussianProcess(scale_of)) for _ in past.objectives.names]
+    def __init__(self, history: EvaluationHistory, rng: np.random.Generator, context_size: int = 0) -> None:
+        self._history = history
+        self._generator = rng
+        self._encoding = UnitCubeEncoding(history.low, history.high, history.unordered)
+        parameters = len(history.low)
+        scale_indices = np.append(self._encoding.gene_indices, np.arange(parameters, parameters + context_size))
+        self._models = [
+            (GaussianProcess(scale_indices), GaussianProcess(scale_indices)) for _ in history.objectives.names
+        ]
 
     def learn(self, sample: SurrogateSample) -> Callable[..., Vector]:
-        """Learn from a sample; return a function that gives the merit of each of some candidates' genes.
+        """Learn from a sample, and return a function that computes the merits of candidates.
 
-        Merits, shape (candidates,), compare with each other alone: the higher, the better. The function also takes
-        the highest merit that is of no use (whether what has no more is near to something known is not looked at), and
-        the precision, of which a single one is good for screening.
+        Pending evaluations are imputed with their predicted loss.
+
+        Args:
+            sample: The evaluations to learn from.
+
+        Returns:
+            A function of the genes of candidates, shape `(candidates, genes)`. It returns merits, shape
+            `(candidates,)`: the higher, the better. Known candidates have the merit minus infinity. The second argument
+            is a merit: candidates up to this merit are not checked for being known. The third argument is the floating
+            point type. Single precision is enough for screening.
         """
-        chosen, here = select_learned(sample.costs), sample.context
+        chosen, context = select_learned(sample.costs), sample.context
         tried = self._encode_points(sample.genes[chosen], sample.contexts[chosen])
         running = self._encode_points(sample.running, sample.running_contexts)
-        daring = self._generator.random() < _EXPLORATION_SHARE
+        explores = self._generator.random() < _EXPLORATION_SHARE
         models = []
-        for costs, (places, sizes) in zip(sample.costs[chosen].T, self._models, strict=True):
-            model, values = (places, compute_normal_scores(costs)) if daring else (sizes, apply_power_transform(costs))
+        for costs, (score_model, loss_model) in zip(sample.costs[chosen].T, self._models, strict=True):
+            model, values = (
+                (score_model, compute_normal_scores(costs)) if explores else (loss_model, apply_power_transform(costs))
+            )
             model.fit(tried, values, known=len(sample.costs))
             model.assume_predictions(running)
             models.append(model)
         # The lowest cost in this context: another context may allow lower costs.
-        lowest = (
-            float(models[0].predict(self._encode_points(sample.genes[chosen], here))[0].min()) if len(here) else None
-        )
-        merit = (lower_confidence_bound if daring else expected_improvement)(models, self._generator, lowest)
+        lowest = None
+        if len(context):
+            lowest = float(models[0].predict(self._encode_points(sample.genes[chosen], context))[0].min())
+        acquire = (lower_confidence_bound if explores else expected_improvement)(models, self._generator, lowest)
         known = np.vstack([tried, running])
 
         def compute_merits(
             candidates: Vector, useless: float = -np.inf, precision: type[np.floating[Any]] = np.float64
         ) -> Vector:
-            points = self._encode_points(candidates, here)
+            points = self._encode_points(candidates, context)
             means, deviations = zip(*(model.predict(points, precision) for model in models), strict=True)
-            merits = merit(np.array(means), np.array(deviations))
-            useful = np.flatnonzero(merits > useless)  # a fifth of all, which take 0.5 ms more of a suggestion
+            merits = acquire(np.array(means), np.array(deviations))
+            useful = np.flatnonzero(merits > useless)  # A fifth of all. Checking all would take 0.5 ms more.
             near = cdist(points[useful], known, "chebyshev").min(axis=1) < _KNOWN_DISTANCE
             merits[useful[near]] = -np.inf
             return merits

@@ -1,4 +1,4 @@
-"""What surrogates learn from: evaluations as rows of arrays."""
+"""Store evaluations as rows of arrays, from which surrogates learn."""
 
 from __future__ import annotations
 
@@ -16,23 +16,33 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SurrogateSample:
-    """Evaluations that a surrogate learns from.
-
-    `genes` and `costs` belong to evaluations that have ended, `running` are the genes of those in flight. Each has a
-    row in `contexts` or `running_contexts`: the facts that were known before it began. `context` has the facts of the
-    next evaluation.
-    """
+    """Evaluations that a surrogate learns from. A context is what was known before the evaluation began."""
 
     genes: Vector
+    """The genes of ended evaluations, shape `(evaluations, genes)`."""
     costs: Vector
+    """The costs of ended evaluations, shape `(evaluations, objectives)`."""
     running: Vector
+    """The genes of pending evaluations, shape `(pending, genes)`."""
     contexts: Vector
+    """The contexts of ended evaluations, shape `(evaluations, context values)`."""
     running_contexts: Vector
+    """The contexts of pending evaluations, shape `(pending, context values)`."""
     context: Vector
+    """The context of the next evaluation, shape `(context values,)`."""
 
 
 class EvaluationRows:
-    """Evaluations as rows of genes, costs and contexts, in the order in which they ended."""
+    """Evaluations as rows of genes, costs and contexts, in the order in which they ended.
+
+    Args:
+        genes: The number of genes.
+        costs: The number of objectives.
+        contexts: The number of context values.
+
+    Attributes:
+        count: The number of evaluations that have ended.
+    """
 
     def __init__(self, genes: int, costs: int, contexts: int = 0) -> None:
         self.count = 0
@@ -43,22 +53,22 @@ class EvaluationRows:
 
     @property
     def genes(self) -> Vector:
-        """The genes of the evaluations that have ended, shape (evaluations, parameters)."""
+        """The genes of the evaluations that have ended, shape `(evaluations, genes)`."""
         return self._arrays[0][: self.count]
 
     @property
     def costs(self) -> Vector:
-        """The costs of the evaluations that have ended, shape (evaluations, objectives)."""
+        """The costs of the evaluations that have ended, shape `(evaluations, objectives)`."""
         return self._arrays[1][: self.count]
 
     @property
     def contexts(self) -> Vector:
-        """The contexts of the evaluations that have ended, shape (evaluations, facts)."""
+        """The contexts of the evaluations that have ended, shape `(evaluations, context values)`."""
         return self._arrays[2][: self.count]
 
     @property
     def running(self) -> tuple[Vector, Vector]:
-        """The genes and the contexts of the evaluations in flight."""
+        """The genes and the contexts of pending evaluations, one row for each."""
         pairs, (genes, contexts) = list(self._running.values()), self._widths
         return (
             np.array([own for own, _ in pairs]).reshape(len(pairs), genes),
@@ -66,25 +76,27 @@ class EvaluationRows:
         )
 
     def add_running(self, trial: int, genes: Vector, context: Vector) -> None:
-        """Add an evaluation in flight."""
+        """Add a pending evaluation."""
         self._running[trial] = genes, context
 
     def remove_running(self, trial: int) -> None:
-        """Remove an evaluation from those in flight."""
+        """Remove a pending evaluation, if there is one with this trial number."""
         self._running.pop(trial, None)
 
     def add_ended(self, evaluation: Evaluation, *parts: Vector) -> None:
-        """Add an evaluation that has ended, with its genes, costs and context.
+        """Add an evaluation that has ended. It replaces the paused evaluation from which it was promoted.
 
-        It replaces the paused evaluation from which it was promoted.
+        Args:
+            evaluation: The evaluation.
+            *parts: Its genes, its costs and its context.
         """
-        place = None if evaluation.retry_of is None else self._paused_rows.pop(evaluation.retry_of, None)
-        if place is None:
-            place = self.count
+        row = None if evaluation.retry_of is None else self._paused_rows.pop(evaluation.retry_of, None)
+        if row is None:
+            row = self.count
             self.count += 1
-        if place == len(self._arrays[0]):
+        if row == len(self._arrays[0]):
             self._arrays = [np.concatenate([array, np.empty_like(array)]) for array in self._arrays]
         for array, part in zip(self._arrays, parts, strict=True):
-            array[place] = part
+            array[row] = part
         if evaluation.state == "paused":
-            self._paused_rows[evaluation.trial] = place
+            self._paused_rows[evaluation.trial] = row

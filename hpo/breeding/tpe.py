@@ -1,4 +1,4 @@
-"""Optuna's tree-structured Parzen estimator as a propagator."""
+"""The propagator `tpe`: Optuna's tree-structured Parzen estimator."""
 
 from __future__ import annotations
 
@@ -21,54 +21,60 @@ from hpo.store.evaluations import Evaluation
 from hpo.store.pareto_front import compute_costs
 from hpo.store.study_objectives import make_directions
 
-_COMPARED_EVALUATIONS = 20  # evaluations with which one is compared in a run with inheritance
-_MOST_TRIALS = 512  # that the sampler knows: its time grows with their number (10,000: 0.2 s an individual)
+_COMPARED_EVALUATIONS = 20  # Number of last evaluations for comparison in a run with inheritance.
+_MOST_TRIALS = 512  # Trials of the sampler. Its time grows with them: for 10,000, one individual takes 0.2 s.
 
 
 def _make_distribution(parameter: Parameter) -> BaseDistribution:
-    """Return the distribution from which a parameter is drawn; of an order, these are the places."""
+    """Return the distribution of a parameter. An ordinal parameter is drawn by the index of its choice."""
     if isinstance(parameter, Ordinal):
         return IntDistribution(0, parameter.size - 1)
     return parameter.make_distribution()
 
 
 class TPEPropagator(Propagator):  # type: ignore[misc]
-    """Breeds by Optuna's TPE sampler, which knows all that has ended or is in flight on all islands.
+    """Breed by Optuna's TPE sampler, which learns from the evaluations of all islands.
 
-    Bergstra et al., Algorithms for hyper-parameter optimization (2011). What is in flight counts as bad ("constant
-    liar"), so that workers which breed at the same time search differently. In a long run, the sampler knows the best
-    and the last evaluations only.
+    The method is described by Bergstra et al., Algorithms for hyper-parameter optimization (2011). Pending evaluations
+    count as bad ("constant liar"), so that workers that breed at the same time propose different individuals. In a long
+    run, the sampler learns only from the best and the last evaluations.
 
-    In a run with inheritance, losses do not compare. The sampler then learns which share of the last evaluations an
-    evaluation is behind. Founders are compared by losses, and heirs by changes of losses.
+    In a run with inheritance, losses cannot be compared. The sampler then learns the share of the last evaluations that
+    are better. Evaluations without a parent are compared by losses, and others by changes of losses.
+
+    Args:
+        history: The evaluations of the run.
+        rng: The random number generator.
     """
 
-    def __init__(self, past: EvaluationHistory, rng: random.Random) -> None:
+    def __init__(self, history: EvaluationHistory, rng: random.Random) -> None:
         super().__init__(0, 1, rng)
-        self._history = past
-        self._limits = past.space.list_gene_limits()
-        self._space = past.space
-        self._objectives = past.objectives
-        self._distributions = {name: _make_distribution(parameter) for name, parameter in past.space.parameters.items()}
+        self._history = history
+        self._limits = history.space.list_gene_limits()
+        self._space = history.space
+        self._objectives = history.objectives
+        self._distributions = {
+            name: _make_distribution(parameter) for name, parameter in history.space.parameters.items()
+        }
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._sampler = optuna.samplers.TPESampler(seed=rng.getrandbits(31), constant_liar=True)
-        self._known: dict[int, Evaluation] = {}  # ended evaluations in the study, by trial
-        self._running: dict[int, Evaluation] = {}  # those in flight, by trial
+        self._known: dict[int, Evaluation] = {}  # Ended evaluations in the study, by trial.
+        self._running: dict[int, Evaluation] = {}  # Pending evaluations, by trial.
         self._trials: dict[int, int] = {}
         self._last_costs: dict[bool, deque[float]] = {
             kind: deque(maxlen=_COMPARED_EVALUATIONS) for kind in (False, True)
         }
         self._restart_study()
-        past.listeners.append(self._add_evaluation)
+        history.listeners.append(self._add_evaluation)
 
     def __call__(self, _: list[Individual]) -> Individual:
-        """Breed one individual."""
+        """Ask the sampler for one individual."""
         if len(self._known) > _MOST_TRIALS:
             self._restart_study()
         trial = self._study.ask(self._distributions)
-        self._study.tell(trial, state=TrialState.FAIL)  # once it is claimed, it comes back as an evaluation
+        self._study.tell(trial, state=TrialState.FAIL)  # It is added as an evaluation when it is claimed.
         genes = {name: self._encode_gene(name, value) for name, value in trial.params.items()}
         return Individual(self._space.round_genes(genes), self._limits)
 
@@ -77,28 +83,31 @@ class TPEPropagator(Propagator):  # type: ignore[misc]
         return int(value) if isinstance(parameter, Ordinal) else parameter.encode(value)
 
     def _encode_ordinals(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return hyperparameters, those with an order among their choices as places in it."""
-        of = self._space.parameters
-        return {n: of[n].encode(value) if isinstance(of[n], Ordinal) else value for n, value in params.items()}
+        """Return hyperparameters with ordinal choices replaced by their indices."""
+        parameters = self._space.parameters
+        return {
+            name: parameters[name].encode(value) if isinstance(parameters[name], Ordinal) else value
+            for name, value in params.items()
+        }
 
     def _add_evaluation(self, evaluation: Evaluation) -> None:
-        """Learn from an evaluation, in a run with inheritance from how it compares with the last ones of its kind."""
-        lines = self._history.parent_pool
-        if evaluation.has_succeeded and lines.uses_pbt:
-            cost, last = lines.compute_cost(evaluation), self._last_costs[lines.find_context(evaluation) is not None]
+        """Learn from an evaluation. With inheritance, replace its loss by its rank among the last of its kind."""
+        pool = self._history.parent_pool
+        if evaluation.has_succeeded and pool.uses_pbt:
+            cost, last = pool.compute_cost(evaluation), self._last_costs[pool.find_context(evaluation) is not None]
             last.append(cost)
-            behind = sum(other < cost for other in last) + sum(other == cost for other in last) / 2
-            evaluation = replace(evaluation, loss=behind / len(last))
+            better = sum(rival < cost for rival in last) + sum(rival == cost for rival in last) / 2
+            evaluation = replace(evaluation, loss=better / len(last))
         elif evaluation.has_succeeded and evaluation.inherits is not None:
             evaluation = replace(evaluation, state="failed")
         self._add_to_study(evaluation)
 
     def _add_to_study(self, evaluation: Evaluation) -> None:
-        """Tell the sampler's study of an evaluation that has started or ended; failures teach it nothing."""
+        """Add an evaluation that has started or ended to the study of the sampler, which ignores failures."""
         storage = self._study._storage
         self._running.pop(evaluation.trial, None)
         if evaluation.state == "promoted":
-            self._known.pop(evaluation.trial, None)  # forgotten when a new study is begun
+            self._known.pop(evaluation.trial, None)  # A new study will not contain it.
             if (trial := self._trials.pop(evaluation.trial, None)) is not None:
                 storage.set_trial_state_values(trial, TrialState.FAIL)
             return
@@ -119,9 +128,9 @@ class TPEPropagator(Propagator):  # type: ignore[misc]
             storage.set_trial_state_values(trial, TrialState.FAIL)
 
     def _restart_study(self) -> None:
-        """Begin a new study with half of the known evaluations: the best ones, and the last ones of the others."""
+        """Begin a new study with half of the known evaluations: the best, and the last of the others."""
         known = list(self._known.values())
-        ranked = [known[place] for place in sort_best_first(compute_costs(known, self._objectives))]
+        ranked = [known[index] for index in sort_best_first(compute_costs(known, self._objectives))]
         best, rest = ranked[: _MOST_TRIALS // 4], ranked[_MOST_TRIALS // 4 :]
         last = sorted(rest, key=lambda evaluation: evaluation.ended)[-(_MOST_TRIALS // 4) :]
         running = list(self._running.values())

@@ -13,12 +13,13 @@ from hpo.check.file_snapshot import FileSnapshot, take_file_snapshot
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.checkpointer import Checkpointer
 from hpo.evaluation.evaluator import EvaluationContext, Evaluator
-from hpo.evaluation.leader import Leader, Limits
+from hpo.evaluation.leader import Leader
+from hpo.evaluation.limits import Limits
 from hpo.evaluation.program_command import Program
 from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.step_verdict import Verdict
 from hpo.evaluation.testing_client import run_test_in_trainer
-from hpo.evaluation.trainer_client import TrainerSlot
+from hpo.evaluation.trainer_slot import TrainerSlot
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.process.trace import Trace
 from hpo.ranks.rank_watch import RankWatch

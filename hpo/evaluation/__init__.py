@@ -1,1 +1,1 @@
-"""One individual, one loss: the worker, its process group, and the verdict of its ranks."""
+"""Evaluate one individual on one worker: its process group, its trainers, and the verdict of its ranks."""

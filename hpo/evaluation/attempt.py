@@ -1,4 +1,4 @@
-"""An evaluation as the supervisor of one of its worker's ranks knows it: its losses so far, and what is kept of it."""
+"""The state of one attempt at an evaluation on one rank: its losses, its last step and its verdict."""
 
 from __future__ import annotations
 
@@ -18,28 +18,38 @@ if TYPE_CHECKING:
 
 
 class CopyHolder(Protocol):
-    """What holds the last state of an evaluation, and the weights of its lowest loss: a trainer, or drafts."""
+    """An object that holds the last checkpoint of an evaluation and the weights of its lowest loss."""
 
     def write_checkpoint(self, path: str) -> Mapping[str, Any]:
-        """Write the state; return after how many ``losses``, the ``seconds`` that it took, and an ``error``, if any."""
+        """Write the last checkpoint to `path`.
 
-    def write_weights(self, path: str, about: Mapping[str, str]) -> str:
-        """Write the weights with texts about them; return an error, or an empty text."""
+        Returns:
+            `losses`, the number of losses before the checkpoint; `seconds`, the time to write it; `error`, if it
+            failed.
+        """
+
+    def write_weights(self, path: str, metadata: Mapping[str, str]) -> str:
+        """Write the weights with `metadata` to `path`, and return an error message, or an empty string."""
 
 
 class Attempt:
-    """An evaluation as it goes on; `loss` is the lowest of its `losses` so far, with its `metrics`.
+    """One attempt at an evaluation, as a rank of the worker sees it.
 
-    `began` is when the evaluation began, on this process's clock, plus the time in which its losses were recorded.
-    ``step`` is this rank's last one. ``has_weights`` says that the leader's trainer has a copy of the weights of the
-    lowest loss, and ``copied_step`` after how many losses it has copied the state that it has not written yet; 0 is
-    none.
+    Args:
+        assignment: The individual, with its trial and its hyperparameters.
+        checkpoint_info: Description of the evaluation's own checkpoint, from which the objective may resume.
+        parent_info: Description of the parent checkpoint, with which the evaluation may begin.
+        path: File of the own checkpoint or of the parent checkpoint.
+        earlier_seconds: Seconds that the evaluation took in earlier sessions. None if it has no loss of this session.
 
-    `restored` is what is known of the state of an evaluation that was interrupted, and which goes on if the objective
-    asks for it: it then has its losses, too. `inherited` is that of the individual it comes from, if it begins with
-    that, and ``has_read_parent`` says whether the objective has asked for it. `path` is the file of either. `earlier`
-    are the seconds that the evaluation took in earlier sessions, where it has a loss of this one already; they are
-    known once it goes on from there.
+    Attributes:
+        losses: All losses so far, with the losses of an interrupted attempt if the objective has resumed it.
+        loss: The lowest of `losses`, infinite before the first one; `metrics` belong to it.
+        began_at: Start of the evaluation on this process's clock, plus the time in which its losses were recorded.
+        step: The last step of this rank.
+        copied_step: Number of losses before the checkpoint that was copied and not yet written; 0 for none.
+        has_weights: Whether the leader's trainer has a copy of the weights of the lowest loss.
+        has_read_parent: Whether the objective has read the parent checkpoint.
     """
 
     def __init__(
@@ -58,13 +68,13 @@ class Attempt:
         self.path = path
         self.has_read_parent = False
         self.losses: list[float] = []
-        self.restored_count = 0  # losses of the evaluation that was interrupted
-        self.restored_seconds = 0.0  # which those took
+        self.restored_count = 0  # losses of the interrupted attempt
+        self.restored_seconds = 0.0  # time of the restored losses
         self.step: Step | None = None
         self.copied_step = 0
         self.has_weights = False
-        self.saves_own_checkpoints = False  # a program, so that it can be paused
-        self.drafts: DraftStore | None = None  # of a program, on the leader
+        self.saves_own_checkpoints = False  # true for programs that write their own files: they can be paused
+        self.drafts: DraftStore | None = None  # set for a program, on the leader
         self.began_at = clock.now()
         self.verdict: Verdict = GOING_VERDICT
         self.loss = math.inf
@@ -72,49 +82,46 @@ class Attempt:
 
     @property
     def has_next_step(self) -> bool:
-        """Whether there is another step to take."""
+        """Whether the evaluation has another step."""
         return self.verdict.state == "going"
 
     @property
     def seconds(self) -> float:
-        """The seconds for which the evaluation has gone on."""
+        """Seconds since the evaluation began."""
         return clock.now() - self.began_at
 
     @property
     def has_loss(self) -> bool:
-        """Whether it has a loss of its own."""
+        """Whether this attempt has a loss of its own."""
         return len(self.losses) > self.restored_count
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether it has begun from a state, without a loss of its own yet; the same on all ranks."""
+        """Whether the attempt has begun from a checkpoint and has no loss of its own; the same on all ranks."""
         return self.checkpoint_info is not None or (self.parent_info is not None and self.verdict.inherited)
 
     @property
     def offers_weights(self) -> bool:
-        """Whether the objective has offered weights with its last step, on this rank."""
+        """Whether the objective has offered weights in its last step on this rank."""
         return self.step is not None and self.step.offers
 
     @property
     def has_saved(self) -> bool:
-        """Whether the objective has saved a state with its last step, on this rank."""
+        """Whether the objective has saved a checkpoint in its last step on this rank."""
         return self.step is not None and self.step.has_saved
 
     @property
     def total_seconds(self) -> float:
-        """The seconds for which it has gone on, also before it was interrupted."""
+        """Seconds of the evaluation, with the seconds before it was interrupted."""
         return self.seconds + self.restored_seconds
 
     @property
     def is_aborted(self) -> bool:
-        """Whether the evaluation has ended without a result, and ranks may be anywhere in the objective."""
+        """Whether the evaluation has ended without a result, so that its ranks may still run the objective."""
         return self.verdict.state in ("failed", "again", "suspended", "stopped")
 
     def record_step(self, step: Step) -> None:
-        """Take in what this rank's objective has done.
-
-        It may have asked for the state that it continues from, or inherits, also if it has failed then.
-        """
+        """Record a step of this rank's objective, and restore earlier losses if it has read its checkpoint."""
         self.step = step
         self.has_read_parent |= step.inherited
         if step.went_on and self.checkpoint_info is not None and not self.losses:
@@ -122,13 +129,13 @@ class Attempt:
             self.has_weights = self.checkpoint_info.has_weights
 
     def restore_losses(self, losses: Sequence[float], seconds: float, metrics: Mapping[str, float]) -> None:
-        """Take over the losses that the evaluation had before it was interrupted or paused, and its seconds."""
+        """Restore the losses, seconds and metrics from before the evaluation was interrupted or paused."""
         self.losses, self.restored_count, self.restored_seconds = list(losses), len(losses), seconds
         self.earlier_seconds = seconds if self.is_first else self.earlier_seconds
         self.loss, self.metrics = min(losses, default=math.inf), metrics
 
     def record_verdict(self, verdict: Verdict) -> None:
-        """Take over the verdict of all ranks."""
+        """Record the verdict of all ranks on a step."""
         self.verdict = verdict
         if verdict.loss is not None:
             self.losses.append(verdict.loss)

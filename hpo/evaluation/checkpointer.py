@@ -1,4 +1,4 @@
-"""What the leader of a worker does to keep the states of its evaluations: when to copy them, when to write them."""
+"""When the leader of a worker copies the checkpoints of its evaluations, and when it writes them to files."""
 
 from __future__ import annotations
 
@@ -17,34 +17,38 @@ if TYPE_CHECKING:
     from hpo.evaluation.attempt import Attempt, CopyHolder
     from hpo.store.evaluations import Assignment
 
-# Copying takes a hundredth of the time that training takes, and so does copying and writing together.
+# Copying takes at most 1% of the training time, and so do copying and writing together.
 _TIME_RATIO = 100.0
-_DEFAULT_INTERVAL = 10.0  # seconds between two states that are written, where nobody has said another time
+_DEFAULT_INTERVAL = 10.0  # minimum seconds between writes without --checkpoint-every
 
 
 class Checkpointer:
-    """Keeps the states of a worker's evaluations, one after the other.
+    """Copies and writes the checkpoints of a worker's evaluations, one evaluation after the other.
 
-    The last state is copied in the trainer's memory, to be written if the run stops, and written every `every` seconds;
-    at a loss in both cases. If `every` is None, both take a hundredth of the time, as measured; infinity is never. If
-    individuals on `islands` inherit from others, each state is copied, and that of an evaluation's end is written.
+    The last checkpoint is copied in the trainer's memory at a loss. It is written at intervals, and when the run stops.
+
+    Args:
+        states: The store of the checkpoint files.
+        every: Seconds between writes; infinity means never. None limits copying and writing to 1% of the training time.
+        islands: Number of islands if population based training is on. Then each checkpoint is copied, and the last
+            checkpoint of a completed evaluation is written.
     """
 
     def __init__(self, states: CheckpointStore, every: float | None, islands: int = 0) -> None:
         self._checkpoints = states
         self._interval = every
         self.islands = islands
-        self.can_copy = True  # as far as is known
+        self.can_copy = True  # until a copy fails
         self._seconds_to_copy = self._seconds_to_write = 0.0
         self._copied_at = self._written_at = -math.inf
         self._warned_topics: set[str] = set()
 
     def reset_timer(self) -> None:
-        """Begin to count the time since an evaluation has begun."""
+        """Restart the intervals at the start of an evaluation."""
         self._copied_at = self._written_at = clock.now()
 
     def find_checkpoint(self, assignment: Assignment) -> Path | None:
-        """Return the file of an evaluation's state, which is whole; None where there is none."""
+        """Return the file of an evaluation's valid checkpoint; None if it has none."""
         path = self._checkpoints.find_checkpoint(assignment)
         if path is None:
             return None
@@ -56,9 +60,10 @@ class Checkpointer:
         return path
 
     def find_parent_checkpoint(self, parent: int) -> Path:
-        """Return the file of the state of one that is inherited from, by its first trial; raises ValueError without.
+        """Return the checkpoint file of a parent, given by its first trial.
 
-        A file that cannot be read is removed, so that it is not inherited again.
+        Raises:
+            ValueError: The file cannot be read. It is removed, so that it is not inherited again.
         """
         path = self._checkpoints.get_path(parent)
         try:
@@ -69,24 +74,24 @@ class Checkpointer:
         return path
 
     def reject_checkpoint(self, assignment: Assignment, reason: str) -> None:
-        """Remove a state from which its evaluation cannot go on."""
-        warn(f"warning: trial {assignment.number} begins again, since it cannot go on from its state: {reason}")
+        """Remove a checkpoint from which its evaluation cannot resume, with a warning."""
+        warn(f"warning: trial {assignment.number} restarts, since it cannot resume from its checkpoint: {reason}")
         self._checkpoints.remove_ended(assignment)
 
     @property
     def is_enabled(self) -> bool:
-        """Whether states are kept at all."""
+        """Whether checkpoints are kept at all."""
         return self._interval != math.inf
 
     def is_copy_due(self) -> bool:
-        """Tell whether the state of an evaluation that goes on is to be copied now."""
-        since = clock.now() - self._copied_at
+        """Return whether the checkpoint of a running evaluation must be copied now."""
+        elapsed = clock.now() - self._copied_at
         return self.islands > 0 or (
-            self.is_enabled and (since >= _TIME_RATIO * self._seconds_to_copy or self.is_write_due())
+            self.is_enabled and (elapsed >= _TIME_RATIO * self._seconds_to_copy or self.is_write_due())
         )
 
     def make_draft_path(self, attempt: Attempt) -> str:
-        """Return where the next state of an evaluation is to be written; empty, with a warning, if it cannot be."""
+        """Return the path for the next checkpoint of an evaluation; empty, with a warning, if it cannot be written."""
         try:
             return str(self._checkpoints.make_draft_path(attempt.assignment).absolute())
         except OSError as error:
@@ -94,11 +99,11 @@ class Checkpointer:
             return ""
 
     def drop_draft(self, attempt: Attempt) -> None:
-        """Remove the draft of a state that a trainer which has crashed may have begun to write."""
+        """Remove the unfinished checkpoint of a trainer that has crashed."""
         self._checkpoints.remove_draft(attempt.assignment)
 
     def record_copy(self, attempt: Attempt, kept: Mapping[str, Any], since: float) -> int:
-        """Learn what the trainer has kept of a state since a time; return the losses before a written one."""
+        """Record a copy begun at time `since`; return its step if it was also written."""
         self._copied_at = clock.now()
         if error := kept.get("state_error"):
             self.can_copy = False
@@ -110,15 +115,16 @@ class Checkpointer:
         return self._commit_draft(attempt, written) if written else 0
 
     def write_checkpoint(self, attempt: Attempt, copies: CopyHolder) -> int:
-        """Write the last state of an evaluation, and return after how many losses it was saved.
+        """Write the last checkpoint of an evaluation.
 
-        Returns 0 if it cannot be written, which is a warning.
+        Returns:
+            The number of losses before the checkpoint. 0 if it cannot be written, which causes a warning.
         """
         draft = self.make_draft_path(attempt)
         return self._commit_draft(attempt, copies.write_checkpoint(draft)) if draft else 0
 
     def _commit_draft(self, attempt: Attempt, written: Mapping[str, Any]) -> int:
-        """Put a state that was written in its place, and return after how many losses it was saved, or 0."""
+        """Move a written checkpoint to its final path, and return its step; 0 if it could not be written."""
         self._written_at, self._seconds_to_write = clock.now(), written["seconds"]
         attempt.copied_step = 0
         error = written.get("error", "")
@@ -133,29 +139,29 @@ class Checkpointer:
         return 0
 
     def has_last_checkpoint(self, attempt: Attempt, checkpoint_step: int) -> bool:
-        """Tell whether the state of an evaluation's last loss is there, copied, or written after so many losses."""
+        """Return whether the checkpoint of the last loss is copied, or written at step `checkpoint_step`."""
         return len(attempt.losses) in (attempt.copied_step, checkpoint_step)
 
     def has_file(self, assignment: Assignment) -> bool:
-        """Tell whether there is a file with the state of an evaluation."""
+        """Return whether an evaluation has a checkpoint file."""
         return self._checkpoints.has_checkpoint(assignment)
 
     def discard_checkpoint(self, assignment: Assignment) -> None:
-        """Remove the state of an evaluation that has ended."""
+        """Remove the checkpoint of an evaluation that has ended."""
         self._checkpoints.remove_ended(assignment)
 
     def _warn_unsaved(self, attempt: Attempt, reason: str) -> None:
-        self.warn_once("states", f"the state of trial {attempt.assignment.number} cannot be saved: {reason}")
+        self.warn_once("states", f"the checkpoint of trial {attempt.assignment.number} cannot be saved: {reason}")
 
-    def warn_once(self, what: str, text: str) -> None:
-        """Warn of something, unless that has been done."""
-        if what not in self._warned_topics:
+    def warn_once(self, topic: str, text: str) -> None:
+        """Print a warning, unless one on the same topic was printed before."""
+        if topic not in self._warned_topics:
             warn(f"warning: {text}")
-            self._warned_topics.add(what)
+            self._warned_topics.add(topic)
 
     def is_write_due(self) -> bool:
-        """Tell whether a state is to be written now."""
-        every = self._interval
-        if every is None:
-            every = max(_DEFAULT_INTERVAL, _TIME_RATIO * (self._seconds_to_copy + self._seconds_to_write))
-        return clock.now() - self._written_at >= every
+        """Return whether a checkpoint must be written now."""
+        interval = self._interval
+        if interval is None:
+            interval = max(_DEFAULT_INTERVAL, _TIME_RATIO * (self._seconds_to_copy + self._seconds_to_write))
+        return clock.now() - self._written_at >= interval

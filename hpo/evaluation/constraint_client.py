@@ -1,4 +1,4 @@
-"""Asking a search file's constraints: its functions run in a trainer of their own, since they are code of the user."""
+"""Evaluate the constraints of a search space in a separate trainer, because their functions are the user's code."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 from hpo.errors import RunError
 from hpo.evaluation.trainer_client import TrainerClient, TrainerEnd
 
-_SECONDS_TO_ANSWER = 600.0  # also about the thousands of draws that show whether rules are sound
+_SECONDS_TO_ANSWER = 600.0  # enough for the thousands of draws that check the constraints
 
 
 class ConstraintClient:
-    """Sends requests about constraints to a trainer, which is forked when it is first needed, and once more if it ends.
+    """Sends requests about constraints to a trainer, which is forked at the first request, and again if it ends once.
 
-    Raises RunError if there is no answer.
+    Raises:
+        RunError: The trainer does not answer in time, or has ended twice.
     """
 
     def __init__(self, fork: Callable[[], TrainerClient]) -> None:
@@ -23,7 +24,7 @@ class ConstraintClient:
         self._end_count = 0
 
     def __call__(self, **content: Any) -> Mapping[str, Any]:
-        """Return the answer to a request, as `hpo.trainer.constraint_server.answer` gives it."""
+        """Return the answer of `hpo.trainer.constraint_server` to a request."""
         while True:
             if self._trainer is None:
                 self._trainer = self._fork()
@@ -36,9 +37,9 @@ class ConstraintClient:
             self.close()
             self._end_count += 1
             if found is None:
-                raise RunError(f"the rules of the search space have not answered for {_SECONDS_TO_ANSWER:g} s")
+                raise RunError(f"the constraints of the search space must answer within {_SECONDS_TO_ANSWER:g} s")
             if self._end_count > 1:
-                raise RunError(f"the rules of the search space cannot be asked: {found.text}")
+                raise RunError(f"the constraints of the search space cannot be evaluated: {found.text}")
 
     def close(self) -> None:
         """End the trainer."""

@@ -1,4 +1,4 @@
-"""Which GPUs a rank computes on, and how the ranks of a worker communicate. The GPUs are found by trainers."""
+"""Assign the GPUs of a host to its ranks, and choose how the ranks of a worker communicate."""
 
 from __future__ import annotations
 
@@ -10,43 +10,53 @@ _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs of one rank, by what identifies them, and their numbers among those that the rank sees."""
+    """The GPUs of one rank."""
 
     visible: tuple[str, ...] = ()
+    """Identifiers of all GPUs that the rank sees."""
     own_numbers: tuple[int, ...] = ()
+    """Indices, in `visible`, of the GPUs on which the rank computes."""
 
     @property
     def own_ids(self) -> tuple[str, ...]:
-        """What identifies this rank's own GPUs."""
+        """Identifiers of the GPUs on which the rank computes."""
         return tuple(self.visible[number] for number in self.own_numbers)
 
 
 def assign_gpus(gpus_of_ranks: Sequence[tuple[str, ...]], rank: int) -> range:
-    """Return which of the GPUs that it sees a rank of a host takes, from the identities of those that each rank sees.
+    """Return the indices of the GPUs that a rank uses, among the GPUs that it sees.
 
-    Ranks that see the same GPUs divide them: evenly if there are enough, otherwise some ranks share one. A rank that
-    sees other GPUs than the others, as SLURM's --gpus-per-task has it, takes all of them.
+    Ranks that see the same GPUs divide them evenly. If there are fewer GPUs than ranks, some ranks share one. A rank
+    that sees other GPUs than its peers, as with SLURM's --gpus-per-task, uses all of them.
+
+    Args:
+        gpus_of_ranks: Identifiers of the visible GPUs of each rank on the host.
+        rank: Index of the rank in `gpus_of_ranks`.
     """
     gpus = gpus_of_ranks[rank]
-    place, ranks = gpus_of_ranks[:rank].count(gpus), gpus_of_ranks.count(gpus)
-    each = len(gpus) // ranks
-    return range(place * each, (place + 1) * each) if each else range(place % len(gpus), place % len(gpus) + 1)
+    index, ranks = gpus_of_ranks[:rank].count(gpus), gpus_of_ranks.count(gpus)
+    count = len(gpus) // ranks
+    return range(index * count, (index + 1) * count) if count else range(index % len(gpus), index % len(gpus) + 1)
 
 
 def choose_backend(gpus: Sequence[Gpus]) -> str:
-    """Return nccl if each rank of a worker has a GPU of its own, as it needs, else gloo, which takes CUDA tensors."""
-    firsts = [one.own_ids[0] if one.own_ids else None for one in gpus]
+    """Return "nccl" if each rank has a GPU of its own, otherwise "gloo"."""
+    firsts = [rank_gpus.own_ids[0] if rank_gpus.own_ids else None for rank_gpus in gpus]
     return "nccl" if None not in firsts and len(set(firsts)) == len(firsts) else "gloo"
 
 
 def make_gpu_variables(
     peers: Sequence[Gpus], rank: int, environment: Mapping[str, str]
 ) -> tuple[dict[str, str], list[int]]:
-    """Return variables that show a trainer the GPUs of its worker's ranks on this host, and its own GPUs' numbers.
+    """Return environment variables that show a trainer its worker's GPUs on this host, and its own GPUs' indices.
 
-    They are in the order of the ranks, so that `cuda:LOCAL_RANK` is a rank's own, as scripts for torchrun expect it.
-    `peers` are the ranks on this host, of which `rank` is the trainer's. Where these do not see the same GPUs, each has
-    those that it sees.
+    The GPUs are in the order of the ranks, so that `cuda:LOCAL_RANK` is a rank's own GPU, as scripts for torchrun
+    expect. If the ranks do not see the same GPUs, each rank keeps the GPUs that it sees.
+
+    Args:
+        peers: GPUs of the worker's ranks on this host.
+        rank: Index in `peers` of the trainer's rank.
+        environment: Environment variables of this rank.
     """
     own = peers[rank]
     if not own.own_numbers:

@@ -1,4 +1,4 @@
-"""The drafts of a script's evaluation, on the leader: its last checkpoint, and the weights of its lowest loss."""
+"""The draft files of a script's evaluation, on the leader: its last checkpoint and the weights of its lowest loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from hpo.text_format import format_error
 
 
 def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
-    """Remove the drafts of an earlier attempt, and return a file of the state that no other checkpoint replaces."""
+    """Remove the drafts of an earlier attempt, and return a link to its checkpoint that stays when that is replaced.
+
+    Args:
+        prefix: Path and name with which the draft files begin.
+        state: Checkpoint file from which the evaluation resumes, or None.
+    """
     _remove_drafts(prefix)
     if state is None:
         return None
@@ -31,9 +36,13 @@ def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
 
 
 class DraftStore:
-    """Keeps the drafts of one evaluation, whose names begin with `prefix`, and makes files of the run from them.
+    """Keeps the draft files of one evaluation, and makes checkpoint and weights files from them.
 
-    A draft that is kept gets another name, so that the script does not remove it.
+    A draft that is kept is renamed, so that the script does not remove it.
+
+    Args:
+        prefix: Path and name with which the draft files begin.
+        params: Hyperparameters of the evaluation.
     """
 
     def __init__(self, prefix: Path, params: Mapping[str, Any]) -> None:
@@ -43,39 +52,49 @@ class DraftStore:
         self._checkpoint: Path | None = None
         self._checkpoint_info: Mapping[str, Any] = {}
         self._weights: TensorSource | None = None
-        self._saved_weights: TensorSource | None = None  # of the lowest loss at the time of the checkpoint
+        self._saved_weights: TensorSource | None = None  # those of the lowest loss before the checkpoint
 
     def restore_weights(self, path: Path) -> None:
-        """Take over the weights in the file of the state from which the evaluation continues."""
+        """Use the weights in the checkpoint file from which the evaluation resumes."""
         self._weights = TensorSource(path, prefix=WEIGHTS_PREFIX)
 
-    def keep_checkpoint(self, name: str, about: Mapping[str, Any], has_weights: bool) -> bool:
-        """Keep a checkpoint instead of the one before; return whether it exists.
+    def keep_checkpoint(self, name: str, info: Mapping[str, Any], has_weights: bool) -> bool:
+        """Keep a checkpoint draft instead of the previous one.
 
-        `about` has the losses, the metrics and the seconds until the checkpoint; `has_weights` says whether the weights
-        of the lowest of these losses are kept.
+        Args:
+            name: Name of the draft.
+            info: Losses, metrics and seconds until the checkpoint.
+            has_weights: Whether the weights of the lowest of these losses are kept.
+
+        Returns:
+            Whether the draft exists.
         """
         kept = self._keep_draft(name)
         if kept is not None:
             self._delete_file(self._checkpoint)
-            self._checkpoint, self._checkpoint_info = kept, about
-            before, self._saved_weights = self._saved_weights, self._weights if has_weights else None
-            self._drop_unused(before)
+            self._checkpoint, self._checkpoint_info = kept, info
+            previous, self._saved_weights = self._saved_weights, self._weights if has_weights else None
+            self._drop_unused(previous)
         return kept is not None
 
     def keep_weights(self, name: str) -> bool:
-        """Keep weights instead of those before; return whether they exist."""
+        """Keep a weights draft instead of the previous one; return whether it exists."""
         kept = self._keep_draft(name)
-        before, self._weights = self._weights, TensorSource(kept) if kept is not None else None
-        self._drop_unused(before)
+        previous, self._weights = self._weights, TensorSource(kept) if kept is not None else None
+        self._drop_unused(previous)
         return kept is not None
 
     def drop_draft(self, name: str) -> None:
-        """Remove a draft that is not kept."""
+        """Remove a draft that is not needed."""
         self._delete_file(_make_path(self._prefix, name) if name else None)
 
     def write_checkpoint(self, path: str) -> dict[str, Any]:
-        """Write the state of the evaluation to a path; return after how many losses it is, and an error, if any."""
+        """Write the checkpoint of the evaluation to `path`.
+
+        Returns:
+            `losses`, the number of losses before the checkpoint; `seconds`, the time to write it; `error`, if it
+            failed.
+        """
         began, losses = clock.now(), self._checkpoint_info.get("losses", [])
         if self._checkpoint is None:
             return {"losses": 0, "seconds": 0.0}
@@ -83,20 +102,20 @@ class DraftStore:
             sources = [TensorSource(self._checkpoint, STATE_PREFIX, STATE_PREFIX)]
             if (weights := self._saved_weights) is not None:
                 sources.append(TensorSource(weights.path, weights.prefix, WEIGHTS_PREFIX))
-            about = CheckpointInfo(
+            info = CheckpointInfo(
                 self._params, **self._checkpoint_info, tree=_read_tree(self._checkpoint), has_weights=len(sources) > 1
             )
-            _write_tensors(Path(path), sources, {"about": json.dumps(asdict(about))}, checked="about")
+            _write_tensors(Path(path), sources, {"about": json.dumps(asdict(info))}, checked="about")
         except (OSError, ValueError, KeyError) as error:
             return {"error": format_error(error), "losses": 0, "seconds": clock.now() - began}
         return {"losses": len(losses), "seconds": clock.now() - began}
 
-    def write_weights(self, path: str, about: Mapping[str, str]) -> str:
-        """Write the weights of the lowest loss to a path, with texts about them; return an error, or an empty text."""
+    def write_weights(self, path: str, metadata: Mapping[str, str]) -> str:
+        """Write the weights of the lowest loss with `metadata`; return an error message, or an empty string."""
         if self._weights is None:
-            return "the script has removed them"
+            return "the script has removed the draft of the weights"
         try:
-            _write_tensors(Path(path), [self._weights], about)
+            _write_tensors(Path(path), [self._weights], metadata)
         except (OSError, ValueError) as error:
             return format_error(error)
         return ""

@@ -1,9 +1,9 @@
-"""Workers that grow: when a worker takes others on for its evaluation, and when one without work helps another.
+"""Elastic workers: when a worker uses the ranks of idle workers for its evaluation, and when an idle worker helps.
 
-As in resource-adaptive successive doubling (Aach et al., "Resource-adaptive successive doubling for hyperparameter
-optimization with large datasets on high-performance computing systems", 2024): an evaluation has twice the workers for
-each rung that it has passed, and at the end of a run as many as are free. An evaluation goes on elsewhere from what it
-has saved with a loss, which takes time; it only does so where it gains more.
+Method: resource-adaptive successive doubling (Aach et al., "Resource-adaptive successive doubling for hyperparameter
+optimization with large datasets on high-performance computing systems", 2024). An evaluation doubles its workers at
+each rung that it passes, and uses all free workers at the end of a run. It continues on other workers from its last
+checkpoint. That takes time, so it is done only if it saves more time.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ if TYPE_CHECKING:
     from hpo.store.evaluations import Assignment
     from hpo.store.study_client import StudyClient
 
-_IDEAL_DOUBLING = 0.5  # of the time that a loss takes, with twice the ranks
+_IDEAL_DOUBLING = 0.5  # time of a loss with twice the ranks, relative to the time before
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """An evaluation that goes on with all of these workers, the first of which is its own."""
+    """An evaluation that several workers continue together."""
 
     assignment: Assignment
     workers: tuple[int, ...]
+    """Numbers of the workers; the first is the evaluation's own worker."""
 
 
 Claim = Callable[[], "Assignment | None"]
@@ -43,86 +44,107 @@ NextTask = Union["Assignment", Invitation, None]
 
 
 class ElasticController:
-    """What the leader of a worker does so that its evaluations grow, and that it helps others."""
+    """Decides for a worker's leader when its evaluations use more workers, and when the worker helps others.
+
+    Args:
+        matching: Messages with the leaders of the other workers.
+        recorder: The leader's connection to the study.
+    """
 
     def __init__(self, matching: HelperMatching, recorder: StudyClient) -> None:
         self._matching = matching
         self._recorder = recorder
         self._own_worker: tuple[int, ...] = (matching.worker,)
-        self._workers: tuple[int, ...] = self._own_worker  # at this worker's evaluation
+        self._workers: tuple[int, ...] = self._own_worker  # that run this worker's evaluation
         self._reserved_workers: list[int] = []
-        self._began_at = 0.0  # when these workers did
-        self._loss_times: list[float] = []  # at which losses came, in seconds since then
-        self._start_seconds = 0.0  # seconds that it took the last team to begin
-        self._previous_workers: tuple[int, ...] = self._own_worker  # those before them
-        self._previous_seconds = 0.0  # that a loss took those
-        self._doubling_factor = (
-            _IDEAL_DOUBLING  # what twice the workers make of the time that a loss takes, as far as is known
-        )
-        self._is_disabled = False  # since the objective begins again
-        self._has_saved = False  # in this evaluation
-        self._may_warn = matching.worker == 0  # of an objective that does not save, once a run
-        self._awaited_trials: set[int] = set()  # trials that did not take this worker on
+        self._began_at = 0.0  # when the current workers began
+        self._loss_times: list[float] = []  # seconds from then to each loss
+        self._start_seconds = 0.0  # start time of the last group of workers
+        self._previous_workers: tuple[int, ...] = self._own_worker  # workers before the last expansion
+        self._previous_seconds = 0.0  # their time per loss
+        self._doubling_factor = _IDEAL_DOUBLING  # replaced by a measurement after the first expansion
+        self._is_disabled = False  # true if the objective does not resume from its checkpoint
+        self._has_saved = False  # whether this evaluation has saved a checkpoint
+        self._may_warn = matching.worker == 0  # one warning per run about an objective that does not save
+        self._awaited_trials: set[int] = set()  # promoted trials that did not use this worker in time
 
     def claim_next(self, claim: Claim) -> NextTask:
-        """Return what to do next: to help with an evaluation that is promoted, a new one, or whatever others are at.
+        """Return the next task: to help a promoted evaluation, a new evaluation, or to help any other evaluation.
 
-        Returns None where no worker has anything to do.
+        Returns:
+            None if no worker has work.
         """
         if invitation := self._wait_for_promoted():
             return invitation
         if not self._matching.is_retired and (assignment := claim()) is not None:
             return assignment
         self._matching.retire()
-        wanted: Invitation | None = self._matching.wait_for_task()
-        return wanted
+        task: NextTask = self._matching.wait_for_task()
+        return task
 
     def _wait_for_promoted(self) -> Invitation | None:
-        found = [one for one in self._recorder.find_expandable() if one.worker != self._matching.worker]
-        found = [one for one in found if one.trial not in self._awaited_trials]
-        if not found:
+        candidates = [
+            candidate
+            for candidate in self._recorder.find_expandable()
+            if candidate.worker != self._matching.worker and candidate.trial not in self._awaited_trials
+        ]
+        if not candidates:
             return None
         invitation: Invitation | None = self._matching.wait_for_task(
-            {one.worker for one in found}, max(one.max_wait for one in found)
+            {candidate.worker for candidate in candidates}, max(candidate.max_wait for candidate in candidates)
         )
         if invitation is None:
-            self._awaited_trials.update(one.trial for one in found)
+            self._awaited_trials.update(candidate.trial for candidate in candidates)
         return invitation
 
     # For an evaluation of this worker
 
     def begin_evaluation(self, assignment: Assignment, workers: tuple[int, ...], saved: int = 0) -> None:
-        """Begin with these workers, or go on after so many losses that were saved; those that were reserved come."""
+        """Record the workers of an evaluation, send the task to reserved workers among them, and release the others.
+
+        Args:
+            assignment: The evaluation.
+            workers: Numbers of its workers from now on.
+            saved: Step of the checkpoint from which it continues; 0 if it begins.
+        """
         self._has_saved = saved > 0
         if workers != self._workers:
             self._recorder.record_worker_group(
                 assignment, saved or self._recorder.read_checkpoint_step(assignment.number), workers
             )
         self._matching.send_task(
-            [one for one in self._reserved_workers if one in workers], Invitation(assignment, workers)
+            [worker for worker in self._reserved_workers if worker in workers], Invitation(assignment, workers)
         )
-        self._matching.send_task([one for one in self._reserved_workers if one not in workers], None)
+        self._matching.send_task([worker for worker in self._reserved_workers if worker not in workers], None)
         self._workers, self._reserved_workers, self._loss_times, self._began_at = workers, [], [], clock.now()
 
     def close(self) -> None:
-        """Drop messages that are on their way; by all leaders together, once none has anything to do."""
+        """Drop pending messages. Collective: call on all leaders, when no worker has work."""
         self._matching.close()
 
     def release_reserved(self) -> None:
-        """Let workers go that were reserved for an evaluation that has ended."""
+        """Release the workers that were reserved for an evaluation that has ended."""
         self._matching.send_task(self._reserved_workers, None)
         self._reserved_workers, self._workers = [], self._own_worker
 
     def record_failure(self, attempt: Attempt) -> None:
-        """Take note that an evaluation could not go on with more workers."""
+        """Stop adding workers, because an evaluation has failed with more than one."""
         self._doubling_factor = 1.0
         warn(
-            f"warning: --elastic: trial {attempt.assignment.number} goes on with 1 worker, since it could not with "
+            f"warning: --elastic: trial {attempt.assignment.number} continues with 1 worker, since it failed with "
             f"{len(self._workers)}: {attempt.verdict.failure}"
         )
 
     def decide(self, decide: Decider, leader: Leader, attempt: Attempt, verdict: Verdict, printed: str) -> Verdict:
-        """Let the leader decide on a loss, and perhaps let the evaluation go on with more workers, or with fewer."""
+        """Return the leader's verdict on a loss, which may move the evaluation to more or fewer workers.
+
+        Args:
+            decide: Returns the leader's verdict apart from that.
+            leader: The leader of this worker.
+            attempt: The evaluation.
+            verdict: Verdict of all ranks on the step.
+            printed: Lines that the ranks have printed in the step.
+        """
         if verdict.loss is not None:
             self._loss_times.append(clock.now() - self._began_at)
             self._check_resumption(attempt)
@@ -135,40 +157,37 @@ class ElasticController:
         return replace(verdict, state="regrouped", save=True, workers=workers) if workers else verdict
 
     def _warn_if_never_saved(self, attempt: Attempt, verdict: Verdict) -> None:
-        """Warn if an evaluation of several losses is complete, and has saved nothing for other workers."""
         if verdict.state == "complete" and len(attempt.losses) > 1 and not self._has_saved and self._may_warn:
             self._may_warn = False
             warn(
-                f"warning: --elastic does nothing: trial {attempt.assignment.number} has not called "
-                f"worker.save_checkpoint. Call it "
-                "before each yield, and continue from worker.checkpoint"
+                f"warning: --elastic has no effect: trial {attempt.assignment.number} has not called "
+                "worker.save_checkpoint. Call it before each yield, and resume from worker.checkpoint"
             )
 
     def _check_resumption(self, attempt: Attempt) -> None:
-        """Let nothing grow any more where an objective begins again in the place of going on."""
-        was_given = (
-            attempt.checkpoint_info is not None
-        )  # it was not if the state could not be copied, which has been said
+        """Add no workers any more if an objective restarts instead of resuming from its checkpoint."""
+        # It has none if the copy has failed, about which there is a warning already.
+        was_given = attempt.checkpoint_info is not None
         if len(self._workers) > 1 and was_given and not attempt.has_loss and not attempt.restored_count:
             self._is_disabled = True
             number, workers = attempt.assignment.number, len(self._workers)
-            why = "its objective has saved what it goes on from, and has not asked for worker.checkpoint"
-            warn(f"warning: --elastic: trial {number} has begun again with {workers} workers: {why}")
+            why = "its objective saves checkpoints, but has not read worker.checkpoint"
+            warn(f"warning: --elastic: trial {number} has restarted with {workers} workers: {why}")
 
     def _choose_previous_workers(self, attempt: Attempt) -> tuple[int, ...]:
-        """Return those that there were before where more workers are slower; learn from it what they gain."""
-        workers, before = self._previous_workers, self._previous_seconds
+        """Return the previous workers if the current ones are slower; measure the gain of a doubling."""
+        workers, previous_seconds = self._previous_workers, self._previous_seconds
         if len(self._workers) <= len(workers) or len(self._loss_times) != 2:
             return ()
         seconds, starting = self._measure_pace()
         self._start_seconds = starting
-        self._doubling_factor = (seconds / before) ** (1 / math.log2(len(self._workers) / len(workers)))
-        return workers if (seconds - before) * self._count_losses_left(attempt) > starting else ()
+        self._doubling_factor = (seconds / previous_seconds) ** (1 / math.log2(len(self._workers) / len(workers)))
+        return workers if (seconds - previous_seconds) * self._count_losses_left(attempt) > starting else ()
 
     def _reserve_workers(self, attempt: Attempt) -> tuple[int, ...]:
-        """Reserve as many workers as double those that there are, and again, where there is time to gain."""
-        standing = self._matching.find_helpers()
-        doublings = (1 + len(standing) // len(self._workers)).bit_length() - 1
+        """Reserve workers to double their number, once or several times, if that saves time."""
+        helpers = self._matching.find_helpers()
+        doublings = (1 + len(helpers) // len(self._workers)).bit_length() - 1
         if not doublings or len(self._loss_times) < 2:
             return ()
         seconds, starting = self._measure_pace()
@@ -178,7 +197,7 @@ class ElasticController:
         ):
             doublings -= 1
         most = len(self._workers) * (2**doublings - 1)
-        for worker in standing:
+        for worker in helpers:
             if len(self._reserved_workers) < most and self._matching.reserve_helper(worker):
                 self._reserved_workers.append(worker)
         taken = len(self._workers) * (
@@ -192,7 +211,7 @@ class ElasticController:
         return (*self._workers, *self._reserved_workers)
 
     def _measure_pace(self) -> tuple[float, float]:
-        """Return the seconds that a loss takes these workers, and those that it takes to start."""
+        """Return the seconds per loss of the current workers, and the seconds that they took to start."""
         seconds = statistics.median(b - a for a, b in pairwise(self._loss_times))
         return seconds, max(self._start_seconds, self._loss_times[0] - seconds)
 

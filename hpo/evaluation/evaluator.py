@@ -1,4 +1,4 @@
-"""One individual, one loss: the objective run by all trainers of a worker, whose supervisors agree how it goes on."""
+"""Evaluate individuals on one worker: all its trainers run the objective, and their ranks agree after each step."""
 
 from __future__ import annotations
 
@@ -28,36 +28,38 @@ from hpo.ranks.watched_evaluation import WatchedEvaluation
 from hpo.store.checkpoints import CheckpointInfo, read_checkpoint_info
 from hpo.store.evaluations import Assignment
 
-_MAX_SUSPENSIONS = 20  # of the job in one evaluation, each of which made a rank wait in vain
+_MAX_SUSPENSIONS = 20  # suspensions of the job in one evaluation, each of which made a rank time out
 
 EvaluationResult = tuple[dict[str, Any], float, Mapping[str, float]]  # hyperparameters, loss and metrics
 
 
 def _may_fail_due_to_ranks(attempt: Attempt) -> bool:
-    """Tell whether an evaluation may have failed because of the number of its ranks; the same on all ranks."""
+    """Return whether the number of ranks may have caused a failure; the same on all ranks."""
     verdict = attempt.verdict
     return verdict.state == "failed" and not verdict.failure.startswith(TIMEOUT_PREFIX) and not verdict.diverged
 
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """What all evaluations of a run have in common, on all ranks.
-
-    `places` finds the user's lines in stacks; `seed` is for individuals without one. `trials` is the directory in which
-    evaluations may have folders of their own, whose names begin with `prefix`. `program` is set if a program is run;
-    its drafts are in the directory `states`, and its checkpoints are kept if it `saves`.
-    """
+    """Settings that all evaluations of a run share, on all ranks."""
 
     user_frames: UserFrames
+    """Finds the lines of the user's code in stacks."""
     seed: int
+    """Seed of individuals without a seed of their own."""
     trial_folder: Path
+    """Directory of the folders that evaluations may use."""
     prefix: str = ""
+    """Prefix of the names of these folders."""
     program: Program | None = None
+    """The program of the run; None if the objective is a function."""
     checkpoint_folder: Path = Path()
+    """Directory of a program's draft files."""
     keeps_checkpoints: bool = True
+    """Whether checkpoints of a program are kept."""
 
     def describe_evaluation(self, assignment: Assignment) -> dict[str, Any]:
-        """Return what a program may know of an evaluation; trial, folder and drafts are of its first attempt."""
+        """Return the values that a program may use; trial, folder and drafts are those of the first attempt."""
         name = f"{self.prefix}{assignment.root}"
         return {
             "trial": assignment.root,
@@ -70,25 +72,32 @@ class EvaluationContext:
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """In which file the state is that an evaluation may begin with, and whether it is its own.
-
-    A program continues by itself if there are `losses` that it had before, in so many seconds.
-    """
+    """The checkpoint with which an evaluation may begin."""
 
     path: Path | None = None
+    """File of the checkpoint; None if there is none."""
     is_own: bool = True
+    """Whether it is the evaluation's own checkpoint. Otherwise it is the parent checkpoint."""
     losses: Sequence[float] | None = None
+    """Earlier losses of a program that resumes from its own files; None if it does not."""
     seconds: float = 0.0
+    """Time that these losses took."""
 
 
 class Evaluator:
-    """Evaluates individuals on one worker; called by all of the worker's ranks at the same time.
+    """Evaluates individuals on one worker. Collective: all ranks of the worker call it at the same time.
 
-    `leader` is None on all ranks but the worker's leader. With `worker_groups`, workers help each other, and leaders
-    know how by `growing`. If evaluations are `watched`, trainers say what they have seen: see ``seen``.
+    Args:
+        context: Settings that all evaluations share.
+        group: The ranks of this worker.
+        watch: The watch over this rank.
+        leader: Decides on losses; None on all ranks except the leader.
+        worker_groups: Forms groups of workers; None if workers are not elastic.
+        elastic: Decides when evaluations use more workers; None on all ranks except the leader, or if they do not.
+        is_traced: Whether trainers send a trace of each evaluation; `trace` has the last one.
     """
 
-    def __init__(  # noqa: PLR0913 - all of it is bound once, before an evaluation starts
+    def __init__(  # noqa: PLR0913 - all arguments are bound once, before an evaluation starts
         self,
         context: EvaluationContext,
         group: RankGroup,
@@ -110,23 +119,29 @@ class Evaluator:
 
     @property
     def _leader(self) -> Leader | None:
-        """The leader of the evaluation that this rank is at, if this rank is its leader's."""
+        """The leader of the current evaluation, if this rank has it."""
         return self._worker_leader if self._group.rank == 0 else None
 
     def __call__(self, claim: Claim | None) -> EvaluationResult | None:
-        """Evaluate the individual that the leader claims, and return its hyperparameters, its loss and its metrics.
+        """Evaluate the individual that the leader claims.
 
-        The loss is the lowest that the objective has yielded or returned, and infinite if the evaluation has failed on
-        any rank; the metrics are those that came with it. Returns None where the leader has claimed nothing, or the run
-        stops; this worker has helped others by then, if workers do so. `claim` is None on all ranks but the leader.
+        Args:
+            claim: Claims the next individual; None on all ranks except the leader.
+
+        Returns:
+            The hyperparameters, the lowest loss of the objective, and the metrics of that loss. The loss is infinite if
+            the
+            evaluation has failed on any rank. None if the leader has claimed no individual, or the run stops; until
+            then,
+            an elastic worker has helped others.
         """
-        while isinstance(told := self._own_group.own_comm.bcast(self._claim_next(claim)), Invitation):
-            self._evaluate_in_groups(told.assignment, told.workers)
-        if told is None:
+        while isinstance(task := self._own_group.own_comm.bcast(self._claim_next(claim)), Invitation):
+            self._evaluate_in_groups(task.assignment, task.workers)
+        if task is None:
             return None
-        attempt = self._evaluate_in_groups(told, (self._own_group.index,))
+        attempt = self._evaluate_in_groups(task, (self._own_group.index,))
         if attempt.verdict.state != "stopped":
-            return told.params, attempt.loss, attempt.metrics
+            return task.params, attempt.loss, attempt.metrics
         return self(None if claim is None else lambda: None) if self._worker_groups else None
 
     def _claim_next(self, claim: Claim | None) -> NextTask:
@@ -135,7 +150,7 @@ class Evaluator:
         return self._elastic.claim_next(claim) if self._elastic else claim()
 
     def _evaluate_in_groups(self, assignment: Assignment, workers: tuple[int, ...]) -> Attempt:
-        """Evaluate an individual with these workers, and go on with others as told, until it ends or this one parts."""
+        """Evaluate an individual on a group of workers, and on the next groups, until it ends or this worker leaves."""
         earlier: float | None = None
         saved, started = 0, clock.now()
         while True:
@@ -159,7 +174,6 @@ class Evaluator:
                 return attempt
 
     def _finish_evaluation(self, attempt: Attempt, started: float) -> None:
-        """Record how an evaluation has ended, and let its trainers go that cannot be used again."""
         if self._elastic and self._group.index == self._own_group.index:
             self._elastic.release_reserved()
         if self._leader:
@@ -169,12 +183,12 @@ class Evaluator:
         self._group.slot.finish_evaluation(self._is_clean)
 
     def _evaluate_with_retries(self, assignment: Assignment, earlier: float | None) -> Attempt:
-        """Evaluate an individual, and again where it was not its own mistake that it has failed.
+        """Evaluate an individual, and retry if the objective did not cause the failure.
 
-        So is one that cannot go on from its state: it begins again. One that fails in a team is to go on with its own
-        worker alone. All ranks have the seconds of `earlier` sessions if it goes on.
+        An evaluation that cannot resume from its checkpoint restarts. An evaluation that fails on several workers
+        continues on its own worker alone. `earlier` is its time in earlier sessions, on all ranks.
         """
-        before = ""
+        previous_failure = ""
         for _ in range(_MAX_SUSPENSIONS):
             attempt = self._run_attempt(assignment, earlier)
             verdict = attempt.verdict
@@ -190,30 +204,29 @@ class Evaluator:
                     assignment = replace(assignment, parent=None)
             elif verdict.state not in ("suspended", "again"):
                 return attempt
-            elif verdict.state == "again" and before:
+            elif verdict.state == "again" and previous_failure:
                 attempt.verdict = replace(verdict, state="failed")
                 return attempt
-            before = verdict.failure
+            previous_failure = verdict.failure
         reason = f"{TIMEOUT_PREFIX}the job was suspended in each of {_MAX_SUSPENSIONS} attempts"
         attempt.verdict = Verdict("failed", failure=reason)
         return attempt
 
     def _return_to_own_worker(self, attempt: Attempt) -> Attempt:
-        """Let an evaluation go on with its own worker alone, since it cannot with others."""
         if self._elastic and self._leader:
             self._elastic.record_failure(attempt)
         attempt.verdict = Verdict("regrouped", workers=(self._group.index,))
         return attempt
 
     def _run_attempt(self, assignment: Assignment, earlier: float | None) -> Attempt:
-        """Take the objective from loss to loss on this rank, for as long as all ranks agree that it goes on."""
-        ticket, found = self._group.connect(self._find_start(assignment) if self._leader else None)
-        attempt = Attempt(assignment, *self._read_checkpoint_info(assignment, found), found.path, earlier)
-        if found.losses is not None:
-            attempt.restore_losses(found.losses, found.seconds, {})
+        """Supervise the objective on this rank from loss to loss until the verdict of all ranks ends it."""
+        ticket, start = self._group.connect(self._find_start(assignment) if self._leader else None)
+        attempt = Attempt(assignment, *self._read_checkpoint_info(assignment, start), start.path, earlier)
+        if start.losses is not None:
+            attempt.restore_losses(start.losses, start.seconds, {})
         attempt.saves_own_checkpoints = self._context.program is not None and bool(self._context.program.script.resume)
         overdue_after = self._leader.limits.evaluation_timeout if self._leader else math.inf
-        if self._context.program is None:  # an objective is ended at its next loss, if there is one soon
+        if self._context.program is None:  # an objective gets time to reach its next loss, and ends there
             overdue_after += self._group.patience
         with self._watch.watch_evaluation() as watched:
             supervision = self._start_supervision(watched, attempt, overdue_after, ticket)
@@ -228,35 +241,33 @@ class Evaluator:
     def _start_supervision(
         self, watched: WatchedEvaluation, attempt: Attempt, overdue_after: float, ticket: dict[str, Any] | None
     ) -> Supervision:
-        """Let this rank's trainer begin, and return what supervises it."""
         self._group.slot.output.forget_errors()
-        group, known, program = (
-            self._group,
-            self._context.describe_evaluation(attempt.assignment),
-            self._context.program,
-        )
+        group, program, leader = self._group, self._context.program, self._leader
+        values = self._context.describe_evaluation(attempt.assignment)
         if program is not None:
-            running = ProgramSupervision(group, self._watch, watched, attempt, self._leader, program, overdue_after)
-            running.start_program(ticket, known, attempt.restored_count > 0, self._is_traced)
+            running = ProgramSupervision(group, self._watch, watched, attempt, leader, program, overdue_after)
+            running.start_program(ticket, values, attempt.restored_count > 0, self._is_traced)
             return running
-        meeting = StepSync(group, self._watch, watched, self._make_decider(attempt))
-        places, is_team = self._context.user_frames, group is not self._own_group
-        supervision = Supervision(group, watched, meeting, attempt, self._leader, places, overdue_after, is_team)
-        supervision.start_objective(ticket, known["seed"], known["folder"], self._is_traced)
+        step_sync = StepSync(group, self._watch, watched, self._make_decider(attempt))
+        user_frames, spans_workers = self._context.user_frames, group is not self._own_group
+        supervision = Supervision(
+            group, watched, step_sync, attempt, leader, user_frames, overdue_after, spans_workers=spans_workers
+        )
+        supervision.start_objective(ticket, values["seed"], values["folder"], self._is_traced)
         return supervision
 
     def _find_start(self, assignment: Assignment) -> StartingPoint:
-        """Return what an evaluation may begin with, on the leader."""
+        """Return the checkpoint with which an evaluation may begin; call it on the leader."""
         assert self._leader is not None
         program = self._context.program
         path, is_own = self._leader.find_start(assignment)
         if program is None:
             return StartingPoint(path, is_own)
-        known = self._context.describe_evaluation(assignment)
-        if (kept := reset_drafts(known["drafts"], path)) is not None:
+        values = self._context.describe_evaluation(assignment)
+        if (kept := reset_drafts(values["drafts"], path)) is not None:
             return StartingPoint(kept, is_own)
         losses, seconds = self._leader.find_losses(assignment) if program.script.resume else ([], 0.0)
-        continues = bool(losses) and program.can_resume(assignment.params, known)
+        continues = bool(losses) and program.can_resume(assignment.params, values)
         return StartingPoint(losses=losses, seconds=seconds) if continues else StartingPoint()
 
     def _make_decider(self, attempt: Attempt) -> Decider | None:
@@ -267,17 +278,14 @@ class Evaluator:
         return partial(self._elastic.decide, decide, leader, attempt) if self._elastic else decide
 
     def _read_checkpoint_info(
-        self, assignment: Assignment, found: StartingPoint
+        self, assignment: Assignment, start: StartingPoint
     ) -> tuple[CheckpointInfo | None, CheckpointInfo | None]:
-        """Return what is known of the state that this evaluation may go on from, or else of the one that it inherits.
-
-        Both are None where not all ranks can read it.
-        """
-        path, is_own, reason, about = found.path, found.is_own, "", None
+        """Return descriptions of the own and of the parent checkpoint; None for both unless all ranks can read it."""
+        path, is_own, reason, info = start.path, start.is_own, "", None
         if path is None:
             return None, None
         try:
-            about = read_checkpoint_info(path, assignment.params if is_own else None, is_checked=False)
+            info = read_checkpoint_info(path, assignment.params if is_own else None, is_checked=False)
         except ValueError as error:
             reason = f"rank {self._group.rank}: {error}"
         reasons = [reason for reason in self._group.own_comm.allgather(reason) if reason]
@@ -285,4 +293,4 @@ class Evaluator:
             if self._leader:
                 self._leader.reject_checkpoint(assignment, reasons[0], is_own)
             return None, None
-        return (about, None) if is_own else (None, about)
+        return (info, None) if is_own else (None, info)

@@ -1,4 +1,4 @@
-"""How a supervisor finds an objective that waits in vain."""
+"""Detect an objective that blocks in a collective."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from hpo.evaluation.trainer_client import COLLECTIVES_PATH, TrainerClient
 from hpo.process import clock
 
 _CHECKS_PER_WAIT = 4
-_MAX_IDLE_TICKS = 2  # hundredths of a second of CPU time, which it takes to write stacks
+_MAX_IDLE_TICKS = 2  # CPU time between two checks in hundredths of a second; to write the stacks takes this much
 
 
 class HangDetector:
-    """Looks now and then where an objective is, to find one that waits in vain in a collective.
+    """Checks at intervals whether an objective blocks in a collective of torch.distributed.
 
-    The default process group has a limit of its own; groups that the objective has made wait for torch's 30 minutes.
+    The default process group has a timeout of its own. Groups that the objective has made wait for torch's 30 minutes.
+
+    Args:
+        patience: Seconds after which a blocked objective counts as hanging.
     """
 
     def __init__(self, patience: float) -> None:
@@ -27,17 +30,16 @@ class HangDetector:
         self.frames: Sequence[FrameSummary] = ()
 
     def is_hanging(self, trainer: TrainerClient, now: float) -> bool:
-        """Tell whether an objective has waited at one place, in torch.distributed, for as long as it may."""
+        """Return whether an objective has blocked at one line in torch.distributed for `patience` seconds."""
         if now < self.next_check:
             return False
         self.next_check = now + self._interval
         frames, ticks = trainer.find_stack(), trainer.count_cpu_ticks()
         used, self._ticks = ticks - self._ticks, ticks
-        is_inside = (
-            bool(frames) and COLLECTIVES_PATH in frames[-1].filename
-        )  # and not in code of the user that torch calls
-        waits = used <= _MAX_IDLE_TICKS and is_inside
-        if not waits or _find_positions(frames) != _find_positions(self.frames):
+        # The innermost frame counts, since torch.distributed may call code of the user.
+        is_in_collective = bool(frames) and COLLECTIVES_PATH in frames[-1].filename
+        is_waiting = used <= _MAX_IDLE_TICKS and is_in_collective
+        if not is_waiting or _find_positions(frames) != _find_positions(self.frames):
             self.frames, self._since = frames, now
             return False
         return now - self._since >= self._patience

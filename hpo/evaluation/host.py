@@ -1,4 +1,4 @@
-"""What a rank has on its host: the ranks next to it, its share of the cores and of the GPUs."""
+"""The ranks on one host, and each rank's share of its cores and GPUs."""
 
 from __future__ import annotations
 
@@ -6,30 +6,36 @@ from collections import Counter
 
 from hpo.errors import RunError
 from hpo.evaluation.devices import Gpus, assign_gpus
-from hpo.evaluation.trainer_client import TrainerEnd, TrainerSlot
+from hpo.evaluation.trainer_client import TrainerEnd
+from hpo.evaluation.trainer_slot import TrainerSlot
 from hpo.layout import list_usable_cores
 from hpo.ranks.communicator import SleepingComm
 
 
 class Host:
-    """The host of this rank, and this rank's GPUs; made by all ranks of a host.
+    """The host of this rank, and this rank's GPUs. Collective: all ranks of a host create it together.
 
-    `number` is the same for all of them, and for no other host.
+    Args:
+        comm: Communicator of the ranks on this host.
+        rank: Index of this rank in the job.
+
+    Attributes:
+        number: The same on all ranks of this host, and different on other hosts.
+        gpus: GPUs of this rank; none before `find_gpus`.
     """
 
     def __init__(self, comm: SleepingComm, rank: int) -> None:
-        """Begin without GPUs; `rank` is this rank's number in the job."""
         self.number: int = comm.bcast(rank)
         self.gpus = Gpus()
         self._comm = comm
 
     def find_gpus(self, slot: TrainerSlot) -> None:
-        """Let a trainer find the GPUs that this rank sees, and take this rank's share; collective over the host."""
+        """Find the visible GPUs in a trainer, and take this rank's share. Collective: call on all ranks of the host."""
         trainer = slot.fork_other()
         found = trainer.ask("devices", "devices")
         if isinstance(found, TrainerEnd):
-            raise RunError(f"the GPUs cannot be looked up: {found.text}")
-        trainer.kill()  # it has a CUDA context
+            raise RunError(f"the GPUs of this host cannot be listed: {found.text}")
+        trainer.kill()  # Its CUDA context takes GPU memory.
         trainer.close()
         seen = tuple(found["gpus"])
         of_ranks: list[tuple[str, ...]] = self._comm.allgather(seen)
@@ -37,14 +43,18 @@ class Host:
 
 
 def share_threads(comm: SleepingComm) -> int:
-    """Return how many threads this rank's trainers may have; collective over the ranks of a host."""
+    """Return how many threads this rank's trainers may use. Collective: call on all ranks of the host."""
     return compute_thread_share(comm.allgather(list_usable_cores()), comm.rank)
 
 
 def compute_thread_share(cores_of_ranks: list[list[int]], rank: int) -> int:
-    """Return how many threads a rank may have, from the cores that each rank on the host may use.
+    """Return how many threads a rank may use, at least 1.
 
-    Ranks share a core evenly. Where mpirun or SLURM binds ranks to cores, a core belongs to one rank.
+    Ranks share a core evenly. If mpirun or SLURM binds ranks to cores, a core belongs to one rank.
+
+    Args:
+        cores_of_ranks: The usable cores of each rank on the host.
+        rank: Index of the rank in `cores_of_ranks`.
     """
     ranks_on_core = Counter(core for cores in cores_of_ranks for core in cores)
     return max(1, int(sum(1 / ranks_on_core[core] for core in cores_of_ranks[rank]) + 1e-9))

@@ -1,4 +1,4 @@
-"""What a worker needs to know of its host's network: addresses and interfaces."""
+"""Find the address and the network interface through which the ranks of a worker reach each other."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _SIOCGIFADDR = 0x8915
 
 
 def find_own_address(peer: str) -> str:
-    """Return this host's address as a peer reaches it: a host's own name often resolves to a loopback address."""
+    """Return this host's address as `peer` reaches it; a host's own name often resolves to a loopback address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route, suppress(OSError):
-        route.connect((peer, 9))  # connecting a datagram socket sends nothing
+        route.connect((peer, 9))  # to connect a datagram socket sends no packet
         return str(route.getsockname()[0])
     return socket.gethostname()
 
 
 def find_interface(address: str) -> str | None:
-    """Return the name of the network interface on the way to an address; None where the system does not say."""
+    """Return the name of the network interface that leads to an address; None if the system does not know it."""
     try:
         import fcntl
 

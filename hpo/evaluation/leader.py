@@ -1,14 +1,14 @@
-"""What the leader of a worker does for its evaluations: it decides on each loss, and records how they end."""
+"""The leader of a worker decides on each loss of its evaluations, and records how they end."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import ExitStatus, StopRequest
 from hpo.evaluation.attempt import Attempt
+from hpo.evaluation.limits import Limits, describe_missing_metric, make_target_stop
 from hpo.evaluation.step_verdict import TIMEOUT_PREFIX, Verdict
 from hpo.process import clock
 from hpo.process.standard_streams import warn
@@ -18,47 +18,22 @@ if TYPE_CHECKING:
 
     from hpo.evaluation.attempt import CopyHolder
     from hpo.evaluation.checkpointer import Checkpointer
-    from hpo.evaluation.trainer_client import TrainerSlot
+    from hpo.evaluation.trainer_slot import TrainerSlot
     from hpo.evaluation.weights_saver import WeightsSaver
     from hpo.store.evaluations import Assignment
     from hpo.store.study_client import StudyClient
 
 
-@dataclass(frozen=True)
-class Limits:
-    """When to end an evaluation, a run in which nothing succeeds, or one that is good enough.
-
-    `evaluation_timeout` is in seconds; `max_failures` counts failed evaluations before any success. `prunes` says that
-    a pruner judges each loss, from `first_judged_step` on, counted from 1.
-    """
-
-    evaluation_timeout: float = math.inf
-    max_failures: int | None = None
-    target_loss: float = -math.inf
-    has_pruner: bool = False
-    first_judged_step: int = 1
-
-
-def make_target_stop(target_loss: float) -> StopRequest:
-    """Return the stop of a run that has reached its target loss."""
-    reason = f"the loss of --target-loss {target_loss:g} is reached"
-    return StopRequest(reason, ExitStatus.BUDGET_SPENT, "a lower --target-loss, or --target-loss off")
-
-
-def _describe_missing_metric(missing: Sequence[str], metrics: Mapping[str, float]) -> str:
-    """Return why an evaluation fails that has not reported all objectives."""
-    there = ", ".join(map(repr, metrics)) or "no finite metric"
-    return (
-        f"the first rank has not reported {missing[0]!r} as a finite number with the loss, which the objectives need, "
-        f"but {there}: report it each time, as in yield loss, {{{missing[0]!r}: ...}}"
-    )
-
-
 class Leader:
-    """Decides on losses, and records them, and what objectives print.
+    """Decides on the losses of a worker's evaluations, and records them.
 
-    `slot` has the leader's trainer, which keeps weights and states. `stop` is called to stop the run; `keeper` keeps
-    the weights of the best, None if they are not to be kept, and `saver` what evaluations go on from after a crash.
+    Args:
+        recorder: The leader's connection to the study.
+        slot: Holds the leader's trainer, which has copies of weights and checkpoints.
+        limits: When evaluations and the run must end.
+        stop: Stops the run.
+        weights_saver: Writes the weights of the best evaluations; None if they are not kept.
+        checkpointer: Copies and writes checkpoints; None if they are not kept.
     """
 
     def __init__(
@@ -78,9 +53,14 @@ class Leader:
         self._checkpointer = checkpointer
 
     def decide(self, attempt: Attempt, verdict: Verdict, printed: str) -> Verdict:
-        """Record what all ranks have said of a step, and return the final verdict: how the evaluation goes on.
+        """Record the verdict of all ranks on a step, and return the final verdict.
 
-        The time that this takes is not counted as the evaluation's: a pruner may wait for a database that is away.
+        The time that this takes does not count as the evaluation's: a pruner may wait for an unavailable database.
+
+        Args:
+            attempt: The evaluation.
+            verdict: Verdict of all ranks.
+            printed: Lines that the ranks have printed in the step.
         """
         since, seconds = clock.now(), attempt.total_seconds
         self._recorder.log_output(attempt.assignment.number, printed)
@@ -94,16 +74,11 @@ class Leader:
         return verdict
 
     def _wants_weights(self, attempt: Attempt, verdict: Verdict) -> bool:
-        if (
-            self._weights_saver is None
-            or not attempt.offers_weights
-            or verdict.state not in ("going", "complete", "paused")
-        ):
+        saver, loss, has_value = self._weights_saver, verdict.loss, verdict.state in ("going", "complete", "paused")
+        if saver is None or not attempt.offers_weights or not has_value:
             return False
-        assert verdict.loss is not None
-        return verdict.loss < attempt.loss and self._weights_saver.is_wanted(
-            attempt.assignment, verdict.loss, verdict.metrics
-        )
+        assert loss is not None
+        return loss < attempt.loss and saver.is_wanted(attempt.assignment, loss, verdict.metrics)
 
     def _wants_checkpoint(self, attempt: Attempt, verdict: Verdict) -> bool:
         if self._checkpointer is None or not attempt.has_saved or verdict.state != "going":
@@ -111,24 +86,24 @@ class Leader:
         return self._checkpointer.is_copy_due()
 
     def _record_resumption(self, attempt: Attempt) -> None:
-        """Record the losses that an evaluation had in an earlier session, if it has gone on from there."""
+        """Record the losses from an earlier session, if the evaluation has resumed from its checkpoint."""
         if attempt.restored_count and attempt.is_first and not attempt.has_loss:
             self._recorder.record_resume(attempt.assignment, attempt.losses, attempt.restored_seconds)
 
     def _apply_limits(self, attempt: Attempt, verdict: Verdict, loss: float, seconds: float) -> Verdict:
         limits = self.limits
         if missing := self._recorder.objectives.find_missing(verdict.metrics):
-            return replace(verdict, state="failed", failure=_describe_missing_metric(missing, verdict.metrics))
+            return replace(verdict, state="failed", failure=describe_missing_metric(missing, verdict.metrics))
         if loss <= limits.target_loss:
             return replace(verdict, state="complete")
         if seconds > limits.evaluation_timeout:
-            reason = f"{TIMEOUT_PREFIX}still going on after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
+            reason = f"{TIMEOUT_PREFIX}not finished after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
             return replace(verdict, state="failed", failure=reason)
         is_judged = limits.has_pruner and len(attempt.losses) + 1 >= limits.first_judged_step
         return self._apply_pruner(attempt, verdict) if is_judged else verdict
 
     def _apply_pruner(self, attempt: Attempt, verdict: Verdict) -> Verdict:
-        """Let the pruner judge an evaluation; one that does not save cannot pause."""
+        """Apply the pruner; an evaluation without a checkpoint is pruned instead of paused."""
         assert verdict.loss is not None
         is_lowest = verdict.loss < attempt.loss
         loss, metrics = (verdict.loss, verdict.metrics) if is_lowest else (attempt.loss, attempt.metrics)
@@ -139,17 +114,17 @@ class Leader:
         return replace(verdict, state="paused" if can_pause else "pruned", save=can_pause and judgement.may_be_promoted)
 
     def can_resume_elsewhere(self, attempt: Attempt) -> bool:
-        """Tell whether the objective has saved with this loss what it goes on from."""
+        """Return whether the objective has saved a checkpoint with this loss, so that the evaluation can be resumed."""
         return attempt.saves_own_checkpoints or (
             self._checkpointer is not None and self._checkpointer.is_enabled and attempt.has_saved
         )
 
     def can_move_to_workers(self, attempt: Attempt) -> bool:
-        """Tell whether the objective has saved with this loss what can be handed on to other workers."""
+        """Return whether the objective has saved a checkpoint with this loss that other workers can use."""
         return self._checkpointer is not None and self._checkpointer.can_copy and self.can_resume_elsewhere(attempt)
 
     def describe_checkpoint(self, attempt: Attempt) -> dict[str, Any]:
-        """Return what a state says of its evaluation."""
+        """Return the losses, the metrics and the seconds that are stored in a checkpoint."""
         return {
             "losses": list(attempt.losses),
             "metrics": dict(attempt.metrics),
@@ -157,27 +132,32 @@ class Leader:
         }
 
     def make_draft_path(self, attempt: Attempt) -> str:
-        """Return where the trainer is to write the state of this loss; empty if it is not to be written now."""
+        """Return where the trainer must write the checkpoint of this loss; empty if it must not be written now."""
         if self._checkpointer is None or attempt.verdict.state == "paused":
             return ""
         is_due = attempt.verdict.state == "regrouped" or self._checkpointer.is_write_due()
         return self._checkpointer.make_draft_path(attempt) if is_due else ""
 
     def record_copies(self, attempt: Attempt, verdict: Verdict, kept: Mapping[str, Any], since: float) -> None:
-        """Learn what the trainer has kept of a loss, which it has done since a time."""
+        """Record the copies of a loss that the trainer has made since time `since`, and print its warnings."""
         for text in kept["warnings"]:
             warn(f"warning: {text}")
         if verdict.keep:
             attempt.has_weights = bool(kept["has_weights"])
-        if (
-            self._checkpointer is not None
-            and verdict.save
-            and (losses := self._checkpointer.record_copy(attempt, kept, since))
-        ):
+        if self._checkpointer is None or not verdict.save:
+            return
+        if losses := self._checkpointer.record_copy(attempt, kept, since):
             self._recorder.record_checkpoint(attempt.assignment, losses)
 
     def keep_drafts(self, attempt: Attempt, verdict: Verdict, names: tuple[str, str], since: float) -> None:
-        """Keep the drafts of a program's loss that are wanted, its checkpoint and its weights; drop the others."""
+        """Keep the drafts that the verdict on a program's loss demands, and remove the others.
+
+        Args:
+            attempt: The evaluation.
+            verdict: Verdict on the loss.
+            names: Names of the checkpoint draft and of the weights draft; empty if there is none.
+            since: Time at which the copy began.
+        """
         drafts, (checkpoint, weights) = attempt.drafts, names
         assert drafts is not None
         attempt.has_weights = drafts.keep_weights(weights) if verdict.keep else attempt.has_weights
@@ -192,7 +172,7 @@ class Leader:
             self.record_copies(attempt, verdict, kept, since)
 
     def record_lost_copies(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
-        """Warn that weights of a loss are lost, since the trainer has ended, and remove the draft of a state."""
+        """Warn of lost weights, and remove the checkpoint draft, since the trainer has ended."""
         attempt.has_weights &= not verdict.keep
         if verdict.keep and (verdict.is_last or verdict.state == "complete"):  # otherwise the evaluation fails
             warn(f"warning: trial {attempt.assignment.number} keeps no weights of its best loss: {reason}")
@@ -200,27 +180,26 @@ class Leader:
             self._checkpointer.drop_draft(attempt)
 
     def find_losses(self, assignment: Assignment) -> tuple[list[float], float]:
-        """Return the losses and the seconds of the trial that this evaluation repeats; none for a first attempt."""
-        return (
-            self._recorder.read_previous_losses(assignment.number)
-            if assignment.number != assignment.root
-            else ([], 0.0)
-        )
+        """Return the losses and the seconds of the trial that this one retries; no losses for a first attempt."""
+        if assignment.number == assignment.root:
+            return [], 0.0
+        return self._recorder.read_previous_losses(assignment.number)
 
     def stop_without_losses(self, reason: str, remedy: str) -> None:
-        """Stop the run if no evaluation has found a loss so far: the others would not find one without the remedy."""
+        """Stop the run if no evaluation has reported a loss, since no other evaluation would without `remedy`."""
         if not self._recorder.has_losses():
             self._stop(StopRequest(reason, ExitStatus.NOTHING_SUCCEEDED, remedy))
 
     def warn_once(self, attempt: Attempt, text: str) -> None:
-        """Warn of something in an evaluation, unless the run has warned of it before."""
+        """Print a warning about an evaluation, unless the run has printed the same text before."""
         if self._recorder.is_first_warning(text):
             warn(f"warning: trial {attempt.assignment.number}: {text}")
 
     def find_start(self, assignment: Assignment) -> tuple[Path | None, bool]:
-        """Begin an evaluation, and return the file of its own state, or of what it inherits, and whether it is its own.
+        """Start an evaluation, and find the checkpoint with which it begins.
 
-        The file is None where it begins anew.
+        Returns:
+            The file of its own or of its parent checkpoint, or None; and whether it is its own.
         """
         if self._checkpointer is None:
             return None, True
@@ -234,14 +213,14 @@ class Leader:
             return None, True
 
     def reject_checkpoint(self, assignment: Assignment, reason: str, is_own: bool) -> None:
-        """Let an evaluation begin anew, since it cannot go on from its state, or from what it was to inherit."""
+        """Restart an evaluation without its own checkpoint (`is_own`) or without its parent checkpoint."""
         if self._checkpointer is not None and is_own:
             self._checkpointer.reject_checkpoint(assignment, reason)
         elif not is_own:
             self._record_lost_parent(assignment, reason)
 
     def write_checkpoint(self, attempt: Attempt) -> None:
-        """Let the trainer write the last state of an evaluation that ends here, and is to go on."""
+        """Let the trainer write the last checkpoint of an evaluation that ends here and will be resumed."""
         if self._checkpointer is None or not attempt.copied_step:
             return
         copies = self._find_copies(attempt)
@@ -249,13 +228,12 @@ class Leader:
             self._recorder.record_checkpoint(attempt.assignment, losses)
 
     def _find_copies(self, attempt: Attempt) -> CopyHolder | None:
-        """Return what holds the last state and the weights of an evaluation; None if its trainer has ended."""
         if attempt.drafts is not None:
             return attempt.drafts
         return self._slot.trainer if self._slot.is_ready else None
 
     def finish_evaluation(self, attempt: Attempt, seconds: float) -> None:
-        """Record how an evaluation has ended; stop the run where it has reached its target, or seems to be in vain."""
+        """Record the end of an evaluation; stop the run if it has reached its target, or fails too often."""
         assignment, verdict = attempt.assignment, attempt.verdict
         if verdict.state == "stopped":
             self.write_checkpoint(attempt)
@@ -264,33 +242,32 @@ class Leader:
         self._record_resumption(attempt)
         if assignment.parent is not None and not attempt.has_read_parent and not attempt.restored_count:
             self._record_lost_parent(
-                assignment, "the objective has not asked for worker.parent_checkpoint" if attempt.losses else ""
+                assignment, "the objective has not read worker.parent_checkpoint" if attempt.losses else ""
             )
-        bequeaths = verdict.state == "complete" and self._may_be_inherited(attempt)
-        if verdict.save or bequeaths:
+        is_parent = verdict.state == "complete" and self._may_be_inherited(attempt)
+        if verdict.save or is_parent:
             self.write_checkpoint(attempt)
         self._record_end(attempt, seconds)
-        if self._checkpointer is not None and bequeaths:
+        if self._checkpointer is not None and is_parent:
             self._recorder.drop_superseded(assignment.number)
         elif self._checkpointer is not None and not verdict.save and self._checkpointer.has_file(assignment):
-            self._recorder.flush()  # a death in between would cost both its end and its state
+            self._recorder.flush()  # Otherwise a crash at this point would lose both the result and the checkpoint.
             self._checkpointer.discard_checkpoint(assignment)
 
     def _record_lost_parent(self, assignment: Assignment, reason: str) -> None:
-        """Record that an evaluation has begun without what it was to inherit, and say why, if there is a reason."""
         self._recorder.clear_inheritance(assignment)
         if self._checkpointer is not None and reason:
-            text = f"trial {assignment.number} begins without what trial {assignment.parent} has learned: {reason}"
+            text = f"trial {assignment.number} starts without the checkpoint of trial {assignment.parent}: {reason}"
             self._checkpointer.warn_once("inherited", text)
 
     def _may_be_inherited(self, attempt: Attempt) -> bool:
-        """Tell whether others may inherit from an evaluation that is complete: it has saved, and is among the best."""
+        """Return whether a completed evaluation has a final checkpoint, and is good enough to be a parent."""
         saver, number = self._checkpointer, attempt.assignment.number
         if saver is None or not saver.islands:
             return False
         if not saver.has_last_checkpoint(attempt, self._recorder.read_checkpoint_step(number)):
-            text = f"nothing can be inherited from trial {number}: it has not saved what it is at its end"
-            saver.warn_once("bequeathed", f"{text} (worker.save_checkpoint, before its last loss)")
+            text = f"trial {number} cannot be a parent: it has not called worker.save_checkpoint before its last loss"
+            saver.warn_once("parent", text)
             return False
         return self._recorder.is_parent_candidate(number, attempt.loss)
 
@@ -310,7 +287,7 @@ class Leader:
             record.prune(assignment, attempt.loss, seconds, attempt.metrics, **paused)
         else:
             record.fail(assignment, verdict.failure, verdict.traceback, seconds)
-            most = self.limits.max_failures
-            if most is not None and record.count_initial_failures() >= most:
-                reason = f"{most} evaluations failed and none succeeded (--max-failures)"
+            maximum = self.limits.max_failures
+            if maximum is not None and record.count_initial_failures() >= maximum:
+                reason = f"{maximum} evaluations failed and none succeeded (--max-failures)"
                 self._stop(StopRequest(reason, ExitStatus.NOTHING_SUCCEEDED))

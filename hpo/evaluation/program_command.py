@@ -1,4 +1,4 @@
-"""The program of a run: its command for an evaluation, and what to do if its losses are not found."""
+"""The command of a program for one evaluation, and advice if its losses are not found."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _MAX_SHOWN_LINES = 5
 
 @dataclass(frozen=True)
 class Program:
-    """The program of a run: its command, the values of the settings, and the names of all hyperparameters.
-
-    `search_file` is the file that names the program, empty if it was given on the command line.
-    """
+    """The program of a run."""
 
     script: Script
     settings: Mapping[str, Any]
+    """Values of the settings, by name."""
     hyperparameters: Sequence[str]
+    """Names of all hyperparameters."""
     search_file: str = ""
+    """The file that names the program; empty if it was given on the command line."""
 
     @classmethod
     def from_problem(cls, problem: Problem) -> Program | None:
@@ -36,14 +36,20 @@ class Program:
         return cls(script, problem.setting_values, list(problem.space.parameters), search_file)
 
     def make_command(self, params: Mapping[str, Any], known: Mapping[str, Any], continues: bool) -> list[str]:
-        """Return the command of an evaluation; `known` has its trial, its folder and its seed."""
+        """Return the command of an evaluation.
+
+        Args:
+            params: Hyperparameters.
+            known: Trial, folder and seed of the evaluation, by name.
+            continues: Whether to add the arguments with which the program resumes.
+        """
         others = {**self.settings, **known}
         absent = [name for name in self.hyperparameters if name not in params]
         command = self.script.make_arguments(params, others, absent)
         return [*command, *self.script.make_resume_arguments({**others, **params})] if continues else command
 
     def can_resume(self, params: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
-        """Return whether the checkpoint exists, in the evaluation's folder, from which the program would continue."""
+        """Return whether the evaluation's folder has all checkpoint files from which the program resumes."""
         values = {**self.settings, **known, **params}
         parts = self.script.make_resume_arguments(values)
         folder = str(known["folder"])
@@ -51,12 +57,18 @@ class Program:
         return bool(files) and all(file.exists() for file in files)
 
 
-def advise_on_loss(lines: Sequence[str], program: Program, not_numbers: str) -> tuple[str, str]:
-    """Return why no loss was found in lines, and the option that a resumed run needs."""
+def advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) -> tuple[str, str]:
+    """Return why no loss was found, and the option that a resumed run needs.
+
+    Args:
+        lines: The last lines that the program printed.
+        program: The program.
+        unparsed_text: The last text that `--loss` has matched, if it is not a number.
+    """
     script, found_none = program.script, "no loss was found in what the program printed"
     where = f" in the Script of {program.search_file}" if program.search_file else ""
-    if not_numbers:
-        failure = f"no loss was found: --loss has matched {not_numbers!r}, which is not a number"
+    if unparsed_text:
+        failure = f"no loss was found: --loss has matched {unparsed_text!r}, which is not a number"
         return failure, f"another loss={where}" if where else "another --loss"
     if pattern := propose_loss_pattern(lines):
         option = f"loss={pattern!r}{where}" if where else f"--loss {shlex.quote(pattern)}"
@@ -69,6 +81,6 @@ def advise_on_loss(lines: Sequence[str], program: Program, not_numbers: str) -> 
 
 
 def format_last_lines(lines: Sequence[str]) -> str:
-    """Return the last lines as a part of a traceback; empty without any."""
+    """Return the last lines as a part of a traceback; empty if there are none."""
     shown = "".join(f"    {line[:200]}\n" for line in lines[-_MAX_SHOWN_LINES:])
     return f"The last lines that it printed:\n{shown.rstrip()}" if shown else ""

@@ -1,4 +1,4 @@
-"""The reports of a program on one rank: from `hpo.report`, which writes to a file, and from printed lines."""
+"""Reports of a program on one rank: from `hpo.report`, which writes to a file, and from printed lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from hpo.script_objective import Script
 
-_MAX_SEARCHED_CHARACTERS = 4000  # characters in which a pattern is looked for
+_MAX_SEARCHED_CHARACTERS = 4000  # length of the part of a line in which a pattern is searched
 _MAX_LAST_LINES = 20
 _SECONDS_FOR_A_LINE = 1.0
 _NO_LOSSES_WARNING = "rank 0 saves checkpoints, and reports no losses: report each loss on rank 0, after its checkpoint"
@@ -23,14 +23,14 @@ _LATE_CHECKPOINT_WARNING = (
     "its last checkpoint belongs to no loss: call hpo.save_checkpoint before the report of its loss, not after"
 )
 _UNREAD_REPORT_WARNING = (
-    "hpo.report is not read, since a line has matched --loss before; use one of them, or evaluations differ in that"
+    "hpo.report is ignored, since a line has matched --loss before. Use only one of them in all evaluations"
 )
 _DRAFT_NAME = re.compile(r"\d+-\d+")  # process and number
 
 
 @contextmanager
 def _limit_time() -> Iterator[None]:
-    """Raise TimeoutError after some seconds inside ``with``; regular expressions look for signals while they match."""
+    """Raise TimeoutError after `_SECONDS_FOR_A_LINE`; regular expressions check for signals while they match."""
 
     def stop(*_: object) -> None:
         raise TimeoutError
@@ -49,26 +49,32 @@ _NOTE_NAMES = ("checkpoint", "weights", "asked")
 
 @dataclass(frozen=True)
 class Report:
-    """A loss with its metrics, or what is wrong with it.
-
-    `checkpoint` and `weights` are the names of the drafts that belong to the loss, empty without; see
-    `hpo.evaluation_api`.
-    """
+    """A loss with its metrics, or a mistake in a report."""
 
     loss: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     mistake: str = ""
+    """Description of the mistake; empty if there is none."""
     checkpoint: str = ""
+    """Name of the checkpoint draft that belongs to the loss; empty if there is none."""
     weights: str = ""
+    """Name of the weights draft that belongs to the loss; empty if there is none."""
 
 
 class ReportReader:
-    """Reads the reports of one evaluation on one rank; whatever comes first, the file or a line, is read alone.
+    """Reads the reports of one evaluation on one rank, from a file or from lines; the first source is used alone.
 
-    ``path`` is the file, which has no name on disk. ``last_lines`` are the last that were printed. ``has_unread`` is
-    true if a report in the file is not read. ``asked`` says that the program has asked for its checkpoint.
+    Notes about drafts also come from the file, and among lines. They belong to the next loss from the same source.
 
-    Notes of drafts come by the file, and among lines; those that come in front of a loss in the same way belong to it.
+    Args:
+        script: The program, with its patterns for losses and metrics.
+
+    Attributes:
+        path: Path of the file, which has no name on disk.
+        last_lines: The last lines that were printed.
+        has_unread: Whether a report in the file was ignored.
+        has_read_checkpoint: Whether the program has read its checkpoint.
+        unparsed_text: The last text that the loss pattern has matched, if it is not a number.
     """
 
     def __init__(self, script: Script) -> None:
@@ -82,14 +88,19 @@ class ReportReader:
         self.has_unread = False
         self._found_metrics: dict[str, float] = {}
         self._drafts: dict[str, dict[str, str]] = {stream: {} for stream in ("file", "stdout", "stderr")}
-        self._last_stream = "file"  # of the last loss
+        self._last_stream = "file"  # source of the last loss
         self.has_read_checkpoint = self._has_saved = False
         self._new_reports: list[Report] = []
         self.last_lines: list[str] = []
-        self.unparsed_text = ""  # the last text that the pattern has matched, if it is not a number
+        self.unparsed_text = ""
 
     def find_warning(self, number: int, saves: bool) -> str:
-        """Return a warning, empty without one, about a program with so many losses on this rank, which may save."""
+        """Return a warning about the reports of a program; empty if there is none.
+
+        Args:
+            number: Number of losses on this rank.
+            saves: Whether checkpoints of this rank are expected.
+        """
         if self._has_saved and saves:
             if not number:
                 return _NO_LOSSES_WARNING
@@ -100,22 +111,20 @@ class ReportReader:
         return _UNREAD_REPORT_WARNING if self.has_unread else ""
 
     def take_note(self, note: str, stream: str) -> None:
-        """Take in a draft that belongs to the next loss among the lines of a stream."""
+        """Record a note about a draft, which belongs to the next loss of the stream."""
         name, _, value = note.partition(" ")
         self._record_note(name, value, stream)
 
     def take_line(self, line: str, stream: str = "stdout") -> None:
-        """Look for a loss and metrics in a line; a loss has the metrics that were found before it, and with it."""
+        """Find a loss and metrics in a line; a loss gets the metrics that were found since the last loss."""
         self.last_lines = [*self.last_lines, line][-_MAX_LAST_LINES:]
         self._read_file()
         try:
             with _limit_time():
                 self._find_values(line[:_MAX_SEARCHED_CHARACTERS], stream)
         except TimeoutError:
-            mistake = (
-                f"to look for --loss or --metric takes more than {_SECONDS_FOR_A_LINE:g} s in the line {line[:60]!r}"
-            )
-            self._new_reports.append(Report(math.nan, mistake=f"{mistake}: use a simpler pattern"))
+            mistake = f"the search for --loss or --metric took more than {_SECONDS_FOR_A_LINE:g} s in {line[:60]!r}"
+            self._new_reports.append(Report(math.nan, mistake=f"{mistake}. Use a simpler pattern"))
 
     def _find_values(self, text: str, stream: str) -> None:
         for name, pattern in self._metrics.items():
@@ -126,7 +135,7 @@ class ReportReader:
             return
         try:
             loss = _parse_number(match[1])
-        except (ValueError, AttributeError):  # such as the heading of a table
+        except (ValueError, AttributeError):  # The line may be the heading of a table.
             self.unparsed_text = str(match[1])
             return
         self._uses_lines = True
@@ -140,7 +149,7 @@ class ReportReader:
         return new
 
     def take_last_reports(self) -> list[Report]:
-        """Return the reports since the last call, at the end of the program; the last line may have no end."""
+        """Return the reports since the last call, when the program has ended; the last line may be incomplete."""
         self._read_file()
         if self._partial_line.strip():
             self._take_file_line(self._partial_line)
@@ -148,7 +157,7 @@ class ReportReader:
         return self.take_new_reports()
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         os.close(self._file)
 
     def _read_file(self) -> None:
@@ -160,7 +169,9 @@ class ReportReader:
             self._take_file_line(line)
         if size < self._offset:
             self._offset = size
-            self._new_reports.append(Report(math.nan, mistake="the file of HPO_METRICS was overwritten: append to it"))
+            self._new_reports.append(
+                Report(math.nan, mistake="the file of HPO_METRICS must not be overwritten. Append to it")
+            )
 
     def _take_file_line(self, line: bytes) -> None:
         if not line.strip() or self._take_note_line(line):
@@ -172,7 +183,7 @@ class ReportReader:
             self._take_json_report(line)
 
     def _take_note_line(self, line: bytes) -> bool:
-        """Take in a note for the next loss; return whether the line is one, which `hpo.evaluation_api` has sent."""
+        """Record a note from `hpo.evaluation_api`; return false if the line is not a note."""
         try:
             ((name, value),) = json.loads(line).items()
         except (ValueError, AttributeError, RecursionError):
@@ -196,7 +207,9 @@ class ReportReader:
             metrics = {str(name): _check_number(value) for name, value in content.items()}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             shown = line.decode(errors="replace")[:100]
-            self._new_reports.append(Report(math.nan, mistake=f"what was reported is not a loss with metrics: {shown}"))
+            self._new_reports.append(
+                Report(math.nan, mistake=f"a report must be a JSON object with a loss and metrics, got {shown}")
+            )
             return
         self._add_report(loss, metrics, "file")
 
@@ -218,38 +231,46 @@ def _check_number(value: Any) -> float:
 
 
 class ReportMerger:
-    """The reports of all ranks of a worker: of one loss, one report counts, and others have to be the same.
+    """Merges the reports of all ranks of a worker: one report per loss counts, and the others must agree with it.
 
-    While ``leader_decides``, the leader's report counts, since drafts belong to it. Another rank's report of a loss
-    waits for it, until the rank reports its next loss: then the leader has passed this loss without a report.
+    While `leader_decides`, the report of the leader counts, since drafts belong to it. A report of another rank waits
+    for the leader's report. If the rank then reports its next loss, the leader has skipped the loss.
+
+    Args:
+        size: Number of ranks.
     """
 
     def __init__(self, size: int) -> None:
         self._counts = [0] * size
         self._losses: list[tuple[int, float]] = []
-        self._early_reports: list[tuple[int, Report, int]] = []  # ranks, reports and their numbers
+        self._early_reports: list[tuple[int, Report, int]] = []  # rank, report and number of the report
         self.leader_decides = True
 
     def add_reports(self, rank: int, reports: Sequence[Report], first: int) -> list[Report]:
-        """Return those reports of a rank that are new, as its `first`-th and those that follow; one may be a mistake.
+        """Add reports of a rank, and return the reports that count, which may describe mistakes.
 
-        Reports that were taken before are left out.
+        Args:
+            rank: Index of the rank.
+            reports: Its reports.
+            first: Number of the first of them, from 0; reports that were added before are skipped.
         """
         new = [
-            found for number, report in enumerate(reports, first) for found in self._add_report(rank, report, number)
+            counted
+            for number, report in enumerate(reports, first)
+            for counted in self._add_report(rank, report, number)
         ]
         return new + self._release_early() if rank == 0 or not self.leader_decides else new
 
     def _release_early(self) -> list[Report]:
         early, self._early_reports = self._early_reports, []
-        return [found for one in early for found in self._add_report(*one)]
+        return [counted for arguments in early for counted in self._add_report(*arguments)]
 
     def _add_report(self, rank: int, report: Report, number: int) -> list[Report]:
         if number < self._counts[rank]:
             return []
         is_first = number >= len(self._losses)
         if self.leader_decides and rank > 0 and is_first and not report.mistake:
-            waiting = [early for other, _, early in self._early_reports if other == rank]
+            waiting = [early for early_rank, _, early in self._early_reports if early_rank == rank]
             if not waiting:
                 self._early_reports.append((rank, report, number))
             if not waiting or number in waiting:
@@ -260,14 +281,14 @@ class ReportMerger:
         if report.mistake or is_first:
             self._losses.append((rank, report.loss))
             return [report]
-        other, loss = self._losses[number]
+        first_rank, loss = self._losses[number]
         if math.isclose(report.loss, loss, rel_tol=1e-3, abs_tol=1e-12):
             return []
-        return [Report(report.loss, mistake=_describe_difference(number + 1, (other, loss), (rank, report.loss)))]
+        return [Report(report.loss, mistake=_describe_difference(number + 1, (first_rank, loss), (rank, report.loss)))]
 
 
-def _describe_difference(number: int, one: tuple[int, float], other: tuple[int, float]) -> str:
+def _describe_difference(number: int, first: tuple[int, float], second: tuple[int, float]) -> str:
     return (
-        f"ranks {one[0]} and {other[0]} reported different losses, {one[1]:g} and {other[1]:g}, as loss {number}: "
-        "report the mean over all ranks, or on one rank only"
+        f"ranks {first[0]} and {second[0]} reported different losses, {first[1]:g} and {second[1]:g}, as loss "
+        f"{number}: report the mean over all ranks, or on one rank only"
     )

@@ -1,7 +1,7 @@
-"""Supervision of a training program on one rank of a worker: the rank's trainer runs it, and its reports are read.
+"""Supervise a training program on one rank of a worker: its trainer runs it, and its reports are read.
 
-Ranks do not meet at each loss, since a program may report on one of them alone, and any rank may end first. The leader
-decides on each loss as soon as it knows it, and calls the evaluation off if it is not to continue.
+Ranks do not synchronize at each loss, since a program may report on one rank alone, and any rank may end first. The
+leader decides on each loss when it receives it, and cancels the evaluation if it must not continue.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _HARMLESS = ": aborted while it exited, which does not fail an evaluation with a
 class ProgramSupervision(Supervision):
     """One evaluation of a program on one rank; its only step is its end."""
 
-    _poll_seconds = 0.1  # seconds between two looks for reports
+    _poll_seconds = 0.1  # seconds between two checks for reports
 
-    def __init__(  # noqa: PLR0913 - all of it is bound once, before an evaluation starts
+    def __init__(  # noqa: PLR0913 - all arguments are bound once, before an evaluation starts
         self,
         group: RankGroup,
         watch: RankWatch,
@@ -48,10 +48,10 @@ class ProgramSupervision(Supervision):
         program: Program,
         overdue_after: float,
     ) -> None:
-        meeting = _FinalStepSync(group, watch, watched, self._decide_at_end if leader else None, self)
-        # A program has only the lines of its own script, wherever the search file is.
-        places = UserFrames(Path(program.script.name))
-        super().__init__(group, watched, meeting, attempt, leader, places, overdue_after)
+        step_sync = _FinalStepSync(group, watch, watched, self._decide_at_end if leader else None, self)
+        # Only the files next to the script are code of the user; the search file may be elsewhere.
+        user_frames = UserFrames(Path(program.script.name))
+        super().__init__(group, watched, step_sync, attempt, leader, user_frames, overdue_after)
         self._program = program
         self._reports = ReportReader(program.script)
         self._merger = ReportMerger(group.size)
@@ -63,10 +63,13 @@ class ProgramSupervision(Supervision):
     def start_program(
         self, ticket: Mapping[str, Any] | None, known: Mapping[str, Any], continues: bool, is_watched: bool
     ) -> None:
-        """Let the trainer run the program; it `continues` from its checkpoint in the evaluation's folder.
+        """Let the trainer run the program.
 
-        `known` are the trial, the folder and the seed of the evaluation. If it `is_watched`, the trainer sends
-        observations: see ``seen``.
+        Args:
+            ticket: Parameters of a new process group; None if the trainer is in its group already.
+            known: Trial, folder, seed and drafts of the evaluation.
+            continues: Whether the program resumes from checkpoint files in the evaluation's folder.
+            is_watched: Whether the trainer sends a trace of the evaluation.
         """
         if self._program.script.has_placeholder("folder"):
             known["folder"].mkdir(parents=True, exist_ok=True)
@@ -90,9 +93,9 @@ class ProgramSupervision(Supervision):
         )
 
     def step(self) -> None:
-        """Wait for the end of the program on all ranks, and settle with them how the evaluation ends."""
+        """Wait until the program has ended on all ranks, and agree with them on the verdict."""
         super().step()
-        self._attempt.checkpoint_info = None  # the leader has decided whether it failed because of its state
+        self._attempt.checkpoint_info = None  # The leader has checked whether its checkpoint caused a failure.
 
     def end(self) -> None:
         """Wait until the program has ended, or kill it; close the file of its reports."""
@@ -101,30 +104,32 @@ class ProgramSupervision(Supervision):
         self._reports.close()
 
     def poll_at_end(self, is_done: bool) -> bool:
-        """Take in what was reported; on the leader, while it waits for the others, end what is overdue."""
+        """Read new reports while this rank waits for its peers; the leader cancels an overdue evaluation."""
         self._poll()
         if self._leader is not None and clock.now() > self._overdue_at and self._watched.cause is None:
-            self._watched.cancel_on_all(f"{TIMEOUT_PREFIX}it went on for longer than --evaluation-timeout")
+            self._watched.cancel_on_all(f"{TIMEOUT_PREFIX}it ran for longer than --evaluation-timeout")
         return is_done
 
     def read_last_reports(self) -> None:
-        """Take in the end of the file, since the program of this rank has ended."""
+        """Read the rest of the reports of this rank, whose program has ended."""
         self.own_reports += self._reports.take_last_reports()
 
     @property
     def remark(self) -> str:
-        """A warning about the reports of this rank, if there is one."""
-        saves = self._leader is not None and self._watched.cause is None  # one that was cut off may not be at a loss
+        """A warning about the reports of this rank; empty if there is none."""
+        # A cancelled program may have saved a checkpoint and not yet reported its loss.
+        saves = self._leader is not None and self._watched.cause is None
         return self._reports.find_warning(len(self.own_reports), saves)
 
     def take_final_steps(self, steps: Sequence[Step]) -> list[Step]:
-        """Take in what the ranks have reported until their ends: messages of it may still be on their way.
+        """Merge the reports of all ranks until their ends, since some may not have arrived as messages.
 
-        Return the steps, in which an abort is a failure if no rank has reported a loss.
+        Returns:
+            The steps. An abort at exit is a failure in them if no rank has reported a loss.
         """
         if self._leader is not None and not self._attempt.losses:
             self._restore_losses(Step(self._group.rank))
-        self._merger.leader_decides = False  # if it has not reported until now, it will not
+        self._merger.leader_decides = False  # The leader's program has ended, and reports no more losses.
         for step in steps:
             self._process_reports(step.rank, self._merger.add_reports(step.rank, step.reports, 0))
         self._remarks = [step.remark for step in steps if step.remark]
@@ -133,7 +138,7 @@ class ProgramSupervision(Supervision):
         return [replace(step, failure=step.aborted or step.failure) for step in steps]
 
     def _make_step(self, content: Any) -> Step:
-        """Return the last step of the program; an abort while it exits is one without a failure."""
+        """Return the last step of the program; an abort at its exit is not a failure."""
         is_harmless = self._watched.cause is None and self._group.slot.output.shows_harmless_abort
         if not content.get("is_abort") or not is_harmless:
             return super()._make_step(content)
@@ -142,7 +147,7 @@ class ProgramSupervision(Supervision):
         return Step(self._group.rank, ended=True, aborted=aborted, remark=f"{failure}{_HARMLESS}", at=at)
 
     def _make_end_step(self, ended: TrainerEnd) -> Step:
-        """Return the last step of a trainer that has ended: with status 0 if the program has called `os._exit(0)`."""
+        """Return the last step of a trainer that has ended; status 0 means that the program called `os._exit(0)`."""
         if ended.status != 0:
             return super()._make_end_step(ended)
         cause = self._watched.cause
@@ -152,7 +157,7 @@ class ProgramSupervision(Supervision):
     def _poll(self) -> None:
         self._watched.clear_event()
         others = self._watched.take_reports() if self._leader is not None else []
-        # What a rank reports comes after what the leader has reported for the loss before.
+        # A rank reports a loss only after the leader has reported the loss before, so the leader's are handled first.
         self._trainer.read_lines()
         new, first = self._reports.take_new_reports(), len(self.own_reports)
         self.own_reports += new
@@ -164,7 +169,7 @@ class ProgramSupervision(Supervision):
             self._process_reports(rank, self._merger.add_reports(rank, reports, number))
 
     def _process_reports(self, rank: int, reports: Sequence[Report]) -> None:
-        """Let the leader decide on losses, one after the other, until the evaluation is not to continue."""
+        """Let the leader decide on one loss after the other, until the evaluation must not continue."""
         for report in reports:
             if self._leader is None:
                 return
@@ -180,7 +185,6 @@ class ProgramSupervision(Supervision):
             return
 
     def _decide_on_report(self, leader: Leader, rank: int, report: Report) -> Verdict:
-        """Return the leader's verdict on a report of a rank."""
         if report.mistake:
             text = f"rank {rank}: {report.mistake}" if not report.mistake.startswith("rank") else report.mistake
             return Verdict("failed", failure=text, diverged=not math.isfinite(report.loss))
@@ -193,14 +197,14 @@ class ProgramSupervision(Supervision):
         return replace(verdict, state="complete") if verdict.is_last else verdict
 
     def _restore_losses(self, step: Step) -> None:
-        """Take over the losses of the state from which the program continues, if it has asked for it."""
+        """Restore the losses of the checkpoint from which the program resumes, if it has read it."""
         attempt, before = self._attempt, self._attempt.restored_count
         attempt.record_step(replace(step, went_on=self._reports.has_read_checkpoint))
         if attempt.restored_count > before and attempt.has_weights and attempt.drafts and attempt.path:
             attempt.drafts.restore_weights(attempt.path)
 
     def _decide_at_end(self, verdict: Verdict, printed: str) -> Verdict:
-        """Return the leader's last verdict, given that on the ends of all ranks."""
+        """Return the leader's last verdict, from the verdict on the last steps of all ranks."""
         assert self._leader is not None
         if self._decided_verdict is not None and verdict.state != "stopped":
             verdict = replace(self._decided_verdict, loss=None, keep=False)
@@ -208,7 +212,7 @@ class ProgramSupervision(Supervision):
             self._leader.reject_checkpoint(self._attempt.assignment, verdict.failure, is_own=True)
             verdict = Verdict("again", failure=verdict.failure)
         elif verdict.state == "complete" and (self._watched.cause or "").startswith(TIMEOUT_PREFIX):
-            verdict = Verdict("failed", failure=self._watched.cause or "")  # the program has caught the exception
+            verdict = Verdict("failed", failure=self._watched.cause or "")  # The program has caught the exception.
         elif verdict.state == "complete" and not self._attempt.losses:
             lines = self._reports.last_lines
             failure, remedy = advise_on_loss(lines, self._program, self._reports.unparsed_text)
@@ -222,14 +226,14 @@ class ProgramSupervision(Supervision):
         return self._leader.decide(self._attempt, verdict, printed)
 
     def _send_verdict(self, verdict: Verdict, gathers: bool, is_best: bool = False) -> None:
-        """Send nothing: a program is not asked after its end."""
+        """Send no message: the program has ended."""
 
     def _await_copies(self, verdict: Verdict, since: float) -> None:
-        """Wait for nothing: the leader has its drafts."""
+        """Return at once: the leader has the drafts of the program."""
 
 
 class _FinalStepSync(StepSync):
-    """The meeting of ranks whose programs have ended: others may take as long as they like."""
+    """Synchronizes ranks whose programs have ended; other ranks may take any time."""
 
     def __init__(
         self,
@@ -254,9 +258,9 @@ class _FinalStepSync(StepSync):
 
 
 def _make_store_environment() -> dict[str, str]:
-    """Let a program on one rank serve torch's store itself, as if it was not started by torchrun.
+    """Return variables that let a program on one rank serve torch's store itself, as without torchrun.
 
-    A program that starts its ranks itself, as by `torch.multiprocessing.spawn`, chooses another port for that.
+    A program that starts its ranks itself, as by `torch.multiprocessing.spawn`, sets another port.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         return {"MASTER_PORT": str(free.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "False"}

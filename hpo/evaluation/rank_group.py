@@ -1,4 +1,4 @@
-"""The ranks of a worker: their communicator, and where their trainers find each other."""
+"""The ranks that evaluate an individual together: their communicator, and how their trainers connect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hpo.evaluation.devices import choose_backend, make_gpu_variables
 from hpo.evaluation.host import Host
 from hpo.evaluation.host_network import find_interface, find_own_address
 from hpo.evaluation.torchrun import make_torchrun_variables
-from hpo.evaluation.trainer_client import TrainerClient, TrainerSlot
+from hpo.evaluation.trainer_client import TrainerClient
+from hpo.evaluation.trainer_slot import TrainerSlot
 from hpo.process.linux import identify_pid_namespace
 from hpo.ranks.communicator import SleepingComm
 
@@ -23,11 +24,19 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 class RankGroup:
-    """The ranks of a worker, or of several that evaluate one individual together; made by all of them together.
+    """The ranks of a worker, or of several workers that share an evaluation. Collective: create it on all of them.
 
-    `own_comm` is their communicator, and `index` the worker's number in the run. A rank waits for others for `patience`
-    seconds at most. `slot` has this rank's trainer. While ``is_compared`` is set on all ranks, trainers compare their
-    collectives before these begin.
+    Args:
+        comm: Communicator of the ranks.
+        host: The host of this rank.
+        index: Number of the worker in the run.
+        patience: Maximum seconds for which a rank waits for its peers.
+        slot: Holds this rank's trainer.
+
+    Attributes:
+        own_comm: Communicator of the ranks.
+        compares_collectives: Whether trainers compare their collectives before these begin; set it on all ranks.
+        trainer: This rank's trainer in an evaluation, set by `connect`.
     """
 
     def __init__(self, comm: SleepingComm, host: Host, index: int, patience: float, slot: TrainerSlot) -> None:
@@ -38,25 +47,24 @@ class RankGroup:
         self.patience = patience
         self.slot = slot
         self.compares_collectives = False
-        self._group_name = ""  # of the process group of the trainers
-        places = comm.allgather((host.number, socket.gethostname(), identify_pid_namespace(), host.gpus))
-        self._hosts = [number for number, _, _, _ in places]
-        self._host_names = [name for _, name, _, _ in places]
+        self._group_name = ""  # name of the trainers' process group
+        members = comm.allgather((host.number, socket.gethostname(), identify_pid_namespace(), host.gpus))
+        self._hosts = [number for number, _, _, _ in members]
+        self._host_names = [name for _, name, _, _ in members]
         self._is_on_one_host = len(set(self._hosts)) == 1
-        self._has_shared_files = self._is_on_one_host and len({processes for _, _, processes, _ in places}) == 1
-        self._backend = choose_backend([gpus for *_, gpus in places])
+        self._has_shared_files = self._is_on_one_host and len({namespace for _, _, namespace, _ in members}) == 1
+        self._backend = choose_backend([gpus for *_, gpus in members])
         peers = [rank for rank, number in enumerate(self._hosts) if number == host.number]
-        shown = [places[rank][3] for rank in peers]
-        variables, self._devices = make_gpu_variables(shown, peers.index(self.rank), os.environ)
+        peer_gpus = [members[rank][3] for rank in peers]
+        variables, self._devices = make_gpu_variables(peer_gpus, peers.index(self.rank), os.environ)
         slot.variables.update(variables)
-        self._rendezvous_file = -1  # in which the trainers of one host find each other, on the leader
-        self._listener: socket.socket | None = None  # where torch's store is to be served, on the leader
-        self._store_server: TrainerClient | None = None  # which serves it
+        self._rendezvous_file = -1  # through which the trainers of one host connect; open on the leader
+        self._listener: socket.socket | None = None  # at the port of torch's store, on the leader
+        self._store_server: TrainerClient | None = None  # the process that runs the store
         self._address = self._open_store_port()
         self._variables = make_torchrun_variables(self.rank, self._hosts, self._address)
 
     trainer: TrainerClient
-    """This rank's trainer in an evaluation, from `connect` on."""
 
     def __enter__(self) -> RankGroup:
         return self
@@ -73,18 +81,24 @@ class RankGroup:
             self._rendezvous_file = -1
 
     def connect(self, note: Any = None) -> tuple[dict[str, Any] | None, Any]:
-        """Return what this rank's trainer needs to make the process group, and the leader's `note`; collective.
+        """Prepare the process group of the trainers for an evaluation. Collective: call on all ranks.
 
-        The first is None if the trainers of all ranks are in the group of the evaluation before.
+        Args:
+            note: A value of the leader for all ranks.
+
+        Returns:
+            The parameters with which this rank's trainer creates the process group, and the leader's `note`. The
+            parameters
+            are None if the trainers of all ranks still have the group of the previous evaluation.
         """
         is_ready = self.slot.is_ready and self.slot.group_name == self._group_name != ""
-        told = self.own_comm.allgather((is_ready, note))
-        note = told[0][1]
-        if all(is_ready for is_ready, _ in told):
+        states = self.own_comm.allgather((is_ready, note))
+        note = states[0][1]
+        if all(is_ready for is_ready, _ in states):
             self.trainer = self.slot.trainer
             return None, note
         if self.slot.group_name != self._group_name:
-            self.slot.discard_trainer()  # it was in another group, whose connections would stay
+            self.slot.discard_trainer()  # It has open connections of another group.
         self.close_store()
         self._group_name, file = self.own_comm.bcast(self._make_rendezvous() if self.rank == 0 else None)
         self.slot.output.set_label(self.index, self.rank)
@@ -105,11 +119,11 @@ class RankGroup:
 
     @property
     def store_listeners(self) -> list[socket.socket]:
-        """Where code of the user may connect to torch's store; none if it is served already, or by another rank."""
+        """Sockets at which user code may connect to torch's store; none on other ranks, or if the store runs."""
         return [self._listener] if self._listener is not None and self._store_server is None else []
 
     def serve_store(self) -> None:
-        """Serve torch's store if a process has connected to it: one that reads MASTER_ADDR and MASTER_PORT."""
+        """Start torch's store if a process has connected, as scripts do that read MASTER_ADDR and MASTER_PORT."""
         if self.store_listeners and select.select(self.store_listeners, [], [], 0)[0]:
             assert self._listener is not None
             address, port = self._address
@@ -117,24 +131,24 @@ class RankGroup:
             self._store_server.send("store", [self._listener.fileno()], address=address, port=port)
 
     def close_store(self) -> None:
-        """Serve the store no more; the next one that is served is empty."""
+        """Stop torch's store; the next store that is started is empty."""
         if self._store_server is not None:
             self._store_server.kill()
             self._store_server.close()
             self._store_server = None
 
     def _make_rendezvous(self) -> tuple[str, str]:
-        """Return the name of a new process group, and the path of the file in which its ranks find each other."""
+        """Return the name of a new process group, and the path of the file through which its ranks connect."""
         if self._rendezvous_file >= 0:
             os.close(self._rendezvous_file)
             self._rendezvous_file = -1
         if not self._has_shared_files:
             return uuid.uuid4().hex, ""
-        self._rendezvous_file = os.memfd_create("hpo-store")  # a file without a name, which nobody has to remove
+        self._rendezvous_file = os.memfd_create("hpo-store")  # It has no name on disk, so it needs no removal.
         return uuid.uuid4().hex, f"/proc/{os.getpid()}/fd/{self._rendezvous_file}"
 
     def _open_store_port(self) -> tuple[str, int]:
-        """Return the leader's address as its peers reach it, and the port of torch's store, served if asked for."""
+        """Return the leader's address, as its peers reach it, and the port for torch's store."""
         address = _LOOPBACK
         if not self._is_on_one_host:
             peer = next(
@@ -150,7 +164,7 @@ class RankGroup:
         return address, int(self.own_comm.bcast(port))
 
     def _choose_interface(self) -> dict[str, str]:
-        """Let gloo connect through the interface that leads to the other ranks, unless a user has named one."""
+        """Let gloo use the network interface that leads to the other ranks, unless the user has set one."""
         if os.environ.get(_INTERFACE):
             return {}
         return {_INTERFACE: self._interface} if self._interface else {}

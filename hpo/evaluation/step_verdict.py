@@ -1,4 +1,4 @@
-"""How the ranks of a worker judge together what became of an evaluation's last step."""
+"""The verdict of a worker's ranks on the last step of an evaluation."""
 
 from __future__ import annotations
 
@@ -8,91 +8,102 @@ from dataclasses import dataclass, field, replace
 
 from hpo.evaluation.program_reports import Report
 
-# Losses of one network differ a little between devices; those of different shards of a validation set differ by more
-# than this unless there are millions of samples in each.
+# Relative difference. Losses of one network differ less between devices. Losses on different shards of a validation
+# set differ more, unless each has millions of samples.
 _TOLERANCE = 1e-3
-TIMEOUT_PREFIX = "timeout: "  # begins what is said of an evaluation that has taken too long
+TIMEOUT_PREFIX = "timeout: "  # in failures of evaluations that have taken too long
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one rank says of its last step: a loss, its end (no loss and no failure), or a failure.
-
-    A failure is the rank's `own` if the evaluation had not been called off before; `echo` if it came from a connection
-    that a peer had ended; a `timeout` if the rank had waited for others for as long as it may; `diverged` if the loss
-    was not finite. `at` is the time of the failure, in seconds since the epoch. `place` is the line of the objective
-    that the rank was at, with or without a failure.
-
-    `offers` and `has_saved` say that the objective has offered weights, or saved a state, with this loss; `gathers` and
-    `saves` that all ranks have to gather them. `went_on` says that it has asked for the state that it continues from,
-    and `inherited` for its parent's; `ended` that it has returned with this loss.
-
-    `suspended` says that the process was stopped while it waited, `stopped` that the whole run stops, `orphaned` that
-    the template has died, and its trainer with it. `printed` is what the objective has printed in this step;
-    `called_off` says that the evaluation had been called off when the rank came: another one may have waited in vain.
-    `reports` are all that a program has reported on this rank. `aborted` is how it was aborted while it exited, which
-    is a failure only if no rank has reported a loss; `remark` is a warning about it.
-    """
+    """The last step of the objective on one rank: a loss, its end (no loss and no failure), or a failure."""
 
     rank: int
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     gathers: bool = False
+    """Whether all ranks must gather the weights that the objective has offered."""
     saves: bool = False
+    """Whether all ranks must gather the checkpoint that the objective has saved."""
     failure: str | None = None
+    """Description of the failure; None if there is none."""
     own: bool = True
+    """Whether the failure came before the evaluation was cancelled."""
     echo: bool = False
+    """Whether the failure came from a connection that a peer had ended."""
     timeout: bool = False
+    """Whether the rank has waited for its peers for the maximum time."""
     diverged: bool = False
+    """Whether the loss was not finite."""
     suspended: bool = False
+    """Whether the process was stopped while it waited."""
     orphaned: bool = False
+    """Whether the trainer has ended because its template crashed."""
     stopped: bool = False
+    """Whether the whole run stops."""
     at: float = math.inf
+    """Time of the failure, in seconds since the epoch."""
     place: str = ""
+    """Line of the objective at which the rank was, with or without a failure."""
     traceback: str = ""
     printed: str = ""
+    """Lines that the objective has printed in this step."""
     offers: bool = False
+    """Whether the objective has offered weights with this loss."""
     has_saved: bool = False
+    """Whether the objective has saved a checkpoint with this loss."""
     went_on: bool = False
+    """Whether the objective has read its own checkpoint."""
     inherited: bool = False
+    """Whether the objective has read its parent checkpoint."""
     called_off: bool = False
+    """Whether the evaluation was already cancelled when the rank arrived; a peer may have timed out."""
     ended: bool = False
+    """Whether the objective has returned with this loss."""
     reports: tuple[Report, ...] = ()
+    """All reports of a program on this rank."""
     aborted: str = ""
+    """How the program aborted while it exited; a failure only if no rank has reported a loss."""
     remark: str = ""
+    """A warning about the step; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of an evaluation, the same on all ranks.
-
-    `state` is going, complete, pruned, paused, failed or stopped, or one of three after which the individual is
-    evaluated again: "again", if a trainer has ended with its template, or connections were closed that no rank has
-    closed in this evaluation, "suspended", if a rank has waited in vain because the job was suspended, and "regrouped",
-    if it goes on where it is on the ranks of other `workers`, of which the first is its own. `keep` says that the
-    weights of this loss, the best of the run, are to be kept, and `save` that what was saved with it is to be copied;
-    `inherited` that a rank has asked for what it inherits, `is_last` that the objective has returned with this loss on
-    all ranks, and `diverged` that the evaluation has failed since the loss was not finite.
-    """
+    """The decision on an evaluation after a step, the same on all ranks."""
 
     state: str
+    """One of going, complete, pruned, paused, failed, stopped, again, suspended and regrouped.
+
+    After the last three, the individual is evaluated again:
+
+    - again: a trainer has ended with its template, or connections were closed by no rank of this evaluation.
+    - suspended: a rank has timed out because the job was suspended.
+    - regrouped: the evaluation continues on other `workers`.
+    """
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     failure: str = ""
     traceback: str = ""
     keep: bool = False
+    """Whether the weights of this loss must be kept, since it is the best of the run."""
     save: bool = False
+    """Whether the checkpoint of this loss must be copied."""
     inherited: bool = False
+    """Whether a rank has read the parent checkpoint."""
     is_last: bool = False
+    """Whether the objective has returned with this loss on all ranks."""
     diverged: bool = False
+    """Whether the evaluation has failed because the loss was not finite."""
     workers: tuple[int, ...] = ()
+    """Workers with which a regrouped evaluation continues; the first is its own worker."""
 
 
 GOING_VERDICT = Verdict("going")
 
 
 def judge_steps(steps: Sequence[Step]) -> Verdict:
-    """Return the verdict on the steps of a worker's ranks, one step for each, in the order of the ranks."""
+    """Return the verdict on the steps of a worker's ranks, one step per rank, in the order of the ranks."""
     return replace(_compute_verdict(steps), inherited=any(step.inherited for step in steps))
 
 
@@ -100,7 +111,7 @@ def _compute_verdict(steps: Sequence[Step]) -> Verdict:
     if any(step.stopped for step in steps):
         return Verdict("stopped")
     if any(step.orphaned for step in steps):
-        return Verdict("again", failure="the template has died")
+        return Verdict("again", failure="the template has crashed")
     if any(step.failure is not None for step in steps):
         return _make_failure_verdict(steps)
     losses = [step.loss for step in steps if step.loss is not None]
@@ -115,28 +126,28 @@ def _compute_verdict(steps: Sequence[Step]) -> Verdict:
             "offered a function, which all of them have to call", steps, [step.gathers for step in steps]
         )
     if len({step.saves for step in steps}) > 1:
-        what = "saved a function, or sharded tensors, which all of them have to gather"
-        return _make_partial_verdict(what, steps, [step.saves for step in steps])
+        action = "saved a function, or sharded tensors, which all of them have to gather"
+        return _make_partial_verdict(action, steps, [step.saves for step in steps])
     return Verdict("going", losses[0], steps[0].metrics, is_last=all(step.ended for step in steps))
 
 
-def _make_difference_verdict(what: str, steps: Sequence[Step], advice: str = "") -> Verdict:
+def _make_difference_verdict(difference: str, steps: Sequence[Step], advice: str = "") -> Verdict:
     shown = ", ".join(
         f"rank {step.rank} {'ended' if step.loss is None else step.loss}{_describe_position(step)}" for step in steps
     )
-    return Verdict("failed", failure=f"{what}: {shown}{advice}")
+    return Verdict("failed", failure=f"{difference}: {shown}{advice}")
 
 
-def _make_partial_verdict(what: str, steps: Sequence[Step], did: Sequence[bool]) -> Verdict:
+def _make_partial_verdict(action: str, steps: Sequence[Step], did: Sequence[bool]) -> Verdict:
     pairs = zip(steps, did, strict=True)
     shown = ", ".join(
         f"rank {step.rank} {'did' if it_did else 'did not'}{_describe_position(step)}" for step, it_did in pairs
     )
-    return Verdict("failed", failure=f"not all ranks {what}: {shown}")
+    return Verdict("failed", failure=f"not all ranks {action}: {shown}")
 
 
 def _make_failure_verdict(steps: Sequence[Step]) -> Verdict:
-    """Return the verdict on the failure that came first and caused the others."""
+    """Return the verdict on the first failure, which has caused the others."""
     failures = [step for step in steps if step.failure is not None]
     first = min(failures, key=lambda step: (not step.own, step.echo, step.at))
     if first.suspended:
@@ -144,31 +155,34 @@ def _make_failure_verdict(steps: Sequence[Step]) -> Verdict:
     if first.timeout:
         return _make_timeout_verdict(first, [step for step in steps if step is not first])
     if first.own:
-        where = f", {first.place}" if first.place else ""
-        failure = f"rank {first.rank}{where}: {first.failure}"
+        position = f", {first.place}" if first.place else ""
+        failure = f"rank {first.rank}{position}: {first.failure}"
         is_echo = len(steps) > 1 and all(step.echo or not step.own for step in failures)
         ended = [step.rank for step in steps if step.ended and step.failure is None]
-        if is_echo and ended:  # of a program: its process is gone, and peers may wait for it
+        if is_echo and ended:  # The process of a program has ended, while peers still communicate with it.
             failure += f"; rank {ended[0]} had ended before"
         state = "again" if is_echo and not ended else "failed"
         return Verdict(state, failure=failure, traceback=first.traceback, diverged=first.diverged)
-    places = ", ".join(f"rank {step.rank} was{_describe_position(step) or ' at an unknown place'}" for step in failures)
-    return Verdict("failed", failure=f"{first.failure}; {places}", traceback=_join_tracebacks(failures))
+    positions = ", ".join(
+        f"rank {step.rank} was{_describe_position(step) or ' at an unknown place'}" for step in failures
+    )
+    return Verdict("failed", failure=f"{first.failure}; {positions}", traceback=_join_tracebacks(failures))
 
 
 def _make_timeout_verdict(waiting: Step, others: Sequence[Step]) -> Verdict:
-    """Return a verdict that says where a rank waited, and where those ranks were that did not wait themselves."""
+    """Return a verdict with the lines at which the rank waited, and at which its busy peers were."""
     busy = [step for step in others if step.failure is not None and not step.own and not step.echo]
     cut = [step for step in others if step.failure is not None and not step.own]
     late = busy or cut or list(others)
-    whom = ", ".join(f"rank {step.rank}, which {_describe_progress(step)}" for step in late)
+    awaited = ", ".join(f"rank {step.rank}, which {_describe_progress(step)}" for step in late)
     position = _describe_position(waiting) or " at its end"
-    failure = f"{TIMEOUT_PREFIX}rank {waiting.rank} {waiting.failure}{position} for {whom}"
+    failure = f"{TIMEOUT_PREFIX}rank {waiting.rank} {waiting.failure}{position} for {awaited}"
     return Verdict("failed", failure=failure, traceback=_join_tracebacks([*late, waiting]))
 
 
 def _describe_progress(step: Step) -> str:
-    if step.failure is not None and not (step.timeout and not step.place):  # it waited for others at its end
+    # A rank that timed out without a position had ended its objective.
+    if step.failure is not None and not (step.timeout and not step.place):
         return f"was{_describe_position(step) or ' at an unknown place'}"
     return f"had yielded{_describe_position(step)}" if step.loss is not None else "had ended"
 

@@ -1,4 +1,4 @@
-"""An objective on one rank of a worker, supervised: its trainer is waited for, cancelled, and judged."""
+"""Supervise an objective on one rank of a worker: wait for its trainer, cancel it, and agree on verdicts."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from hpo.process.user_frames import UserFrames
 from hpo.ranks.rank_watch import RUN_STOPS
 from hpo.ranks.watched_evaluation import WatchedEvaluation
 
-_SECONDS_TO_ACKNOWLEDGE = 1.0  # a cancellation, which native code does not
-_SECONDS_TO_CLEAN_UP = 5.0  # `finally` blocks of an objective that was cancelled
+_SECONDS_TO_ACKNOWLEDGE = 1.0  # time to acknowledge a cancellation, which native code does not
+_SECONDS_TO_CLEAN_UP = 5.0  # time for `finally` blocks of a cancelled objective
 POLL_SECONDS = 0.5
 _STEP_FIELDS = tuple(Step.__dataclass_fields__)
 
 
 class Supervision:
-    """One evaluation on one rank. `overdue_after` is in seconds, for the leader, or infinite.
+    """Supervises one evaluation on one rank.
 
-    The ranks are of several workers if they are a team: an evaluation that fails there continues on its own worker.
+    `overdue_after` is its maximum time in seconds on the leader, and infinite on other ranks. If the ranks belong to
+    several workers (`spans_workers`), a failed evaluation continues on its own worker.
     """
 
     _poll_seconds = POLL_SECONDS
 
-    def __init__(  # noqa: PLR0913 - all of it is bound once, before an evaluation starts
+    def __init__(  # noqa: PLR0913 - all arguments are bound once, before an evaluation starts
         self,
         group: RankGroup,
         watched: WatchedEvaluation,
@@ -58,7 +59,7 @@ class Supervision:
         self._overdue_after = overdue_after
         self._spans_workers = spans_workers
         self._trainer: TrainerClient = group.trainer
-        self._frames: Sequence[FrameSummary] = ()  # of a trainer that was cancelled
+        self._frames: Sequence[FrameSummary] = ()  # stack of the objective when it was cancelled
         self._cancelled_at = self._interrupt_at = math.inf
         self._kill_at = math.inf
         self.is_clean = False
@@ -67,7 +68,7 @@ class Supervision:
         self.trace: dict[str, Any] = {}
 
     def start_objective(self, ticket: dict[str, Any] | None, seed: int, folder: Path, is_watched: bool) -> None:
-        """Let the trainer begin; the objective may make the evaluation's folder."""
+        """Let the trainer start the objective, after it has joined the process group of `ticket`, if that is given."""
         attempt, path = self._attempt, str(self._attempt.path) if self._attempt.path else None
         self._has_joined = ticket is None
         self._trainer.send(
@@ -84,7 +85,7 @@ class Supervision:
         )
 
     def step(self) -> None:
-        """Wait for the objective's next loss, or its end, and settle with the other ranks what follows."""
+        """Wait for the objective's next loss, or its end, and agree on the verdict with the other ranks."""
         step = self._receive_step("step")
         self._attempt.record_step(step)
         verdict, since = self._step_sync.agree_on_verdict(step), clock.now()
@@ -99,19 +100,16 @@ class Supervision:
         self._send_verdict(verdict, gathers=False, is_best=is_best)
         if self._leader is not None and (verdict.keep or verdict.save):
             self._await_copies(verdict, since)
-        if self._attempt.has_next_step and verdict.is_last:  # that nothing comes behind it, nobody has to be asked
+        if self._attempt.has_next_step and verdict.is_last:  # The objective has returned with this loss.
             self._attempt.record_verdict(Verdict("complete", inherited=verdict.inherited))
 
     def end(self) -> None:
-        """Wait until the objective has ended; kill the trainer if the evaluation was broken off.
-
-        The last state of an evaluation that is to continue elsewhere is written first.
-        """
-        broken = self._attempt.is_aborted
+        """Wait until the objective has ended; if it was aborted, write its last checkpoint, and kill the trainer."""
+        is_aborted = self._attempt.is_aborted
         if not self._has_ended:
-            self._kill_at = clock.now() + (_SECONDS_TO_CLEAN_UP if broken else self._group.patience)
+            self._kill_at = clock.now() + (_SECONDS_TO_CLEAN_UP if is_aborted else self._group.patience)
             self._wait_for_end()
-        if broken:
+        if is_aborted:
             if self._leader is not None and self._attempt.verdict.state in ("stopped", "suspended"):
                 self._leader.write_checkpoint(self._attempt)
             self._group.slot.discard_trainer()
@@ -119,7 +117,7 @@ class Supervision:
     # Waiting for the trainer
 
     def _receive_step(self, kind: str) -> Step:
-        """Return what the trainer says of its objective's next step, or what became of it."""
+        """Return the objective's next step, or a failed step if its trainer has ended."""
         found = self._receive_message(kind)
         step = self._make_end_step(found) if isinstance(found, TrainerEnd) else self._make_step(found.content)
         self._trainer.read_output()
@@ -130,15 +128,15 @@ class Supervision:
         return step
 
     def _receive_message(self, kind: str) -> Message | TrainerEnd:
-        """Wait for a message of the trainer, or its end; cancel the evaluation if it is called off or overdue."""
-        waiting = HangDetector(self._group.patience + _SECONDS_TO_ACKNOWLEDGE)
+        """Wait for a message of the trainer, or its end; cancel the evaluation if necessary."""
+        detector = HangDetector(self._group.patience + _SECONDS_TO_ACKNOWLEDGE)
         while True:
             self._enforce_limits()
             self._poll()
             now = clock.now()
-            if self._watched.cause is None and waiting.is_hanging(self._trainer, now):
-                return self._make_timeout_message(waiting.frames)
-            until = min(self._kill_at, self._overdue_at, waiting.next_check) - now
+            if self._watched.cause is None and detector.is_hanging(self._trainer, now):
+                return self._make_timeout_message(detector.frames)
+            until = min(self._kill_at, self._overdue_at, detector.next_check) - now
             seconds = min(max(until, 0.01), self._poll_seconds)
             found = self._trainer.wait(seconds, self._watched, *self._group.store_listeners)
             self._group.serve_store()
@@ -151,16 +149,16 @@ class Supervision:
                 self._handle_message(found)
 
     def _poll(self) -> None:
-        """Do what is to be done now and then while the trainer is waited for."""
+        """Do periodic work while the trainer is waited for; subclasses extend it."""
 
     @property
     def _overdue_at(self) -> float:
         return self._attempt.began_at + self._overdue_after
 
     def _enforce_limits(self) -> None:
-        """Cancel the objective if the evaluation is called off or overdue, and kill a trainer that has had its time."""
+        """Cancel the objective if the evaluation is cancelled or overdue; kill a trainer that has not ended in time."""
         if clock.now() > self._overdue_at and self._watched.cause is None:
-            self._watched.cancel_on_all("timeout: no loss came at which to stop it (--evaluation-timeout)")
+            self._watched.cancel_on_all("timeout: no loss within --evaluation-timeout")
         if self._watched.cause is not None and self._cancelled_at == math.inf:
             self._watched.clear_event()
             self._cancel_objective()
@@ -177,13 +175,13 @@ class Supervision:
             self.trace = dict(message.content)
         elif message.kind == "joined":
             self._has_joined = True
-            self._attempt.began_at = clock.now()  # to fork trainers and to connect them is not the evaluation's time
+            self._attempt.began_at = clock.now()  # The time to start and connect trainers does not count.
 
     def _cancel_objective(self) -> None:
-        """Ask where the objective is, and let it be ended by an exception; native code is given little time.
+        """Record the objective's stack, and end it by an exception; native code gets little time.
 
-        The signal is repeated: a trainer may not have begun the evaluation. Before it has joined the process group, no
-        objective runs in it.
+        The signal is repeated, since the trainer may not have begun the evaluation. Before the trainer has joined the
+        process group, it runs no objective.
         """
         self._frames = self._trainer.find_stack()
         self._cancelled_at = self._interrupt_at = self._kill_at = clock.now()
@@ -192,8 +190,8 @@ class Supervision:
             self._kill_at += _SECONDS_TO_CLEAN_UP if stops else _SECONDS_TO_ACKNOWLEDGE
 
     def _make_timeout_message(self, frames: Sequence[FrameSummary]) -> Message:
-        """Return the step of a rank that has waited in a process group of the objective's own for as long as it may."""
-        self._cancelled_at = clock.now()  # it is cancelled once its peers are gone, which ends its wait
+        """Return the step of a rank that has timed out in a process group that the objective made."""
+        self._cancelled_at = clock.now()  # The signal takes effect when its peers have ended, which ends its wait.
         self._trainer.interrupt()
         content = {
             "failure": describe_timeout(self._group.patience),
@@ -206,12 +204,12 @@ class Supervision:
         return Message("step", content)
 
     def _make_step(self, content: Any) -> Step:
-        if "is_clean" in content:  # the objective has returned with this step
+        if "is_clean" in content:  # The objective has returned with this step.
             self._has_ended, self.is_clean = True, bool(content["is_clean"])
-        known = {name: value for name, value in content.items() if name in _STEP_FIELDS}
+        values = {name: value for name, value in content.items() if name in _STEP_FIELDS}
         if content.get("is_status"):
-            known["failure"] += self._trainer.describe_last_error()
-        step = Step(**{**known, "rank": self._group.rank})
+            values["failure"] += self._trainer.describe_last_error()
+        step = Step(**{**values, "rank": self._group.rank})
         if step.failure is None:
             return step
         gave_up, cause = bool(content.get("gave_up")), self._watched.cause
@@ -230,7 +228,7 @@ class Supervision:
         )
 
     def _make_end_step(self, ended: TrainerEnd) -> Step:
-        """Return the failure of a trainer that has ended: by itself, or since it was cancelled and did not answer."""
+        """Return the failure of a trainer that has ended: by itself, or because it did not react to a cancellation."""
         cause, is_own = self._watched.cause, not self._trainer.is_killed
         frames = () if is_own else self._frames
         frames = frames or ended.frames
@@ -246,18 +244,16 @@ class Supervision:
         )
 
     def _end_failed_objective(self, step: Step) -> None:
-        """Let an objective that has failed end, and kill its trainer: peers that wait for it notice that at once."""
+        """End a failed objective, and kill its trainer, so that peers that wait for it fail at once."""
         if not self._has_ended:
             self._kill_at = min(self._cancelled_at, clock.now()) + _SECONDS_TO_CLEAN_UP
             self._wait_for_end()
-        if self._leader is not None and (
-            step.stopped or self._spans_workers or clock.measure_lost() > self._lost_seconds
-        ):
-            self._leader.write_checkpoint(self._attempt)  # it may continue from there
+        may_resume = step.stopped or self._spans_workers or clock.measure_lost() > self._lost_seconds
+        if self._leader is not None and may_resume:
+            self._leader.write_checkpoint(self._attempt)  # The evaluation may resume from it.
         self._group.slot.discard_trainer()
 
     def _wait_for_end(self) -> None:
-        """Wait until the objective has ended, and kill a trainer that takes too long."""
         while not self._has_ended:
             if clock.now() > self._kill_at:
                 self._trainer.kill()
@@ -272,13 +268,11 @@ class Supervision:
     # Messages to the trainer
 
     def _send_verdict(self, verdict: Verdict, gathers: bool, is_best: bool = False) -> None:
-        """Send a verdict, unless the objective has ended, and nothing of its last loss is kept."""
+        """Send a verdict, unless the objective has ended and nothing of its last loss is kept."""
         if self._has_ended and (self._leader is None or not (verdict.keep or verdict.save)):
             return
-        attempt, leader = self._attempt, self._leader
-        saves = (
-            leader is not None and verdict.save and not gathers and verdict.state in ("going", "paused", "regrouped")
-        )
+        attempt, leader, continues = self._attempt, self._leader, verdict.state in ("going", "paused", "regrouped")
+        saves = leader is not None and verdict.save and not gathers and continues
         self._trainer.send(
             "verdict",
             goes_on=verdict.state == "going" and not verdict.is_last,
@@ -292,7 +286,6 @@ class Supervision:
         )
 
     def _await_copies(self, verdict: Verdict, since: float) -> None:
-        """Learn what the leader's trainer has kept of a loss."""
         found = self._receive_message("kept")
         if self._leader is None:
             return

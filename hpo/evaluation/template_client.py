@@ -1,4 +1,4 @@
-"""A rank's connection to the template of its host, from which its trainers are forked."""
+"""A rank's connection to the template process of its host, from which its trainers are forked."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from hpo.process.template_start import make_template_command, make_template_envi
 
 _POLL_SECONDS = 0.1
 _SECONDS_BETWEEN_CRASHES = 60.0
-_SECONDS_FOR_A_STATUS = 10.0  # the template may import torch's compiler just then, on busy cores
+_SECONDS_FOR_A_STATUS = 10.0  # The template may be importing torch's compiler, on busy cores.
 _SECONDS_TO_END = 3.0
-_MAX_SHOWN_CHARACTERS = 4000  # characters of what a template has printed
+_MAX_SHOWN_CHARACTERS = 4000  # length of the shown end of a template's output
 
 
 class _OutputFile:
-    """What a process prints, in a file without a name, which never makes it wait."""
+    """A file without a name for the output of a process, which therefore never blocks."""
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("hpo-template")
         self._offset = 0
 
     def read_new(self) -> str:
-        """Return what was printed since the last call."""
+        """Return the output since the last call."""
         data = os.pread(self.descriptor, os.fstat(self.descriptor).st_size - self._offset, self._offset)
         self._offset += len(data)
         return data.decode(errors="replace")
@@ -46,10 +46,17 @@ def _write_text(text: str, stream: TextIO) -> None:
 
 
 class TemplateProcess:
-    """A template that this rank has started; `address` is where ranks of the host connect to it."""
+    """A template process that this rank has started.
+
+    Attributes:
+        address: Address of the socket to which the ranks of the host connect.
+
+    Raises:
+        RunError: The process cannot be started.
+    """
 
     def __init__(self) -> None:
-        self.address = f"\0hpo-{uuid.uuid4().hex}"  # of Linux's abstract sockets, which leave no file
+        self.address = f"\0hpo-{uuid.uuid4().hex}"  # an abstract socket of Linux, which leaves no file
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
             listener.listen(1024)
@@ -69,12 +76,12 @@ class TemplateProcess:
                 raise RunError(f"{sys.executable} cannot be started: {error.strerror}") from error
 
     def forward_output(self) -> None:
-        """Print what the template has printed since the last call."""
+        """Print the output of the template since the last call."""
         _write_text(self._output_files[0].read_new(), sys.stdout)
         _write_text(self._output_files[1].read_new(), sys.stderr)
 
     def describe_exit(self) -> str:
-        """Print the rest of standard output; return how the template has ended, and the last of standard error."""
+        """Print the rest of standard output; return how the template ended, and the end of its standard error."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
         _write_text(self._output_files[0].read_new(), sys.stdout)
@@ -82,32 +89,43 @@ class TemplateProcess:
         return f"{describe_status(self._process.returncode)}{f':{chr(10)}{text}' if text else ''}"
 
     def kill(self) -> None:
-        """Kill the template, with its trainers."""
+        """Kill the template, which ends its trainers."""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
 
 
 def start_template() -> TemplateProcess | None:
-    """Start a template if this rank is its host's first, as far as the launcher says; call it before MPI begins."""
+    """Start a template if this rank is the first on its host, according to the launcher; call it before MPI starts."""
     return TemplateProcess() if is_first_on_host(os.environ) else None
 
 
 class TemplateClient:
-    """The template that this rank uses; `process` is it if this rank has started it.
+    """Connection to the template that this rank uses.
 
-    A template that dies is replaced by one of this rank's own, which loads what it has loaded; raises RunError where
-    that dies soon after.
+    A template that crashes is replaced by a new one for this rank alone, which loads the same search file.
+
+    Args:
+        address: Address of the template's socket.
+        process: The template if this rank has started it, otherwise None.
+
+    Attributes:
+        unsafe_reason: Why trainers must import the search file themselves; empty if they need not.
+        skipped_packages: Packages of a script that trainers must import themselves, with the reasons.
+        gpus: Number of GPUs.
+        crash_count: Number of crashes of the template.
+        is_open: Whether the template is running, as far as this rank knows.
+
+    Raises:
+        RunError: The template cannot be reached, or its replacement crashes within a minute.
     """
 
     def __init__(self, address: str, process: TemplateProcess | None) -> None:
         self._process = process
         self._channel = _connect_channel(address)
         self._load_requests: list[tuple[str, Mapping[str, Any]]] = []
-        self.unsafe_reason = ""  # why trainers have to import the search file themselves
-        self.skipped_packages: dict[
-            str, str
-        ] = {}  # the packages of a script that they have to import themselves, and why
+        self.unsafe_reason = ""
+        self.skipped_packages: dict[str, str] = {}
         self.gpus = 0
         self._data_descriptor = -1
         self._exit_statuses: dict[int, int] = {}
@@ -115,49 +133,50 @@ class TemplateClient:
         self.crash_count = 0
         self.is_open = True
 
-    is_open: bool
-    """Whether the template is alive, as far as is known."""
-
     def fileno(self) -> int:
-        """Return the descriptor to wait for news of trainers."""
+        """Return the file descriptor to wait on for messages."""
         return self._channel.fileno()
 
     def ask(self, kind: str, **content: Any) -> dict[str, Any]:
-        """Return the answer to a request about the search file. Raises UsageError if there is a mistake in it."""
+        """Return the answer to a request about the search file.
+
+        Raises:
+            UsageError: The search file has a mistake.
+        """
         answer = self._ask_template(kind, **content).content
         if kind == "bind":
             self.unsafe_reason, self.skipped_packages, self.gpus = answer["unsafe"], answer["skipped"], answer["gpus"]
         return dict(answer)
 
     def remember_requests(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """Remember what has let the template load the search file, for another one that may have to be started."""
+        """Remember the requests with which the template has loaded the search file, for a replacement."""
         self._load_requests = list(requests)
 
     def keep_data(self, descriptor: int) -> None:
-        """Let trainers have what `prepare` has returned; the descriptor stays open here."""
+        """Give trainers the data that `prepare` has returned; the file descriptor stays open in this process."""
         self._data_descriptor = descriptor
         self._send_request("keep_data", [descriptor])
         self._receive_answer()
 
     def fetch_data(self) -> None:
-        """Learn the data of another rank of this host, for a template that may have to be started later."""
+        """Get the data from the template if another rank has sent them, for a replacement."""
         self._send_request("fetch_data")
         (self._data_descriptor,) = self._receive_answer("data").descriptors or (-1,)
 
     def spawn(self, descriptors: Sequence[int], **content: Any) -> tuple[int, Channel]:
-        """Fork a trainer, and return its process number and this rank's end of the connection to it."""
+        """Fork a trainer, and return its process number and this rank's end of the channel to it."""
         while True:
-            channel, other = make_channel_pair()
-            with other:
+            channel, trainer_end = make_channel_pair()
+            with trainer_end:
                 try:
-                    self._send_request("spawn", [other.fileno(), *descriptors], **content)
+                    self._send_request("spawn", [trainer_end.fileno(), *descriptors], **content)
                     return int(self._receive_answer("spawned")["process"]), channel
                 except ChannelClosed:
                     channel.close()
                     self._replace_process()
 
     def read_messages(self) -> None:
-        """Take in what the template has said of its trainers."""
+        """Read pending messages about trainers that have ended."""
         try:
             while (message := self._channel.receive(0)) is not None:
                 self._handle_message(message)
@@ -165,11 +184,11 @@ class TemplateClient:
             self.is_open = False
 
     def has_ended(self, process: int) -> bool:
-        """Tell whether a trainer is known to have ended."""
+        """Return whether a trainer is known to have ended."""
         return process in self._exit_statuses
 
     def wait_for_status(self, process: int) -> int | None:
-        """Return a trainer's exit status, negative for a signal; None if the template does not say it soon."""
+        """Return a trainer's exit status, negative for a signal; None if the template does not report it in time."""
         give_up_at = time.monotonic() + _SECONDS_FOR_A_STATUS
         while process not in self._exit_statuses and time.monotonic() < give_up_at:
             try:
@@ -182,17 +201,19 @@ class TemplateClient:
         return self._exit_statuses.get(process)
 
     def close(self) -> None:
-        """End the connection, and with it this rank's trainers; end the template if this rank has started it."""
+        """Close the connection, which ends this rank's trainers; kill the template if this rank has started it."""
         self._channel.close()
         if self._process is not None:
             self._process.kill()
 
     def _replace_process(self) -> None:
-        """Start a template of this rank's own in the place of one that has died, and load what that had loaded."""
+        """Start a template to replace one that has crashed, and repeat its load requests."""
         now = time.monotonic()
-        died = self._process.describe_exit() if self._process else "has gone"
+        exit_text = self._process.describe_exit() if self._process else "has ended"
         if self._crashed_at is not None and now - self._crashed_at < _SECONDS_BETWEEN_CRASHES:
-            raise RunError(f"the template, from which trainers are forked, {died}; it is the second time in a minute")
+            raise RunError(
+                f"the template, from which trainers are forked, {exit_text}; it is the second time in a minute"
+            )
         self._crashed_at = now
         self.crash_count += 1
         self._channel.close()
@@ -207,7 +228,7 @@ class TemplateClient:
                 self._receive_answer()
         except (UsageError, ChannelClosed) as error:
             raise RunError(
-                f"the template, from which trainers are forked, {died}; another one fails: {error}"
+                f"the template, from which trainers are forked, {exit_text}; its replacement fails: {error}"
             ) from error
 
     def _ask_template(self, kind: str, **content: Any) -> Message:
@@ -215,15 +236,15 @@ class TemplateClient:
             self._send_request(kind, **content)
             return self._receive_answer()
         except ChannelClosed:
-            died = self._process.describe_exit() if self._process else "has gone"
-            what = content.get("path", "the search file")
-            raise UsageError(f"{what}: the process that imports it {died}") from None
+            exit_text = self._process.describe_exit() if self._process else "has ended"
+            path = content.get("path", "the search file")
+            raise UsageError(f"{path}: the process that imports it {exit_text}") from None
 
     def _send_request(self, kind: str, descriptors: Sequence[int] = (), **content: Any) -> None:
         self._channel.send(kind, descriptors, **content)
 
     def _receive_answer(self, kind: str = "answer") -> Message:
-        """Wait for an answer; what the template prints in the meantime is printed."""
+        """Wait for an answer, and print the template's output in the meantime."""
         while True:
             message = self._channel.receive(_POLL_SECONDS)
             if self._process is not None:
@@ -251,16 +272,23 @@ def _connect_channel(address: str) -> Channel:
 
 
 def share_template(own: TemplateProcess | None, host: Any) -> tuple[TemplateClient, bool]:
-    """Return the template that this rank uses, and whether it is the first rank that uses it; collective over a host.
+    """Connect to a template of this host. Collective: call on all ranks of the host.
 
     Ranks that share the host, its namespaces and their cgroup use the template of the first of them that has one.
+
+    Args:
+        own: The template that this rank has started, or None.
+        host: Communicator of the ranks of the host.
+
+    Returns:
+        The connection, and whether this rank is the first that uses this template.
     """
-    here = identify_container()
-    told: list[tuple[str, str]] = host.allgather((here, own.address if own else ""))
-    ranks = [rank for rank, (where, _) in enumerate(told) if where == here]
-    starters = [rank for rank in ranks if told[rank][1]]
+    container = identify_container()
+    infos: list[tuple[str, str]] = host.allgather((container, own.address if own else ""))
+    ranks = [rank for rank, (rank_container, _) in enumerate(infos) if rank_container == container]
+    starters = [rank for rank in ranks if infos[rank][1]]
     if not starters and host.rank == ranks[0]:
-        own = TemplateProcess()  # the launcher has named another rank the host's first
+        own = TemplateProcess()  # The launcher's first rank on this host is in another container.
     addresses = host.allgather(own.address if own else "")
     chosen = starters[0] if starters else ranks[0]
     if own is not None and chosen != host.rank:

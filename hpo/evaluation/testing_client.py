@@ -1,4 +1,4 @@
-"""Testing a network: the search file's `test` runs in a trainer of its own."""
+"""Test a network with the search file's `test` function, in a separate trainer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpo.evaluation.trainer_client import TrainerClient, TrainerEnd
 def run_test_in_trainer(
     fork: Callable[[], TrainerClient], params: Mapping[str, Any], weights: Path
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield what `hpo.trainer.final_test.test` yields; a trainer that ends is a failure."""
+    """Yield the results of `hpo.trainer.final_test.run_test` in a new trainer; a trainer that ends is a failure."""
     trainer = fork()
     try:
         found = trainer.ask("test", "tested", params=dict(params), weights=str(weights.absolute()))

@@ -1,6 +1,6 @@
-"""The environment variables that torchrun sets, for the trainers of a worker.
+"""The environment variables of torchrun, for the trainers of a worker.
 
-They are documented at https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
+See https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables.
 """
 
 from __future__ import annotations
@@ -9,15 +9,21 @@ from collections.abc import Sequence
 
 
 def make_torchrun_variables(rank: int, hosts: Sequence[int], address: tuple[str, int]) -> dict[str, str]:
-    """Return the variables of a rank, given the host of each rank of its worker, and the address of torch's store."""
+    """Return the variables of a rank.
+
+    Args:
+        rank: Index of the rank in its worker.
+        hosts: Number of the host of each rank of the worker.
+        address: Host and port of torch's store.
+    """
     nodes = list(dict.fromkeys(hosts))
-    here = hosts[rank]
+    host = hosts[rank]
     values = {
         "RANK": rank,
         "WORLD_SIZE": len(hosts),
-        "LOCAL_RANK": list(hosts[:rank]).count(here),
-        "LOCAL_WORLD_SIZE": list(hosts).count(here),
-        "GROUP_RANK": nodes.index(here),
+        "LOCAL_RANK": list(hosts[:rank]).count(host),
+        "LOCAL_WORLD_SIZE": list(hosts).count(host),
+        "GROUP_RANK": nodes.index(host),
         "GROUP_WORLD_SIZE": len(nodes),
         "ROLE_NAME": "default",
         "ROLE_RANK": rank,

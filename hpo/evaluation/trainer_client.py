@@ -1,4 +1,4 @@
-"""A trainer as its supervisor sees it: messages, output, stacks, and how it ends."""
+"""A trainer process, as its supervisor sees it: its messages, output, stacks, and its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from traceback import FrameSummary
 from typing import Any, Protocol
@@ -24,56 +24,67 @@ from hpo.process.linux import count_memory_kills
 from hpo.process.stacks import INTERRUPT, WRITE_STACKS, find_frames
 
 _SECONDS_TO_WRITE_STACKS = 0.5
-_MAX_SECONDS_TO_EXIT = 15.0  # of a process that is killed; the driver of a GPU may keep it
+_MAX_SECONDS_TO_EXIT = 15.0  # for a killed process, which the driver of a GPU may keep
 _POLL_SECONDS = 0.01
 COLLECTIVES_PATH = "/torch/distributed/"  # in the paths of frames
 
 
 class Waker(Protocol):
-    """Something that another thread can end a wait with."""
+    """An object on which a thread can wait, and which another thread can make ready."""
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for."""
+        """Return the file descriptor to wait on."""
 
 
 @dataclass(frozen=True)
 class TrainerEnd:
-    """The end of a trainer: a description, the frames of its objective, and the exit status if it is known."""
+    """The end of a trainer."""
 
     text: str
+    """How it has ended."""
     frames: Sequence[FrameSummary] = ()
+    """Stack of its objective; empty if it is not known."""
     status: int | None = None
+    """Exit status, negative for a signal; None if it is not known."""
 
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """What a rank's trainers have in common: threads of torch, the level of logs, and whether a terminal is theirs."""
+    """Options of all trainers of a rank."""
 
     threads: int = 1
+    """Number of torch's threads."""
     log_level: str = "WARNING"
     is_attended: bool = False
+    """Whether the trainer uses the terminal of this rank."""
 
 
 class TrainerClient:
-    """A process that was forked from the template for this rank."""
+    """A trainer, which is forked from the template for this rank.
+
+    Args:
+        template: The template.
+        output: Takes the lines that the trainer prints.
+        options: Options of the trainer.
+        variables: Environment variables of a trainer for evaluations, possibly none. None for other tasks.
+    """
 
     def __init__(
         self,
         template: TemplateClient,
         output: TrainerOutput,
-        terms: TrainerOptions,
+        options: TrainerOptions,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        """Fork a trainer. It is to train if there are `variables` for its environment, of which there may be none."""
         self._template = template
         self._output = output
-        self._pipes = [] if terms.is_attended else [OutputPipe(output, False), OutputPipe(output, True)]
+        self._pipes = [] if options.is_attended else [OutputPipe(output, False), OutputPipe(output, True)]
         self._stack_file = os.memfd_create("hpo-stacks")
         self._memory_kill_count = count_memory_kills()
         self._template_crash_count = template.crash_count
         self.is_killed = self._has_started = False
         self._killed_at = math.inf
-        ends = [0, 1, 2] if terms.is_attended else [pipe.write_end for pipe in self._pipes]
+        ends = [0, 1, 2] if options.is_attended else [pipe.write_end for pipe in self._pipes]
         streams = [*ends[-2:], self._stack_file, *ends[:-2]]
         self.process, self._channel = template.spawn(
             streams,
@@ -81,20 +92,24 @@ class TrainerClient:
             trains=variables is not None,
             cores=list_usable_cores(),
             folder=os.getcwd(),  # noqa: PTH109 - a text
-            threads=terms.threads,
-            log_level=terms.log_level,
-            is_attended=terms.is_attended,
+            threads=options.threads,
+            log_level=options.log_level,
+            is_attended=options.is_attended,
         )
         for pipe in self._pipes:
             pipe.close_write_end()
 
     def send(self, kind: str, descriptors: Sequence[int] = (), /, **content: Any) -> None:
-        """Send a request; a trainer that has ended is found by `wait`."""
+        """Send a request; `wait` reports a trainer that has ended."""
         with suppress(ChannelClosed):
             self._channel.send(kind, descriptors, **content)
 
     def wait(self, timeout: float | None = None, *others: Waker) -> Message | TrainerEnd | None:
-        """Return the trainer's next message, or its end; None after `timeout` seconds, or if another one is ready."""
+        """Return the trainer's next message, or its end.
+
+        Returns:
+            None after `timeout` seconds, or if one of `others` becomes ready.
+        """
         give_up_at = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
@@ -126,13 +141,18 @@ class TrainerClient:
         return self.wait_for_kind(answer)
 
     def write_checkpoint(self, path: str) -> Mapping[str, Any]:
-        """Let the trainer write the last state that it has copied; return after how many losses, or an error."""
+        """Let the trainer write its last copied checkpoint.
+
+        Returns:
+            `losses`, the number of losses before the checkpoint; `seconds`, the time to write it; `error`, if it
+            failed.
+        """
         answer = self.ask("write_state", "written", path=path)
         return {"error": answer.text, "losses": 0, "seconds": 0.0} if isinstance(answer, TrainerEnd) else answer.content
 
-    def write_weights(self, path: str, about: Mapping[str, str]) -> str:
-        """Let the trainer write the weights of the lowest loss, with texts about them; return an error, or ""."""
-        answer = self.ask("write_weights", "written", path=path, about=about)
+    def write_weights(self, path: str, metadata: Mapping[str, str]) -> str:
+        """Let the trainer write the weights of the lowest loss with `metadata`; return an error message, or ""."""
+        answer = self.ask("write_weights", "written", path=path, about=metadata)
         return answer.text if isinstance(answer, TrainerEnd) else str(answer["error"])
 
     def wait_for_kind(self, kind: str) -> Message | TrainerEnd:
@@ -143,12 +163,12 @@ class TrainerClient:
                 return found
 
     def interrupt(self) -> None:
-        """Let the objective be ended by an exception."""
+        """End the objective by an exception."""
         self._send_signal(INTERRUPT)
 
     def find_stack(self) -> Sequence[FrameSummary]:
-        """Return the frames of the objective in the trainer's main thread, as far as it can say them."""
-        if not self._has_started:  # the signal would end it
+        """Return the stack of the objective in the trainer's main thread; empty if it is not known."""
+        if not self._has_started:  # The signal would end it before its handler is set.
             return ()
         start = os.fstat(self._stack_file).st_size
         self._send_signal(WRITE_STACKS)
@@ -161,7 +181,7 @@ class TrainerClient:
         return self._read_frames(start)
 
     def count_cpu_ticks(self) -> int:
-        """Return the CPU time of the trainer's main thread, in hundredths of a second on most systems."""
+        """Return the CPU time of the trainer's main thread in clock ticks, 10 ms on most systems."""
         with suppress(OSError, ValueError, IndexError):
             stat = Path(f"/proc/{self.process}/task/{self.process}/stat").read_text()
             return sum(map(int, stat.rpartition(")")[2].split()[11:13]))
@@ -174,7 +194,7 @@ class TrainerClient:
         self._send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Let the process go, at once if it is to be killed; read what it has printed."""
+        """Close the connection, after which the process ends, and read its last output."""
         self._channel.close()
         for pipe in self._pipes:
             pipe.close()
@@ -184,14 +204,14 @@ class TrainerClient:
             self._stack_file = -1
 
     def read_output(self) -> None:
-        """Take in what was printed so far, lines without an end too."""
+        """Read all output so far, including an incomplete line."""
         self.read_lines()
         for pipe in self._pipes:
             pipe.end_line()
 
     @property
     def has_lost_template(self) -> bool:
-        """Whether the template has died, which ends all its trainers."""
+        """Whether the template has crashed, which ends all its trainers."""
         self._template.read_messages()
         return not self._template.is_open or self._template.crash_count > self._template_crash_count
 
@@ -199,7 +219,7 @@ class TrainerClient:
         return [self._template] if self._template.is_open else []
 
     def read_lines(self) -> None:
-        """Take in the whole lines that were printed so far."""
+        """Read the complete lines so far."""
         for pipe in self._pipes:
             pipe.read()
 
@@ -209,7 +229,7 @@ class TrainerClient:
                 os.kill(self.process, number)
 
     def _describe_end(self, closed: str) -> TrainerEnd:
-        """Return how the trainer has ended; one that has only closed its connection is killed."""
+        """Return how the trainer has ended; a trainer that has only closed its connection is killed."""
         status = self._template.wait_for_status(self.process)
         if status is None:
             self.kill()
@@ -218,21 +238,21 @@ class TrainerClient:
         frames = self._read_frames(0)
         if status is None and not self.is_killed:
             return TrainerEnd(f"the trainer has closed its connection ({closed})", frames)
-        what = f"the trainer {describe_status(status)}"
+        text = f"the trainer {describe_status(status)}"
         if status == -signal.SIGKILL and not self.is_killed:
-            sure = count_memory_kills() > self._memory_kill_count
-            what += ", by the kernel for want of memory" if sure else ", perhaps by the kernel for want of memory"
+            is_sure = count_memory_kills() > self._memory_kill_count
+            text += ", by the kernel for want of memory" if is_sure else ", perhaps by the kernel for want of memory"
         elif status == -signal.SIGABRT and any(COLLECTIVES_PATH in frame.filename for frame in frames):
-            what += (
+            text += (
                 ", most likely because the ranks of its worker were in collectives of different sizes, or in different "
                 "numbers of them (hpo check compares them)"
             )
         elif status is not None and status >= 0:
-            what += ": return, or raise an exception" if status == 0 else ""
-        return TrainerEnd(what + self.describe_last_error(), frames, status)
+            text += ": return, or raise an exception" if status == 0 else ""
+        return TrainerEnd(text + self.describe_last_error(), frames, status)
 
     def describe_last_error(self) -> str:
-        """Return the last line on standard error, as the end of a sentence; empty without one."""
+        """Return the last line on standard error as the end of a sentence; empty if there is none."""
         errors = [line for line in self._output.last_errors if not line.startswith("Fatal Python error")]
         return f"; its last line on stderr: {errors[-1].strip()}" if errors else ""
 
@@ -241,59 +261,3 @@ class TrainerClient:
         header = os.pread(self._stack_file, 100, 0).decode(errors="replace").partition("\n")[0]
         dump = os.pread(self._stack_file, size - start, start).decode(errors="replace")
         return find_frames(header, dump)
-
-
-class TrainerSlot:
-    """The place of this rank's trainer: one at a time, forked when it is needed.
-
-    Trainers are replaced after each evaluation if they are to be `fresh`.
-    """
-
-    def __init__(
-        self, template: TemplateClient, output: TrainerOutput, terms: TrainerOptions, fresh: bool = False
-    ) -> None:
-        self._template = template
-        self.output = output
-        self._terms = terms
-        self._is_fresh = fresh
-        self.variables: dict[str, str] = {}
-        self._trainer: TrainerClient | None = None
-        self.group_name = ""  # that the trainer is in, by name
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether there is a trainer that lives, as far as is known."""
-        if self._trainer is None:
-            return False
-        self._template.read_messages()
-        return not self._template.has_ended(self._trainer.process)
-
-    @property
-    def trainer(self) -> TrainerClient:
-        """The trainer; one is forked if there is none that lives."""
-        if not self.is_ready:
-            self.discard_trainer()
-            self._trainer = TrainerClient(self._template, self.output, self._terms, self.variables)
-        assert self._trainer is not None
-        return self._trainer
-
-    def fork_ahead(self) -> None:
-        """Fork the trainer now, so that the first evaluation does not wait for it."""
-        assert self.trainer
-
-    def fork_other(self, output: TrainerOutput | None = None) -> TrainerClient:
-        """Return another trainer, which belongs to the caller, and what it prints to an output of its own."""
-        return TrainerClient(self._template, output or TrainerOutput(), replace(self._terms, is_attended=False))
-
-    def finish_evaluation(self, is_clean: bool) -> None:
-        """End an evaluation: a trainer in which something is left, or which is not to be used again, is let go."""
-        if self._trainer is not None and (self._is_fresh or not is_clean):
-            trainer, self._trainer, self.group_name = self._trainer, None, ""
-            trainer.close()
-
-    def discard_trainer(self) -> None:
-        """Kill the trainer, if there is one."""
-        trainer, self._trainer, self.group_name = self._trainer, None, ""
-        if trainer is not None:
-            trainer.kill()
-            trainer.close()

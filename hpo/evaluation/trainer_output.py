@@ -1,4 +1,4 @@
-"""What a trainer and the processes that it starts print: lines that are labelled, shown, and kept."""
+"""Lines that a trainer and its child processes print: they are labelled, shown, and kept."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ from typing import Protocol, TextIO
 
 from hpo.evaluation_api import NOTE_PATTERN
 
-_MAX_CHARACTERS = 64 * 1024  # characters that a rank prints from loss to loss; of more, the last are kept
+_MAX_CHARACTERS = 64 * 1024  # number of characters that are kept, per rank and step: the last ones
 _MAX_READ_BYTES = 1 << 16
-_LAST_ERROR_LINES = 5  # lines on standard error, which a failure shows if the trainer has crashed
+_LAST_ERROR_LINES = 5  # lines on standard error that are kept for the failure of a crashed trainer
 _TERMINATED = "terminate called without an active exception"  # std::terminate of libstdc++
 _TRACEBACK = "Traceback (most recent call last)"
 
 
 class OutputListener(Protocol):
-    """Takes what a program prints, in the order of each stream; notes are not shown, see `hpo.evaluation_api`."""
+    """Receives the lines of a program, and notes between them, in the order of each stream."""
 
     def take_line(self, line: str, stream: str = "stdout") -> None:
-        """Take a line of standard output or standard error."""
+        """Receive a line of standard output or standard error."""
 
     def take_note(self, note: str, stream: str) -> None:
-        """Take a note that is in front of the next line."""
+        """Receive a note that precedes the next line; see `hpo.evaluation_api`."""
 
 
 class TrainerOutput:
-    """Lines of one rank's trainer, labelled ``worker 1 rank 0 |``; several trainers may print one after the other.
+    """Lines of one rank's trainers, labelled `worker 1 rank 0 |`.
 
-    Of a line that is drawn again and again, such as a progress bar, only the last state is shown.
+    Of a line that is redrawn, such as a progress bar, only the last version is shown.
+
+    Attributes:
+        last_errors: The last lines on standard error.
+        listener: Receives the lines and the notes of a program, if it is set.
     """
 
     def __init__(self) -> None:
@@ -43,7 +47,7 @@ class TrainerOutput:
         self.listener: OutputListener | None = None
 
     def set_label(self, worker: int, rank: int) -> None:
-        """Label lines as those of this worker and rank."""
+        """Label the next lines with this worker and rank."""
         self.label, self.rank = f"worker {worker} rank {rank}", rank
 
     def forget_errors(self) -> None:
@@ -53,18 +57,18 @@ class TrainerOutput:
 
     @property
     def shows_harmless_abort(self) -> bool:
-        """Whether native code has terminated the process without an exception, in C++ or in Python.
+        """Whether native code has terminated the process without an exception in C++ or Python.
 
-        Threads of torch do so now and then while a process exits. After an exception in Python, the abort hides it.
+        Threads of torch sometimes do so while a process exits. After an exception in Python, the abort would hide it.
         """
         return not self._has_traceback and any(_TERMINATED in line for line in self.last_errors)
 
     def add_lines(self, lines: list[str], is_error: bool) -> None:
-        """Show and keep lines."""
+        """Show lines, and keep them."""
         shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
         if is_error:
             self.last_errors.extend(line for line in shown if line.strip())
-            self._has_traceback |= any(_TRACEBACK in line for line in shown)  # torch writes [rank0]: before it
+            self._has_traceback |= any(_TRACEBACK in line for line in shown)  # torch puts [rank0]: in front.
         if self.listener is not None:
             for line in shown:
                 self.listener.take_line(line, _get_stream_name(is_error))
@@ -75,29 +79,34 @@ class TrainerOutput:
                 self._character_count -= len(self._lines.popleft())
                 self._dropped_lines += 1
         label = f"{self.label} | " if self.label else ""
-        with suppress(OSError, ValueError):  # a full disk, or nobody reads it: the search goes on
+        with suppress(OSError, ValueError):  # The search continues if its output cannot be written.
             stream: TextIO | None = sys.stderr if is_error else sys.stdout
             if stream is not None:
                 stream.write("".join(f"{label}{line}\n" for line in shown))
                 stream.flush()
 
     def add_note(self, note: str, is_error: bool) -> None:
-        """Pass a note on to the listener."""
+        """Pass a note to the listener."""
         if self.listener is not None:
             self.listener.take_note(note, _get_stream_name(is_error))
 
     def take_printed(self) -> str:
-        """Return what was printed since the last call, as lines that are labelled with the rank."""
+        """Return the lines since the last call, labelled with the rank."""
         lines = list(self._lines)
         if self._dropped_lines:
-            lines.insert(0, f"({self._dropped_lines} lines before these are not kept)")
+            lines.insert(0, f"({self._dropped_lines} earlier lines are not kept)")
         self._lines.clear()
         self._character_count = self._dropped_lines = 0
         return "".join(f"rank {self.rank} | {line}\n" for line in lines)
 
 
 class OutputPipe:
-    """The reading end of a trainer's standard output, or of its standard error."""
+    """The reading end of a pipe for a trainer's standard output or standard error.
+
+    Args:
+        output: Takes the lines.
+        is_error: Whether the pipe is for standard error.
+    """
 
     def __init__(self, output: TrainerOutput, is_error: bool) -> None:
         self._output = output
@@ -108,44 +117,44 @@ class OutputPipe:
         self.is_open = True
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for."""
+        """Return the file descriptor to wait on."""
         return self._read_end
 
     def read(self) -> None:
-        """Take in what there is to read, without waiting."""
+        """Read the available output without waiting."""
         while self.is_open:
             try:
                 data = os.read(self._read_end, _MAX_READ_BYTES)
             except BlockingIOError:
                 return
             self.is_open = bool(data)
-            text, *others = NOTE_PATTERN.split(self._partial_line + data)
+            text, *notes_and_texts = NOTE_PATTERN.split(self._partial_line + data)
             self._take_lines(text)
-            for note, text in zip(others[::2], others[1::2], strict=True):
+            for note, text in zip(notes_and_texts[::2], notes_and_texts[1::2], strict=True):
                 self._output.add_note(note.decode(errors="replace"), self._is_error)
                 self._take_lines(self._partial_line + text)
 
     def _take_lines(self, text: bytes) -> None:
-        """Take in the lines of a text, and keep the line that has no end yet."""
+        """Pass on the complete lines of a text, and keep the rest."""
         *lines, rest = text.split(b"\n")
-        self._partial_line = rest[rest[:-1].rfind(b"\r") + 1 :]  # without what a carriage return has overwritten
+        self._partial_line = rest[rest[:-1].rfind(b"\r") + 1 :]  # A carriage return overwrites the text before.
         if len(self._partial_line) > _MAX_CHARACTERS:
             lines, self._partial_line = [*lines, self._partial_line], b""
         if lines:
             self._output.add_lines([line.decode(errors="replace") for line in lines], self._is_error)
 
     def end_line(self) -> None:
-        """Take a line that has been begun for complete."""
+        """Pass on an incomplete line."""
         if self._partial_line:
             line, self._partial_line = self._partial_line, b""
             self._output.add_lines([line.decode(errors="replace")], self._is_error)
 
     def close_write_end(self) -> None:
-        """Close this process's copy of the end that the trainer writes to."""
+        """Close this process's copy of the writing end."""
         os.close(self.write_end)
 
     def close(self) -> None:
-        """Read what is left, and close the pipe."""
+        """Read the rest, and close the pipe."""
         self.read()
         self.end_line()
         os.close(self._read_end)

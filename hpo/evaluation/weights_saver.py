@@ -1,4 +1,4 @@
-"""What the leader of a worker does to keep the weights of its evaluations, where these are the best of the run."""
+"""The leader of a worker saves the weights of evaluations that are the best of the run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
 
 class WeightsSaver:
-    """Writes the weights of a run's best individuals on their leaders; the record's writer puts them in place.
+    """Writes the weights of the best individuals on the leader; the first rank moves them to their final paths.
 
-    It knows of other evaluations what the recorder has heard, and so may take one for the best that is not. `settings`
-    are the run's.
+    It knows only the evaluations that it has received from the study, so it may save weights that are not the best.
+
+    Args:
+        recorder: The leader's connection to the study.
+        settings: Settings of the run.
     """
 
     def __init__(self, recorder: StudyClient, settings: Mapping[str, Any]) -> None:
@@ -31,9 +34,9 @@ class WeightsSaver:
         recorder.listeners.append(self._add_to_archive)
 
     def is_wanted(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:
-        """Tell whether an evaluation with these values would be the best, or on the front, as far as is known.
+        """Return whether an evaluation with these values would be the best, or on the Pareto front, as far as is known.
 
-        One that confirms the best has to be better than the others of the same individual.
+        A confirmation must be better than the other confirmations of the same individual.
         """
         if assignment.confirms is not None:
             return self._recorder.should_keep_weights(assignment.number, loss)
@@ -41,28 +44,28 @@ class WeightsSaver:
         return self._archive.would_join(assignment.number, values)
 
     def save_weights(self, assignment: Assignment, copies: CopyHolder) -> None:
-        """Write the weights of an evaluation that has been recorded, if they are wanted."""
-        places = self._recorder.list_weight_files(assignment.number)
-        for place in map(Path, places):
-            self._write_weights(place, assignment, copies)
-        if places:
+        """Write the weights of a recorded evaluation, if they are wanted."""
+        paths = self._recorder.list_weight_files(assignment.number)
+        for path in map(Path, paths):
+            self._write_weights(path, assignment, copies)
+        if paths:
             self._recorder.move_weights(assignment.number)
 
     def _write_weights(self, path: Path, assignment: Assignment, copies: CopyHolder) -> None:
         draft = make_weights_draft_path(path, assignment.number)
         try:
             path.parent.mkdir(exist_ok=True)
-            about = {"trial": assignment.number, "params": assignment.params, "settings": self._settings}
+            metadata = {"trial": assignment.number, "params": assignment.params, "settings": self._settings}
             if assignment.confirms is not None:
-                about |= {"trial": assignment.confirms, "confirmation": assignment.number, "seed": assignment.seed}
-            texts = {name: json.dumps(value) for name, value in about.items()}
+                metadata |= {"trial": assignment.confirms, "confirmation": assignment.number, "seed": assignment.seed}
+            texts = {name: json.dumps(value) for name, value in metadata.items()}
             if error := copies.write_weights(str(draft.absolute()), texts):
                 raise OSError(error)
-        except OSError as error:  # the evaluation is safe, and worth more than this file
+        except OSError as error:  # The evaluation is recorded; a lost file must not fail it.
             warn_about_weights(error, path)
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
 
-    def _add_to_archive(self, one: Evaluation) -> None:
-        if not one.imported_from:
-            self._archive.add(one)
+    def _add_to_archive(self, evaluation: Evaluation) -> None:
+        if not evaluation.imported_from:
+            self._archive.add(evaluation)

@@ -1,4 +1,4 @@
-"""Teams: the ranks of several workers that evaluate one individual together, in a group of their own."""
+"""Groups of workers that evaluate one individual together."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from hpo.ranks.communicator import SleepingComm
 
 
 class WorkerGroups:
-    """Forms teams of workers; made by all ranks of the job together.
+    """Forms groups of workers; a rank keeps its trainer in each of its groups. Collective: create it on all ranks.
 
-    `own` is the group of this rank's worker, `host` this rank's host, and `world` the communicator of all ranks, which
-    the layout deals to workers; `join` lets this rank's watch know the group that it is in. A rank has one trainer, in
-    whichever group it is.
+    Args:
+        own: The ranks of this rank's worker.
+        host: The host of this rank.
+        world: Communicator of all ranks.
+        layout: Assigns ranks to workers.
+        join: Called with the group that this rank has joined, for the watch over this rank.
     """
 
     def __init__(
@@ -30,18 +33,19 @@ class WorkerGroups:
 
     @contextmanager
     def form_group(self, workers: Sequence[int]) -> Iterator[RankGroup]:
-        """Bring workers together inside ``with``, in this order, in one group; collective among all of their ranks.
+        """Yield one group of the ranks of these workers, in this order. Collective: call on all of these ranks.
 
-        One worker alone has its own group.
+        A single worker uses its own group.
         """
         if len(workers) == 1:
             yield self._own_group
             return
-        self._own_group.own_comm.barrier()  # MPI_Comm_create_group does not sleep while it waits
+        # MPI_Comm_create_group uses a full core while it waits, so all ranks arrive before it.
+        self._own_group.own_comm.barrier()
         members = self._world.group.Incl([rank for worker in workers for rank in self._layout.list_ranks(worker)])
         comm = SleepingComm(self._world.Create_group(members, tag=workers[0]))
-        with RankGroup(comm, self._host, workers[0], self._own_group.patience, self._own_group.slot) as team:
-            self._join(team)
-            yield team
+        with RankGroup(comm, self._host, workers[0], self._own_group.patience, self._own_group.slot) as group:
+            self._join(group)
+            yield group
         comm.Free()
         self._join(self._own_group)

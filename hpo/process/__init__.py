@@ -1,1 +1,1 @@
-"""One process and what it can see of itself: its clock, output, stacks, signals and death. No MPI, no torch."""
+"""Basic functions of a process: its clock, output, stacks, signals and exit. They need neither MPI nor torch."""

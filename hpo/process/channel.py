@@ -1,6 +1,6 @@
-"""Messages between a rank and its template or trainers: JSON with a length in front of it, over a Unix socket.
+"""Messages between a rank and its template or trainers: JSON with its length in front, over a Unix socket.
 
-Nothing that comes from the other end is unpickled: a trainer runs code of the user, which may write anything anywhere.
+A message is never unpickled, since a trainer runs code of the user, which may write any bytes to any descriptor.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ _CHUNK_BYTES = 1 << 16
 _SECONDS_TO_SEND = 10.0
 
 
-class ChannelClosed(Exception):  # noqa: N818 - the other end has gone, which may be no error
-    """The other end of a channel is closed, does not read, or sends what is not a message."""
+class ChannelClosed(Exception):  # noqa: N818 - that the other end has ended may be normal
+    """The other end of a channel is closed, does not read, or sends invalid data."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message: its kind, its content, and the file descriptors that came with it."""
+    """A message of a channel."""
 
     kind: str
     content: Mapping[str, Any]
     descriptors: Sequence[int] = field(default=())
+    """File descriptors that came with the message."""
 
     def __getitem__(self, name: str) -> Any:
         return self.content[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a part of the content, or a default."""
+        """Return an item of the content, or a default."""
         return self.content.get(name, default)
 
 
 class Channel:
-    """One end of a connection. A descriptor that is sent stays open here; the receiver owns what it receives."""
+    """One end of a channel. Descriptors that are sent stay open here; the receiver owns the descriptors it receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -56,11 +57,20 @@ class Channel:
         self._descriptors: deque[int] = deque()
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for."""
+        """Return the file descriptor to wait on."""
         return self._socket.fileno()
 
     def send(self, kind: str, descriptors: Sequence[int] = (), /, **content: Any) -> None:
-        """Send a message. Raises ChannelClosed if the other end is closed or does not read for some seconds."""
+        """Send a message.
+
+        Args:
+            kind: Kind of the message.
+            descriptors: File descriptors to send with it, at most 8.
+            **content: Items of the message; JSON values.
+
+        Raises:
+            ChannelClosed: The other end is closed, or has not read for 10 seconds.
+        """
         payload = json.dumps([kind, content]).encode()
         data = memoryview(_HEADER.pack(len(payload), len(descriptors)) + payload)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
@@ -79,9 +89,16 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """Return the next message, None if it has not come whole after `timeout` seconds; None waits for ever.
+        """Return the next message.
 
-        Raises ChannelClosed if the other end is closed.
+        Args:
+            timeout: Maximum seconds to wait; None for no limit.
+
+        Returns:
+            None if no complete message has arrived in time.
+
+        Raises:
+            ChannelClosed: The other end is closed, or has sent invalid data.
         """
         give_up_at = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -99,7 +116,7 @@ class Channel:
                 raise ChannelClosed(str(error)) from error
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end, and the descriptors that were received and not used."""
         with suppress(OSError):
             self._socket.close()
         while self._descriptors:
@@ -111,7 +128,7 @@ class Channel:
             raise OSError("the descriptor of the connection was closed")
 
     def _read_socket(self) -> bool:
-        """Take in what has come, without waiting, and tell whether anything has."""
+        """Read the available data without waiting; return false if there are none."""
         space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
         try:
             data, rights, flags, _ = self._socket.recvmsg(_CHUNK_BYTES, space, socket.MSG_CMSG_CLOEXEC)
@@ -134,7 +151,7 @@ class Channel:
             return None
         length, descriptors = _HEADER.unpack_from(self._buffer)
         if length > _MAX_BYTES or descriptors > _MAX_DESCRIPTORS:
-            raise ChannelClosed("what has come is not a message")
+            raise ChannelClosed("the other end has sent invalid data")
         if len(self._buffer) < _HEADER.size + length or len(self._descriptors) < descriptors:
             return None
         payload = bytes(self._buffer[_HEADER.size : _HEADER.size + length])
@@ -143,10 +160,10 @@ class Channel:
             kind, content = json.loads(payload)
             return Message(str(kind), dict(content), tuple(self._descriptors.popleft() for _ in range(descriptors)))
         except (ValueError, TypeError, RecursionError) as error:
-            raise ChannelClosed(f"what has come is not a message: {error}") from error
+            raise ChannelClosed(f"the other end has sent invalid data: {error}") from error
 
 
 def make_channel_pair() -> tuple[Channel, socket.socket]:
-    """Return one end of a new connection, and the socket of the other end, to be given to another process."""
+    """Return one end of a new channel, and the socket of the other end, for another process."""
     own, other = socket.socketpair()
     return Channel(own), other

@@ -1,4 +1,4 @@
-"""Time without the gaps in which this process was stopped, perhaps with its whole job.
+"""A clock that leaves out the time in which this process was stopped, perhaps with its whole job.
 
 Schedulers suspend jobs, and resume them later. A rank that waits for a peer must not count that time.
 """
@@ -8,14 +8,16 @@ from __future__ import annotations
 import threading
 import time
 
-_MIN_GAP = 2.0  # seconds in which no thread looked at the clock; the watch's thread does ten times a second
-_BUSY_RATIO = 0.2  # of a gap: native code that holds Python's lock uses CPU time in it, and a stopped process does not
+_MIN_GAP = 2.0  # seconds without a reading; the thread of the watch reads the clock ten times a second
+# CPU time in a gap, relative to the gap, from which on the process was not stopped. Native code that holds Python's
+# global interpreter lock uses CPU time, and a stopped process does not.
+_BUSY_RATIO = 0.2
 
 
 class Clock:
-    """Counts the seconds in which this process was not stopped; a thread must look at it at least every two seconds.
+    """Counts the seconds in which this process was not stopped. Any thread may use it.
 
-    ``now()`` and ``lost()``, the seconds left out so far, may be asked from any thread.
+    A thread must read it at least every 2 seconds, since a longer gap without CPU time counts as a stop.
     """
 
     def __init__(self) -> None:
@@ -24,7 +26,7 @@ class Clock:
         self._lost_seconds = 0.0
 
     def now(self) -> float:
-        """Return the seconds since some moment in the past, without those in which this process was stopped."""
+        """Return the seconds since a fixed time in the past, without those in which this process was stopped."""
         with self._lock:
             now, used = time.monotonic(), time.process_time()
             gap = now - self._read_at
@@ -34,7 +36,7 @@ class Clock:
             return now - self._lost_seconds
 
     def measure_lost(self) -> float:
-        """Return the seconds in which this process was stopped."""
+        """Return the total seconds in which this process was stopped."""
         self.now()
         return self._lost_seconds
 

@@ -1,4 +1,4 @@
-"""How a rank ends: when its job does, with the job's status, whatever threads are left."""
+"""End a process in any case, whatever threads are left, and check whether a process is running."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS_TO_EXIT = 5.0
 
 
 def exit_process(status: int) -> NoReturn:
-    """End this process as Python does, but within a few seconds: libraries may have left threads that do not end."""
+    """Exit as `sys.exit`, but within 5 seconds: libraries may have left threads that do not end."""
     threading.Thread(target=_exit_late, args=(status,), daemon=True).start()
     sys.exit(status)
 
@@ -23,7 +23,7 @@ def _exit_late(status: int) -> None:
 
 
 def is_alive(process: int) -> bool:
-    """Tell whether there is a process of this number on this host."""
+    """Return whether a process with this number is running on this host."""
     try:
         os.kill(process, 0)
     except PermissionError:

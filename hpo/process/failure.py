@@ -1,4 +1,4 @@
-"""What went wrong in an objective, in a way that can be kept and shown."""
+"""Descriptions of failures of an objective, for the record and for the user."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from hpo.process.user_frames import remove_program_frames
 from hpo.text_format import cut_text, escape_unencodable, format_error, make_printable
 
-# Variables of torchrun that scripts read. An objective has them, and `test` does not.
+# Variables of torchrun that scripts read. They are set for an objective, and not for `test`.
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _HINTS = {
     "is not initialized in the world group": "a process group ends with the evaluation that made it: make it in each",
@@ -28,51 +28,53 @@ _HINTS = {
 
 
 def format_with_hint(error: BaseException) -> str:
-    """Return an exception's message and, where it is one of the usual mistakes in an objective, what would work."""
+    """Return an exception's message, with a hint if it is a common mistake in an objective."""
     text, hint = format_error(error), find_hint(error)
     return f"{cut_text(text, 90)} ({hint})" if hint else text
 
 
 def find_hint(error: BaseException) -> str:
-    """Return what would work in place of one of the usual mistakes; empty for other exceptions."""
+    """Return a hint for a common mistake; empty for other exceptions."""
     text = format_error(error)
     hint = next((hint for part, hint in _HINTS.items() if part in text), "")
     if isinstance(error, KeyError) and text.strip("'") in _TORCHRUN_VARIABLES:
         hint = "variables of torchrun are set for the objective alone"
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, (str, Path)):
-        with suppress(OSError):  # there is no such directory any more
+        with suppress(OSError):  # The working directory may have been removed.
             relative = not Path(error.filename).is_absolute()
             hint = f"a relative path, looked for in {make_printable(str(Path.cwd()))}" if relative else hint
     return hint
 
 
 def format_traceback(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
-    """Return the traceback of an exception that has come out of an objective, from the objective's own frame on.
+    """Return the traceback of an objective's exception, from the objective's own frame on.
 
-    An exception about a value that the objective yielded has no such frame; `frames`, where it was yielded, are shown.
+    Args:
+        error: The exception.
+        frames: Frames to show if the exception has none of the objective, as for an invalid value that was yielded.
     """
-    told = traceback.TracebackException.from_exception(error)
+    outer = traceback.TracebackException.from_exception(error)
     seen: set[int] = set()
 
-    def shorten(one: traceback.TracebackException | None) -> None:
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            one.stack = traceback.StackSummary.from_list(remove_program_frames(one.stack))
-            shorten(one.__cause__)
-            shorten(one.__context__)
+    def shorten(exception: traceback.TracebackException | None) -> None:
+        if exception is not None and id(exception) not in seen:
+            seen.add(id(exception))
+            exception.stack = traceback.StackSummary.from_list(remove_program_frames(exception.stack))
+            shorten(exception.__cause__)
+            shorten(exception.__context__)
 
-    shorten(told)
-    told.stack = told.stack or traceback.StackSummary.from_list(frames)
-    return escape_unencodable("".join(told.format()))
+    shorten(outer)
+    outer.stack = outer.stack or traceback.StackSummary.from_list(frames)
+    return escape_unencodable("".join(outer.format()))
 
 
 def format_stack(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Return frames as text, as a traceback shows them."""
+    """Return frames as text, in the format of a traceback."""
     return escape_unencodable("".join(traceback.format_list(list(frames)))).rstrip()
 
 
 def describe_status(status: int | None) -> str:
-    """Return how a process has ended, in words: by a signal, or with a status."""
+    """Return how a process has ended: by a signal (negative status), or with a status."""
     if status is None:
         return "ended"
     if status >= 0:

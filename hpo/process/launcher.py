@@ -1,12 +1,12 @@
-"""What a launcher tells a rank of an MPI job in its environment."""
+"""Environment variables with which launchers describe a rank of an MPI job."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 
-# What launchers tell a rank of an MPI job. Code that is written for torchrun takes it for its own: Accelerate reads
-# PMI_SIZE, DeepSpeed OMPI_COMM_WORLD_SIZE, Lightning SLURM_NTASKS.
+# Trainers must not inherit these variables, since libraries for torchrun would use them: Accelerate reads PMI_SIZE,
+# DeepSpeed OMPI_COMM_WORLD_SIZE, and Lightning SLURM_NTASKS.
 _LAUNCHER_PREFIXES = (
     "PMI_",
     "PMIX_",
@@ -32,7 +32,7 @@ _TASK_VARIABLES = (
     "TASKS_PER_NODE",
 )
 
-# Those of SLURM come last: a job script has them too, and mpirun in it sets the others.
+# Variables of SLURM come last: a job script has them too, and mpirun in it sets the others.
 _RANK_VARIABLES = (
     "PMI_RANK",
     "PMIX_RANK",
@@ -50,7 +50,7 @@ _LOCAL_RANK_VARIABLES = (
 def make_plain_environment() -> dict[str, str]:
     """Return this rank's environment without the variables that describe it as a task of a launcher.
 
-    Hashes of texts are the same on all ranks, so that sets have one order. Python reads the seed when it starts.
+    PYTHONHASHSEED is set, so that sets have the same order on all ranks. Python reads it when it starts.
     """
     tasks = {f"SLURM_{name}" for name in _TASK_VARIABLES}
     kept = {
@@ -63,15 +63,15 @@ def make_plain_environment() -> dict[str, str]:
 
 
 def is_first_on_host(environment: Mapping[str, str]) -> bool:
-    """Tell whether a launcher says that this rank is its host's first, or does not say anything."""
+    """Return whether this rank is its host's first according to the launcher; true if the launcher sets no variable."""
     return _is_zero(_LOCAL_RANK_VARIABLES, environment)
 
 
 def is_first_rank(environment: Mapping[str, str]) -> bool:
-    """Tell whether a launcher says that this rank is the first of all, or does not say anything."""
+    """Return whether this rank is the job's first according to the launcher; true if the launcher sets no variable."""
     return _is_zero(_RANK_VARIABLES, environment)
 
 
 def _is_zero(names: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Tell whether the first of these variables that is set is 0, or none is set."""
+    """Return whether the first of these variables that is set is 0; true if none is set."""
     return next((environment[name] for name in names if name in environment), "0") == "0"

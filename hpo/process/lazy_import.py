@@ -1,4 +1,4 @@
-"""Modules that are imported only when they are needed; on few cores, imports take most of the time to start."""
+"""Import modules only when they are used; on few cores, imports take most of the time to start."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 class LazyModule(ModuleType):
-    """A stand-in for a module, which is imported when one of its attributes is asked for.
+    """A stand-in for a module, which is imported when one of its attributes is used.
 
-    The standard library's LazyLoader does not wait for that: ``import`` itself looks at the module's ``__spec__``,
-    which makes it load (Python 3.10 to 3.12).
+    The standard library's LazyLoader loads too early: `import` itself reads the module's `__spec__`, which makes it
+    load (Python 3.10 to 3.12).
     """
 
     def __getattr__(self, name: str) -> Any:
-        # Debuggers and test runners look for special names in all modules; only a package's path means that it is used.
+        # Debuggers and test runners read special names of all modules; only a package's path means that it is used.
         if name.startswith("__") and name != "__path__":
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
@@ -25,10 +25,10 @@ class LazyModule(ModuleType):
             return getattr(importlib.import_module(self.__name__), name)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"{error}; this project neither uses nor installs it: pip install {error.name}"
+                f"{error}. This project does not install it. Use pip install {error.name}"
             ) from error
 
 
 def import_lazily(name: str) -> None:
-    """Put a stand-in in a module's place, unless the module is there already."""
+    """Register a stand-in for a module, unless the module is imported already."""
     sys.modules.setdefault(name, LazyModule(name))

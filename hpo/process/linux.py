@@ -1,4 +1,4 @@
-"""What Linux offers to processes that belong together: death with the parent, adopted orphans, counts of kills."""
+"""Functions of Linux for groups of processes: exit with the parent, adoption of orphans, and counts of kills."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def end_with_parent(parent: int) -> None:
-    """Let this process be killed when the thread that has made it ends; end it now if its parent has gone already.
+    """Let the kernel kill this process when the parent's thread that made it ends; exit now if the parent has ended.
 
-    Raises OSError if the system refuses.
+    Raises:
+        OSError: The system refuses.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it had gone before the line above
+    if os.getppid() != parent:  # The parent had ended before the call of prctl.
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of the processes that this process's children leave behind."""
+    """Become the parent of processes that this process's children leave behind."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -34,7 +35,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def find_children(process: int) -> list[int]:
-    """Return the children of a process."""
+    """Return the numbers of a process's children."""
     found: list[int] = []
     with suppress(OSError, ValueError):
         for path in Path(f"/proc/{process}/task").glob("*/children"):
@@ -43,7 +44,7 @@ def find_children(process: int) -> list[int]:
 
 
 def has_children() -> bool:
-    """Return whether this process has children; one that has ended counts until it is waited for."""
+    """Return whether this process has children, including children that have ended and were not waited for."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -52,18 +53,18 @@ def has_children() -> bool:
 
 
 def count_threads() -> int:
-    """Return the number of this process's threads, those of native code too."""
+    """Return the number of this process's threads, including threads of native code."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 
 def raise_oom_score() -> None:
-    """Let the kernel kill this process first when memory is short."""
+    """Let the kernel kill this process first if memory is short."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def count_memory_kills() -> int:
-    """Return how many processes the kernel has killed for want of memory, on this host and in this cgroup."""
+    """Return how many processes the kernel has killed because memory was short, on this host and in this cgroup."""
     count = 0
     paths = [Path("/proc/vmstat")]
     with suppress(OSError):

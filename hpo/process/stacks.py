@@ -1,4 +1,4 @@
-"""Stacks that faulthandler has written: of a trainer that crashes, or that is asked where it is."""
+"""Read stacks that faulthandler has written, of a trainer that has crashed or was asked for its stack."""
 
 from __future__ import annotations
 
@@ -9,24 +9,29 @@ from traceback import FrameSummary
 
 from hpo.process.user_frames import select_objective_frames
 
-# Go's runtime interrupts its threads with this signal for the same reasons: it does nothing to a process that does not
-# expect it, and neither libraries nor debuggers care about it (golang.org/design/24543-non-cooperative-preemption).
+# Go's runtime interrupts its threads with this signal for the same reasons. It has no effect on a process without a
+# handler, and neither libraries nor debuggers use it (golang.org/design/24543-non-cooperative-preemption).
 INTERRUPT = signal.SIGURG
 WRITE_STACKS = signal.SIGRTMIN + 9
 
 _HEADER_FORMAT = "main thread 0x{:016x}\n"
 _FRAME_PATTERN = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-# What is not ASCII, as faulthandler writes it.
+# Characters that are not ASCII, in the notation of faulthandler.
 _ESCAPE_PATTERN = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 
 def format_header(main_thread: int) -> str:
-    """Return the line that names a process's main thread, in front of its stacks."""
+    """Return the line that identifies a process's main thread, written before its stacks."""
     return _HEADER_FORMAT.format(main_thread)
 
 
 def find_frames(header: str, dump: str) -> Sequence[FrameSummary]:
-    """Return the frames of the objective in the main thread, the outermost first; none if it is not in an objective."""
+    """Return the frames of the objective in the main thread, the outermost first; empty if no objective runs.
+
+    Args:
+        header: The line of `format_header`.
+        dump: Stacks of all threads, as faulthandler writes them.
+    """
     thread = header.split()[-1] if header.startswith("main thread ") else "0x"
     _, found, stack = dump.rpartition(thread)
     if not found:

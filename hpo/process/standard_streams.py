@@ -1,4 +1,4 @@
-"""The standard streams of a rank: there even if they were closed, and used for warnings even if nobody reads them."""
+"""The standard streams of a rank: open if they were closed, and safe for warnings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hpo.text_format import make_printable_lines
 
 
 def fill_closed_streams() -> None:
-    """Open a null device that cannot be written to in the place of each standard stream that was closed.
+    """Open a null device for each standard stream that was closed.
 
-    Else the next file that is opened, a study for example, would get the descriptor of a closed stream, and what native
-    libraries print would be written into it.
+    Otherwise the next file that is opened, for example a study, gets the descriptor of a closed stream. Native
+    libraries would then print into that file.
     """
     while (number := os.open(os.devnull, os.O_RDONLY)) <= 2:
         os.set_inheritable(number, True)
@@ -23,7 +23,7 @@ def fill_closed_streams() -> None:
 def warn(text: str) -> None:
     """Print a text on standard error.
 
-    Errors are ignored: when mpirun is gone, nobody reads the text, and the rank still has to end its job.
+    Errors are ignored: if mpirun has ended, no process reads the text, and the rank must still end its job.
     """
-    with suppress(OSError, ValueError):  # it is closed, or nobody reads it
+    with suppress(OSError, ValueError):  # It may be closed, or a pipe without a reader.
         print(make_printable_lines(text), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""How a template is started: with the rank's own import paths, and an environment without what MPI has set."""
+"""The command line and the environment of a template: the rank's import paths, and no variables of MPI."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ _CODE = (
 
 
 def make_template_command(state: Mapping[str, Any]) -> list[str]:
-    """Return the command line of a template, which imports what this process would import."""
+    """Return the command line of a template, which imports from the same paths as this process.
+
+    Args:
+        state: Descriptor of the listening socket and number of the parent process.
+    """
     return [sys.executable, "-u", "-c", _CODE, json.dumps(state), json.dumps(sys.path)]
 
 
 def make_template_environment() -> dict[str, str]:
-    """Return the environment in which a template imports: without threads, and without CUDA."""
+    """Return the environment in which a template imports: with one thread, and without CUDA."""
     environment = make_plain_environment()
-    # torch warns of hosts whose names it cannot look up, and works all the same; errors that it logs it also raises.
+    # torch warns of hosts whose names it cannot resolve, and works without them. Errors that it logs it also raises.
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM")}
     return {**environment, **threads, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}

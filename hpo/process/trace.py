@@ -1,4 +1,4 @@
-"""What a trainer has seen of one evaluation, as numbers and names that can be sent as JSON."""
+"""The trace of one evaluation: numbers and names that its trainer has recorded, and that JSON can hold."""
 
 from __future__ import annotations
 
@@ -7,62 +7,66 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-HASH_BYTES = 8  # of a sample
+HASH_BYTES = 8  # length of the hash of a sample
 
-# Of each parameter of an optimizer, its norm and its product with a fixed vector: two that agree in both are the same.
+# For each parameter, its norm and its product with a fixed vector. Parameters that agree in both are equal.
 Fingerprint = tuple[tuple[float, float], ...]
 
 
 @dataclass
 class Trace:
-    """One evaluation on one rank, as its trainer has seen it.
-
-    `steps` counts optimizer steps, and `until` those before each loss. `weights` are prints of each optimizer's
-    parameters, by the optimizer's number, before its first step. `at_loss` are those at each loss. `gradients` are
-    prints of each optimizer's gradients in its first step. `shapes` are the shapes of all these parameters; `sharded`
-    says that some are parts of larger ones.
-
-    `networks` are prints of the parameters that each network trains. Their keys are the network's number, the steps,
-    and whether it is called to train. These are taken before the first step and after 1, 2, 4, 8... steps, and at any
-    step in validation and at losses. An optimizer may have other parameters, such as a rank's part of one flat tensor.
-    `network_shapes` are the shapes of the networks' parameters.
-
-    `without_gradient` names parameters that had none in any step. `noisy` and `normal` count the layers, by type, that
-    draw random numbers in training and that normalise by a rank's share of a batch, `shared` those that normalise by
-    all ranks' samples. `samples` are hashes of what the network was given to train on, each with the steps before it.
-    `seconds` is the evaluation's wall time, `memory` this rank's peak in bytes.
-
-    `failures` are the messages of the exception that has ended the objective on this rank, and of those that it was
-    raised from; `place` is the line of the objective where that was. Both are empty unless there was one.
-
-    Of a program, `variables` are the environment variables that it has read, `has_children` says that processes were
-    left at its end, and `is_cut` that it was ended before it had finished.
-    """
+    """The trace of one evaluation on one rank."""
 
     steps: int = 0
+    """Number of optimizer steps."""
     steps_at_losses: list[int] = field(default_factory=list)
+    """Number of optimizer steps before each loss."""
     weights: dict[int, Fingerprint] = field(default_factory=dict)
+    """Fingerprints of each optimizer's parameters before its first step, by the number of the optimizer."""
     networks: dict[tuple[int, int, bool], Fingerprint] = field(default_factory=dict)
+    """Fingerprints of the parameters that each network trains.
+
+    The key is the number of the network, the number of steps, and whether the network is called to train. They are
+    taken before the first step, after 1, 2, 4, 8... steps, at any step in validation, and at losses. An optimizer may
+    have other parameters, such as a rank's part of one flat tensor.
+    """
     network_shapes: list[tuple[int, ...]] = field(default_factory=list)
+    """Shapes of the networks' parameters."""
     at_loss: list[Fingerprint] = field(default_factory=list)
+    """Fingerprints of the optimizers' parameters at each loss."""
     gradients: dict[int, Fingerprint] = field(default_factory=dict)
+    """Fingerprints of each optimizer's gradients in its first step, by the number of the optimizer."""
     shapes: list[tuple[int, ...]] = field(default_factory=list)
+    """Shapes of the optimizers' parameters."""
     sharded: bool = False
+    """Whether some of these parameters are parts of larger ones."""
     without_gradient: list[str] = field(default_factory=list)
+    """Names of parameters that had no gradient in any step."""
     random_layers: Counter[str] = field(default_factory=Counter)
+    """Number of layers that draw random numbers in training, by type."""
     normalization_layers: Counter[str] = field(default_factory=Counter)
+    """Number of layers that normalise by a rank's share of a batch, by type."""
     synchronized_layers: Counter[str] = field(default_factory=Counter)
+    """Number of layers that normalise by the samples of all ranks, by type."""
     samples: list[tuple[int, list[bytes]]] = field(default_factory=list)
+    """Hashes of the network's training samples, each batch with the number of steps before it."""
     seconds: float = 0.0
+    """Duration of the evaluation."""
     memory: int = 0
+    """Peak memory of this rank, in bytes."""
     failures: list[str] = field(default_factory=list)
+    """Messages of the exception that has ended the objective, and of its causes; empty without an exception."""
     place: str = ""
+    """Line of the objective at which it was raised; empty without an exception."""
     variables: list[str] = field(default_factory=list)
+    """Environment variables that a program has read."""
     has_children: bool = False
+    """Whether processes were left when a program ended."""
     was_cut: bool = False
+    """Whether a program was ended before it had finished."""
 
     def to_data(self) -> dict[str, Any]:
-        """Return this as data that JSON can hold, from which `from_data` makes an equal object."""
+        """Return data that JSON can hold; `from_data` makes an equal object from them."""
         return {
             **vars(self),
             "weights": list(self.weights.items()),
@@ -73,7 +77,7 @@ class Trace:
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> Trace:
-        """Return the object that data describe; empty data, of a trainer that has crashed, describe an empty one."""
+        """Return the trace in `data`; an empty one if `data` are empty, as for a trainer that has crashed."""
         if not data:
             return Trace()
         return Trace(
@@ -104,13 +108,13 @@ def _split_hashes(hashes: bytes) -> list[bytes]:
     return [hashes[start : start + HASH_BYTES] for start in range(0, len(hashes), HASH_BYTES)]
 
 
-def compute_distance(one: Fingerprint, other: Fingerprint) -> float:
-    """Return how far two prints of as many parameters are from each other, relative to the norm of all parameters."""
-    scale = max(sum(norm**2 for norm, _ in one), sum(norm**2 for norm, _ in other)) ** 0.5
-    off = sum((a - c) ** 2 + (b - d) ** 2 for (a, b), (c, d) in zip(one, other, strict=True)) ** 0.5
-    return off / scale if scale else 0.0
+def compute_distance(first: Fingerprint, second: Fingerprint) -> float:
+    """Return the distance of two fingerprints of equally many parameters, relative to the norm of all parameters."""
+    scale = max(sum(norm**2 for norm, _ in first), sum(norm**2 for norm, _ in second)) ** 0.5
+    distance = sum((a - c) ** 2 + (b - d) ** 2 for (a, b), (c, d) in zip(first, second, strict=True)) ** 0.5
+    return distance / scale if scale else 0.0
 
 
-def compute_norm(one: Fingerprint) -> float:
-    """Return the norm of all parameters of a print."""
-    return float(sum(norm**2 for norm, _ in one) ** 0.5)
+def compute_norm(fingerprint: Fingerprint) -> float:
+    """Return the norm of all parameters of a fingerprint."""
+    return float(sum(norm**2 for norm, _ in fingerprint) ** 0.5)

@@ -1,4 +1,4 @@
-"""Where an objective is, or was: the line of the user's own code, among those of libraries and of this program."""
+"""Find the lines of the user's own code in stacks, among those of libraries and of this program."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 
 
 class UserFrames:
-    """Finds, among frames, the lines of a search space file and of the modules beside it.
+    """Finds the lines of a search space file, and of modules next to it, in frames.
 
-    A place is the innermost of these lines, ``my_search.py:33``; empty where there is none.
+    A position is the innermost of these lines, such as `my_search.py:33`; empty if there is none.
+
+    Args:
+        path: Path of the search space file.
     """
 
     def __init__(self, path: Path) -> None:
         self._folder = path.absolute().parent
 
     def find_position(self, frames: Sequence[traceback.FrameSummary]) -> str:
-        """Return the place of frames, the outermost first; if no line is the user's, the innermost library line."""
+        """Return the position in frames, outermost first; the innermost library line if none is the user's."""
         own = [frame for frame in frames if self._is_user_file(frame.filename)]
         others = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
         for frame in [*reversed(own), *reversed(others)]:
@@ -45,20 +48,20 @@ class UserFrames:
 
 
 def extract_error_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames that an exception has come through, without those of this program around the objective."""
+    """Return the frames of an exception, without this program's frames around the objective."""
     return remove_program_frames(traceback.extract_tb(error.__traceback__))
 
 
 def extract_current_frames() -> list[traceback.FrameSummary]:
-    """Return the frames that the caller is in, without those of this program around the objective."""
+    """Return the frames of the caller, without this program's frames around the objective."""
     outermost_first = reversed(list(traceback.walk_stack(sys._getframe())))
     return remove_program_frames(traceback.StackSummary.extract(outermost_first, lookup_lines=False))
 
 
 def extract_generator_frames(generator: Generator[Any, Any, Any]) -> list[traceback.FrameSummary]:
-    """Return the frames of a generator that waits at a yield, and of those it delegates to; none where it has ended.
+    """Return the frames of a generator that waits at a yield; empty if it has ended.
 
-    Generators that it delegates to are found as far as they are written in Python.
+    The frames of generators to which it delegates follow, if they are written in Python.
     """
     frames = []
     inner: Any = generator
@@ -70,7 +73,7 @@ def extract_generator_frames(generator: Generator[Any, Any, Any]) -> list[traceb
 
 
 def select_objective_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Return those of the frames that are an objective's; none where no objective runs."""
+    """Return the frames that belong to an objective; empty if no objective runs."""
     return remove_program_frames(frames) if any(frame.filename in _CALLER_FILES for frame in frames) else []
 
 
@@ -79,7 +82,7 @@ def remove_program_frames(frames: Sequence[traceback.FrameSummary]) -> list[trac
 
     The frames of `hpo.training`, which objectives call, stay, and so do all frames between the objective's.
     """
-    called = next((place + 1 for place, frame in enumerate(frames) if frame.filename in _CALLER_FILES), 0)
+    called = next((index + 1 for index, frame in enumerate(frames) if frame.filename in _CALLER_FILES), 0)
     inside = list(frames[called:])
     while inside and _is_program_file(inside[0].filename):
         del inside[0]

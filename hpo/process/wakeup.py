@@ -1,4 +1,4 @@
-"""A wakeup pipe: a thread is woken by signals, whatever the main thread is doing, and by other threads."""
+"""A pipe by which signals and other threads wake a thread, whatever the main thread is doing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ _WAKE = b"\0"
 
 
 class WakeupPipe:
-    """Receives some signals in the place of their handlers, while inside ``with``, which the main thread enters."""
+    """Receives signals instead of their handlers inside `with`, which the main thread enters.
+
+    Args:
+        signals: The signals.
+    """
 
     def __init__(self, signals: Sequence[signal.Signals]) -> None:
         self._signals = signals
@@ -33,17 +37,17 @@ class WakeupPipe:
             signal.signal(number, handler or signal.SIG_DFL)
 
     def wait(self, seconds: float) -> list[int]:
-        """Wait to be woken, for so many seconds at most, and return the numbers of the signals that came."""
+        """Wait until a wakeup, at most `seconds`, and return the numbers of the signals that arrived."""
         select.select([self._read_end], [], [], seconds)
         with suppress(BlockingIOError):
             return [number for number in self._read_end.recv(4096) if number in self._signals]
         return []
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for together with other files; it can be read once this has been woken."""
+        """Return the file descriptor to wait on together with other files; it is readable after a wakeup."""
         return self._read_end.fileno()
 
     def wake(self) -> None:
-        """End a wait; may be called from any thread."""
+        """End a wait; any thread may call this."""
         with suppress(OSError):
             self._write_end.send(_WAKE)

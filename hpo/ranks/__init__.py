@@ -1,1 +1,1 @@
-"""The ranks of a job: communicators whose waits sleep, steps that ranks take together, the watch over each of them."""
+"""Communication between the ranks of a job, and the watch over each rank."""

@@ -1,4 +1,4 @@
-"""Steps that all ranks take together, or one rank for all, and how a mistake that one rank finds reaches all."""
+"""Run a step on all ranks, or on the first rank for all, and raise an error of one rank on all of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ T = TypeVar("T")
 
 
 def run_on_all(comm: SleepingComm, step: Callable[[], T]) -> T:
-    """Take a step on every rank, and return its result; where it raises UsageError on any, raise AgreedError on all."""
+    """Run a step on each rank, and return its result. Collective: call on all ranks of `comm`.
+
+    Raises:
+        CollectiveUsageError: The step has raised UsageError on any rank.
+    """
     result, mistake = None, None
     try:
         result = step()
@@ -25,6 +29,6 @@ def run_on_all(comm: SleepingComm, step: Callable[[], T]) -> T:
 
 
 def run_on_root(comm: SleepingComm, step: Callable[[], T]) -> T:
-    """Take a step on the first rank, and return its result on all."""
+    """Run a step on the first rank, and return its result on all ranks. Collective: call on all ranks of `comm`."""
     result = run_on_all(comm, lambda: step() if comm.rank == 0 else None)
     return comm.bcast(result)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""MPI communicators whose waits sleep.
+"""MPI communicators that sleep while they wait.
 
-A rank that waits in a blocking MPI call polls at 95% of a core (measured with MPICH), which it takes from the ranks
-that train wherever there are more ranks than cores. Here every wait tests a non-blocking call between short sleeps.
+A rank that waits in a blocking MPI call uses 95% of a core (measured with MPICH). It takes that from the ranks that
+train if there are more ranks than cores. Here each wait tests a non-blocking call between short sleeps.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from mpi4py import MPI
 from hpo.process import clock
 from hpo.ranks.blocks import BLOCK_BYTES, compute_rest_length, pack_object, unpack_object
 
-# Short enough that nobody notices, long enough that a wait costs about 1% of a core. A collective goes on only when a
-# rank tests it: with sleeps that doubled, ranks tested so late that two of them took 21 ms to agree on a loss, and four
-# 55; with sleeps of a tenth of the wait so far, 1.4 and 2.9.
+# Seconds. Sleeps are short enough to be unnoticed, and long enough that a wait costs about 1% of a core. A collective
+# proceeds only when a rank tests it. With sleeps that doubled, two ranks took 21 ms to agree on a loss, and four ranks
+# 55 ms. With sleeps of a tenth of the wait so far, they took 1.4 ms and 2.9 ms.
 _MIN_SLEEP = 5e-5
 _MAX_SLEEP = 5e-3
 _SLEEP_RATIO = 0.1
 
 _TURN_TAG = 1
-_MIN_PENDING = 16  # messages that were sent, and perhaps not received
+_MIN_PENDING = 16  # number of sent messages from which on received ones are removed from the list
 
-TIMEOUT_MESSAGE = "gave up after"  # how the error of a rank begins that has waited for others in vain
+TIMEOUT_MESSAGE = "gave up after"  # start of the message of a TimeoutError
 
 T = TypeVar("T")
 
 
 def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
-    """Wait until `done()` is true, and return true; false if it is not after `limit` seconds.
+    """Wait until `done()` is true, and return true; return false after `limit` seconds.
 
     `done` is called less and less often. Seconds in which this process was stopped do not count.
     """
@@ -53,15 +53,17 @@ def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
 
 
 def sleep_briefly(waited: float, longest: float = _MAX_SLEEP) -> None:
-    """Sleep before another look, after so many seconds of waiting."""
+    """Sleep before the next check of a condition, longer if `waited`, the seconds of waiting so far, is longer."""
     time.sleep(min(max(_MIN_SLEEP, _SLEEP_RATIO * waited), longest))
 
 
 class SleepingComm(MPI.Intracomm):
-    """An intracommunicator whose waits sleep, and can be interrupted, and whose sends never block.
+    """An MPI intracommunicator whose waits sleep and can be interrupted, and whose sends never block.
 
-    ``SleepingComm(comm)`` is another handle on `comm`, not a copy. Calls that are not overridden here block as usual. A
-    rank that has waited for others for ``patience`` seconds raises TimeoutError.
+    `SleepingComm(comm)` is another handle of `comm`, not a copy. Calls that are not overridden here block as usual.
+
+    Attributes:
+        patience: Maximum seconds for which a rank waits in a call, after which it raises TimeoutError.
     """
 
     _unreceived: list[MPI.Request]
@@ -69,30 +71,30 @@ class SleepingComm(MPI.Intracomm):
     patience = math.inf
 
     def barrier(self) -> None:
-        """Wait until all ranks have arrived."""
+        """Wait until all ranks have called this."""
         self._wait_for_request(self.Ibarrier())
 
     def copy(self) -> SleepingComm:
-        """Return another communicator of the same ranks; collective."""
+        """Return another communicator of the same ranks. Collective: call on all ranks."""
         comm, request = self.Idup()
         self._wait_for_request(request)
         return SleepingComm(comm)
 
     def split(self, color: int, key: int) -> SleepingComm:
-        """Return a communicator of the ranks with this rank's color, in the order of their keys; collective."""
-        self.barrier()  # MPI's call polls while it waits
+        """Return a communicator of the ranks with this `color`, ordered by `key`. Collective: call on all ranks."""
+        self.barrier()  # MPI's call uses a full core while it waits.
         return SleepingComm(self.Split(color, key))
 
     def enter_barrier(self) -> Callable[[], bool]:
-        """Enter a barrier without waiting, and return a function that tells whether all ranks have entered it."""
+        """Enter a barrier without waiting, and return a function that returns whether all ranks have entered it."""
         return self.Ibarrier().Test
 
     def begin_gather(self, obj: Any) -> Gathering:
-        """Begin to gather the objects of all ranks, without waiting."""
+        """Start to gather the objects of all ranks, without waiting. Collective: call on all ranks."""
         return Gathering(self, obj)
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        """Return the object of `root` on every rank."""
+        """Return the object of rank `root` on all ranks."""
         block, rest = pack_object(obj) if self.rank == root else (bytearray(BLOCK_BYTES), bytearray())
         self._wait_for_request(self.Ibcast(block, root=root))
         if length := compute_rest_length(block):
@@ -101,13 +103,13 @@ class SleepingComm(MPI.Intracomm):
         return obj if self.rank == root else unpack_object(block, rest)
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        """Return the objects of all ranks, in their order."""
+        """Return the objects of all ranks, in the order of the ranks."""
         gathering = self.begin_gather(sendobj)
         self._wait_until(gathering.is_done)
         return gathering.unpack_objects()
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """Return the objects of all ranks, in their order, on `root`; None on the others."""
+        """Return the objects of all ranks, in the order of the ranks, on rank `root`; None on other ranks."""
         payload, is_root = pickle.dumps(sendobj), self.rank == root
         lengths = array("q", [0] * self.size) if is_root else None
         self._wait_for_request(self.Igather(array("q", [len(payload)]), lengths, root=root))
@@ -121,7 +123,7 @@ class SleepingComm(MPI.Intracomm):
         return functools.reduce(op, self.allgather(sendobj))
 
     def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
-        """Return the objects of all ranks, combined by `op` in the order of ranks, on `root`; None on the others."""
+        """Return the objects of all ranks, combined by `op` in their order, on rank `root`; None on other ranks."""
         result = self.allreduce(sendobj, op)
         return result if self.rank == root else None
 
@@ -135,41 +137,41 @@ class SleepingComm(MPI.Intracomm):
         """Receive an object, and return it."""
         found: list[MPI.Message] = []
 
-        def came() -> bool:
+        def has_arrived() -> bool:
             message = self.improbe(source, tag, status)
             found.extend([message] if message is not None else [])
             return bool(found)
 
-        self._wait_until(came)
+        self._wait_until(has_arrived)
         return found[0].recv()
 
     def Barrier(self) -> None:  # noqa: N802 - MPI's name
-        """Wait until all ranks have arrived."""
+        """Wait until all ranks have called this."""
         self.barrier()
 
     def Bcast(self, buf: Any, root: int = 0) -> None:  # noqa: N802
-        """Copy the buffer of `root` to every rank."""
+        """Copy the buffer of rank `root` to all ranks."""
         self._wait_for_request(self.Ibcast(buf, root))
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:  # noqa: N802
-        """Combine the send buffers of all ranks by `op` in the receive buffer of every rank."""
+        """Combine the send buffers of all ranks by `op` in the receive buffer of each rank."""
         self._wait_for_request(self.Iallreduce(sendbuf, recvbuf, op))
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send without waiting for the receiver.
+        """Send an object without waiting for the receiver.
 
-        A blocking send of more than MPI's eager limit would wait until the receiver has finished its evaluation, and
-        for ever where the receiver is this rank or is itself sending to this rank.
+        A blocking send of more than MPI's eager limit would wait until the receiver has finished its evaluation. It
+        would never return if the receiver is this rank, or is sending to this rank.
         """
         pending = self._get_pending()
-        if len(pending) >= self._max_pending:  # to ask them all each time would take the square of their number
+        if len(pending) >= self._max_pending:  # To test all of them at each send would take quadratic time.
             pending = [request for request in pending if not request.Test()]
             self._max_pending = max(_MIN_PENDING, 2 * len(pending))
         pending.append(self.issend(obj, dest=dest, tag=tag))
         self._unreceived = pending
 
     def run_in_turns(self, at_once: int, step: Callable[[], T]) -> T:
-        """Take a step on every rank, on `at_once` of them at a time, and return its result; collective."""
+        """Run a step on `at_once` ranks at a time, and return this rank's result. Collective: call on all ranks."""
         if self.rank >= at_once:
             sleep_until(lambda: bool(self.iprobe(source=self.rank - at_once, tag=_TURN_TAG)))
             self.recv(source=self.rank - at_once, tag=_TURN_TAG)
@@ -180,22 +182,22 @@ class SleepingComm(MPI.Intracomm):
                 self.send(None, dest=self.rank + at_once, tag=_TURN_TAG)
 
     def drop_messages(self) -> None:
-        """Receive and drop messages to this rank, until no message is on its way to any rank; collective.
+        """Receive and drop all pending messages between the ranks. Collective: call on all ranks.
 
-        The non-blocking consensus of Hoefler, Siebert and Lumsdaine (2010), "Scalable communication protocols for
-        dynamic sparse data exchange", algorithm 2: synchronous sends, and a barrier that a rank enters when its own
+        Method: non-blocking consensus, algorithm 2 of Hoefler, Siebert and Lumsdaine (2010), "Scalable communication
+        protocols for dynamic sparse data exchange". Sends are synchronous, and a rank enters a barrier when its own
         messages have arrived.
         """
         barrier: list[MPI.Request] = []
 
-        def silent() -> bool:
+        def is_silent() -> bool:
             while self.iprobe():
                 self.recv()
             if not barrier and all(request.Test() for request in self._get_pending()):
                 barrier.append(self.Ibarrier())
             return bool(barrier) and barrier[0].Test()
 
-        sleep_until(silent)
+        sleep_until(is_silent)
         self._unreceived = []
 
     def _get_pending(self) -> list[MPI.Request]:
@@ -210,7 +212,12 @@ class SleepingComm(MPI.Intracomm):
 
 
 class Gathering:
-    """An allgather that has begun: each rank gives an object, and may do something else until all have come."""
+    """A non-blocking allgather, between its start and its end.
+
+    Args:
+        comm: The communicator.
+        obj: Object of this rank.
+    """
 
     def __init__(self, comm: SleepingComm, obj: Any) -> None:
         self._comm = comm
@@ -219,11 +226,11 @@ class Gathering:
         self._request = comm.Iallgather(block, self._blocks)
 
     def is_done(self) -> bool:
-        """Tell whether all ranks have come."""
+        """Return whether all ranks have called it."""
         return bool(self._request.Test())
 
     def unpack_objects(self) -> list[Any]:
-        """Return the objects of all ranks, in their order, once all have come."""
+        """Return the objects of all ranks, in the order of the ranks, after `is_done` is true."""
         blocks = [self._blocks[start : start + BLOCK_BYTES] for start in range(0, len(self._blocks), BLOCK_BYTES)]
         lengths = [compute_rest_length(block) for block in blocks]
         rests = bytearray(sum(lengths))
@@ -234,7 +241,6 @@ class Gathering:
 
 
 def _unpickle_objects(everything: bytearray, lengths: Iterable[int]) -> list[Any]:
-    """Return the objects whose pickles follow each other in a buffer, and have these lengths."""
     objects, start = [], 0
     for length in lengths:
         objects.append(pickle.loads(everything[start : start + length]))
@@ -243,34 +249,37 @@ def _unpickle_objects(everything: bytearray, lengths: Iterable[int]) -> list[Any
 
 
 def get_world() -> SleepingComm:
-    """Return the communicator of all ranks of the job; only this function names MPI's world."""
+    """Return the communicator of all ranks of the job; no other function uses MPI's world."""
     return SleepingComm(MPI.COMM_WORLD)
 
 
 def unlink_shared_memory(host: SleepingComm) -> None:
-    """Unlink the file through which MPICH's ranks on a host share memory; all of them have it open by now.
+    """Unlink the file through which MPICH's ranks on a host share memory; all of them have opened it.
 
-    MPICH unlinks it when MPI ends, so that the files of aborted jobs, 1 MB per rank, would stay until the host is
-    booted. (MPICH 5.0.2 with UCX, whose own files are unlinked from the beginning.)
+    MPICH unlinks the file when MPI ends. Files of aborted jobs, 1 MB per rank, would stay until the host reboots.
+    (MPICH 5.0.2 with UCX, whose own files are unlinked from the beginning.)
+
+    Args:
+        host: Communicator of the ranks of this host.
     """
     if host.rank == 0:
-        with suppress(OSError):  # not Linux
+        with suppress(OSError):  # Only Linux has /proc.
             mapped = re.findall(r" (/dev/shm/mpich_shm_\w+)$", Path("/proc/self/maps").read_text(), re.MULTILINE)
             for path in set(mapped):
                 Path(path).unlink(missing_ok=True)
 
 
 def finalize_mpi() -> None:
-    """End MPI, on all ranks of the job at the same time, before Python itself ends."""
+    """Finalize MPI before Python exits. Collective: call on all ranks of the job."""
     MPI.Finalize()
 
 
 def allows_threads() -> bool:
-    """Tell whether any thread may use MPI at any time, which mpi4py asks for and an MPI may refuse."""
+    """Return whether any thread may call MPI at any time; mpi4py requests it, and an MPI may refuse it."""
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
 def split_by_host(comm: SleepingComm) -> SleepingComm:
-    """Return a communicator of those ranks of `comm` that are on this rank's host; collective."""
-    comm.barrier()  # MPI's call polls while it waits
+    """Return a communicator of the ranks of `comm` on this host. Collective: call on all ranks of `comm`."""
+    comm.barrier()  # MPI's call uses a full core while it waits.
     return SleepingComm(comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))

@@ -1,4 +1,4 @@
-"""Messages between the ranks of a job, apart from those of its computations, and signs that each rank is alive."""
+"""Control messages between the ranks of a job, apart from its computations, and heartbeats of each rank."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ _PING_KIND = "alive"
 
 
 class ControlChannel:
-    """Sends and receives on a communicator of its own; made and left by all ranks of `world` together.
+    """Sends and receives control messages on a communicator of its own. Collective: create and close it on all ranks.
 
-    Any thread may send, but only the watch's thread exchanges. ``name`` names this rank for a person, and ``previous``
-    the rank before it in the ring of all ranks.
+    Any thread may send, but only the thread of the watch exchanges messages.
+
+    Attributes:
+        name: Name of this rank in messages to the user.
+        previous_name: Name of the previous rank in the ring of all ranks.
     """
 
     def __init__(self, world: SleepingComm) -> None:
@@ -36,51 +39,50 @@ class ControlChannel:
         self._pinged_at = self._exchanged_at = self._received_at = clock.now()
 
     def set_worker_name(self, rank: int, worker: int) -> None:
-        """Name this rank by its worker, as in the lines that objectives print, and in failures."""
+        """Name this rank by its worker, as in printed lines and in failures."""
         self.name = f"rank {rank} of worker {worker} on {self._host}"
 
     def send(self, rank: int, *message: Any) -> None:
-        """Let a message be sent at the next exchange; any thread may call this."""
+        """Queue a message for the next exchange; any thread may call this."""
         self._outbox.put((rank, message))
 
     def send_now(self, rank: int, *message: Any) -> None:
-        """Send a message at once; only for the thread that exchanges, which may never exchange again."""
+        """Send a message at once; only for the thread that exchanges, when it may not exchange again."""
         with suppress(Exception):
             self._comm.send(message, dest=rank)
 
     def exchange_messages(self) -> Iterator[ControlMessage]:
-        """Send the messages that wait, and yield those that have come."""
+        """Send the queued messages, and yield the messages that have arrived."""
         self._send_ping()
         while not self._outbox.empty():
             rank, message = self._outbox.get()
             self._comm.send(message, dest=rank)
-        came = []
+        received = []
         while self._comm.iprobe():
-            came.append(self._comm.recv())
-        for message in came:
+            received.append(self._comm.recv())
+        for message in received:
             if message[0] == _PING_KIND:
                 self._received_at, self.previous_name = clock.now(), message[1]
             else:
                 yield message
 
     def measure_silence(self) -> float:
-        """Return the seconds for which nothing has come from the previous rank, in the ring of all ranks."""
+        """Return the seconds since the last heartbeat of the previous rank in the ring of all ranks."""
         return clock.now() - self._received_at if self.size > 1 else 0.0
 
     def close(self) -> None:
-        """Drop messages that are on their way; collective, and after the last exchange."""
+        """Drop pending messages. Collective: call on all ranks after the last exchange."""
         self._comm.drop_messages()
 
     def abort(self, status: int) -> None:
-        """End the job on all hosts; with a copy of the world, MPICH (5.0.2) would end the ranks of this host only."""
+        """End the job on all hosts; with a copy of the world, MPICH (5.0.2) would end only the ranks of this host."""
         self._world.Abort(status)
 
     def _send_ping(self) -> None:
         now = clock.now()
         if now > self._exchanged_at + 3 * _SECONDS_BETWEEN_PINGS:
-            self._received_at = (
-                now  # this rank has not listened: it slept, perhaps with the whole job, or was connecting
-            )
+            # This rank was stopped, perhaps with the whole job, or was connecting, and received no heartbeats.
+            self._received_at = now
         self._exchanged_at = now
         if now > self._pinged_at + _SECONDS_BETWEEN_PINGS and self.size > 1:
             self._pinged_at = now

@@ -1,4 +1,4 @@
-"""One rank of an MPI job, with what watches over it and what marks its output."""
+"""One rank of an MPI job, with the watch over it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from hpo.ranks.rank_watch import RankWatch
 
 @dataclass(frozen=True)
 class Job:
-    """One rank of a job: the communicator of all ranks, the rank's watch, and the template that it has started, if any.
-
-    `started` is when this was made, in seconds since the epoch.
-    """
+    """One rank of a job."""
 
     world: SleepingComm
+    """Communicator of all ranks."""
     watch: RankWatch
+    """The watch over this rank."""
     template: Any = None
+    """The template that this rank has started, if any."""
     started_at: float = field(default_factory=time.time)
+    """Start of the job, in seconds since the epoch."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the job's first rank, which alone reads options and speaks to a person."""
+        """Whether this is the first rank, which alone reads options and prints to the user."""
         return bool(self.world.rank == 0)
 
 
 def abort_for_error(watch: RankWatch, error: BaseException) -> None:
-    """End the whole job at once with a message, or the traceback of a bug, and the status that goes with it."""
+    """End the whole job at once with the error's message, or the traceback of a bug, and its exit status."""
     stopped = watch.active_stop.status if watch.active_stop and isinstance(error, StorageUnavailableError) else 0
-    is_told = isinstance(error, (UsageError, RunError))
-    text = f"error: {error}" if is_told else "".join(traceback.format_exception(error)).rstrip()
+    is_expected = isinstance(error, (UsageError, RunError))
+    text = f"error: {error}" if is_expected else "".join(traceback.format_exception(error)).rstrip()
     watch.abort_job(text, stopped or ExitStatus.CRASHED)

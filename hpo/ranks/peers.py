@@ -1,4 +1,4 @@
-"""What the watch over a rank needs to know of the other ranks of its worker."""
+"""The other ranks of a worker, as the watch over one rank needs them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,26 @@ from hpo.ranks.control_channel import ControlChannel
 
 @dataclass(frozen=True)
 class Peers:
-    """A worker as one of its ranks knows it.
-
-    `leader`, and `others`, which are all ranks but this one, are numbers in the job; `names` names the others for a
-    person. Ranks wait for each other for `patience` seconds.
-    """
+    """The other ranks of a worker."""
 
     leader: int
+    """Index of the worker's leader in the job."""
     others: Sequence[int]
+    """Indices in the job of all ranks of the worker except this one."""
     names: str
+    """Names of these ranks in messages to the user."""
     patience: float
+    """Maximum seconds for which a rank waits for its peers."""
 
 
-def find_peers(worker: SleepingComm, post: ControlChannel, patience: float) -> Peers:
-    """Return the peers of this rank in its worker; collective over the worker's ranks."""
-    names = dict(worker.allgather((post.rank, post.name)))
-    others = [rank for rank in names if rank != post.rank]
+def find_peers(worker: SleepingComm, control_channel: ControlChannel, patience: float) -> Peers:
+    """Return the peers of this rank. Collective: call on all ranks of the worker.
+
+    Args:
+        worker: Communicator of the worker's ranks.
+        control_channel: Control channel of this rank.
+        patience: Maximum seconds for which a rank waits for its peers.
+    """
+    names = dict(worker.allgather((control_channel.rank, control_channel.name)))
+    others = [rank for rank in names if rank != control_channel.rank]
     return Peers(next(iter(names)), others, ", ".join(names[rank] for rank in others), patience)

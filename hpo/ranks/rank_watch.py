@@ -1,7 +1,7 @@
-"""The watch over a rank: a thread that sees signals, deadlines and messages of other ranks while the rank computes.
+"""The watch over a rank: a thread that handles signals, deadlines and messages while the rank computes.
 
-The main thread waits for its trainer or for other ranks most of the time; it also breeds, and sums the run up. The
-watch calls an evaluation off by waking the main thread, which then cancels the objective in its trainer.
+The main thread mostly waits for its trainer or for other ranks; it also proposes individuals, and writes the summary.
+To cancel an evaluation, the watch wakes the main thread, which then cancels the objective in its trainer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RUN_STOPS = "the run stops"
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 _POLL_SECONDS = 0.1
-_SECONDS_PER_CTRL_C = 1.0  # mpirun and the terminal may both deliver it
+_SECONDS_PER_CTRL_C = 1.0  # mpirun and the terminal may both deliver one Ctrl-C.
 _SECONDS_TO_STOP = 7.0
 _SECONDS_TO_SUMMARIZE = 2.5
 _MIN_SILENCE = 15.0
@@ -40,7 +40,14 @@ _SECONDS_TO_ABORT = 5.0
 
 
 class RankWatch:
-    """The thread that watches over a rank, and what the main thread tells it; made and left by all ranks together."""
+    """The thread that watches over a rank. Collective: enter and leave it on all ranks.
+
+    Args:
+        world: Communicator of all ranks.
+
+    Raises:
+        CollectiveUsageError: This MPI does not support several threads.
+    """
 
     def __init__(self, world: SleepingComm) -> None:
         if not allows_threads():
@@ -57,12 +64,10 @@ class RankWatch:
         self._run_stop = RunStop()
         self._abort_lock = threading.Lock()
         self._has_ended = False
-        self._evaluation_count = 0  # evaluations of the worker
+        self._evaluation_count = 0  # number of evaluations of the worker
         self._evaluation: WatchedEvaluation | None = None
-        self._early_cancellation: tuple[int, str] = (
-            -1,
-            "",
-        )  # a call-off that came before this rank has begun the evaluation
+        # A cancellation that arrived before this rank has begun the evaluation: its number, and the cause.
+        self._early_cancellation = (-1, "")
         self._early_reports: list[tuple[int, Any]] = []
         self._evaluation_lock = threading.Lock()
         self._wakeup = WakeupPipe(_STOP_SIGNALS)
@@ -76,7 +81,7 @@ class RankWatch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None and not isinstance(error, CollectiveUsageError):
-            return  # the job is about to end, and the watch helps to end it
+            return  # The job is about to end, and the watch helps to end it.
         self._has_ended = True
         self._wakeup.wake()
         self._thread.join()
@@ -85,44 +90,49 @@ class RankWatch:
 
     @property
     def is_own_thread(self) -> bool:
-        """Whether the caller is the watch's own thread, which must not wait."""
+        """Whether the caller is the thread of the watch, which must not wait."""
         return threading.current_thread() is self._thread
 
-    # For the main thread
+    # Called by the main thread
 
     def join_worker(self, worker: SleepingComm, index: int, patience: float) -> None:
-        """Learn this rank's peers in the worker of this number, or in its team; collective over the ranks of that.
+        """Join a worker, or a group of workers. Collective: call on all of its ranks.
 
-        `patience` is the seconds for which ranks wait for each other.
+        Args:
+            worker: Communicator of its ranks.
+            index: Number of the worker.
+            patience: Maximum seconds for which a rank waits for its peers.
         """
         self.control_channel.set_worker_name(worker.rank, index)
         self._peers = find_peers(worker, self.control_channel, patience)
         self._evaluation_count = worker.allreduce(self._evaluation_count, max)
 
-    def set_stop_callbacks(self, sign_off: Callable[[], None], last_words: Callable[[], int]) -> None:
-        """On the first rank: call `mark_ended` when the run begins to stop.
+    def set_stop_callbacks(self, on_stop: Callable[[], None], summarize_late: Callable[[], int]) -> None:
+        """Set callbacks for a stop of the run, on the first rank.
 
-        And `conclude_once`, a status, if it is late.
+        Args:
+            on_stop: Called when the run begins to stop.
+            summarize_late: Writes the summary if the stop takes too long, and returns the exit status.
         """
-        self._on_stop, self._summarize_late = sign_off, last_words
+        self._on_stop, self._summarize_late = on_stop, summarize_late
 
     def schedule_stop(self, seconds: float, reason: str) -> None:
-        """Stop the run after so many seconds from now."""
+        """Stop the run `seconds` from now."""
         self._deadlines[reason] = time.monotonic() + seconds
 
     @property
     def active_stop(self) -> StopRequest | None:
-        """Why the whole run is to stop, None while it is not."""
+        """Why the run stops; None while it does not stop."""
         return self._run_stop.reason
 
     @property
     def peer_names(self) -> str:
-        """The names of the worker's other ranks, for a person."""
+        """Names of the worker's other ranks in messages to the user."""
         return self._peers.names if self._peers else ""
 
     @contextmanager
     def watch_evaluation(self) -> Iterator[WatchedEvaluation]:
-        """Watch over an evaluation, which all ranks of the worker begin and end together."""
+        """Watch over an evaluation inside `with`. Collective: enter and leave it on all ranks of the worker."""
         with self._evaluation_lock:
             self._evaluation_count += 1
             watched = WatchedEvaluation(self._evaluation_count, self._event, self._notify_peers, self._notify_leader)
@@ -141,11 +151,11 @@ class RankWatch:
             self._evaluation = None
 
     def stop_run(self, stop: StopRequest) -> None:
-        """Stop the whole run: evaluations are called off, and no others are started."""
+        """Stop the whole run: evaluations are cancelled, and no others are started."""
         if not self._run_stop.begin_stop(stop):
             return
         if stop.status != ExitStatus.BUDGET_SPENT:
-            with suppress(Exception):  # running evaluations are suspected then, as if the job had died
+            with suppress(Exception):  # If this fails, running evaluations count as possible causes of a crash.
                 self._on_stop()
         for rank in range(1, self.control_channel.size) if self.control_channel.rank == 0 else [0]:
             self._queue_message(rank, "stop", stop)
@@ -153,17 +163,17 @@ class RankWatch:
             evaluation.cancel_here(RUN_STOPS)
 
     def cancel_stop(self, stop: StopRequest) -> None:
-        """Go on after a stop, once all ranks have stopped; messages of it that still come are ignored."""
+        """Continue after a stop, when all ranks have stopped; late messages about it are ignored."""
         self._run_stop.cancel_stop(stop)
 
     def abort_job(self, message: str, status: int = ExitStatus.CRASHED) -> None:
-        """End the whole job at once, with one message, the first that reaches the first rank; does not return."""
+        """End the whole job at once with the first message that reaches the first rank; does not return."""
         if self.control_channel.rank != 0:
             self._send_promptly(0, "die", message, status)
             time.sleep(_SECONDS_TO_ABORT)
         self._abort_now(message, status)
 
-    # For the watch's thread
+    # Called by the watch's thread
 
     def _run(self) -> None:
         try:
@@ -208,9 +218,9 @@ class RankWatch:
                 self._early_reports.append((number, content))
 
     def _check_clock(self) -> None:
-        clock.now()  # which has to be asked often
+        clock.now()  # The clock must be read often.
         if self.control_channel.size > 1 and os.getppid() != self._parent_pid:
-            os._exit(ExitStatus.CRASHED)  # mpirun was killed, and some mpiruns leave their ranks behind
+            os._exit(ExitStatus.CRASHED)  # mpirun was killed; some versions do not end their ranks.
         for reason, end in self._deadlines.items():
             if time.monotonic() > end:
                 self.stop_run(StopRequest(reason))
@@ -218,23 +228,23 @@ class RankWatch:
             self._abort_late_stop(self.active_stop)
         patience = self._peers.patience if self._peers else math.inf
         if (silence := self.control_channel.measure_silence()) > max(patience, _MIN_SILENCE) + _SECONDS_TO_ABORT:
-            why = "its host may be gone, or the process is stopped"
+            why = "its host may be down, or the process is stopped"
             self.abort_job(
                 f"error: nothing has come from {self.control_channel.previous_name} for {silence:.0f} s "
                 f"(--collective-timeout): {why}"
             )
 
     def _abort_late_stop(self, stopping: StopRequest) -> None:
-        """End the job though a rank has not stopped; the first rank sums the run up, and the others leave it time."""
+        """End the job if a rank has not stopped; the first rank writes the summary, and the others leave it time."""
         if self.control_channel.rank == 0:
-            status = stopping.status or ExitStatus.UNFINISHED  # it is not known whether there is more to do
+            status = stopping.status or ExitStatus.UNFINISHED  # The run may have more to do.
             with suppress(Exception):
                 status = self._summarize_late() if self._summarize_late else status
-            self._abort_now(f"stopped ({stopping.reason}), though some ranks did not come to an end", status)
+            self._abort_now(f"stopped ({stopping.reason}), although some ranks did not stop in time", status)
         if self._run_stop.measure_seconds() > _SECONDS_TO_STOP + _SECONDS_TO_SUMMARIZE:
             self._abort_now(f"stopped ({stopping.reason})", stopping.status or ExitStatus.UNFINISHED)
 
-    # For both
+    # Called by both threads
 
     def _notify_peers(self, number: int, cause: str) -> None:
         for peer in self._peers.others if self._peers else ():
@@ -250,7 +260,7 @@ class RankWatch:
         self._wakeup.wake()
 
     def _send_promptly(self, rank: int, *message: Any) -> None:
-        """Send a message at once where this is the watch's thread, which may never exchange messages again."""
+        """Send a message at once if the caller is the watch's thread, which may not exchange messages again."""
         if self.is_own_thread:
             self.control_channel.send_now(rank, *message)
         else:
@@ -258,9 +268,9 @@ class RankWatch:
 
     def _abort_now(self, message: str, status: int) -> None:
         if not self._abort_lock.acquire(blocking=False):
-            time.sleep(_SECONDS_TO_ABORT)  # another thread of this rank is ending the job
+            time.sleep(_SECONDS_TO_ABORT)  # Another thread of this rank is ending the job.
             os._exit(status)
         warn(message)
-        time.sleep(0.5)  # mpirun may drop what arrives together with the abort
+        time.sleep(0.5)  # mpirun may drop output that arrives together with the abort.
         self.control_channel.abort(status)
-        os._exit(status)  # an abort may return
+        os._exit(status)  # The abort may return.

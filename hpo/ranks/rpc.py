@@ -1,4 +1,4 @@
-"""Calls from all ranks of a job to its first one, where a thread answers them while the rank computes."""
+"""Remote procedure calls from all ranks of a job to a thread of its first rank."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hpo.errors import DuplicateError
 from hpo.process import clock
 from hpo.ranks.communicator import SleepingComm, sleep_briefly, sleep_until
 
-_CALL_TAG = 0  # the tag of calls; those of answers are higher
-_MAX_TAGS = 32767  # that each MPI has at least
+_CALL_TAG = 0  # tag of calls; the tags of answers are higher
+_MAX_TAGS = 32767  # the minimum that MPI guarantees
 
-# Between two looks for calls where few come: each takes the lock of Python's threads from the main thread.
+# Seconds between two checks for calls. Each check takes Python's global interpreter lock from the main thread.
 _MAX_SLEEP = 1e-2
-_MAX_BATCH_CALLS = 64  # calls, before what they have told is settled
+_MAX_BATCH_CALLS = 64  # number of calls between two calls of `settle`
 
 
 class RpcClient:
-    """One rank's end of the calls, in a communicator of their own; any thread may call."""
+    """Makes calls on one rank, in a communicator for calls alone; any thread may call."""
 
     def __init__(self, comm: SleepingComm) -> None:
         self._comm = comm
@@ -32,13 +32,21 @@ class RpcClient:
         self._tags = itertools.cycle(range(_CALL_TAG + 1, _MAX_TAGS))
 
     def notify(self, name: str, *arguments: Any, **options: Any) -> None:
-        """Call a function by its name, and do not wait for it; calls of a rank are made in their order."""
+        """Call a function by its name without waiting for it; calls of a rank keep their order."""
         self._send_call(_CALL_TAG, name, arguments, options)
 
     def call(self, name: str, *arguments: Any, limit: float = math.inf, **options: Any) -> Any:
-        """Call a function by its name, wait for what it returns, and return that, or raise the KnownError it raised.
+        """Call a function by its name, and return its result.
 
-        Raises TimeoutError after `limit` seconds.
+        Args:
+            name: Name of the function.
+            *arguments: Positional arguments.
+            limit: Maximum seconds to wait.
+            **options: Keyword arguments.
+
+        Raises:
+            DuplicateError: The function has raised it.
+            TimeoutError: The answer does not come within `limit` seconds.
         """
         tag = self._send_call(None, name, arguments, options)
         if not sleep_until(lambda: bool(self._comm.iprobe(source=0, tag=tag)), limit):
@@ -56,10 +64,14 @@ class RpcClient:
 
 
 class RpcServer:
-    """Answers calls by `answer(name, *arguments)` inside ``with``, on the first rank, in a thread of its own.
+    """Answers calls on the first rank inside `with`, in a thread of its own.
 
-    `settle()` is called whenever no more calls wait, and now and then where they always do. All of it is done inside
-    `working`. `on_error` is called with the error where no more calls can be answered.
+    Args:
+        comm: Communicator for calls alone.
+        answer: Called as `answer(name, *arguments, **options)` for each call.
+        settle: Called when no call is pending, and after each batch of calls.
+        working: Context in which all calls are answered.
+        on_error: Called with the error if calls can no longer be answered.
     """
 
     def __init__(
@@ -70,7 +82,7 @@ class RpcServer:
         working: AbstractContextManager[object],
         on_error: Callable[[BaseException], None],
     ) -> None:
-        self._comm = SleepingComm(comm)  # a handle of its own: this rank's own calls have another
+        self._comm = SleepingComm(comm)  # The calls of this rank use another handle.
         self._answer = answer
         self._settle = settle
         self._working = working
@@ -83,7 +95,7 @@ class RpcServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End the thread; nobody calls any more. Where this is left by an error, the whole job ends soon."""
+        """End the thread, after the last call; after an error, the job ends soon, so it is not awaited."""
         self._closed.set()
         if kind is None:
             self._thread.join()
@@ -96,20 +108,20 @@ class RpcServer:
             self._on_error(error)
 
     def _answer_until_closed(self) -> None:
-        called = clock.now()
+        last_call_at = clock.now()
         while True:
             is_last = self._closed.is_set()
             count = sum(itertools.takewhile(bool, (self._answer_next() for _ in range(_MAX_BATCH_CALLS))))
             self._settle()
             if count:
-                called = clock.now()
+                last_call_at = clock.now()
             elif is_last:
                 return
             else:
-                sleep_briefly(clock.now() - called, _MAX_SLEEP)
+                sleep_briefly(clock.now() - last_call_at, _MAX_SLEEP)
 
     def _answer_next(self) -> bool:
-        """Make the next call that has come, and tell whether there was one."""
+        """Answer the next pending call; return false if there is none."""
         status = MPI.Status()
         message = self._comm.improbe(tag=_CALL_TAG, status=status)
         if message is None:
@@ -125,7 +137,7 @@ class RpcServer:
         return True
 
     def _receive_call(self, request: MPI.Request) -> Any:
-        """Return what is being received; of a long message, the sender may have to go on, and this rank to connect."""
+        """Receive a call without blocking: for a long message, sender and receiver may have to connect first."""
         found: list[Any] = []
 
         def is_here() -> bool:

@@ -1,4 +1,4 @@
-"""Whether a whole run is to stop, and why: the first reason counts, but an end with success can be overruled."""
+"""Whether a run stops, and why: the first reason counts, but it replaces a stop with success."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from hpo.process import clock
 
 
 class RunStop:
-    """The stop of a run; ``reason`` is None while it goes on."""
+    """The stop of a run.
+
+    Attributes:
+        reason: Why the run stops; None while it does not stop.
+    """
 
     def __init__(self) -> None:
         self.reason: StopRequest | None = None
@@ -17,7 +21,7 @@ class RunStop:
         self._ignored_stop: StopRequest | None = None
 
     def begin_stop(self, stop: StopRequest) -> bool:
-        """Stop for a reason, and return true; false where that changes nothing."""
+        """Stop the run for a reason; return false if the run stops already, or ignores this reason."""
         if self.is_final(stop) or stop == self._ignored_stop:
             return False
         self._began_at = clock.now()
@@ -25,16 +29,16 @@ class RunStop:
         return True
 
     def cancel_stop(self, stop: StopRequest) -> None:
-        """Go on after a stop, once all ranks have stopped; messages of it that still come are ignored."""
+        """Continue after a stop, when all ranks have stopped; late messages about it are ignored."""
         self._ignored_stop = stop
         if self.reason == stop:
             self.reason, self._began_at = None, math.inf
 
     def is_final(self, stop: StopRequest) -> bool:
-        """Tell whether the run is stopping already, and for a reason that this one does not overrule."""
+        """Return whether the run stops already for a reason that this one does not replace."""
         ends_well = self.reason is not None and self.reason.status == ExitStatus.BUDGET_SPENT
         return self.reason is not None and not (ends_well and stop.status != ExitStatus.BUDGET_SPENT)
 
     def measure_seconds(self) -> float:
-        """Return the seconds for which the run has been stopping."""
+        """Return the seconds since the run began to stop; negative infinity while it does not stop."""
         return clock.now() - self._began_at

@@ -1,4 +1,4 @@
-"""The evaluation that a rank supervises, as its watch knows it: any thread may call it off, at any moment."""
+"""The evaluation that a rank supervises, as the watch over the rank sees it: any thread may cancel it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from typing import Any
 
 
 class WatchedEvaluation:
-    """An evaluation; `number` counts the worker's evaluations, and is the same on all its ranks.
+    """An evaluation that can be cancelled from any thread. The main thread waits on it as on a file.
 
-    ``cause`` is why the evaluation was called off, None while it was not. `tell` tells the peers: it is called with
-    `number` and the cause; `notify_leader` sends something to the worker's leader. The main thread can wait for a
-    call-off, or for what others have sent, together with other files, by the rank's `event`.
+    Args:
+        number: Number of the evaluation among those of the worker, the same on all its ranks.
+        event: File descriptor of the rank's eventfd.
+        notify_peers: Called with `number` and the cause to cancel the evaluation on the other ranks.
+        notify_leader: Called with `number` and a report for the worker's leader.
+
+    Attributes:
+        cause: Why the evaluation was cancelled; None if it was not.
     """
 
     def __init__(
@@ -33,37 +38,37 @@ class WatchedEvaluation:
         self.clear_event()
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for; it can be read from the call-off until `clear`."""
+        """Return the file descriptor to wait on; it is readable from a cancellation until `clear_event`."""
         return self._event
 
     def clear_event(self) -> None:
-        """Take note of a call-off, or of what others have sent."""
+        """Acknowledge a cancellation, or reports of other ranks."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._event)
 
     def cancel_on_all(self, cause: str) -> None:
-        """Call the evaluation off on all ranks of the worker."""
+        """Cancel the evaluation on all ranks of the worker."""
         self.cancel_here(cause)
         self._notify_peers(self.number, cause)
 
     def send_report(self, content: Any) -> None:
-        """Send something to the worker's leader, which gets it by `take_reports`."""
+        """Send a report to the worker's leader, which gets it by `take_reports`."""
         self._notify_leader(self.number, content)
 
     def add_report(self, content: Any) -> None:
-        """Let the main thread have what another rank has sent."""
+        """Add a report of another rank for the main thread."""
         self._reports.append(content)
         os.eventfd_write(self._event, 1)
 
     def take_reports(self) -> list[Any]:
-        """Return what other ranks have sent since the last call."""
+        """Return the reports of other ranks since the last call."""
         new = []
         while self._reports:
             new.append(self._reports.popleft())
         return new
 
     def cancel_here(self, cause: str) -> None:
-        """Call the evaluation off on this rank only."""
+        """Cancel the evaluation on this rank only."""
         if self.cause is None:
             self.cause = cause
             os.eventfd_write(self._event, 1)

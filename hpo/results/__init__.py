@@ -1,1 +1,1 @@
-"""What came out of a run: its summary, its winner, how sure that is. No MPI, no torch."""
+"""Evaluate the results of a run: summary, winner, confirmation with other seeds. Imports neither MPI nor torch."""

@@ -1,10 +1,10 @@
-"""Functional ANOVA: a model of losses as a sum of effects, whose variances are the importances of parameters.
+"""Functional ANOVA: a model of losses as a sum of effects. The variances of the effects are parameter importances.
 
-A function of independent parameters is a sum: a constant, an effect of each parameter, an effect of each pair, and so
-on. Each effect has the mean 0 along each of its parameters (Sobol 1993). The model has the effects of one and of two
-parameters, which are Gaussian processes (Lu et al. 2022, Additive Gaussian processes revisited). The variance of an
-effect is 0 with some probability (spike and slab, George and McCulloch 1993). So a draw from the posterior tells which
-parameters matter, and how much.
+A function of independent parameters is the sum of a constant, an effect of each parameter, an effect of each pair, and
+so on. Each effect has the mean 0 along each of its parameters (Sobol 1993). The model has the effects of one and of two
+parameters. They are Gaussian processes (Lu et al. 2022, Additive Gaussian processes revisited). The variance of an
+effect is 0 with some probability (spike and slab, George and McCulloch 1993). So each draw from the posterior shows
+which parameters matter, and how much.
 """
 
 from __future__ import annotations
@@ -19,35 +19,47 @@ from scipy.linalg.lapack import dpotrf, dpotrs
 
 from hpo.breeding.gaussian_process import Vector
 
-_WAVES = 6  # of a number's effect
-_DECAY = 3.0  # variances of the weights of waves are as 1, 2^-3, 3^-3, ...
-_CONSTANT = 10.0  # variance of the constant: the mean of a sample is not that of the space
-# What each variance may be, in units of the variance of the sample; all are equally likely, except for an effect of 0.
-_VARIANCES = np.array([0.0, 0.05, 0.25, 1.25, 6.25])  # of an effect
-_COUPLINGS = np.array([0.0, 0.05, 0.25, 1.0])  # of an effect of two, in units of the product of their own
+_WAVES = 6  # Number of cosines in the effect of a number.
+_DECAY = 3.0  # The variances of the weights of the cosines are proportional to 1, 2^-3, 3^-3, ...
+_CONSTANT = 10.0  # Variance of the constant. The mean of a sample differs from the mean of the space.
+# The grid of each variance, in units of the variance of the sample. All values except 0 are equally likely.
+_VARIANCES = np.array([0.0, 0.05, 0.25, 1.25, 6.25])  # Variances of an effect of one parameter.
+_COUPLINGS = np.array(
+    [0.0, 0.05, 0.25, 1.0]
+)  # Variances of a pair's effect, in units of the product of both variances.
 _NOISES = np.array([0.0005, 0.002, 0.008, 0.03, 0.1, 0.3, 1.0])
-_MOST_VISITED = 40  # of the parameters that do not matter at the time, in one sweep
-_LARGE_VALUE = 1e12  # more than the values' squares in units of the noise
+_MOST_VISITED = 40  # Number of parameters with the variance 0 that one sweep draws again.
+_LARGE_VALUE = 1e12  # Exceeds the squares of the values in units of the noise.
 
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of one parameter: a sum of functions, orthonormal over its range, with random weights."""
+    """The effect of one parameter: a sum of functions that are orthonormal over its range, with random weights."""
 
     functions: Vector
-    """The values of the functions at the points of a sample, shape (points, functions)."""
+    """The values of the functions at the points of a sample, shape `(points, functions)`."""
     variances: Vector
-    """The variances of the weights, whose sum is 1."""
+    """The variances of the weights, shape `(functions,)`. Their sum is 1."""
 
     @classmethod
     def from_number(cls, positions: Vector, values: float) -> Effect:
-        """Return the effect of a number at positions from 0 to 1; it has so many values, which may be infinite."""
+        """Return the effect of a numerical parameter.
+
+        Args:
+            positions: The positions of the points in the range of the parameter, from 0 to 1, shape `(points,)`.
+            values: The number of values that the parameter can have, which may be infinite.
+        """
         orders = np.arange(1, 1 + int(min(_WAVES, values - 1)))
         return cls(_compute_waves(positions, orders), orders**-_DECAY / np.sum(orders**-_DECAY))
 
     @classmethod
     def from_category(cls, choices: Vector, values: int) -> Effect:
-        """Return the effect of a category, given by the indices of its choices; no two are closer than others."""
+        """Return the effect of a categorical parameter, whose choices all have the same distance from each other.
+
+        Args:
+            choices: The index of the choice at each point, shape `(points,)`.
+            values: The number of choices.
+        """
         orders = np.arange(1, values)
         return cls(_compute_waves((choices + 0.5) / values, orders), np.full(len(orders), 1 / max(1, len(orders))))
 
@@ -58,16 +70,16 @@ def _compute_waves(positions: Vector, orders: npt.NDArray[np.int64]) -> Vector:
 
 
 class AnovaSampler:
-    """Draws functions from the posterior by Gibbs sampling, and returns the variances of their effects.
+    """Draw functions from the posterior by Gibbs sampling, and compute the variances of their effects.
 
     Args:
-        effects: The effect of each parameter. Its functions are zero at points where the parameter does not exist.
-        together: The share of the search space in which two parameters have an effect together, 0 if they have none,
-            and on the diagonal the share in which one exists; shape (parameters, parameters).
-        values: The values of the function at the points in one or more transformations, shape (transformations,
-            points). Each has the mean 0 and the variance 1.
-        odds: The logarithm of the probability of each transformation, before the model is compared with the points.
-        draws: Random numbers.
+        effects: The effect of each parameter. Its functions are 0 at points where the parameter is inactive.
+        overlap: The share of the search space in which two parameters have a common effect, 0 if they have none. On the
+            diagonal, the share in which one parameter is active. Shape `(parameters, parameters)`.
+        values: The values of the function at the points in one or more transformations, shape `(transformations,
+            points)`. Each transformation has the mean 0 and the variance 1.
+        log_odds: The logarithm of the prior probability of each transformation, shape `(transformations,)`.
+        rng: The random number generator.
     """
 
     def __init__(
@@ -79,23 +91,27 @@ class AnovaSampler:
         self._overlap, self._rng = overlap, rng
         self._all_values, self._log_odds = values, log_odds
         self._count, self._points = len(effects), values.shape[1]
-        # The state of the sampler.
         self._values = values[0]
         self._variances: Vector = np.where(rng.random(self._count) < 3 / self._count, _VARIANCES[2], 0.0)
         self._coupling, self._noise = float(_COUPLINGS[1]), float(_NOISES[4])
 
     def sample(self, burn_in: int, draws: int) -> Vector:
-        """Return the variance that belongs to each parameter in some draws, shape (draws, parameters)."""
+        """Return the variance that belongs to each parameter in each draw, shape `(draws, parameters)`.
+
+        Args:
+            burn_in: The number of first sweeps whose draws are discarded.
+            draws: The number of draws to return.
+        """
         found = []
         for sweep in range(burn_in + draws):
-            # The first effects are wrong, and would suit a wrong transformation, which is then never left.
+            # Early effects are wrong. They would select a wrong transformation, which the sampler then never leaves.
             self._sweep(is_settled=sweep >= burn_in - 4)
             if sweep >= burn_in:
                 found.append(self._draw_variances())
         return np.array(found)
 
     def _sweep(self, is_settled: bool) -> None:
-        """Draw each variance, given all others (griddy Gibbs sampler: Ritter and Tanner 1992)."""
+        """Draw each variance, given all others, by a griddy Gibbs sampler (Ritter and Tanner 1992)."""
         self._single, self._double = self._compute_covariances()
         self._score = self._compute_score(self._single + self._coupling * self._double, self._noise)
         idle = self._rng.permutation(np.flatnonzero(self._variances == 0))[:_MOST_VISITED]
@@ -111,7 +127,6 @@ class AnovaSampler:
             self._draw_transformation(covariance)
 
     def _draw_effect(self, index: int) -> None:
-        """Draw the variance of one parameter's effect."""
         before, kernel = self._variances[index], self._kernels[index]
         others = np.flatnonzero((self._variances > 0) & (self._overlap[index] > 0))
         others = others[others != index]
@@ -122,7 +137,7 @@ class AnovaSampler:
             self._score if variance == before else self._compute_score(rest + variance * own, self._noise)
             for variance in _VARIANCES
         ]
-        # The share of the parameters that matter is unknown: a beta distribution, given the other parameters.
+        # The share of the parameters that matter is unknown. Given the other parameters, it has a beta distribution.
         matter = (1 + np.count_nonzero(self._variances) - (before > 0)) / (1 + self._count)
         priors = np.append(1 - matter, np.full(len(_VARIANCES) - 1, matter / (len(_VARIANCES) - 1)))
         chosen = self._draw_index(scores + np.log(priors))
@@ -139,7 +154,7 @@ class AnovaSampler:
             self._values = self._all_values[self._draw_index(scores)]
 
     def _compute_covariances(self) -> tuple[Vector, Vector]:
-        """Return the covariances of the effects of one parameter, and of the effects of two before coupling."""
+        """Return the covariances of the effects of one parameter, and of the effects of pairs before coupling."""
         single, double = np.full((self._points, self._points), _CONSTANT), np.zeros((self._points, self._points))
         for index in np.flatnonzero(self._variances):
             single += self._variances[index] * self._kernels[index]
@@ -148,12 +163,12 @@ class AnovaSampler:
         return single, double
 
     def _find_pairs(self) -> list[tuple[int, int]]:
-        """Return the pairs of parameters that matter and may have an effect together."""
+        """Return the pairs of parameters that matter and may have a common effect."""
         matter = np.flatnonzero(self._variances)
         return [(int(i), int(j)) for i in matter for j in matter if i < j and self._overlap[i, j] > 0]
 
     def _compute_score(self, covariance: Vector, noise: float) -> float:
-        """Return log p(values | covariance, noise), except for a constant."""
+        """Return log p(values | covariance, noise) up to a constant."""
         factor, is_wrong = self._factorize(covariance, noise)
         if is_wrong:
             return -math.inf
@@ -161,9 +176,10 @@ class AnovaSampler:
         return float(-0.5 * solution @ solution - np.log(np.diagonal(factor)[:-1]).sum())
 
     def _factorize(self, covariance: Vector, noise: float) -> tuple[Vector, bool]:
-        """Return the lower Cholesky factor of a covariance with the values as one more row, and whether it failed.
+        """Return the lower Cholesky factor of the covariance and the values, and whether the factorization failed.
 
-        The last row of the factor solves for the values, so that one call of LAPACK is enough.
+        The values are the last row of the matrix. So the last row of the factor solves for the values, and one call of
+        LAPACK is enough.
         """
         whole = np.empty((self._points + 1, self._points + 1), order="F")
         whole[:-1, :-1], whole[-1, :-1] = covariance, self._values
@@ -173,15 +189,14 @@ class AnovaSampler:
         return factor, problem != 0
 
     def _draw_index(self, scores: Sequence[float] | Vector) -> int:
-        """Draw an index, given the logarithms of probabilities."""
         chances = np.cumsum(np.exp(np.array(scores) - np.max(scores)))
         return int(np.searchsorted(chances, self._rng.random() * chances[-1]))
 
     def _draw_variances(self) -> Vector:
-        """Draw a function; return the variance over the search space that belongs to each parameter.
+        """Draw a function and return the variance over the search space that belongs to each parameter.
 
-        An effect of two parameters belongs to each of them by half: Shapley effects (Owen 2014). The function is one
-        from the prior, corrected at the points (Wilson et al. 2020).
+        Half of the effect of a pair belongs to each parameter: Shapley effects (Owen 2014). The function is drawn from
+        the prior and corrected at the points (Wilson et al. 2020).
         """
         blocks = self._make_blocks()
         weights = [self._rng.standard_normal(block.shape[1]) for _, _, block in blocks]
@@ -200,7 +215,7 @@ class AnovaSampler:
         return found
 
     def _make_blocks(self) -> list[tuple[tuple[int, int], Vector, Vector]]:
-        """Return the parameters of each effect, the deviations of its weights, and its functions times these."""
+        """Return the parameters, the deviations of the weights, and the scaled functions of each effect."""
         blocks: list[tuple[tuple[int, int], Vector, Vector]] = []
         for index in np.flatnonzero(self._variances).tolist():
             scale = math.sqrt(self._variances[index])

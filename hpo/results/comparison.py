@@ -1,9 +1,9 @@
-"""Comparison of several mean losses with the lowest one, by simultaneous confidence bounds.
+"""Compare several mean losses with the lowest one, by simultaneous confidence bounds.
 
 The method is Hsu's (Constrained simultaneous confidence intervals for multiple comparisons with the best, Annals of
-Statistics 12, 1984). If no estimate of the best mean exceeds another by more than its one-sided bound, all statements
-below hold together. Bonferroni's inequality gives the bound for each pair, since variances may differ. The variance of
-a sample is its own or the pooled one, the larger of the two: few losses have a small variance by chance.
+Statistics 12, 1984). All statements hold together, unless the estimate of the best mean exceeds another estimate by
+more than its one-sided bound. Bonferroni's inequality gives the bound for each pair, because variances may differ. The
+variance of a sample is the larger of its own and the pooled one: few losses can have a small variance by chance.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-CONFIDENCE = 0.95  # of all statements on a set of samples together
-ROUNDING = 1e-12  # relative to the largest loss: equal losses may have been summed in another order
+CONFIDENCE = 0.95  # Probability that all statements about a set of samples hold together.
+ROUNDING = 1e-12  # Relative to the largest loss: equal losses may have been summed in another order.
 
 
 @dataclass(frozen=True)
 class LossSample:
-    """A sample of losses: their mean, their variance, and their number."""
+    """The mean, the variance and the number of the losses in a sample."""
 
     mean: float
     variance: float
@@ -27,41 +27,56 @@ class LossSample:
 
     @classmethod
     def from_losses(cls, losses: Sequence[float]) -> LossSample:
-        """Return the sample of two losses or more."""
+        """Return the sample of at least two losses."""
         return cls(statistics.fmean(losses), statistics.variance(losses), len(losses))
 
 
 @dataclass(frozen=True)
 class MeanBound:
-    """A bound of a mean: whether it may be the lowest, and by how much it exceeds the lowest at most."""
+    """The result of comparing the mean of one sample with the lowest mean."""
 
     may_be_lowest: bool
+    """Whether this mean may be the lowest."""
     excess: float
+    """The upper bound of the difference between this mean and the lowest."""
 
 
 def pool_variances(samples: Sequence[LossSample]) -> float:
-    """Return the variance of the losses around the means of their samples."""
+    """Return the pooled variance of the losses around the means of their samples."""
     freedom = sum(sample.size - 1 for sample in samples)
     return sum((sample.size - 1) * sample.variance for sample in samples) / freedom
 
 
 def compare_with_lowest(samples: Sequence[LossSample]) -> list[MeanBound]:
-    """Return a bound for each of two samples or more; all of them hold together with a probability of 95%."""
-    from scipy.special import stdtrit  # 0.05 s, and readers of runs without confirmations do not need it
+    """Compare the mean of each sample with the lowest mean.
+
+    Args:
+        samples: At least two samples, each of at least two losses.
+
+    Returns:
+        One bound for each sample. All bounds hold together with a probability of 95%.
+    """
+    from scipy.special import stdtrit  # Takes 0.05 s to import. Runs without confirmations do not need it.
 
     pooled = pool_variances(samples)
     freedom = sum(sample.size - 1 for sample in samples)
     quantile = float(stdtrit(freedom, 1 - (1 - CONFIDENCE) / (len(samples) - 1)))
 
-    def width(one: LossSample, other: LossSample) -> float:
-        parts = (max(sample.variance, pooled) / sample.size for sample in (one, other))
+    def compute_width(first: LossSample, second: LossSample) -> float:
+        parts = (max(sample.variance, pooled) / sample.size for sample in (first, second))
         return quantile * math.sqrt(sum(parts))
 
-    lowest = [one for one in samples if all(one.mean - other.mean <= width(one, other) + ROUNDING for other in samples)]
+    def may_be_lowest(sample: LossSample) -> bool:
+        return all(sample.mean - rival.mean <= compute_width(sample, rival) + ROUNDING for rival in samples)
+
+    lowest = [sample for sample in samples if may_be_lowest(sample)]
     return [
         MeanBound(
-            any(sample is one for one in lowest),
-            max((sample.mean - one.mean + width(sample, one) for one in lowest if one is not sample), default=0.0),
+            any(sample is rival for rival in lowest),
+            max(
+                (sample.mean - rival.mean + compute_width(sample, rival) for rival in lowest if rival is not sample),
+                default=0.0,
+            ),
         )
         for sample in samples
     ]

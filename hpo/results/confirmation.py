@@ -1,7 +1,7 @@
-"""Confirming the winner: the best of a run are trained again with other seeds, and their losses are compared.
+"""Confirm the winner: train the best individuals again with other seeds, and compare their losses.
 
-The loss by which an individual was chosen is too optimistic, since it is the lowest of many. The evaluations that
-confirm the best are recorded in a study of their own beside the run's, and count for no budget.
+The loss that selected an individual is too optimistic, because it is the lowest of many. The evaluations that confirm
+the best are recorded in a separate study. They do not count for the budget.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConfirmationPlan:
-    """How the best are confirmed: with `count` seeds each, which follow from `basis`, the run's seed and settings.
+    """The number of seeds with which each of the best individuals is confirmed, and how the seeds are drawn.
 
-    Seeds are drawn, so that no run was started with them, and differ from individual to individual, so that their
-    losses are independent. Other settings make other seeds: losses under different settings are never put together.
-    `least` is the lowest count of an earlier session, whose individuals stay confirmed; 0 for `count`.
+    Seeds are drawn at random, so that no run was started with them. Individuals have different seeds, so that their
+    losses are independent. Other settings give other seeds: losses under different settings are never compared.
     """
 
     count: int
+    """The number of seeds for each individual."""
     seed_basis: str
+    """The seed and the settings of the run, as text. All confirmation seeds follow from it."""
     min_count: int = 0
+    """The lowest count of an earlier session, whose individuals stay confirmed. 0 means `count`."""
 
     def draw_seeds(self, trial: int) -> list[int]:
-        """Return the seeds for an individual, by its trial."""
+        """Return the seeds for the individual with this trial number."""
         rng = random.Random(f"confirm/{self.seed_basis}/{trial}")
         return [rng.getrandbits(31) for _ in range(self.count)]
 
     def select_planned(self, confirmations: Sequence[Evaluation]) -> list[Evaluation]:
-        """Return the confirmations of individuals with `least` of them or all, whether they have ended or wait."""
+        """Return the planned confirmations, ended or not, of individuals that have at least `min_count` of them."""
         chosen: dict[int, list[Evaluation]] = {}
         for evaluation in filter(_is_counted, confirmations):
             trial = evaluation.confirms
@@ -57,31 +59,47 @@ class ConfirmationPlan:
         ]
 
     def count_remaining(self, best: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> int:
-        """Return how many evaluations are still to be done before each of the best is confirmed."""
+        """Return the number of evaluations that must still finish before each of the best is confirmed."""
         return len(self._pair_with_seeds(best).keys() - {(e.confirms, e.seed) for e in confirmations if e.is_finished})
 
     def enqueue_planned(self, record: Record, best: Sequence[Evaluation], space: SearchSpace) -> int:
-        """Let the evaluations that are to be done, and no others, wait in the record; return how many it then has."""
+        """Enqueue the planned evaluations that the record lacks, and cancel waiting ones that are not planned.
+
+        Args:
+            record: The record of the confirmations.
+            best: The individuals to confirm.
+            space: The search space of the run.
+
+        Returns:
+            The number of confirmations in the record, without interrupted ones.
+        """
         planned, distributions = self._pair_with_seeds(best), space.make_distributions()
         for waiting in [evaluation for evaluation in record.read_evaluations() if evaluation.state == "waiting"]:
             if (waiting.confirms, waiting.seed) not in planned:
                 record.cancel_waiting(waiting)
-        there = {(e.confirms, e.seed) for e in record.read_evaluations() if _is_counted(e)}
+        recorded = {(e.confirms, e.seed) for e in record.read_evaluations() if _is_counted(e)}
         for (trial, seed), params in planned.items():
-            if (trial, seed) not in there:
+            if (trial, seed) not in recorded:
                 record.enqueue(params, distributions, confirms=trial, seed=seed, propagator="--confirm-seeds")
         return sum(map(_is_counted, record.read_evaluations()))
 
     def _pair_with_seeds(self, best: Sequence[Evaluation]) -> dict[tuple[int | None, int | None], dict[str, Any]]:
-        """Return each trial with each of its seeds, and the hyperparameters to train."""
-        return {(one.trial, seed): one.params for one in best for seed in self.draw_seeds(one.trial)}
+        """Return the hyperparameters to train for each pair of a trial and one of its seeds."""
+        return {
+            (evaluation.trial, seed): evaluation.params
+            for evaluation in best
+            for seed in self.draw_seeds(evaluation.trial)
+        }
 
 
 def make_plan(run: Manifest) -> ConfirmationPlan:
-    """Return the plan of a run."""
+    """Return the confirmation plan of the last session of a run."""
     basis = _format_seed_basis(run.seed, run.settings)
-    alike = [one.options for one in run.sessions if _format_seed_basis(one.options.get("seed"), one.settings) == basis]
-    counts = [options.get("confirm_seeds", 0) for options in alike]
+    counts = [
+        session.options.get("confirm_seeds", 0)
+        for session in run.sessions
+        if _format_seed_basis(session.options.get("seed"), session.settings) == basis
+    ]
     return ConfirmationPlan(
         run.confirm_seeds,
         basis,
@@ -98,15 +116,24 @@ def _is_counted(confirmation: Evaluation) -> bool:
 
 
 def compare_confirmed(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return confirmed individuals, ordered by the number of their failures, and then by the mean of their losses.
+    """Compare the confirmed individuals, and sort them by the number of failures and then by the mean loss.
 
-    Individuals with fewer seeds than others are behind these: few losses may be low by luck.
+    Individuals with fewer seeds than others come last: few losses may be low by luck. Only individuals that failed as
+    often as the first are compared, see `hpo.results.comparison`.
 
-    Each is a dict of its `trial`, its `losses`, their `mean` and standard `deviation` (None if there are too few), and
-    how many evaluations have `failed`. Individuals that failed as often as the first are compared, see
-    `hpo.results.comparison`. Then `may_be_best` is whether the mean over all seeds may be the lowest, and
-    `worse_by_at_most` bounds its difference to the lowest. Both are None without a comparison. An individual is
-    `as_good` as the best if this bound is `as_good_within` or less.
+    Args:
+        confirmations: The planned confirmations. Unfinished ones are ignored.
+
+    Returns:
+        One dict for each individual, best first, with these keys:
+
+        - `trial`: The trial number of the individual.
+        - `losses`: The losses of the evaluations that succeeded, one for each seed.
+        - `mean` and `deviation`: The mean and the standard deviation of the losses; None if there are too few.
+        - `failed`: The number of evaluations that failed.
+        - `may_be_best`: Whether the mean over all seeds may be the lowest; None without a comparison.
+        - `worse_by_at_most`: The upper bound of the difference to the lowest mean; None without a comparison.
+        - `as_good`: Whether this bound is at most the margin, see `compute_margin`.
     """
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in confirmations:
@@ -132,23 +159,32 @@ def _make_sort_key(entry: dict[str, Any], most: int) -> tuple[bool, int, float]:
 
 
 def select_comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the individuals that can be compared with the best, the first included; none if it is the only one."""
-    rivals = [one for one in entries if one["failed"] == entries[0]["failed"] and len(one["losses"]) > 1]
+    """Return the entries that can be compared with the first one, and the first one; empty if there is only one."""
+    failed = entries[0]["failed"] if entries else 0
+    rivals = [entry for entry in entries if entry["failed"] == failed and len(entry["losses"]) > 1]
     return rivals if len(rivals) > 1 and rivals[0] is entries[0] else []
 
 
 def compute_margin(entries: Sequence[dict[str, Any]]) -> float | None:
-    """Return how much worse than the best an individual may be that is as good; None without a comparison.
+    """Return the largest difference to the best mean loss that counts as equally good; None without a comparison.
 
-    It is the standard deviation of the losses of one individual: the first one's, or the pooled one if that is smaller.
-    Another seed changes a loss by as much.
+    It is the standard deviation of the losses of one individual over seeds. The first individual's own or the pooled
+    standard deviation is used, the smaller of the two.
     """
     samples, scale = _make_samples(select_comparable(entries))
     return scale * _compute_scaled_margin(samples) if samples else None
 
 
 def count_seeds_needed(entries: Sequence[dict[str, Any]], most: int) -> int | None:
-    """Estimate how many seeds each show that the first is as good as the best; None if more than `most`."""
+    """Estimate how many seeds for each individual would show that the first is as good as the best.
+
+    Args:
+        entries: The result of `compare_confirmed`.
+        most: The largest number of seeds to try.
+
+    Returns:
+        The number of seeds; None if more than `most` are needed.
+    """
     samples, _ = _make_samples(select_comparable(entries))
     margin = _compute_scaled_margin(samples)
     for count in range(samples[0].size + 1, most + 1):
@@ -158,7 +194,7 @@ def count_seeds_needed(entries: Sequence[dict[str, Any]], most: int) -> int | No
 
 
 def _make_samples(entries: Sequence[dict[str, Any]]) -> tuple[list[LossSample], float]:
-    """Return the losses of individuals as samples, divided by a scale, and the scale."""
+    """Return the losses of individuals as samples, divided by a common scale, and the scale."""
     scale = _find_scale([loss for entry in entries for loss in entry["losses"]])
     return [LossSample.from_losses([loss / scale for loss in entry["losses"]]) for entry in entries], scale
 
@@ -168,11 +204,19 @@ def _compute_scaled_margin(samples: Sequence[LossSample]) -> float:
 
 
 def estimate_seed_noise(entries: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
-    """Estimate from confirmed individuals' `losses` what seeds do to them; None where there are too few.
+    """Estimate how much the seed changes the loss, by an analysis of variance with random effects.
 
-    `deviation` is the standard deviation of one individual's losses, and `share` is the share that seeds have in the
-    variance of all individuals' losses, from 0 to 1: an analysis of variance with random effects (Searle, Casella and
-    McCulloch, Variance components, 1992, section 3.6), where a negative variance between individuals counts as 0.
+    The method is described by Searle, Casella and McCulloch, Variance components, 1992, section 3.6. A negative
+    variance between individuals counts as 0.
+
+    Args:
+        entries: The result of `compare_confirmed`, or dicts with the key `losses`.
+
+    Returns:
+        A dict with two keys, or None if there are too few losses:
+
+        - `deviation`: The standard deviation of the losses of one individual over seeds.
+        - `share`: The share of seeds in the variance of the losses of all individuals, from 0 to 1.
     """
     groups = [entry["losses"] for entry in entries if entry["losses"]]
     sizes = [len(losses) for losses in groups]
@@ -207,5 +251,5 @@ def _make_entry(trial: int, group: Sequence[Evaluation]) -> dict[str, Any]:
 
 
 def _find_scale(losses: Sequence[float]) -> float:
-    """Return what to divide losses by, so that their squares do not overflow: networks may diverge."""
+    """Return a divisor that keeps squared losses from overflowing. The losses of diverged networks are huge."""
     return max(map(abs, losses), default=0.0) or 1.0

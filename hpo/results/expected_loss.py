@@ -1,8 +1,7 @@
-"""What a model of a run's losses expects of an individual: the lowest of many is lower than it should be.
+"""Estimate the expected loss of individuals by a model, because the lowest of many noisy losses is too optimistic.
 
-It is the surrogate's model, of losses after a power transformation, but one that expects noise. On the hpobench tables,
-of networks that were trained once each, the lowest of 64 losses was off by 0.28 of the distance from the best to the
-median, and what the model expected by 0.08 (benchmarks/README.md).
+The model is the Gaussian process of the surrogate on power-transformed losses, but with a prior that expects noise. Its
+accuracy on the hpobench tables is in benchmarks/search-quality.md.
 """
 
 from __future__ import annotations
@@ -17,28 +16,34 @@ from hpo.results.genes import compute_genes, make_cube, select_complete
 from hpo.space import SearchSpace
 from hpo.store.evaluations import Evaluation
 
-_MIN_EVALUATIONS = 20  # evaluations, and two for each parameter
-_NOISE = 0.05  # of the variance; the fit finds what it really is
-_FITS = 6  # each of which continues the one before
+_MIN_EVALUATIONS = 20  # At least two for each parameter are needed, too.
+_NOISE = 0.05  # Prior share of noise in the variance. The fit estimates the real share.
+_FITS = 6  # Each fit continues the previous one.
 
 
 def compute_expected_losses(evaluations: Sequence[Evaluation], space: SearchSpace) -> dict[int, float]:
-    """Return by their trials the losses that a model expects of the complete evaluations that it has learned from.
+    """Return the expected loss of each evaluation that the model has learned from, by trial number.
 
-    Nothing is expected of too few. Evaluations that inherit are left out: their losses do not follow from their
-    hyperparameters alone.
+    Evaluations with a parent are left out, because their losses do not depend on their hyperparameters alone.
+
+    Args:
+        evaluations: The evaluations of the run.
+        space: The search space of the run.
+
+    Returns:
+        The expected losses. Empty if there are fewer than 20 different losses, or fewer than two for each parameter.
     """
     complete = select_complete(evaluations)
-    if len({one.loss for one in complete}) < max(_MIN_EVALUATIONS, 2 * len(space.parameters)):
+    if len({evaluation.loss for evaluation in complete}) < max(_MIN_EVALUATIONS, 2 * len(space.parameters)):
         return {}
-    some = [complete[place] for place in select_learned(np.array([[one.loss] for one in complete]))]
-    losses = np.array([one.loss for one in some])
+    learned = [complete[index] for index in select_learned(np.array([[evaluation.loss] for evaluation in complete]))]
+    losses = np.array([evaluation.loss for evaluation in learned])
     values = apply_power_transform(losses)
     cube = make_cube(space)
-    points = cube.encode_points(*compute_genes([one.params for one in some], space))
+    points = cube.encode_points(*compute_genes([evaluation.params for evaluation in learned], space))
     model = GaussianProcess(cube.gene_indices, _NOISE)
     for known in range(_FITS):
         model.fit(points, values, known=2**known)
     order = np.argsort(losses)
     expected = np.interp(model.means, values[order], losses[order])
-    return {one.trial: float(loss) for one, loss in zip(some, expected, strict=True)}
+    return {evaluation.trial: float(loss) for evaluation, loss in zip(learned, expected, strict=True)}

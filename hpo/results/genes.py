@@ -1,4 +1,4 @@
-"""The hyperparameters of evaluations as numbers that a model can learn from."""
+"""Convert the hyperparameters of evaluations to numbers that a model can learn from."""
 
 from __future__ import annotations
 
@@ -18,35 +18,44 @@ from hpo.store.evaluations import Evaluation
 
 
 def read_space(described: Mapping[str, str]) -> SearchSpace:
-    """Return the search space that run.json describes by a text for each parameter; it has no constraints.
+    """Return the search space that run.json describes, without its constraints.
 
-    Raises ValueError if a text describes no parameter.
+    Args:
+        described: The text of each parameter by its name.
+
+    Raises:
+        ValueError: If a text does not describe a parameter.
     """
     return SearchSpace(**{name: parse_parameter(text) for name, text in described.items()})
 
 
 def select_complete(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the complete evaluations with a finite loss that follows from their hyperparameters alone.
+    """Return the complete evaluations that have a finite loss and no parent.
 
-    The loss of an evaluation that inherits does not.
+    The loss of an evaluation with a parent does not depend on its hyperparameters alone.
     """
-    founders = [one for one in evaluations if one.inherits is None]
-    return [one for one in founders if one.state == "complete" and math.isfinite(one.loss)]
+    founders = [evaluation for evaluation in evaluations if evaluation.inherits is None]
+    return [evaluation for evaluation in founders if evaluation.state == "complete" and math.isfinite(evaluation.loss)]
 
 
 def compute_genes(params: Sequence[Mapping[str, Any]], space: SearchSpace) -> tuple[Vector, npt.NDArray[np.bool_]]:
-    """Return the genes of individuals, and which are active, both of shape (individuals, parameters).
+    """Return the genes of individuals and which of them are active, both of shape `(individuals, parameters)`.
 
     The gene of an inactive parameter is 0.
     """
     genes = [
-        [float(parameter.encode(each[name])) if name in each else 0.0 for name, parameter in space.parameters.items()]
-        for each in params
+        [
+            float(parameter.encode(individual[name])) if name in individual else 0.0
+            for name, parameter in space.parameters.items()
+        ]
+        for individual in params
     ]
-    return np.array(genes), np.array([[name in each for name in space.parameters] for each in params])
+    return np.array(genes), np.array([[name in individual for name in space.parameters] for individual in params])
 
 
 def make_cube(space: SearchSpace) -> UnitCubeEncoding:
-    """Return the cube of all genes of a search space."""
+    """Return the encoding of the genes of a search space as points of the unit cube."""
     low, high = np.array(list(space.list_gene_limits().values()), float).T
-    return UnitCubeEncoding(low, high, np.array([isinstance(each, Categorical) for each in space.parameters.values()]))
+    return UnitCubeEncoding(
+        low, high, np.array([isinstance(parameter, Categorical) for parameter in space.parameters.values()])
+    )

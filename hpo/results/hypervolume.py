@@ -1,4 +1,4 @@
-"""How much a front is worth: the share of a box that it dominates, at the end and over time."""
+"""Compute the hypervolume of a Pareto front: the share of a reference box that the front dominates."""
 
 from __future__ import annotations
 
@@ -21,43 +21,49 @@ _MAX_FLOAT = np.finfo(float).max
 
 @dataclass(frozen=True)
 class ReferenceBox:
-    """What lies between the best values of a front, its `ideal`, and its `reference`, both costs, shape (objectives,).
+    """A box in the space of costs, between the ideal point of a front and its reference point.
 
-    The reference is a tenth further from the ideal than the worst of the front and the median of all that is complete:
-    up to half of all individuals may have diverged. So may some of the front, which are good at something else: who is
-    more than 100 times as far from the ideal as the median is does not count.
+    In each objective, take the worse of two costs: the worst of the front, and the median of all complete evaluations.
+    The reference is a tenth farther from the ideal than this cost. The median is robust, although up to half of all
+    individuals may have diverged. Individuals of the front may have diverged in one objective, too. So costs that are
+    more than 100 times as far from the ideal as the median are ignored.
     """
 
     ideal: Costs
+    """The lowest cost of the front in each objective, shape `(objectives,)`."""
     reference: Costs
+    """The highest cost in each objective that contributes to the hypervolume, shape `(objectives,)`."""
 
     def compute_share(self, costs: Costs) -> float:
-        """Return the share of the box, from 0 to 1, that these individuals dominate."""
+        """Return the share of the box, from 0 to 1, that individuals with these costs dominate."""
         return compute_hypervolume(self._normalize(costs), np.ones(len(self.ideal)))
 
     def compute_gain(self, own: Costs, known: Costs) -> float:
-        """Return the share of the box that one individual dominates, shape (1, objectives), and known ones do not.
+        """Return the share of the box that one individual dominates and the known individuals do not.
 
-        It is its own share without what they dominate of it (While et al., A fast way of calculating exact
-        hypervolumes, 2012), which costs far less than the whole share: few of them tell where it ends.
+        The method is the exclusive hypervolume (While et al., A fast way of calculating exact hypervolumes, 2012). It
+        takes far less time than the whole share, because few known individuals limit the exclusive part.
+
+        Args:
+            own: The costs of the individual, shape `(1, objectives)`.
+            known: The costs of the known individuals, shape `(individuals, objectives)`.
         """
         corner = self._normalize(own)
         inside = np.maximum(self._normalize(known), corner)
         return float(np.prod(np.clip(1.0 - corner, 0.0, None))) - compute_hypervolume(inside, np.ones(len(self.ideal)))
 
     def _normalize(self, costs: Costs) -> Costs:
-        """Return costs where the box is that from 0 to 1."""
-        sides = self.reference / 2 - self.ideal / 2  # halves: the difference of two floats may overflow
+        sides = self.reference / 2 - self.ideal / 2  # Halves, because the difference of two floats may overflow.
         within: Costs = np.clip((costs / 2 - self.ideal / 2) / sides, 0.0, None)
         return within
 
 
 def make_box(evaluations: Sequence[Evaluation], objectives: Objectives) -> ReferenceBox | None:
-    """Return the box of a run; None where there is no trade between objectives yet."""
+    """Return the reference box of a run; None for a single objective, or if the box would be empty."""
     best = compute_costs(find_front(evaluations, objectives), objectives)
     if not objectives.is_multi_objective or not len(best):
         return None
-    complete = compute_costs([one for one in evaluations if one.state == "complete"], objectives)
+    complete = compute_costs([evaluation for evaluation in evaluations if evaluation.state == "complete"], objectives)
     complete = complete[np.isfinite(complete).all(axis=1)]
     ideal = best.min(axis=0)
     with np.errstate(over="ignore"):
@@ -69,7 +75,16 @@ def make_box(evaluations: Sequence[Evaluation], objectives: Objectives) -> Refer
 
 
 def summarize_hypervolume(evaluations: Sequence[Evaluation], objectives: Objectives) -> dict[str, Any] | None:
-    """Return the share of the box that the front dominates, with the box's corners as values; None without a box."""
+    """Summarize the hypervolume of the front for summary.json.
+
+    Args:
+        evaluations: The evaluations of the run.
+        objectives: The objectives of the run.
+
+    Returns:
+        A dict with `share`, the share of the reference box that the front dominates, and the corners of the box,
+        `ideal` and `reference`, as values of the objectives. None without a box, see `make_box`.
+    """
     box = make_box(evaluations, objectives)
     if box is None:
         return None
@@ -79,20 +94,29 @@ def summarize_hypervolume(evaluations: Sequence[Evaluation], objectives: Objecti
 
 
 def compute_shares_over_time(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[tuple[int, float]]:
-    """Return pairs: after how many of the run's own evaluations the front has grown, and the share of the box then.
+    """Return how the hypervolume has grown during a run.
 
-    What was taken over is there from the beginning.
+    Args:
+        evaluations: The evaluations of the run. Imported evaluations count from the beginning.
+        objectives: The objectives of the run.
+
+    Returns:
+        One pair for each growth of the front: the number of evaluations that had ended by then, and the share of the
+        reference box. The number excludes imported evaluations. Empty without a box, see `make_box`.
     """
     box = make_box(evaluations, objectives)
     if box is None:
         return []
-    archive, grown = FrontArchive(objectives, [one for one in evaluations if one.imported_from]), []
+    archive, grown = (
+        FrontArchive(objectives, [evaluation for evaluation in evaluations if evaluation.imported_from]),
+        [],
+    )
     share = box.compute_share(archive.costs)
     if archive.front:
         grown.append((0, share))
-    for count, one in enumerate(sort_by_end(evaluations), start=1):
-        known, own = archive.costs, compute_costs([one], objectives)
-        if archive.add(one) and not (known == own).all(axis=1).any():
+    for count, evaluation in enumerate(sort_by_end(evaluations), start=1):
+        known, own = archive.costs, compute_costs([evaluation], objectives)
+        if archive.add(evaluation) and not (known == own).all(axis=1).any():
             share += box.compute_gain(own, known)
             grown.append((count, min(share, 1.0)))
     return grown

@@ -1,7 +1,7 @@
-"""How much each hyperparameter matters for the loss, over the whole search space.
+"""Estimate how much each hyperparameter matters for the loss, over the whole search space.
 
-A search evaluates mostly where losses are low, and hyperparameters that do not matter are inherited along. So
-importances are those of a model over the whole space, and not those of the sample.
+A search evaluates mostly where losses are low, and unimportant hyperparameters are inherited together with important
+ones. So the importances are computed from a model over the whole space, and not from the sample.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from hpo.results.genes import compute_genes, make_cube, read_space, select_compl
 from hpo.space import SearchSpace
 from hpo.store.evaluations import Evaluation
 
-_MIN_COMPLETE = 20  # complete evaluations
-_MAX_EVALUATIONS = 128  # evaluations that the model learns from; the time grows with the cube
-_CHAINS, _BURN_IN, _DRAWS = 3, 12, 16  # of the sampler; draws of each chain
+_MIN_COMPLETE = 20
+_MAX_EVALUATIONS = 128  # The time of the model grows with the cube of the number of evaluations.
+_CHAINS, _BURN_IN, _DRAWS = 3, 12, 16  # Chains of the sampler; discarded sweeps and draws of each chain.
 _INTERVAL = (0.05, 0.95)
-_OFFSETS = (0.1, 0.3, 1.0, 3.0, 10.0)  # of logarithms, see `_transform`
-_IDENTITY_LOG_ODDS = (
-    20.0  # log odds of losses as they are: the sampler hardly leaves a transformation once effects suit it
-)
-_MAX_DISTANCE = 1e100  # distance of a loss from the lowest one
-_SPACE_SAMPLES = 500  # points of the space, to estimate how often conditional parameters exist
+_OFFSETS = (0.1, 0.3, 1.0, 3.0, 10.0)  # Added before the logarithm is taken, see `_transform`.
+# Prior log odds of untransformed losses. The sampler rarely leaves a transformation once the effects fit it.
+_IDENTITY_LOG_ODDS = 20.0
+_MAX_DISTANCE = 1e100  # Limit of the distance from the lowest loss, in units of the median distance.
+_SPACE_SAMPLES = 500  # Points of the space, to estimate how often conditional parameters are active.
 
-_KnownLoss = tuple[tuple[tuple[str, Any], ...], float]  # hyperparameters and their loss
+_KnownLoss = tuple[tuple[tuple[str, Any], ...], float]  # The hyperparameters and the loss of an evaluation.
 
 
 @dataclass(frozen=True)
@@ -43,36 +42,44 @@ class Importance:
     """The importance of one hyperparameter."""
 
     name: str
-    """The hyperparameter."""
+    """The name of the hyperparameter."""
     share: float
-    """The share of the variance of the loss over the search space, from 0 to 1; all of a run add up to 1."""
+    """The share of the variance of the loss over the search space, from 0 to 1. The shares of a run add up to 1."""
     low: float
-    """The lower end of an interval that has the share with a probability of 90%; 0 if the share may be 0."""
+    """The lower end of the 90% credible interval of the share; 0 if the share may be 0."""
     high: float
-    """The upper end of this interval."""
+    """The upper end of the 90% credible interval of the share."""
 
     @property
     def is_significant(self) -> bool:
-        """Whether the evaluations tell this hyperparameter apart from one that has no influence."""
+        """Whether the evaluations show that this hyperparameter has an influence."""
         return self.low > 0
 
 
 def compute_importances(evaluations: Sequence[Evaluation], described: Mapping[str, str]) -> list[Importance]:
-    """Return the importance of each hyperparameter, the most important first; nothing if too little is known.
+    """Estimate the importance of each hyperparameter by a functional ANOVA, see `hpo.results.anova`.
 
-    `described` has a text for each parameter, as run.json has it. Constraints of the space are not considered.
-    Evaluations that inherit are left out: their losses do not follow from their hyperparameters alone.
+    Constraints of the search space are ignored. Evaluations with a parent are left out, because their losses do not
+    depend on their hyperparameters alone.
 
-    Raises ValueError if a text describes no parameter, or a value is not one of its parameter.
+    Args:
+        evaluations: The evaluations of the run.
+        described: The text of each parameter by its name, as in run.json.
+
+    Returns:
+        The importances, the highest first. Empty if fewer than 20 evaluations are complete or all losses are equal.
+
+    Raises:
+        ValueError: If a text does not describe a parameter, or a value is not valid for its parameter.
     """
     complete = select_complete(evaluations)
-    known = tuple((tuple(one.params.items()), one.loss) for one in complete)
-    if len(complete) < _MIN_COMPLETE or len({one.loss for one in complete}) < 2:
+    known = tuple((tuple(evaluation.params.items()), evaluation.loss) for evaluation in complete)
+    if len(complete) < _MIN_COMPLETE or len({evaluation.loss for evaluation in complete}) < 2:
         return []
     return list(_compute_cached(known, tuple(described.items())))
 
 
-@lru_cache(maxsize=1)  # the summary and the report at the end of a run ask for the same importances
+@lru_cache(maxsize=1)  # At the end of a run, the summary and the report need the same importances.
 def _compute_cached(known: tuple[_KnownLoss, ...], described: tuple[tuple[str, str], ...]) -> Sequence[Importance]:
     space = read_space(dict(described))
     complete = [dict(params) for params, _ in known]
@@ -86,17 +93,19 @@ def _compute_cached(known: tuple[_KnownLoss, ...], described: tuple[tuple[str, s
         Importance(name, float(means[index] / total), float(low[index]), float(high[index]))
         for index, name in enumerate(space.parameters)
     ]
-    return sorted(found, key=lambda one: -one.share)
+    return sorted(found, key=lambda importance: -importance.share)
 
 
 def _draw_shares(space: SearchSpace, genes: Vector, existing: npt.NDArray[np.bool_], losses: Vector) -> Vector:
-    """Return the shares of parameters in some draws from the posterior, shape (draws, parameters)."""
+    """Return the shares of parameters in draws from the posterior, shape `(draws, parameters)`."""
     parameters = space.parameters.values()
-    effects = [_make_effect(*each) for each in zip(parameters, genes.T, existing.T, strict=True)]
-    together, (values, odds) = _estimate_overlap(space), _transform(losses)
-    # The matrices are small: threads would wait for each other.
+    effects = [_make_effect(*column) for column in zip(parameters, genes.T, existing.T, strict=True)]
+    overlap, (values, log_odds) = _estimate_overlap(space), _transform(losses)
+    # The matrices are small, so threads would only wait for each other.
     with threadpool_limits(1, user_api="blas"):
-        chains = [AnovaSampler(effects, together, values, odds, np.random.default_rng(seed)) for seed in range(_CHAINS)]
+        chains = [
+            AnovaSampler(effects, overlap, values, log_odds, np.random.default_rng(seed)) for seed in range(_CHAINS)
+        ]
         variances = np.concatenate([chain.sample(_BURN_IN, _DRAWS) for chain in chains])
     totals = variances.sum(axis=1, keepdims=True)
     shares: npt.NDArray[np.float64] = np.divide(variances, totals, out=np.zeros_like(variances), where=totals > 0)
@@ -104,11 +113,12 @@ def _draw_shares(space: SearchSpace, genes: Vector, existing: npt.NDArray[np.boo
 
 
 def _transform(losses: Vector) -> tuple[Vector, Vector]:
-    """Return losses and their logarithms, shape (transformations, losses), each with the mean 0 and the variance 1.
+    """Return the losses and several logarithms of them, and the log odds of each of these transformations.
 
-    The model finds out which one is a sum of effects. Logarithms are those of distances from the lowest loss plus an
-    offset, in units of the median distance. The second array says how likely each is: the
-    logarithm of the determinant of its Jacobian, and more for the losses as they are.
+    The model selects the transformation that is a sum of effects. Each logarithm is taken of the distance from the
+    lowest loss plus an offset, in units of the median distance. The transformed losses have the shape
+    `(transformations, losses)`, and each row has the mean 0 and the variance 1. The log odds are the logarithm of the
+    determinant of the Jacobian. Untransformed losses get a bonus.
     """
     distances = np.minimum(losses - losses.min(), 1e300)
     distances = np.minimum(distances / (np.median(distances) or distances.mean()), _MAX_DISTANCE)
@@ -121,7 +131,7 @@ def _transform(losses: Vector) -> tuple[Vector, Vector]:
 
 
 def _make_effect(parameter: Parameter, genes: Vector, existing: npt.NDArray[np.bool_]) -> Effect:
-    """Return the effect of a parameter at the points of a sample; choices that no point has are left out."""
+    """Return the effect of a parameter at the points of a sample, without choices that do not occur in it."""
     low, high = parameter.limits
     if isinstance(parameter, Categorical):
         seen = np.unique(genes[existing])
@@ -134,22 +144,22 @@ def _make_effect(parameter: Parameter, genes: Vector, existing: npt.NDArray[np.b
 
 
 def _estimate_overlap(space: SearchSpace) -> Vector:
-    """Return the share of the space in which two parameters exist; 0 if one exists only for values of the other."""
+    """Return the share of the space in which both parameters are active; 0 if one is a condition of the other."""
     names, rng = list(space.parameters), Random(0)
     drawn = [[name in params for name in names] for params in (space.draw(rng) for _ in range(_SPACE_SAMPLES))]
     existing = np.array(drawn, float)
-    together: Vector = existing.T @ existing / len(existing)
-    before: dict[str, set[str]] = {}
+    overlap: Vector = existing.T @ existing / len(existing)
+    before: dict[str, set[str]] = {}  # All parameters on which a parameter depends, directly or not.
     for name in names:
-        before[name] = set(space.conditions[name]).union(*(before[other] for other in space.conditions[name]))
-        for other in before[name]:
-            one, two = names.index(name), names.index(other)
-            together[one, two] = together[two, one] = 0.0
-    return together
+        before[name] = set(space.conditions[name]).union(*(before[parent] for parent in space.conditions[name]))
+        for parent in before[name]:
+            row, column = names.index(name), names.index(parent)
+            overlap[row, column] = overlap[column, row] = 0.0
+    return overlap
 
 
 def _choose_spread(points: Vector) -> npt.NDArray[np.int64]:
-    """Return the indices of the points that are learned from: all, or those that are farthest from each other."""
+    """Return the indices of the points for the model: all, or a subset with large distances from each other."""
     if len(points) <= _MAX_EVALUATIONS:
         return np.arange(len(points))
     chosen, distances = [0], np.full(len(points), np.inf)

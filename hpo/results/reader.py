@@ -1,4 +1,4 @@
-"""A run on disk as its readers see it, while it goes on or afterwards: no MPI, and nothing is written."""
+"""Read a run from its run directory, during or after the run, without MPI. Nothing is written."""
 
 from __future__ import annotations
 
@@ -36,10 +36,18 @@ EXHAUSTED_REASON = "the search space is exhausted"
 
 
 class RunReader:
-    """The run in a directory: `manifest` is its run.json, and the methods return what the record holds now.
+    """Read access to a run. All methods return the current content of its study.
 
-    `storage`, the study's URL, is needed where that has a password. Raises UsageError where there is no run, or none
-    that can be read.
+    Args:
+        path: The run directory.
+        storage: The URL of the study's storage. Needed only if it has a password, which run.json does not keep.
+
+    Attributes:
+        run_dir: The run directory.
+        manifest: The content of run.json.
+
+    Raises:
+        UsageError: If the directory does not contain a readable run.
     """
 
     def __init__(self, path: Path, storage: str | None = None) -> None:
@@ -52,40 +60,51 @@ class RunReader:
 
     @property
     def study(self) -> optuna.Study:
-        """The study, for Optuna's own analyses."""
+        """The Optuna study of the run."""
         return self._record.study
 
     def read_evaluations(self) -> list[Evaluation]:
-        """Return all evaluations in the order in which they were started."""
+        """Return all evaluations, sorted by trial number."""
         return self._record.read_evaluations()
 
     def read_confirmations(self, all_plans: bool = False) -> list[Evaluation]:
-        """Return the evaluations that confirm the best: those that the run's last session planned, or all of them."""
+        """Return the confirmations that the last session planned, or with `all_plans` those of all sessions."""
         plan = make_plan(self.manifest)
         record = open_confirmations(self._storage, self.manifest.study) if plan.count else None
         evaluations = record.read_evaluations() if record else []
         return evaluations if all_plans else plan.select_planned(evaluations)
 
     def find_winner(self) -> Evaluation | None:
-        """Return the evaluation that the run recommends; None while nothing has succeeded."""
+        """Return the evaluation that the run recommends; None if no evaluation has succeeded yet."""
         return find_winner(self.read_evaluations(), self.read_confirmations(), self.manifest.objectives)
 
     def find_best_by(self, name: str) -> Evaluation | None:
-        """Return the evaluation of the front that is best in one objective; raises UsageError without such one."""
+        """Return the evaluation of the front that is best in one objective; None if no evaluation has succeeded yet.
+
+        Args:
+            name: The name of the objective.
+
+        Raises:
+            UsageError: If the run has no such objective.
+        """
         return find_best_by(name, self.read_evaluations(), self.manifest.objectives)
 
     def find_front(self) -> list[Evaluation]:
-        """Return the evaluations that no other one dominates, those with the lowest loss first."""
+        """Return the evaluations of the Pareto front, the lowest loss first."""
         return find_front(self.read_evaluations(), self.manifest.objectives)
 
     def make_summary(self, top_n: int) -> dict[str, Any]:
-        """Return a summary of the run as it stands: summary.json without the times."""
-        end = _read_last_summary(self.run_dir)
+        """Return the current summary of the run: the content of summary.json without the times.
+
+        Args:
+            top_n: The number of best evaluations to list.
+        """
+        last_summary = _read_last_summary(self.run_dir)
         return {
             **summarize(self.read_evaluations(), self.manifest, top_n, self.read_confirmations()),
-            "stopped": end.get("stopped"),
-            "remedy": end.get("remedy"),
-            "exhausted": bool(end.get("exhausted")),
+            "stopped": last_summary.get("stopped"),
+            "remedy": last_summary.get("remedy"),
+            "exhausted": bool(last_summary.get("exhausted")),
         }
 
     def read_distributions(self) -> dict[str, Any]:
@@ -93,30 +112,36 @@ class RunReader:
         return _collect_distributions(self._record.read_trials(), self.manifest.space)
 
     def find_advice(self) -> list[Advice]:
-        """Return what follows from the run as it stands."""
+        """Return advice that follows from the current state of the run, the most urgent first."""
         from hpo.results.advice.advisor import find_advice
 
         return find_advice(self.make_result())
 
     def make_result(self) -> RunResult:
-        """Return what advice is worked out from."""
+        """Return the data that advice is based on."""
         from hpo.results.advice.run_result import RunResult
 
-        run_dir, ended = self.run_dir, _read_last_summary(self.run_dir)
-        goes_on = not ended and run_dir.is_in_use is not False
+        run_dir, last_summary = self.run_dir, _read_last_summary(self.run_dir)
+        is_running = not last_summary and run_dir.is_in_use is not False
         evaluations, confirmations = self.read_evaluations(), self.read_confirmations()
-        since = parse_session_start(self.manifest)
         return RunResult(
-            run_dir.path, self.manifest, evaluations, confirmations, self.read_distributions(), since, ended, goes_on
+            run_dir.path,
+            self.manifest,
+            evaluations,
+            confirmations,
+            self.read_distributions(),
+            parse_session_start(self.manifest),
+            last_summary,
+            is_running,
         )
 
     def make_follower(self) -> RunFollower:
-        """Return a follower, which reads the run again and again, each time only what is new."""
+        """Return a follower, which reads the run repeatedly, each time only the changes."""
         return RunFollower(self.run_dir, self._storage, self._record)
 
 
 def _collect_distributions(trials: Sequence[FrozenTrial], space: Iterable[str]) -> dict[str, Any]:
-    """Return the distributions of a space's parameters, each as the first trial in which it exists has it."""
+    """Return the distribution of each parameter of a space from the first trial that has this parameter."""
     found: dict[str, Any] = {}
     for trial in trials:
         found = {**trial.distributions, **found}
@@ -126,7 +151,7 @@ def _collect_distributions(trials: Sequence[FrozenTrial], space: Iterable[str]) 
 
 
 def _check_trials(trials: Sequence[FrozenTrial], space: Mapping[str, Any], storage: str) -> None:
-    """Raise a UsageError unless trials are of one search space, whose parameters have these names."""
+    """Raise a UsageError unless all trials have the same search space, with the parameters in `space`."""
     distributions = _collect_distributions(trials, space)
     for trial in trials:
         for name in dict.fromkeys([*trial.params, *space]):
@@ -134,20 +159,19 @@ def _check_trials(trials: Sequence[FrozenTrial], space: Mapping[str, Any], stora
             if name not in trial.params and may_be_missing:
                 continue
             if name not in space or not _has_valid_param(trial, name, distributions):
-                there = f"{trial.params[name]!r} of {trial.distributions[name]}" if name in trial.params else "missing"
+                found = f"{trial.params[name]!r} of {trial.distributions[name]}" if name in trial.params else "missing"
                 raise UsageError(
                     f"{mask_password(storage)}: trial {trial.number} is not of this run's search space: parameter "
-                    f"{name!r} is {cut_text(there)}"
+                    f"{name!r} is {cut_text(found)}"
                 )
 
 
 def _has_valid_param(trial: FrozenTrial, name: str, distributions: Mapping[str, Any]) -> bool:
-    """Tell whether a trial has a parameter of these distributions."""
     value, distribution = trial.params.get(name), distributions.get(name)
     own = trial.distributions.get(name)
     if own is None or distribution is None:
         return False
-    # Optuna's comparison takes five times as long as that of the attributes.
+    # Comparing the attributes first is five times as fast as Optuna's comparison.
     if (type(own), vars(own)) != (type(distribution), vars(distribution)) and own != distribution:
         return False
     if type(value) not in (bool, int, float, str):
@@ -158,25 +182,28 @@ def _has_valid_param(trial: FrozenTrial, name: str, distributions: Mapping[str, 
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """A run as it was at a moment, `at`, in seconds since the epoch.
-
-    `manifest` is its run.json. `in_use` tells whether the run goes on, None where this cannot be told from this host,
-    and `holder` which process runs it, or did when it died. `stopped` is why the run has ended by itself before it was
-    done, empty if it has not, and `remedy` the option that a resumed run needs.
-    """
+    """The state of a run at one moment."""
 
     taken_at: float
+    """The time of the snapshot, in seconds since the epoch."""
     manifest: Manifest
+    """The content of run.json."""
     evaluations: list[Evaluation]
+    """All evaluations of the search."""
     confirmations: list[Evaluation]
+    """The planned confirmations."""
     is_in_use: bool | None
+    """Whether a process runs this run; None if this host cannot find out."""
     holder: str = ""
+    """The process that runs this run, or ran it before it crashed."""
     stop_reason: str = ""
+    """The reason why the run has stopped before it was complete; empty if it has not."""
     remedy: str = ""
+    """The option that resuming the run needs; may be empty."""
 
 
 class RunFollower:
-    """Looks at a run again and again; an ended evaluation is read only once. Made by `RunReader.make_follower`."""
+    """Read a run repeatedly, but each ended evaluation only once. Made by `RunReader.make_follower`."""
 
     def __init__(self, run_dir: RunDir, storage: str, record: Record) -> None:
         self._run_dir = run_dir
@@ -185,15 +212,19 @@ class RunFollower:
         self._confirmations: _EvaluationCache | None = None
 
     def take_snapshot(self) -> RunSnapshot:
-        """Return the run as it is now; raises UsageError where it cannot be read any more."""
-        in_use = self._run_dir.is_in_use  # first: if the run has ended by now, all of it is in the record
-        manifest = self._run_dir.read_manifest()  # again: a session that resumes the run writes another one
+        """Return the current state of the run.
+
+        Raises:
+            UsageError: If the run cannot be read any more.
+        """
+        in_use = self._run_dir.is_in_use  # Read first: if the run has ended by now, its record is complete.
+        manifest = self._run_dir.read_manifest()  # Read again: a session that resumes the run rewrites it.
         plan = make_plan(manifest)
         with convert_storage_errors(self._storage):
             evaluations = self._search.read()
             confirmations = plan.select_planned(self._read_confirmations(manifest)) if plan.count else []
-        stopped = ("", "") if in_use else self._read_stop_reason()
-        return RunSnapshot(time.time(), manifest, evaluations, confirmations, in_use, self._run_dir.holder, *stopped)
+        stop = ("", "") if in_use else self._read_stop_reason()
+        return RunSnapshot(time.time(), manifest, evaluations, confirmations, in_use, self._run_dir.holder, *stop)
 
     def _read_confirmations(self, manifest: Manifest) -> list[Evaluation]:
         if self._confirmations is None:
@@ -204,14 +235,13 @@ class RunFollower:
         return self._confirmations.read()
 
     def _read_stop_reason(self) -> tuple[str, str]:
-        """Return the reason and the remedy in the last session's summary.json."""
         summary = _read_last_summary(self._run_dir)
         exhausted = EXHAUSTED_REASON if summary.get("exhausted") else ""
         return str(summary.get("stopped") or exhausted), str(summary.get("remedy") or "")
 
 
 def _read_last_summary(run_dir: RunDir) -> dict[str, Any]:
-    """Return what summary.json holds of the last session; nothing where that has not ended by itself."""
+    """Return summary.json of the last session; empty if the session runs or has crashed."""
     with suppress(OSError):
         if run_dir.summary_json.stat().st_mtime >= run_dir.run_json.stat().st_mtime:
             return run_dir.read_summary()
@@ -219,7 +249,7 @@ def _read_last_summary(run_dir: RunDir) -> dict[str, Any]:
 
 
 def parse_session_start(run: Manifest) -> float:
-    """Return when the last session began, to the second; minus infinity if run.json does not say it."""
+    """Return the start of the last session in seconds since the epoch; minus infinity if run.json has no valid one."""
     try:
         return datetime.strptime(run.started, "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except (ValueError, OverflowError):
@@ -227,7 +257,7 @@ def parse_session_start(run: Manifest) -> float:
 
 
 class _EvaluationCache:
-    """All evaluations of a record; only those that can have changed are read again."""
+    """All evaluations of a record. Only evaluations that may have changed are read again."""
 
     def __init__(self, record: Record) -> None:
         self.record = record

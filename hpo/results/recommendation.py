@@ -1,4 +1,4 @@
-"""The winner of a run: which individual it recommends, and what its network does on data that no search has seen."""
+"""Select the evaluation that a run recommends, and test its network on data that the search has not used."""
 
 from __future__ import annotations
 
@@ -20,58 +20,84 @@ from hpo.store.run_dir import RunDir, write_json
 from hpo.text_format import make_printable
 
 RunTest = Callable[[dict[str, Any], Path], Iterator[Mapping[str, Any]]]
-"""Tests the network with these hyperparameters and the weights in a file, and yields the parts of the result."""
+"""Test the network with these hyperparameters and the weights in a file, and yield the parts of the result."""
 
 _SAMPLE_FIELDS: dict[str, type] = {"image": str, "label": str, "predicted": str, "confidence": float, "wrong": bool}
 
 
 class FailedTestError(Exception):
-    """The test of a network has failed: a line of the user's code, the type of the error and its message."""
+    """The test of a network has failed. The message has a line of the user's code, the error type and its message."""
 
 
 def find_winner(
     evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation], objectives: Objectives = ONLY_LOSS
 ) -> Evaluation | None:
-    """Return the evaluation that a run recommends; of several objectives, it is one of the front.
+    """Return the evaluation that a run recommends.
 
-    If all confirmations have finished, it is the individual with the lowest mean loss over other seeds, and otherwise
-    the one with the lowest loss.
+    If all confirmations have finished, it is the individual that confirmation ranks first, see `compare_confirmed`.
+    Otherwise, it is the individual with the lowest loss. For several objectives, it is a member of the Pareto front.
+
+    Args:
+        evaluations: The evaluations of the search.
+        confirmations: The planned confirmations.
+        objectives: The objectives of the run.
+
+    Returns:
+        The evaluation; None if no evaluation has succeeded.
     """
-    confirmed = compare_confirmed(confirmations) if all(one.is_finished for one in confirmations) else []
+    confirmed = compare_confirmed(confirmations) if all(evaluation.is_finished for evaluation in confirmations) else []
     best = find_front(evaluations, objectives)
-    among = {one.trial: one for one in (best if objectives.is_multi_objective else evaluations)}
-    first = next((entry for entry in confirmed if entry["trial"] in among), None)
+    candidates = {
+        evaluation.trial: evaluation for evaluation in (best if objectives.is_multi_objective else evaluations)
+    }
+    first = next((entry for entry in confirmed if entry["trial"] in candidates), None)
     if first is not None and first["mean"] is not None:
-        return among[first["trial"]]
+        return candidates[first["trial"]]
     return next(iter(best), None)
 
 
 def find_best_by(name: str, evaluations: Sequence[Evaluation], objectives: Objectives) -> Evaluation | None:
-    """Return the evaluation of the front that is best in one objective, None where nothing has succeeded.
+    """Return the evaluation of the Pareto front that is best in one objective.
 
-    Of equal ones, it is the one with the lowest loss. Raises UsageError where there is no such objective.
+    Args:
+        name: The name of the objective.
+        evaluations: The evaluations of the search.
+        objectives: The objectives of the run.
+
+    Returns:
+        The evaluation; the lowest loss decides between equal values. None if no evaluation has succeeded.
+
+    Raises:
+        UsageError: If the run has no such objective.
     """
     if name not in objectives.names:
         close = difflib.get_close_matches(name, objectives.names, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        several = f"objectives of this run are {', '.join(map(make_printable, objectives.names))}"
-        there = several if objectives.is_multi_objective else f"only objective is {LOSS}"
-        raise UsageError(f"--by {make_printable(name)}: {hint}the {there}")
-    place = objectives.names.index(name)
+        hint = f". Did you mean {close[0]}?" if close else ""
+        several = f"an objective of this run ({', '.join(map(make_printable, objectives.names))})"
+        condition = several if objectives.is_multi_objective else f"{LOSS}, the only objective of this run"
+        raise UsageError(f"--by must be {condition}, got {make_printable(name)}{hint}")
+    index = objectives.names.index(name)
     return min(
-        find_front(evaluations, objectives), key=lambda one: objectives.compute_costs(one.values)[place], default=None
+        find_front(evaluations, objectives),
+        key=lambda evaluation: objectives.compute_costs(evaluation.values)[index],
+        default=None,
     )
 
 
 def find_confirmed_entry(chosen: Evaluation, confirmations: Sequence[Evaluation]) -> dict[str, Any] | None:
-    """Return what other seeds did to an individual, see `compare`; None if it was not confirmed, or not all have been.
+    """Return the entry of an individual from `compare_confirmed`.
 
-    `confirmations` are those that the run has planned.
+    Args:
+        chosen: The individual.
+        confirmations: The planned confirmations.
+
+    Returns:
+        The entry; None if the individual was not confirmed, or if not all confirmations have finished.
     """
-    if not all(one.is_finished for one in confirmations):
+    if not all(evaluation.is_finished for evaluation in confirmations):
         return None
     entries = compare_confirmed(confirmations)
-    return next((one for one in entries if one["trial"] == chosen.trial and one["mean"] is not None), None)
+    return next((entry for entry in entries if entry["trial"] == chosen.trial and entry["mean"] is not None), None)
 
 
 def run_winner_test(
@@ -81,43 +107,58 @@ def run_winner_test(
     run_test: RunTest,
     confirmations: Sequence[Evaluation] = (),
 ) -> dict[str, Any] | None:
-    """Test the network of a run's winner, and record and return the result; None if it cannot be, or has been, tested.
+    """Test the network of the winner of a run on the test data, and write the result to test.json.
 
-    It is the network that `find_network` chooses. `run_test(params, weights)` yields the parts of the result, as
-    `hpo.trainer.final_test.test` does in a trainer. Test data are only for this: a network that was chosen by its
-    result on them would need other data to be tested with. Weights that were trained with other settings, before the
-    run was resumed, are not tested.
+    Test data must not be used to choose a network. Otherwise, the result is too optimistic. Weights that an earlier
+    session trained with other settings are not tested.
 
-    Raises FailedTestError if the test fails.
+    Args:
+        run_dir: The run directory.
+        problem: The objective of the run and its test.
+        winner: The evaluation that the run recommends. `find_network` chooses its network.
+        run_test: A function that yields the parts of the result, like `hpo.trainer.final_test.run_test`.
+        confirmations: The planned confirmations.
+
+    Returns:
+        The content of test.json; None if there is nothing to test, or if this network has already been tested.
+
+    Raises:
+        FailedTestError: If the test fails.
     """
     network = find_network(run_dir, winner, confirmations) if problem.file.has_test else None
     expected = (winner.params, run_dir.read_manifest().settings)
     if network is None or (network.info.params, network.info.settings) != expected:
         return None
-    about: dict[str, Any] = {"trial": winner.trial, "confirmation": network.info.confirmation}
-    before = _read_test_json(run_dir)  # The test of an earlier winner, before the run was resumed.
-    if before is not None and about.items() <= before.items():
+    tested: dict[str, Any] = {"trial": winner.trial, "confirmation": network.info.confirmation}
+    before = _read_test_json(run_dir)  # An earlier session may have tested another winner.
+    if before is not None and tested.items() <= before.items():
         return None
     times = 1 + (before["times"] if before is not None else 0)
     content: dict[str, Any] | None = None
     for part in run_test(dict(winner.params), network.path.absolute()):
         if part["kind"] == "metrics":
-            content = {**about, "times": times, "metrics": _parse_metrics(part), "predictions": [], "texts": []}
+            content = {**tested, "times": times, "metrics": _parse_metrics(part), "predictions": [], "texts": []}
         elif part["kind"] == "samples" and content is not None:
             content |= _parse_samples(part)
         else:
             raise FailedTestError(part.get("text", "it gave no metrics"))
-        write_json(run_dir.test_json, content)  # First without samples, which may fail: the test has been made.
+        write_json(run_dir.test_json, content)  # Written before the samples, which may fail.
     if content is None:
         raise FailedTestError("it gave no metrics")
     return content
 
 
 def read_winner_test(run_dir: RunDir, winner: Evaluation) -> dict[str, Any] | None:
-    """Return the result of the winner's test; None where it was not tested.
+    """Return the result of the test of the winner; None if it was not tested.
 
-    It has metrics, predictions, texts, and `times`: how many networks of this run had been tested by then, this one
-    too. `confirmation` is the trial that trained the network with another seed, None if the search did.
+    Args:
+        run_dir: The run directory.
+        winner: The evaluation that the run recommends.
+
+    Returns:
+        A dict with the `metrics`, `predictions` and `texts` of the test. `times` is the number of networks of this run
+        that had been tested by then. `confirmation` is the confirmation trial that trained the network; None if the
+        search trained it.
     """
     content = _read_test_json(run_dir)
     return content if content is not None and content["trial"] == winner.trial else None
@@ -127,10 +168,10 @@ def _read_test_json(run_dir: RunDir) -> dict[str, Any] | None:
     try:
         content = json.loads(run_dir.test_json.read_text(encoding="utf-8"))
         confirmation = content.get("confirmation")
-        about = {"trial": int(content["trial"]), "confirmation": None if confirmation is None else int(confirmation)}
-        return {**about, "times": int(content["times"]), "metrics": _parse_metrics(content), **_parse_samples(content)}
+        tested = {"trial": int(content["trial"]), "confirmation": None if confirmation is None else int(confirmation)}
+        return {**tested, "times": int(content["times"]), "metrics": _parse_metrics(content), **_parse_samples(content)}
     except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
-        return None  # It is missing, or was edited.
+        return None  # The file is missing, or a user has edited it.
 
 
 def _parse_metrics(content: Mapping[str, Any]) -> dict[str, float]:
@@ -138,9 +179,8 @@ def _parse_metrics(content: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _parse_samples(content: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return predictions and texts in the types that they are shown in; runs of earlier versions have no texts."""
     predictions, texts = content["predictions"][:MOST_PREDICTIONS], content.get("texts", [])[:MOST_TEXTS]
     return {
-        "predictions": [{name: kind(one[name]) for name, kind in _SAMPLE_FIELDS.items()} for one in predictions],
-        "texts": [shorten_text(str(one["prompt"]), str(one["text"])) for one in texts],
+        "predictions": [{name: kind(sample[name]) for name, kind in _SAMPLE_FIELDS.items()} for sample in predictions],
+        "texts": [shorten_text(str(sample["prompt"]), str(sample["text"])) for sample in texts],
     }

@@ -1,4 +1,4 @@
-"""How a search went: its evaluations in the order in which they ended, and which of them were the best by then."""
+"""List the evaluations of a search in the order in which they ended, and those that improved the best result."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from hpo.store.pareto_front import FrontArchive
 
 
 def sort_by_end(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the finished evaluations of the run itself, in the order in which they ended."""
-    return sorted((one for one in evaluations if one.counts_for_budget), key=lambda one: (one.ended, one.trial))
+    """Return the finished evaluations in the order in which they ended, without imported ones."""
+    return sorted(
+        (evaluation for evaluation in evaluations if evaluation.counts_for_budget),
+        key=lambda evaluation: (evaluation.ended, evaluation.trial),
+    )
 
 
 def find_improvements(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the evaluations that were the best of the run when they ended, in the order in which they ended.
+    """Return the evaluations that had the lowest loss of the run when they ended, in the order in which they ended.
 
-    They also had to be better than the evaluations that were taken over before them.
+    Their losses are also lower than those of all evaluations that were imported before them.
     """
     found, lowest = [], math.inf
-    taken_over = [
-        evaluation for evaluation in evaluations if evaluation.imported_from and evaluation.state == "complete"
-    ]
+    imported = [evaluation for evaluation in evaluations if evaluation.imported_from and evaluation.state == "complete"]
     for evaluation in sort_by_end(evaluations):
-        lowest = min([lowest, *(other.loss for other in taken_over if other.trial < evaluation.trial)])
+        lowest = min([lowest, *(source.loss for source in imported if source.trial < evaluation.trial)])
         if evaluation.state == "complete" and evaluation.loss < lowest:
             lowest = evaluation.loss
             found.append(evaluation)
@@ -34,15 +35,20 @@ def find_improvements(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 
 
 def find_front_additions(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Evaluation]:
-    """Return the evaluations that joined the front of the run when they ended, in the order in which they ended.
+    """Return the evaluations that joined the Pareto front when they ended, in the order in which they ended.
 
-    Those that were taken over before them are on the front, too.
+    Evaluations that were imported before them take part in the comparison.
     """
     archive, found = FrontArchive(objectives), []
-    taken_over = deque(sorted((one for one in evaluations if one.imported_from), key=lambda one: one.trial))
-    for one in sort_by_end(evaluations):
-        while taken_over and taken_over[0].trial < one.trial:
-            archive.add(taken_over.popleft())
-        if archive.add(one):
-            found.append(one)
+    imported = deque(
+        sorted(
+            (evaluation for evaluation in evaluations if evaluation.imported_from),
+            key=lambda evaluation: evaluation.trial,
+        )
+    )
+    for evaluation in sort_by_end(evaluations):
+        while imported and imported[0].trial < evaluation.trial:
+            archive.add(imported.popleft())
+        if archive.add(evaluation):
+            found.append(evaluation)
     return found

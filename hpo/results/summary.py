@@ -1,4 +1,4 @@
-"""What came out of a run: counts, the best individuals, and how busy the workers were."""
+"""Summarize a run: counts, the best individuals, and how busy the workers were."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpo.store.manifest import Manifest
 
 _NO_MODEL_RESULTS: dict[str, Any] = {"expected": None, "importances": []}
-# The states that are counted: not those of what is repeated, or waits.
+# Interrupted evaluations are retried, and waiting ones are counted separately.
 COUNTED_STATES = ("complete", "pruned", "paused", "failed", "running")
 
 
@@ -34,9 +34,15 @@ def summarize(
     confirmations: Sequence[Evaluation] = (),
     ask_models: bool = True,
 ) -> dict[str, Any]:
-    """Return what the record says of a run: the content of summary.json without its times.
+    """Return a summary of a run: the content of summary.json without the times.
 
-    Models take seconds if there are many hyperparameters, so a run that is being stopped does not ask them.
+    Args:
+        evaluations: The evaluations of the run.
+        run: The content of run.json.
+        top_n: The number of best evaluations to list.
+        confirmations: The planned confirmations.
+        ask_models: Whether to compute the expected loss of the best and the importances. Their models take seconds if
+            there are many hyperparameters, so a run that is being stopped leaves them out.
     """
     objectives = run.objectives
     best, confirmed = find_front(evaluations, objectives), compare_confirmed(confirmations)
@@ -67,7 +73,7 @@ def summarize(
             }
             for island in islands
         ],
-        "grown": sum(any(one.worker_groups for one in group) for group in all_individuals),
+        "grown": sum(any(evaluation.worker_groups for evaluation in group) for group in all_individuals),
         "taken_over": sum(bool(evaluation.imported_from) for evaluation in evaluations),
         "confirmed": [{**_make_entry(evaluations[entry["trial"]]), **entry} for entry in confirmed],
         "as_good_within": compute_margin(confirmed),
@@ -77,11 +83,8 @@ def summarize(
 
 
 def _ask_models(evaluations: Sequence[Evaluation], run: Manifest, best: Evaluation | None) -> dict[str, Any]:
-    """Return what models say: the expected loss of the best, and the importances of hyperparameters.
-
-    Both leave out evaluations that inherit: their losses do not follow from their hyperparameters alone.
-    """
-    from hpo.results.genes import read_space  # imports numpy, which ranks without a worker to lead do not need
+    """Return the expected loss of the best, and the importances of hyperparameters."""
+    from hpo.results.genes import read_space  # Imports numpy, which only leaders need.
 
     try:
         space = read_space(run.space)
@@ -89,20 +92,19 @@ def _ask_models(evaluations: Sequence[Evaluation], run: Manifest, best: Evaluati
             "expected": _predict_best(evaluations, run, best, space),
             "importances": _summarize_importances(evaluations, run),
         }
-    except ValueError:  # run.json was edited
+    except ValueError:  # A user has edited run.json.
         return _NO_MODEL_RESULTS
 
 
 def _predict_best(
     evaluations: Sequence[Evaluation], run: Manifest, best: Evaluation | None, space: SearchSpace
 ) -> dict[str, Any] | None:
-    """Return the loss that a model expects of the best, and of whom it expects the lowest; None if it cannot say."""
-    from hpo.results.expected_loss import (
-        compute_expected_losses,  # scipy, which takes 0.1 s, and only the first rank needs
-    )
+    """Return the expected loss of the best, and the lowest expected loss; None if the model cannot predict the best."""
+    # Imports scipy, which takes 0.1 s and which only the first rank needs.
+    from hpo.results.expected_loss import compute_expected_losses
 
-    can_say = best and not run.objectives.is_multi_objective
-    losses = compute_expected_losses(evaluations, space) if can_say else {}
+    is_predictable = best and not run.objectives.is_multi_objective
+    losses = compute_expected_losses(evaluations, space) if is_predictable else {}
     if not best or best.trial not in losses:
         return None
     lowest = min(losses, key=lambda trial: (losses[trial], trial))
@@ -115,30 +117,44 @@ def _predict_best(
 
 
 def _summarize_importances(evaluations: Sequence[Evaluation], run: Manifest) -> list[dict[str, Any]]:
-    from hpo.results.importances import compute_importances  # imports scipy, as `_expected` does
+    from hpo.results.importances import compute_importances  # Imports scipy.
 
     return [
-        {"name": one.name, "share": one.share, "low": one.low, "high": one.high, "told_apart": one.is_significant}
-        for one in compute_importances(evaluations, run.space)
+        {
+            "name": importance.name,
+            "share": importance.share,
+            "low": importance.low,
+            "high": importance.high,
+            "told_apart": importance.is_significant,
+        }
+        for importance in compute_importances(evaluations, run.space)
     ]
 
 
 def summarize_failures(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return the reasons of failures, the most frequent first, with their counts and the latest trial of each.
+    """Return the reasons of failures, the most frequent first.
 
-    `confirms` is the trial that the latest trial confirms; None where it is a trial of the search. `has_traceback`
-    tells whether a traceback of the latest trial was recorded.
+    Args:
+        evaluations: The evaluations of the search and the confirmations.
+
+    Returns:
+        One dict for each reason, with these keys:
+
+        - `reason` and `count`: The text of the reason and the number of evaluations that failed for it.
+        - `trial`: The latest of these evaluations.
+        - `confirms`: The trial that this evaluation confirms; None if it belongs to the search.
+        - `has_traceback`: Whether the traceback of this evaluation was recorded.
     """
     counted = []
     for reason, group in group_by_reason(evaluations):
-        latest = max(group, key=lambda one: (one.ended, one.trial))
-        about = {"trial": latest.trial, "confirms": latest.confirms, "has_traceback": bool(latest.traceback)}
-        counted.append({"reason": reason, "count": len(group), **about})
+        latest = max(group, key=lambda evaluation: (evaluation.ended, evaluation.trial))
+        example = {"trial": latest.trial, "confirms": latest.confirms, "has_traceback": bool(latest.traceback)}
+        counted.append({"reason": reason, "count": len(group), **example})
     return counted
 
 
 def group_by_reason(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation]]]:
-    """Return the evaluations that failed, grouped by their reasons, the most frequent reason first."""
+    """Return the failed evaluations in groups with the same reason, the most frequent reason first."""
     groups: dict[str, list[Evaluation]] = {}
     for evaluation in evaluations:
         if evaluation.state == "failed":
@@ -147,14 +163,20 @@ def group_by_reason(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[E
 
 
 def format_reason(failed: Evaluation) -> str:
-    """Return where and why an evaluation failed, on whichever rank it was: the place first, if it is known."""
+    """Return the position in the code, if it is known, and the reason of a failure, without the rank."""
     return re.sub(r"^rank \d+[:,] ", "", failed.failure or "")
 
 
 def summarize_propagators(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[dict[str, Any]]:
-    """Return for each propagator its evaluations, how many of them improved the best so far, and its own best loss.
+    """Return the results of each propagator.
 
-    Where there are several objectives, an evaluation improves the best if it joins the front.
+    Args:
+        evaluations: The evaluations of the run.
+        objectives: The objectives of the run.
+
+    Returns:
+        One dict for each propagator: its name, the number of its `evaluations`, the number of them that `improved` the
+        best result, and its `best` loss. For several objectives, joining the Pareto front is an improvement.
     """
     found: dict[str, dict[str, Any]] = {}
     for evaluation in sort_by_end(evaluations):
@@ -175,18 +197,25 @@ def summarize_propagators(evaluations: Sequence[Evaluation], objectives: Objecti
 
 
 def summarize_lineage(evaluations: Sequence[Evaluation], best: Evaluation | None) -> list[dict[str, Any]]:
-    """Return the line of the best, from the first of whom it inherits to itself; empty where it inherits nothing."""
-    line = trace_lineage(best, {one.trial: one for one in evaluations}) if best else []
-    entries = [{"trial": e.trial, "epochs": len(e.curve), "loss": e.loss, "params": e.params} for e in line]
+    """Return the ancestors of the best evaluation, the oldest first, and itself; empty if it has no parent."""
+    lineage = trace_lineage(best, {evaluation.trial: evaluation for evaluation in evaluations}) if best else []
+    entries = [{"trial": e.trial, "epochs": len(e.curve), "loss": e.loss, "params": e.params} for e in lineage]
     return entries if len(entries) > 1 else []
 
 
 def summarize_rungs(
     evaluations: Sequence[Evaluation], pruner: str, objectives: Objectives = ONLY_LOSS
 ) -> list[dict[str, Any]]:
-    """Return the rungs of a pruner that pauses, with what has reached them; `next` is the paused one to go on first.
+    """Return the rungs of a pruner that pauses evaluations; empty for other pruners.
 
-    It goes on when `at` individuals have reached its rung, if none of those that are to come is better.
+    Args:
+        evaluations: The evaluations of the run.
+        pruner: The name of the pruner.
+        objectives: The objectives of the run.
+
+    Returns:
+        One dict for each rung, with counts of the evaluations that have reached it. `next` is the paused evaluation to
+        promote first. Its `at` is the number of individuals that must reach the rung before, if none is better.
     """
     halving = HALVING_SCHEDULES.get(pruner)
     if halving is None:
@@ -208,34 +237,40 @@ def summarize_rungs(
 def _describe_next(halving: HalvingSchedule, rung: Rung) -> dict[str, Any] | None:
     if rung.next_paused is None:
         return None
-    place, evaluation = rung.next_paused
-    known = evaluation.loss if math.isfinite(evaluation.loss) else None
-    return {"trial": evaluation.trial, "loss": known, "at": halving.count_needed(place)}
+    position, evaluation = rung.next_paused
+    loss = evaluation.loss if math.isfinite(evaluation.loss) else None
+    return {"trial": evaluation.trial, "loss": loss, "at": halving.count_needed(position)}
 
 
 def count_by_state(evaluations: Sequence[Evaluation], budget: int) -> dict[str, int]:
-    """Return the number of evaluations by state, without interrupted ones, which are repeated, and taken over ones."""
+    """Return the number of evaluations in each state, without imported ones, and the budget."""
     states = Counter(evaluation.state for evaluation in evaluations if not evaluation.imported_from)
     return {**{state: states[state] for state in COUNTED_STATES}, "budget": budget}
 
 
 def compute_busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float) -> float | None:
-    """Return the share of the workers' time spent in evaluations, from the first one's start to the last one's end.
+    """Return the share of time that workers spent in evaluations, between the first start and the last end.
 
-    It counts for each of the workers that are at an evaluation.
+    If several workers run an evaluation together, the time of each of them counts.
 
-    Only evaluations that were started at `since` (seconds since the epoch) or later, by this session of a run, count;
-    None where there are none, or the clock was set meanwhile.
+    Args:
+        evaluations: The evaluations of the run.
+        workers: The number of workers.
+        since: The start of the session in seconds since the epoch. Earlier evaluations are ignored.
+
+    Returns:
+        The share, from 0 to 1. None if no evaluation has ended, or if the clock was set back during the session.
     """
-    ours = [one for one in evaluations if one.has_ended and not one.imported_from and one.started >= since]
+    ours = [e for e in evaluations if e.has_ended and not e.imported_from and e.started >= since]
     if not ours:
         return None
     span = max(evaluation.ended for evaluation in ours) - min(evaluation.started for evaluation in ours)
     if span < 0:
         return None
-    seconds = [one.seconds - one.seconds_before for one in ours]  # of this session
-    busy = sum(one for one in seconds if not math.isnan(one))
-    busy += sum(part.stop - part.start for one in ours for part in find_help_periods(one, one.ended))
+    session_seconds = [evaluation.seconds - evaluation.seconds_before for evaluation in ours]
+    busy = sum(seconds for seconds in session_seconds if not math.isnan(seconds))
+    periods = [period for evaluation in ours for period in find_help_periods(evaluation, evaluation.ended)]
+    busy += sum(period.stop - period.start for period in periods)
     return round(min(1.0, busy / (workers * span)), 4) if span else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Which of its networks an individual hands over, and which evaluation has trained it."""
+"""Find the saved network of an individual, and the evaluation that has trained it."""
 
 from __future__ import annotations
 
@@ -15,35 +15,48 @@ from hpo.store.weights import WeightsInfo, find_weights, make_weights_path, read
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """A network whose weights are kept in the file `path`.
-
-    `trained_by` is an evaluation of the search, or one that confirms its best.
-    """
+    """A network whose weights were saved."""
 
     path: Path
+    """The file of the weights."""
     info: WeightsInfo
+    """The description of the weights, from the same file."""
     trained_by: Evaluation
+    """The evaluation that has trained the network, of the search or of a confirmation."""
 
     @property
     def name(self) -> str:
-        """What to call it: its trial, and the seed if that is not the run's."""
-        one = self.trained_by
-        return f"trial {self.info.trial}" + ("" if one.confirms is None else f" with seed {one.seed} ({one.label})")
+        """The name to show: the trial, and the seed if a confirmation has trained the network."""
+        trained_by = self.trained_by
+        seed = "" if trained_by.confirms is None else f" with seed {trained_by.seed} ({trained_by.label})"
+        return f"trial {self.info.trial}{seed}"
 
 
 def find_network(run_dir: RunDir, chosen: Evaluation, confirmations: Sequence[Evaluation]) -> TrainedNetwork | None:
-    """Return the kept network of an individual that has the lowest loss; None without any.
+    """Return the saved network of an individual with the lowest loss, of the search or of a confirmation.
 
-    Networks that were trained with the run's settings come first.
+    Networks that were trained with the current settings of the run are preferred.
+
+    Args:
+        run_dir: The run directory.
+        chosen: The individual, an evaluation of the search.
+        confirmations: The planned confirmations.
+
+    Returns:
+        The network; None if the individual has no saved weights that can be read.
     """
     own, confirmed = find_weights(run_dir, chosen.trial), make_weights_path(run_dir.confirmed_weights, chosen.trial)
     found: list[TrainedNetwork] = []
     for path in (own, confirmed if read_weights_trial(confirmed) == chosen.trial else None):
-        with suppress(UsageError):  # Damaged weights are not handed over.
-            about = read_weights_info(path) if path else None
-            if path is None or about is None:
+        with suppress(UsageError):  # Damaged weights are ignored.
+            info = read_weights_info(path) if path else None
+            if path is None or info is None:
                 continue
-            among = [chosen] if about.confirmation is None else confirmations
-            found += [TrainedNetwork(path, about, one) for one in among if about.confirmation in (None, one.trial)]
+            candidates = [chosen] if info.confirmation is None else confirmations
+            found += [
+                TrainedNetwork(path, info, evaluation)
+                for evaluation in candidates
+                if info.confirmation in (None, evaluation.trial)
+            ]
     settings = run_dir.read_manifest().settings
     return min(found, key=lambda network: (network.info.settings != settings, network.trained_by.loss), default=None)

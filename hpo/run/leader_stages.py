@@ -10,8 +10,9 @@ from hpo.breeding.islands import Archipelago
 from hpo.evaluation.checkpointer import Checkpointer
 from hpo.evaluation.elastic import ElasticController
 from hpo.evaluation.evaluator import Evaluator
-from hpo.evaluation.leader import Leader, Limits
-from hpo.evaluation.trainer_client import TrainerSlot
+from hpo.evaluation.leader import Leader
+from hpo.evaluation.limits import Limits
+from hpo.evaluation.trainer_slot import TrainerSlot
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.helper_matching import HelperMatching

@@ -13,7 +13,7 @@ from hpo.store.run_dir import RunDir
 
 if TYPE_CHECKING:
     from hpo.evaluation.host import Host
-    from hpo.evaluation.trainer_client import TrainerSlot
+    from hpo.evaluation.trainer_slot import TrainerSlot
     from hpo.run.request import RunRequest
 
 

@@ -17,7 +17,7 @@ from hpo.run.session import Session
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.claims import Claims
 from hpo.store.evaluations import CONFIRMATION_PREFIX
-from hpo.store.heirs import InheritancePolicy
+from hpo.store.inheritance import InheritancePolicy
 from hpo.store.output_log import OutputLog
 from hpo.store.pruning import make_pruner
 from hpo.store.storage_retry import StorageRetry

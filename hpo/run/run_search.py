@@ -23,7 +23,7 @@ from hpo.text_format import format_duration
 
 if TYPE_CHECKING:
     from hpo.evaluation.template_client import TemplateClient
-    from hpo.evaluation.trainer_client import TrainerSlot
+    from hpo.evaluation.trainer_slot import TrainerSlot
     from hpo.run.request import RunRequest
     from hpo.run.root_rank import RootRank
 
@@ -92,8 +92,9 @@ def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool =
     from hpo.evaluation.constraint_client import ConstraintClient
     from hpo.evaluation.host import Host, share_threads
     from hpo.evaluation.template_client import share_template
-    from hpo.evaluation.trainer_client import TrainerOptions, TrainerSlot
+    from hpo.evaluation.trainer_client import TrainerOptions
     from hpo.evaluation.trainer_output import TrainerOutput
+    from hpo.evaluation.trainer_slot import TrainerSlot
 
     world, comm = job.world, split_by_host(job.world)
     with ExitStack() as held:

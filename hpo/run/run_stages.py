@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hpo.evaluation.evaluator import EvaluationContext, Evaluator
-from hpo.evaluation.leader import make_target_stop
+from hpo.evaluation.limits import make_target_stop
 from hpo.evaluation.program_command import Program
 from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.worker_groups import WorkerGroups

@@ -1,1 +1,1 @@
-"""What a run leaves on disk: its record, an Optuna study, and the run directory around it. No MPI, no torch."""
+"""Store a run on disk: its record, which is an Optuna study, and its run directory. No MPI, no torch."""

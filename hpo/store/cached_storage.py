@@ -1,4 +1,4 @@
-"""A study that one process alone writes to: it reads from memory, and writes what has come together, together."""
+"""Cache a study in memory for the only process that writes to it, and write its changes in batches."""
 
 from __future__ import annotations
 
@@ -25,14 +25,19 @@ def _delegate(name: str) -> Callable[..., Any]:
 
 
 class CachedStorage(BaseStorage):
-    """A storage as the one process sees it that writes to one of its studies; all else is the storage's own.
+    """Wrap an Optuna storage for the only process that writes to one of its studies.
 
-    The study is read once. What changes is changed here and there, but nothing is asked again: of a database, each
-    question takes a round trip, and a journal copies all its trials for each. Trials that other programs add are known
-    once this process has added one behind them.
+    The study is read once. Each change is made in memory and in the storage, and nothing is read again. Each read of a
+    database takes a round trip, and each read of a journal copies all trials. Trials that other programs add appear
+    when this process adds the next trial.
 
-    Losses, and all changes of a journal that is `collecting`, are durable when they are committed, and all others at
-    once. With `patience`, a database that is away is waited for.
+    Losses, and all changes of a journal inside `batch_writes`, are durable after `commit`. All other changes are
+    durable at once.
+
+    Args:
+        storage: Storage to wrap.
+        study_id: Id of the study that is cached.
+        retry: How to wait for an unavailable database; None to raise at once.
     """
 
     def __init__(self, storage: BaseStorage, study_id: int, retry: StorageRetry | None = None) -> None:
@@ -46,30 +51,30 @@ class CachedStorage(BaseStorage):
 
     @contextmanager
     def batch_writes(self) -> Iterator[None]:
-        """Let a journal keep what is written inside ``with`` until it is committed, the last of it by the caller."""
+        """Let a journal collect all changes inside ``with`` until `commit`; the caller commits the last ones."""
         journal = self._storage.journal if isinstance(self._storage, FileStorage) else None
         with journal.batch_writes() if journal else nullcontext() as self._group_commit:
             yield
 
     def commit(self) -> bool:
-        """Make durable what was written since the last commit, and tell whether there was anything."""
+        """Make all changes since the last commit durable, and return whether there were any."""
         has_values = bool(self._pending_values)
         self._write_pending_values()
         return self._group_commit.commit() if self._group_commit is not None else has_values
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        """Add a trial, durably unless a journal is collecting, and return its id."""
+        """Add a trial and return its id; the trial is durable unless a journal collects its changes."""
         self._write_pending_values()
         trial_id = self._storage.create_new_trial(study_id, template_trial)
         trial = self._storage.get_trial(trial_id)
-        if trial.number > len(self._trials):  # another program has added some
+        if trial.number > len(self._trials):  # Another program has added trials.
             self._trials += self._storage.get_all_trials(study_id, deepcopy=False)[len(self._trials) : trial.number]
         self._trials.append(trial)
-        self._numbers.update({one._trial_id: one.number for one in self._trials[len(self._numbers) :]})
+        self._numbers.update({added._trial_id: added.number for added in self._trials[len(self._numbers) :]})
         return trial_id
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """Begin or end a trial."""
+        """Start or end a trial."""
         self._write_pending_values()
         is_set = self._storage.set_trial_state_values(trial_id, state, values)
         times: dict[str, datetime] = {}
@@ -82,7 +87,7 @@ class CachedStorage(BaseStorage):
         return is_set
 
     def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        """Keep a loss for the next commit, or the next other change."""
+        """Keep a loss until the next commit, or until the next change of any other kind."""
         self._pending_values.append((trial_id, step, intermediate_value))
         known = self.get_trial(trial_id).intermediate_values
         self._update_trial(trial_id, intermediate_values={**known, step: intermediate_value})
@@ -99,35 +104,32 @@ class CachedStorage(BaseStorage):
             set_intermediate_values(self._storage, values, self._retry)
 
     def _update_trial(self, trial_id: int, **fields: Any) -> None:
-        """Put a changed copy of a trial in its place: others may still look at the trial as it was."""
+        """Replace a trial by a changed copy, because callers may still hold the old one."""
         number = self._numbers[trial_id]
         trial = copy.copy(self._trials[number])
         for name, value in fields.items():
             setattr(trial, name, value)
         self._trials[number] = trial
 
-    # What is read from memory
-
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """Return a trial of the study; not to be changed."""
+        """Return a trial of the study. Do not change it."""
         return self._trials[self._numbers[trial_id]]
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """Return trials; without `deepcopy` and `states`, the list of all itself, which grows."""
+        """Return trials; without `deepcopy` and `states`, the cached list itself, which grows."""
         if study_id != self._study_id:
             return self._storage.get_all_trials(study_id, deepcopy, states)
         found = self._trials if states is None else [trial for trial in self._trials if trial.state in states]
         return copy.deepcopy(found) if deepcopy else found
 
     def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
-        """Return the id of the study's trial of this number."""
+        """Return the id of the study's trial with this number."""
         assert study_id == self._study_id
         return self._trials[trial_number]._trial_id
 
-    # What is the storage's own; hyperparameters are a trial's from its beginning
-
+    # These methods need no cache: studies do not change here, and trials are created with all hyperparameters.
     create_new_study = _delegate("create_new_study")
     delete_study = _delegate("delete_study")
     set_study_user_attr = _delegate("set_study_user_attr")

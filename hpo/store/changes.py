@@ -1,4 +1,4 @@
-"""What is new in a study since one has looked last."""
+"""Keep the evaluations of a study up to date without looking again at trials that have ended."""
 
 from __future__ import annotations
 
@@ -10,27 +10,52 @@ from hpo.store.evaluations import Evaluation
 from hpo.store.trials import find_retried_trial, is_paused, make_evaluation
 
 
+class EvaluationCache:
+    """Keep the evaluations of a study between two reads."""
+
+    def __init__(self) -> None:
+        self._evaluations: list[Evaluation] = []
+        self._unfinished: dict[int, FrozenTrial] = {}  # As they were read last.
+
+    def update(self, trials: Sequence[FrozenTrial]) -> list[Evaluation]:
+        """Return all evaluations, ordered by trial number; `trials` are all trials of the study."""
+        known = self._evaluations
+        new = range(len(known), len(trials))
+        repeated = {find_retried_trial(trials[number]) for number in new} - {None}
+        known += [make_evaluation(trials[number], number in repeated) for number in new]
+        # A trial that has ended changes only when another trial continues it. A changed trial is another object.
+        changed = {number for number, trial in self._unfinished.items() if trials[number] is not trial}
+        for number in repeated.union(changed) - set(new):
+            assert number is not None
+            known[number] = make_evaluation(trials[number], number in repeated)
+        for number in (*changed, *new):
+            self._unfinished[number] = trials[number]
+            if trials[number].state.is_finished():
+                del self._unfinished[number]
+        return list(known)
+
+
 class StudyChanges:
-    """Remembers what has been told of a study's trials; those that have ended are not looked at again."""
+    """Find the evaluations that have changed since the last call."""
 
     def __init__(self) -> None:
         self._unfinished: dict[int, TrialState] = {}
         self._seen_count = 0
 
     def find_changes(self, trials: Sequence[FrozenTrial]) -> list[Evaluation]:
-        """Return what has started, ended, or been promoted since the last call; `trials` are all of the study."""
-        fresh = trials[self._seen_count :]
+        """Return the evaluations that started, ended or were promoted; `trials` are all trials of the study."""
+        new = trials[self._seen_count :]
         changed = [
             trial
-            for trial in [*(trials[number] for number in self._unfinished), *fresh]
+            for trial in [*(trials[number] for number in self._unfinished), *new]
             if self._unfinished.get(trial.number) != trial.state
         ]
-        repeated = set(map(find_retried_trial, fresh))
+        repeated = set(map(find_retried_trial, new))
         known = [trials[number] for number in repeated if number is not None and number < self._seen_count]
         self._unfinished.update((trial.number, trial.state) for trial in changed)
         for trial in changed:
             if trial.state.is_finished():
                 del self._unfinished[trial.number]
         self._seen_count = len(trials)
-        news = {trial.number: trial for trial in [*filter(is_paused, known), *changed]}
-        return [make_evaluation(trial, trial.number in repeated) for trial in news.values()]
+        found = {trial.number: trial for trial in [*filter(is_paused, known), *changed]}
+        return [make_evaluation(trial, trial.number in repeated) for trial in found.values()]

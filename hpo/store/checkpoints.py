@@ -1,4 +1,4 @@
-"""The states of evaluations, to go on from after a death: a file for each, whole or not at all, never unpickled."""
+"""Store the checkpoints of evaluations: one file for each individual, replaced atomically and never unpickled."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ from hpo.text_format import format_error
 if TYPE_CHECKING:
     from hpo.store.evaluations import Assignment
 
-WEIGHTS_PREFIX = "weights/"  # in front of the names of weights
-STATE_PREFIX = "state/"  # in front of the names of a state's tensors
-_RESERVED_BYTES = 64 << 20  # bytes that states leave free, for the record of the run
-_LOW_SPACE_BYTES = 1 << 30  # bytes, where nobody knows yet how large states are
+WEIGHTS_PREFIX = "weights/"  # Prefix of the names of weights.
+STATE_PREFIX = "state/"  # Prefix of the names of a checkpoint's tensors.
+_RESERVED_BYTES = 64 << 20  # Bytes that checkpoints leave free for the record of the run.
+_LOW_SPACE_BYTES = 1 << 30  # Bytes needed if the size of checkpoints is unknown.
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What is known of an evaluation at the time of its state: its losses so far, and the `metrics` of the lowest.
+    """Describe an evaluation at the time of its checkpoint.
 
-    `seconds` is how long it has taken. `tree` is what the objective has saved, with names in the place of tensors.
-    `has_weights` says that the weights of the lowest loss are in the file, too.
+    Attributes:
+        params: Hyperparameters of the evaluation.
+        losses: Losses so far.
+        metrics: Metrics of the lowest loss.
+        seconds: Duration so far.
+        tree: State that the objective saved, with names instead of tensors.
+        has_weights: Whether the file also holds the weights of the lowest loss.
     """
 
     params: dict[str, Any]
@@ -40,55 +45,58 @@ class CheckpointInfo:
 
 
 class CheckpointStore:
-    """The states of the evaluations of a study, in a folder: of what goes on, waits, is paused, or is inherited.
+    """Manage the checkpoint files of a study in one folder.
 
-    The repeats of a trial share its state. The names of the files begin with `prefix`. Nobody else evaluates the same
-    individual meanwhile.
+    All trials of an individual share one file. Only one process evaluates an individual at a time.
+
+    Args:
+        folder: Folder of the files; it is created when needed.
+        prefix: Prefix of all file names.
     """
 
     def __init__(self, folder: Path, prefix: str = "") -> None:
         self._folder = folder
         self._prefix = prefix
-        self._known_paths: set[Path] = set()  # what this process has found, or written
+        self._known_paths: set[Path] = set()  # Files that this process has found or written.
 
     def get_path(self, root: int) -> Path:
-        """Return the file of a trial, the first of those that repeat each other."""
+        """Return the checkpoint file of an individual, which is named after its first trial."""
         return self._folder / f"{self._prefix}{root}.safetensors"
 
     def find_checkpoint(self, assignment: Assignment) -> Path | None:
-        """Return the file of an evaluation's state; None where there is none."""
+        """Return the checkpoint file of an evaluation; None if there is none."""
         path = self.get_path(assignment.root)
         if path not in self._known_paths and assignment.number == assignment.root:
-            return None  # it is the first of its individual
+            return None  # The first trial of an individual has no checkpoint yet.
         if not path.exists():
             return None
         self._known_paths.add(path)
         return path
 
     def make_draft_path(self, assignment: Assignment) -> Path:
-        """Return where the next state of an evaluation is to be written. Raises OSError without a folder for it."""
+        """Return the path at which to write the next checkpoint. Raises OSError if the folder cannot be created."""
         self._folder.mkdir(exist_ok=True)
         path = self.get_path(assignment.root)
         return path.with_name(f".{path.name}")
 
     def commit_draft(self, assignment: Assignment) -> None:
-        """Replace the state of an evaluation by the draft that was written, and flushed."""
+        """Replace the checkpoint of an evaluation by its draft, which is complete and flushed."""
         path = self.get_path(assignment.root)
         path.with_name(f".{path.name}").replace(path)
         self._known_paths.add(path)
 
     def remove_draft(self, assignment: Assignment) -> None:
-        """Remove a draft that was not written whole, if there is one."""
+        """Remove an incomplete draft, if there is one."""
         path = self.get_path(assignment.root)
         with suppress(OSError):
             path.with_name(f".{path.name}").unlink(missing_ok=True)
 
     def has_checkpoint(self, assignment: Assignment) -> bool:
-        """Tell whether this process has found the state of an evaluation, or written it."""
+        """Return whether this process has found or written the checkpoint of an evaluation."""
         return self.get_path(assignment.root) in self._known_paths
 
     def remove_ended(self, assignment: Assignment) -> None:
-        """Remove the state of an evaluation that has ended, if there is one."""
+        """Remove the checkpoint of an evaluation that has ended, if there is one."""
         path = self.get_path(assignment.root)
         if path in self._known_paths:
             self._known_paths.discard(path)
@@ -96,72 +104,80 @@ class CheckpointStore:
                 path.unlink(missing_ok=True)
 
     def remove_root(self, root: int) -> None:
-        """Remove the state of an evaluation that is not to be gone on from any more."""
+        """Remove the checkpoint of an individual that will not be resumed."""
         self._known_paths.discard(self.get_path(root))
         with suppress(OSError):
             self.get_path(root).unlink(missing_ok=True)
 
     def remove_all_except(self, roots: Collection[int]) -> None:
-        """Remove all but the states of these trials; only while no process writes any."""
+        """Remove all checkpoints except those of these individuals. No process may write any in the meantime."""
         kept = {self.get_path(root) for root in roots}
         for path in [*self._folder.glob(f"{self._prefix}[0-9]*.safetensors"), *self._folder.glob(".*.safetensors")]:
             if path not in kept:
                 path.unlink(missing_ok=True)
 
     def remove_empty_folder(self) -> None:
-        """Remove the folder, unless there are states; only while no process writes any."""
+        """Remove the folder if it is empty. No process may write to it in the meantime."""
         with suppress(OSError):
             self._folder.rmdir()
 
     def describe_shortage(self, most: int) -> str:
-        """Return a text where the disk may be too small for so many states; else an empty one."""
+        """Return a warning if the disk may be too small for `most` checkpoints; an empty string otherwise."""
         sizes = [path.stat().st_size for path in self._folder.glob("*.safetensors")]
         needed = most * max(sizes) if sizes else _LOW_SPACE_BYTES
         free = shutil.disk_usage(self._folder.parent).free
         if free >= needed:
             return ""
-        room = f"at least {needed / 1e9:.1f} GB are needed" if sizes else "that may be too little"
-        return f"{free / 1e9:.1f} GB are free for what evaluations go on from (--checkpoint-every): {room}"
+        need = f"at least {needed / 1e9:.1f} GB are needed" if sizes else "that may be too little"
+        return f"{free / 1e9:.1f} GB are free for checkpoints (--checkpoint-every): {need}"
 
 
 def check_space(path: Path, size: int) -> None:
-    """Raise OSError if the disk would be full with a file of so many bytes."""
+    """Raise OSError if a file of `size` bytes would fill the disk."""
     if (free := shutil.disk_usage(path.parent).free) < size + _RESERVED_BYTES:
-        kept = f"{_RESERVED_BYTES / 1e6:.0f} MB are kept for the record of the run"
-        raise OSError(f"it takes {size / 1e6:.0f} MB, and of the {free / 1e6:.0f} MB that are free, {kept}")
+        reserved = f"{_RESERVED_BYTES / 1e6:.0f} MB must stay free for the record of the run"
+        raise OSError(f"it needs {size / 1e6:.0f} MB, but {free / 1e6:.0f} MB are free and {reserved}")
 
 
 def read_checkpoint_info(
     path: Path, params: Mapping[str, Any] | None = None, is_checked: bool = True
 ) -> CheckpointInfo:
-    """Return what is known of the evaluation whose state is in a file, of these hyperparameters, or any.
+    """Read the description of the evaluation from a checkpoint file.
 
-    Raises ValueError, saying why, if the file cannot be read, is damaged, or is another evaluation's. If `is_checked`,
-    all bytes are read, and compared with their checksum.
+    Args:
+        path: Checkpoint file.
+        params: Hyperparameters that the evaluation must have; None for any.
+        is_checked: Whether to read all bytes and compare their checksum.
+
+    Returns:
+        The description of the evaluation.
+
+    Raises:
+        ValueError: If the file cannot be read, is damaged, or belongs to other hyperparameters.
     """
     try:
         with path.open("rb") as file:
             header, start = read_header(file)
             metadata = header.pop("__metadata__")
-            about = parse_checkpoint_info(json.loads(metadata["about"]))
+            info = parse_checkpoint_info(json.loads(metadata["about"]))
             if is_checked:
                 pieces = locate_tensors(file, start, header)
                 parts = ((name, pieces[name].read_chunks()) for name in sorted(pieces))
                 if metadata["checksum"] != compute_checksum(metadata["about"], parts):
-                    raise ValueError("its checksum is wrong")
+                    raise ValueError("its checksum does not match")
             elif file.seek(0, 2) != start + max((entry["data_offsets"][1] for entry in header.values()), default=0):
-                raise ValueError("it is not whole")
+                raise ValueError("it is incomplete")
     except (OSError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {format_error(error)}") from error
-    if params is not None and about.params != dict(params):
-        raise ValueError(f"{path} is of other hyperparameters")
-    return about
+    if params is not None and info.params != dict(params):
+        raise ValueError(f"{path} belongs to other hyperparameters")
+    return info
 
 
 def parse_checkpoint_info(content: dict[str, Any]) -> CheckpointInfo:
-    """Return what a file says of an evaluation; raises ValueError or TypeError if no evaluation has written it."""
-    about = CheckpointInfo(**content)
-    fits = is_mapping(about.params) and is_mapping_of(is_number)(about.metrics) and is_number(about.seconds)
-    if not fits or not isinstance(about.losses, list) or not all(map(is_number, about.losses)):
-        raise ValueError("no evaluation has written it")
-    return about
+    """Return the description of an evaluation from its JSON. Raises ValueError or TypeError if it is invalid."""
+    info = CheckpointInfo(**content)
+    is_valid = is_mapping(info.params) and is_mapping_of(is_number)(info.metrics) and is_number(info.seconds)
+    if not is_valid or not isinstance(info.losses, list) or not all(map(is_number, info.losses)):
+        raise ValueError("its description of the evaluation is invalid")
+    return info

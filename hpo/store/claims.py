@@ -1,4 +1,4 @@
-"""Claiming evaluations from a run's budget: each claim is a trial that starts, and no two workers get the same."""
+"""Claim evaluations from the budget of a run: each claim starts one trial for one worker."""
 
 from __future__ import annotations
 
@@ -19,11 +19,17 @@ if TYPE_CHECKING:
 
 
 class Claims:
-    """The budget of a run, from which one evaluation after the other is claimed; no other process starts any.
+    """Hand out the evaluations of a run to its workers; no other process may start trials.
 
-    No more than `budget` evaluations are ever started. Interrupted evaluations do not count, since they are repeated,
-    nor do those that were taken over from another run. There is nothing to claim once `is_stopping()` is true. With
-    `halving`, what was paused is promoted first; it has been counted.
+    Interrupted trials do not count against the budget, because they are retried. Imported trials and promotions do not
+    count either.
+
+    Args:
+        record: Record of the run.
+        distributions: Distributions of all parameters of the search space.
+        budget: Largest number of evaluations.
+        is_stopping: Returns whether the run stops; no trial starts then.
+        halving: Schedule by which paused trials are promoted; None if the pruner never pauses.
     """
 
     def __init__(
@@ -40,21 +46,27 @@ class Claims:
         self._is_stopping = is_stopping
         self._successive_halving = SuccessiveHalving(halving, record.objectives) if halving else None
         self._tried_params: set[frozenset[tuple[str, Any]]] = set()
-        self._seen_count = self._ended_count = 0  # trials; those that have ended and count
-        self._unfinished: list[int] = []  # those that have not ended: only they can change
+        self._seen_count = self._ended_count = 0  # Trials in total, and ended trials in the budget.
+        self._unfinished: list[int] = []  # Only trials that have not ended can change.
 
     def claim(self, params: Mapping[str, Any], inherits: int | None = None, **attributes: Any) -> Assignment | None:
-        """Start a trial that has waited, else one that is promoted, else one with these hyperparameters.
+        """Start a waiting trial, else promote a paused one, else start a new individual.
 
-        The last one begins with what the trial has learned that it `inherits` from, if there is one. Returns None where
-        no more are to be started.
+        Args:
+            params: Hyperparameters of the new individual.
+            inherits: Trial whose checkpoint the new individual inherits.
+            attributes: Attributes of the trial that starts.
 
-        Raises KnownError if these hyperparameters have been started before.
+        Returns:
+            The assignment; None if no trial may start.
+
+        Raises:
+            DuplicateError: If an individual with these hyperparameters has been started before.
         """
         return self._claim(params, attributes, {} if inherits is None else {"inherits": inherits})
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
-        """Start a trial that has waited, or one that is promoted; None where no more are to be started."""
+        """Start a waiting trial, or promote a paused one; return None if there is none to start."""
         return self._claim(None, attributes, {})
 
     def _claim(
@@ -84,13 +96,12 @@ class Claims:
         return self.record.start_trial(params, self._distributions, {**attributes, **new_attributes})
 
     def _update(self, trials: Sequence[FrozenTrial]) -> None:
-        """Learn which trials have begun and ended since the last claim."""
         new = trials[self._seen_count :]
         self._tried_params.update(frozenset(trial.params.items()) for trial in new)
-        going = [*self._unfinished, *range(self._seen_count, len(trials))]
+        pending = [*self._unfinished, *range(self._seen_count, len(trials))]
         self._seen_count = len(trials)
-        self._unfinished = [number for number in going if not trials[number].state.is_finished()]
-        ended = [trials[number] for number in going if trials[number].state.is_finished()]
+        self._unfinished = [number for number in pending if not trials[number].state.is_finished()]
+        ended = [trials[number] for number in pending if trials[number].state.is_finished()]
         self._ended_count += sum(
             "imported_from" not in trial.user_attrs and not is_interrupted(trial) for trial in ended
         )

@@ -1,9 +1,9 @@
-"""Finding the individual that kills the job: those in flight at a death are evaluated again, and no other one fails.
+"""Find the individual that crashes the job: retry all individuals that ran at a crash, until only one is left.
 
-Group testing in two stages (Dorfman, "The detection of defective members of large populations", 1943). Of n individuals
-that were in flight at one death, the square root of n at a time are evaluated again, beside new ones. Those that were
-in flight at two deaths wait for the end of the run, and are evaluated alone: if the job dies again, that one kills it.
-Deaths count from the last state that an evaluation has saved.
+This is group testing in two stages (Dorfman, "The detection of defective members of large populations", 1943).
+Individuals that ran at one crash are suspects. Of n suspects, sqrt(n) at a time are retried next to new individuals.
+Suspects of two crashes wait for the end of the run and are retried alone. If the job crashes again, the individual is
+the cause. Crashes are counted since the individual's last checkpoint.
 """
 
 from __future__ import annotations
@@ -15,36 +15,39 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.store.json_values import is_whole_number
 
-MAX_CRASHES = 3  # of the job, in a row, the last one with nothing else in flight
+MAX_CRASHES = 3  # Crashes in a row after which an individual fails. It runs alone at the last one.
 
 
 def select_next_waiting(
     waiting: Sequence[FrozenTrial], trials: Sequence[FrozenTrial], is_last: bool
 ) -> FrozenTrial | None:
-    """Return the waiting trial to evaluate next; None where all of them are better left for later.
+    """Return the waiting trial to start next; None if all of them should wait longer.
 
-    `is_last` says that there is nothing new to evaluate.
+    Args:
+        waiting: Waiting trials.
+        trials: All trials of the study.
+        is_last: Whether no new individual is left to start.
     """
     running = [trial for trial in trials if trial.state == TrialState.RUNNING]
-    if innocent := [trial for trial in waiting if not read_crash_count(trial)]:
-        return innocent[0]
+    if cleared := [trial for trial in waiting if not read_crash_count(trial)]:
+        return cleared[0]
     suspects = [trial for trial in waiting if read_crash_count(trial) == 1]
-    in_flight = sum(read_crash_count(trial) > 0 for trial in running)
+    running_suspects = sum(read_crash_count(trial) > 0 for trial in running)
     if suspects:
-        return suspects[0] if in_flight < math.isqrt(len(suspects) + in_flight) else None
+        return suspects[0] if running_suspects < math.isqrt(len(suspects) + running_suspects) else None
     return waiting[0] if is_last and not running else None
 
 
 def read_crash_count(trial: FrozenTrial) -> int:
-    """Return how often in a row the job has died while this was evaluated."""
-    deaths = trial.user_attrs.get("crash_count", 0)
-    return deaths if is_whole_number(deaths) else 0
+    """Return the number of crashes in a row during trials of this individual."""
+    crash_count = trial.user_attrs.get("crash_count", 0)
+    return crash_count if is_whole_number(crash_count) else 0
 
 
 def has_progressed(trial: FrozenTrial) -> bool:
-    """Tell whether an evaluation has saved a later state than it began with: a death before was not its own.
+    """Return whether a trial has saved a later checkpoint than it started from, which clears it of earlier crashes.
 
-    One that kills the job does so at some epoch, which it reaches without saving a state any more, sooner or later.
+    An individual that crashes the job does so at some step, so sooner or later it stops saving later checkpoints.
     """
     saved, began = (trial.user_attrs.get(name, 0) for name in ("checkpoint_step", "resumed_from_step"))
     return is_whole_number(saved) and is_whole_number(began) and saved > began

@@ -1,4 +1,4 @@
-"""Which evaluations deserve more workers, and for how long they will still go on, as the record knows."""
+"""Find evaluations that deserve more workers, and estimate how long they will run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from hpo.store.successive_halving import HalvingSchedule
 
 @dataclass(frozen=True)
 class ExpandableEvaluation:
-    """An evaluation that is promoted, of this `worker`, which may have more; it has a loss within `wait` seconds."""
+    """Describe a promoted evaluation that more workers may join.
+
+    Attributes:
+        trial: Number of the trial.
+        worker: Worker that leads the evaluation.
+        max_wait: Seconds until the next loss at most, at the present speed.
+    """
 
     trial: int
     worker: int
@@ -20,9 +26,13 @@ class ExpandableEvaluation:
 
 @dataclass(frozen=True)
 class HelpPeriod:
-    """The time in which a `worker` helped with an evaluation of another one, in seconds since the epoch.
+    """Describe a period in which a worker helped with an evaluation of another worker.
 
-    It has helped it on from there, `after` how many losses.
+    Attributes:
+        worker: Worker that helped.
+        start: Start, in seconds since the epoch.
+        stop: End, in seconds since the epoch.
+        from_step: Number of losses at the start.
     """
 
     worker: int
@@ -32,45 +42,45 @@ class HelpPeriod:
 
 
 def find_help_periods(evaluation: Evaluation, until: float) -> list[HelpPeriod]:
-    """Return who helped with an evaluation, and when; those that are at it now do so `until` now, or its end."""
-    ends = [*(min(team["at"], until) for team in evaluation.worker_groups[1:]), until]
+    """Return the periods in which other workers helped with an evaluation; open periods end at `until`."""
+    ends = [*(min(group["at"], until) for group in evaluation.worker_groups[1:]), until]
     return [
-        HelpPeriod(worker, team["at"], end, team["after"])
-        for team, end in zip(evaluation.worker_groups, ends, strict=False)
-        for worker in team["workers"]
-        if worker != evaluation.worker and end > team["at"]
+        HelpPeriod(worker, group["at"], end, group["after"])
+        for group, end in zip(evaluation.worker_groups, ends, strict=False)
+        for worker in group["workers"]
+        if worker != evaluation.worker and end > group["at"]
     ]
 
 
 def estimate_losses_left(evaluations: Sequence[Evaluation], losses: int) -> int:
-    """Return how many losses an evaluation will still have, after so many, if it is as long as the longest complete.
+    """Estimate how many losses an evaluation will still report after `losses`, given the longest complete evaluation.
 
-    Where none is complete, or it is longer by now, it is taken to be halfway (Gott, "Implications of the Copernican
-    principle for our future prospects", 1993).
+    If no evaluation is complete, or this one is longer, it is assumed to be halfway (Gott, "Implications of the
+    Copernican principle for our future prospects", 1993).
     """
-    longest = max((max(one.curve, default=0) for one in evaluations if one.state == "complete"), default=0)
+    longest = max((max(e.curve, default=0) for e in evaluations if e.state == "complete"), default=0)
     return longest - losses if longest >= losses else losses
 
 
 def find_expandable(
     halving: HalvingSchedule, evaluations: Sequence[Evaluation], now: float
 ) -> list[ExpandableEvaluation]:
-    """Return the evaluations that have passed rungs, and that others may help, which is worth the wait.
+    """Return the running evaluations that have passed rungs and gain enough time from more workers.
 
-    For each rung that it has passed, an evaluation has twice the workers. Who helps waits for its next loss; what is
-    gained is half of the time from there to the next rung. `now` is in seconds since the epoch.
+    An evaluation may have twice the workers for each rung that it has passed. Helpers wait for its next loss; the gain
+    is half of the time from that loss to the next rung. `now` is in seconds since the epoch.
     """
     found = []
     for root, group in group_by_individual(evaluations).items():
-        one = group[-1]
-        losses = max(one.curve, default=0)
-        if one.state != "running" or losses <= one.resumed_from_step:
+        latest = group[-1]
+        losses = max(latest.curve, default=0)
+        if latest.state != "running" or losses <= latest.resumed_from_step:
             continue
         passed, rung = halving.locate_in_rungs(root, losses)
-        if 2 * len(one.workers) > 2**passed:
+        if 2 * len(latest.workers) > 2**passed:
             continue
         left = min(rung - losses, estimate_losses_left(evaluations, losses)) - 1
         if left > 2:
-            wait = max(0.0, now - one.started) / (losses - one.resumed_from_step)
-            found.append(ExpandableEvaluation(one.trial, one.worker, wait))
+            wait = max(0.0, now - latest.started) / (losses - latest.resumed_from_step)
+            found.append(ExpandableEvaluation(latest.trial, latest.worker, wait))
     return found

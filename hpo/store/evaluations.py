@@ -1,4 +1,4 @@
-"""The evaluations of a run, as the record knows them."""
+"""Define evaluations and assignments, and functions that rank and group evaluations."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 INTERRUPTED = "interrupted"
-CONFIRMATION_PREFIX = "confirm-"  # before the numbers of trials of the study that confirms the best
+CONFIRMATION_PREFIX = "confirm-"  # Prefix of trial numbers in the confirmation study.
 
-# What leaders are told of an evaluation: what breeding needs, and no more, since there may be many of both.
+# Fields that are sent to all leaders: only the fields that propagators need, to keep messages small.
 SHARED_FIELDS = (
     *("trial", "state", "loss", "other_values", "params", "island", "worker", "generation"),
     *("seconds", "ended", "imported_from", "retry_of", "inherits", "checkpoint_step"),
@@ -19,24 +19,42 @@ SHARED_FIELDS = (
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation as the record knows it.
+    """Represent one trial of the study with the fields that the program reads.
 
-    `state` is running, waiting (to be repeated), complete, pruned, paused, failed, or one of two after which another
-    trial repeats it: interrupted, and promoted, which it was from being paused. `loss` is infinite unless the
-    evaluation is complete, pruned, paused or promoted; `seconds` is how long one that has ended took, NaN where that is
-    not known; `started` and `ended` are seconds since the epoch, by clocks that may have been set in between; `curve`
-    holds the loss after each epoch, counted from 1. `origin` says where it was taken over from, if another run has made
-    it; `seed` is its own, None before it starts; `confirms` is the trial that it confirms. `immigrants` counts, by the
-    island that bred them, the individuals of other islands that lived on its own island when it began. `retry_of` is
-    the interrupted or paused trial that it evaluates again, or goes on with, and `crash_count` how often in a row the
-    job has died while one of them was evaluated. `resumed_from_step` is the number of losses that it took over from
-    that trial, whose state it went on from, and `checkpoint_step` that of its own last state; `seconds_before` are
-    those of its `seconds` that were that trial's. `others` are the values of the objectives behind the loss, empty
-    where there are none or it has no loss. `at_rungs` are the values of all objectives at its rungs, by the number of
-    losses; empty with one objective. `paused_after` is the number of losses with which it was paused, and `cut_after`
-    that with which a complete one was ended at the target loss. `inherits` is the trial whose state it began with.
-    `worker_groups` are the workers that it went on with, the first of which is its own: each a dict of `workers`,
-    `after` how many losses, and `at` what time.
+    Attributes:
+        trial: Number of the trial in its study.
+        state: "running", "waiting", "complete", "pruned", "paused", "failed", "interrupted" or "promoted". Another
+            trial continues an interrupted or a promoted one; a promoted trial was paused before.
+        loss: Lowest loss; infinite unless the state is complete, pruned, paused or promoted.
+        params: Values of the active hyperparameters.
+        island: Island that the individual belongs to.
+        worker: Worker that started the evaluation.
+        generation: Generation of the individual on its island.
+        seconds: Duration of an evaluation that has ended; NaN if it is unknown.
+        metrics: Metrics reported with the lowest loss.
+        failure: Reason of a failure in one line.
+        traceback: Traceback of a failure.
+        propagator: Name of the propagator that made the individual.
+        started: Start, in seconds since the epoch. The host's clock may have been changed since.
+        ended: End, in seconds since the epoch.
+        curve: Loss of each step; steps count from 1.
+        imported_from: Run that the evaluation was imported from; empty for the run's own evaluations.
+        confirms: Trial of the search that this evaluation confirms.
+        seed: Seed of the evaluation; None before it starts.
+        immigrants: Number of individuals on the island that came from other islands when the evaluation started, by
+            source island.
+        retry_of: Interrupted or paused trial that this evaluation continues.
+        crash_count: Number of crashes of the job in a row during trials of this individual.
+        resumed_from_step: Number of losses taken over from the trial `retry_of`.
+        checkpoint_step: Step of the last checkpoint.
+        seconds_before: Part of `seconds` that was spent in the trial `retry_of`.
+        paused_after: Number of losses at which the evaluation was paused.
+        cut_after: Number of losses at which a complete evaluation was ended by the target loss.
+        inherits: Trial whose checkpoint is the parent checkpoint.
+        worker_groups: Groups of workers that ran the evaluation, first its own worker. Each is a dict of `workers`,
+            `after` (number of losses) and `at` (seconds since the epoch).
+        other_values: Values of the objectives after the loss; empty if there are none.
+        at_rungs: Values of all objectives at each rung, by number of losses; empty if the loss is the only objective.
     """
 
     trial: int
@@ -71,63 +89,69 @@ class Evaluation:
     at_rungs: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
-        """Compare fields as tuples do, of which NaN equals itself: since Python 3.13, it differs in data classes."""
+        """Compare all fields as tuples do, so that NaN equals itself. Dataclasses differ since Python 3.13."""
         if not isinstance(other, Evaluation):
             return NotImplemented
         return tuple(vars(self).values()) == tuple(vars(other).values())
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The values of all objectives, of which the loss is the first."""
+        """Values of all objectives, first the loss."""
         return (self.loss, *self.other_values)
 
     @property
     def workers(self) -> Sequence[int]:
-        """The workers that are at it now, or were at its end."""
+        """Workers that run the evaluation now, or ran it when it ended."""
         return self.worker_groups[-1]["workers"] if self.worker_groups else [self.worker]
 
     @property
     def label(self) -> str:
-        """The name of its trial, where evaluations of the search and those that confirm the best are shown together."""
+        """Name of the trial that is unique among the search and its confirmation."""
         return format_label(self.trial, self.confirms is not None)
 
     @property
     def is_finished(self) -> bool:
-        """Whether it ended by itself, and this is the last that is known of its individual."""
+        """Whether the evaluation ended by itself and no later trial continues it."""
         return self.state in ("complete", "pruned", "paused", "failed")
 
     @property
     def has_ended(self) -> bool:
-        """Whether it ended by itself, also where its individual has gone on since."""
+        """Whether the evaluation ended by itself, even if a later trial continues it."""
         return self.is_finished or self.state == "promoted"
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether it ended by itself, with a loss."""
+        """Whether the evaluation ended by itself with a loss."""
         return self.has_ended and self.state != "failed"
 
     @property
     def has_ended_in_run(self) -> bool:
-        """Whether it ended by itself in this run, also where its individual has gone on since."""
+        """Whether the evaluation ended by itself and was not imported from another run."""
         return self.has_ended and not self.imported_from
 
     @property
     def end_state(self) -> str:
-        """The state that it ended with, also where its individual has gone on since."""
+        """State at the end of the trial: "paused" for a promoted trial."""
         return "paused" if self.state == "promoted" else self.state
 
     @property
     def counts_for_budget(self) -> bool:
-        """Whether it is finished, and counts for the run's budget."""
+        """Whether the evaluation is finished and counts against the budget of the run."""
         return self.is_finished and not self.imported_from
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """A trial that has been started: its number in the study, its hyperparameters, its seed (None for the run's).
+    """Describe a trial that a worker has to run.
 
-    `root` is the first of the trials that repeat each other, of which this may be one, and `parent` that of the
-    individual whose state it begins with, if there is one. `confirms` is the trial of the search that it confirms.
+    Attributes:
+        trial_id: Id of the trial in the storage.
+        number: Number of the trial in its study.
+        params: Values of the active hyperparameters.
+        root: First trial of the individual, which identifies its checkpoint.
+        seed: Seed of the evaluation; None for the seed of the run.
+        parent: First trial of the individual whose checkpoint is the parent checkpoint.
+        confirms: Trial of the search that this trial confirms.
     """
 
     trial_id: int
@@ -140,12 +164,12 @@ class Assignment:
 
 
 def format_label(trial: int, confirms: bool) -> str:
-    """Return the name of a trial of the search, or of the study that confirms the best, which has its own numbers."""
+    """Return the label of a trial: its number, with a prefix in the confirmation study."""
     return f"{CONFIRMATION_PREFIX}{trial}" if confirms else str(trial)
 
 
 def group_by_individual(evaluations: Iterable[Evaluation]) -> dict[int, list[Evaluation]]:
-    """Return the evaluations of each individual, by the first of them."""
+    """Group evaluations by individual; the keys are the first trials of the individuals."""
     roots: dict[int, int] = {}
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in evaluations:
@@ -154,17 +178,17 @@ def group_by_individual(evaluations: Iterable[Evaluation]) -> dict[int, list[Eva
 
 
 def find_root(evaluation: Evaluation, roots: dict[int, int]) -> int:
-    """Return the first trial of an evaluation's individual, which is added to those that are known, by trial."""
+    """Return the first trial of an evaluation's individual, and store it in `roots` under the evaluation's trial."""
     before = evaluation.retry_of
     roots[evaluation.trial] = evaluation.trial if before is None else roots.get(before, evaluation.trial)
     return roots[evaluation.trial]
 
 
 def rank_evaluations(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
-    """Return the n complete evaluations with the lowest losses, the lowest first."""
+    """Return the `n` complete evaluations with the lowest losses, lowest first."""
     return sorted((e for e in evaluations if e.state == "complete"), key=lambda e: (e.loss, e.trial))[:n]
 
 
 def find_best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
-    """Return the complete evaluation with the lowest loss; None while none is complete."""
+    """Return the complete evaluation with the lowest loss; None if there is none."""
     return min((one for one in evaluations if one.state == "complete"), key=lambda e: (e.loss, e.trial), default=None)

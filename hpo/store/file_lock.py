@@ -1,4 +1,4 @@
-"""A lock that hosts share through a file system, as Optuna's journals do: a link, which only one process can make."""
+"""Lock files on file systems that hosts share, as Optuna's journals do."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _MAX_SLEEP = 1.0
 
 
 class FileLock(JournalFileSymlinkLock):
-    """The lock of the file at a path: the symbolic link PATH.lock, as all programs that use Optuna make it.
+    """Hold the lock of a file: the symbolic link PATH.lock, which all programs that use Optuna create.
 
-    Where nothing was written to the file for `stale_after` seconds, the lock's holder is taken to be dead. Optuna's own
-    lock counts the seconds in which a job was suspended, too: afterwards, ranks took each other's locks away.
+    If the file has not changed for `stale_after` seconds, the lock of another process is removed, because its holder
+    has probably crashed. Time in which this process is suspended does not count. It counts in Optuna's own lock, so
+    that ranks removed each other's locks after a suspension.
     """
 
     def __init__(self, path: Path, stale_after: float = math.inf) -> None:
@@ -30,25 +31,25 @@ class FileLock(JournalFileSymlinkLock):
         self._stale_after = stale_after
 
     def acquire(self) -> bool:
-        """Wait for the lock, take it, and return true; raises OSError where it cannot be made."""
+        """Wait for the lock, take it, and return True. Raises OSError if the link cannot be created."""
         pause, seen, since = _MIN_SLEEP, -1.0, clock.now()
         while True:
             with suppress(FileExistsError):
                 self._link.symlink_to(self._path)
                 return True
-            if (written := self._read_mtime()) != seen:
-                seen, since = written, clock.now()
+            if (mtime := self._read_mtime()) != seen:
+                seen, since = mtime, clock.now()
             elif clock.now() - since > self._stale_after:
-                with suppress(RuntimeError):  # another rank was first
+                with suppress(RuntimeError):  # Another rank has removed the lock.
                     self.release()
             time.sleep(pause)
             pause = min(2 * pause, _MAX_SLEEP)
 
     def release(self) -> None:
-        """Release the lock; raises RuntimeError where another process has taken it away."""
+        """Release the lock. Raises RuntimeError if another process has removed it."""
         mine = self._link.with_name(f"{self._link.name}.{os.getpid()}.rename")
         try:
-            self._link.rename(mine)  # where several processes release a stale lock, one succeeds
+            self._link.rename(mine)  # If several processes remove a stale lock, only one rename succeeds.
             mine.unlink()
         except OSError as error:
             raise RuntimeError(f"{self._link} was taken away") from error
@@ -64,4 +65,4 @@ class FileLock(JournalFileSymlinkLock):
         try:
             return self._path.stat().st_mtime
         except OSError:
-            return math.nan  # and so never the same as before
+            return math.nan  # NaN never equals the time before.

@@ -1,71 +1,117 @@
-"""Inheritance: from whom an individual can take over what it has learned, and from whom it has come.
+"""Decide which trial's checkpoint an individual inherits.
 
-Population based training (Jaderberg et al. 2017), asynchronous and on islands: an individual that differs from one of
-the best of its island in mutable parameters alone goes on with what that has learned.
+This is population based training (Jaderberg et al., 2017), asynchronous and on islands. An individual may inherit from
+one of the best evaluations of its island if the two differ in mutable parameters only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from hpo.space import SearchSpace
 from hpo.store.evaluations import Evaluation
 
-PARENTS_PER_ISLAND = 10  # of the best of each island, from which `ga` breeds, too
+if TYPE_CHECKING:
+    from hpo.store.checkpoints import CheckpointStore
+    from hpo.store.record import Record
+
+PARENTS_PER_ISLAND = 10  # The best of each island. The propagator `ga` selects parents from the same number.
 
 
 def rank_heritable(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
-    """Return the complete evaluations of an island that have saved what can be inherited, the best first."""
-    own = [one for one in evaluations if one.island % islands == island and can_be_inherited(one)]
-    return sorted(own, key=lambda one: (one.loss, one.trial))
+    """Return the complete evaluations of an island that have a checkpoint of their end, best first."""
+    own = [e for e in evaluations if e.island % islands == island and can_be_inherited(e)]
+    return sorted(own, key=lambda e: (e.loss, e.trial))
 
 
 def select_parents(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
-    """Return the evaluations of an island that individuals may inherit from, the best first."""
+    """Return the evaluations of an island that individuals may inherit from, best first."""
     return rank_heritable(evaluations, island, islands)[:PARENTS_PER_ISLAND]
 
 
-def can_be_inherited(one: Evaluation) -> bool:
-    """Tell whether an evaluation has kept what it has learned."""
+def can_be_inherited(evaluation: Evaluation) -> bool:
+    """Return whether an evaluation is complete and has a checkpoint of its last step."""
     return (
-        one.state == "complete"
-        and not one.imported_from
-        and one.checkpoint_step > 0
-        and one.checkpoint_step == len(one.curve)
+        evaluation.state == "complete"
+        and not evaluation.imported_from
+        and evaluation.checkpoint_step > 0
+        and evaluation.checkpoint_step == len(evaluation.curve)
     )
 
 
 def find_parent(params: Mapping[str, Any], best: Sequence[Evaluation], space: SearchSpace) -> Evaluation | None:
-    """Return the first of the best that differs in mutable parameters alone; None where there is none."""
-    fixed = space.immutable_names
-    return next((one for one in best if all(one.params.get(name) == params.get(name) for name in fixed)), None)
+    """Return the first of `best` that differs from `params` in mutable parameters only; None if there is none."""
+    names = space.immutable_names
+    return next((e for e in best if all(e.params.get(name) == params.get(name) for name in names)), None)
 
 
 def find_superseded(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
-    """Return the first evaluations behind the best of an island, but for those that somebody inherits from now."""
-    used = {one.inherits for one in evaluations if one.state in ("running", "waiting")}
+    """Return the evaluations just behind the best of an island, unless an unfinished evaluation inherits from them."""
+    used = {evaluation.inherits for evaluation in evaluations if evaluation.state in ("running", "waiting")}
     return [
-        one
-        for one in rank_heritable(evaluations, island, islands)[PARENTS_PER_ISLAND : 2 * PARENTS_PER_ISLAND]
-        if one.trial not in used
+        evaluation
+        for evaluation in rank_heritable(evaluations, island, islands)[PARENTS_PER_ISLAND : 2 * PARENTS_PER_ISLAND]
+        if evaluation.trial not in used
     ]
 
 
 def has_inheritance(evaluations: Iterable[Evaluation]) -> bool:
-    """Return whether any evaluation inherits: its loss is then not that of its hyperparameters alone."""
-    return any(one.inherits is not None for one in evaluations)
+    """Return whether any evaluation has a parent checkpoint; its hyperparameters alone do not explain its loss."""
+    return any(evaluation.inherits is not None for evaluation in evaluations)
 
 
 def find_trials_to_keep(evaluations: Sequence[Evaluation], islands: int) -> list[int]:
-    """Return the trials that may be inherited from, or that one which waits inherits from."""
-    best = [one.trial for island in range(islands) for one in select_parents(evaluations, island, islands)]
-    return best + [one.inherits for one in evaluations if one.state == "waiting" and one.inherits is not None]
+    """Return the trials that may become parents, and the parents of waiting trials."""
+    best = [parent.trial for island in range(islands) for parent in select_parents(evaluations, island, islands)]
+    return best + [e.inherits for e in evaluations if e.state == "waiting" and e.inherits is not None]
 
 
-def trace_lineage(one: Evaluation, evaluations: Mapping[int, Evaluation]) -> list[Evaluation]:
-    """Return from whom an evaluation has come, the first of them first, and itself at the end."""
-    line = [one]
-    while (parent := evaluations.get(-1 if line[0].inherits is None else line[0].inherits)) is not None:
-        line.insert(0, parent)
-    return line
+def trace_lineage(evaluation: Evaluation, evaluations: Mapping[int, Evaluation]) -> list[Evaluation]:
+    """Return the ancestors of an evaluation, oldest first, and the evaluation itself as the last element."""
+    lineage = [evaluation]
+    while (parent := evaluations.get(-1 if lineage[0].inherits is None else lineage[0].inherits)) is not None:
+        lineage.insert(0, parent)
+    return lineage
+
+
+@dataclass(frozen=True)
+class InheritancePolicy:
+    """Select parents for the individuals of a run.
+
+    Attributes:
+        record: Record of the run.
+        space: Search space of the run.
+        islands: Number of islands.
+        checkpoints: Checkpoints of the run.
+    """
+
+    record: Record
+    space: SearchSpace
+    islands: int
+    checkpoints: CheckpointStore
+
+    def find_parent(self, params: Mapping[str, Any], island: int) -> int | None:
+        """Return the trial that a new individual of an island inherits from; None if there is none."""
+        best = select_parents(self.record.read_evaluations(), island, self.islands)
+        available = [evaluation for evaluation in best if self._has_checkpoint(evaluation.trial)]
+        parent = find_parent(params, available, self.space)
+        return parent.trial if parent else None
+
+    def _has_checkpoint(self, trial: int) -> bool:
+        """Return whether the checkpoint file of a trial exists. Users may remove it, and damaged files are removed."""
+        (root,) = self.record.find_roots([trial])
+        return self.checkpoints.get_path(root).exists()
+
+    def is_parent_candidate(self, trial: int, loss: float) -> bool:
+        """Return whether this loss puts a trial among the best of its island, which individuals inherit from."""
+        evaluations = self.record.read_evaluations()
+        best = select_parents(evaluations, evaluations[trial].island, self.islands)
+        return len(best) < PARENTS_PER_ISLAND or loss < best[-1].loss
+
+    def find_superseded(self, trial: int) -> list[int]:
+        """Return the first trials of the individuals that `trial` displaces from the best of its island."""
+        evaluations = self.record.read_evaluations()
+        superseded = find_superseded(evaluations, evaluations[trial].island, self.islands)
+        return sorted(self.record.find_roots(evaluation.trial for evaluation in superseded))

@@ -1,4 +1,4 @@
-"""Losses in an Optuna storage: many with one transaction, where the storage is a database."""
+"""Write many losses to an Optuna storage, in one transaction if the storage is a database."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from optuna.storages._cached_storage import _CachedStorage
 
 from hpo.store.storage_retry import StorageRetry
 
-IntermediateValue = tuple[int, int, float]  # a trial's id, a step and its intermediate value
+IntermediateValue = tuple[int, int, float]  # Id of the trial, step and loss.
 
 
 def set_intermediate_values(
     storage: BaseStorage, values: Sequence[IntermediateValue], retry: StorageRetry | None = None
 ) -> None:
-    """Set intermediate values; with `patience`, a database that is away is waited for.
+    """Set intermediate values of trials; `retry` waits for an unavailable database.
 
-    A database takes a round trip for each question, and a flush for each transaction: Optuna makes a transaction of
-    each value, here they share one.
+    Optuna makes one transaction of each value, and each transaction costs a flush. Here all values share one
+    transaction.
     """
     if isinstance(storage, _CachedStorage) and len(values) > 1:
         step = partial(_set_in_one_transaction, storage._backend, values)
         if retry is None:
             step()
         else:
-            retry.call(step)  # a value that has been set is set again
+            retry.call(step)  # To set a value twice does no harm.
         return
     for value in values:
         storage.set_trial_intermediate_value(*value)

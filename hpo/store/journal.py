@@ -1,4 +1,4 @@
-"""Optuna's journal file, made safe against writers that die or run out of disk in the middle of a line."""
+"""Protect Optuna's journal file against writers that crash, or run out of disk space, in the middle of a line."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from hpo.process import clock
 from hpo.store.file_lock import FileLock
 from hpo.store.journal_lines import RunningChecksum, parse_entry
 
-# Seconds after which the lock of another program, which may have died, is taken away. A rank that was stopped for a
-# shorter time keeps its lock: if it lost it, it would go on to write lines that no longer fit to the file.
+# Seconds after which the lock of another program is removed, since the program may have crashed. A rank that is
+# suspended for a shorter time keeps its lock. Without the lock, it would later write lines that do not fit the file.
 _STALE_LOCK_SECONDS = 3600.0
 
-# A writer keeps the lock until it has had no entry for so long, and for so long at most: other programs write, too.
+# A writer releases the lock after this time without new entries, so that other programs can write.
 _REST_SECONDS = 0.2
+# A writer releases the lock after this time even if entries keep coming.
 _MAX_LOCK_SECONDS = 5.0
 
 
 class Journal(JournalFileBackend):
-    """A journal file that a torn line does not make unreadable.
+    """Store a study in a journal file whose lines have checksums.
 
-    A writer that was killed, or whose disk was full, leaves the beginning of a line, and Optuna's backend would write
-    the next line behind it: neither could be read then, nor anything after them. Here a writer first cuts off what
-    another one left, and removes its own lines where it could not write all of them.
+    A writer that is killed, or whose disk is full, leaves an incomplete line. Optuna's backend would append the next
+    line to it, and no reader could read the file any more. This class cuts off incomplete lines before it writes, and
+    removes its own lines if it cannot write all of them.
 
-    Optuna numbers trials by counting lines: if a line were lost, all trials after it would have wrong numbers. Here
-    each line has a checksum of the file up to it, which a reader compares.
+    Optuna numbers trials by counting lines, so a lost line would change the numbers of all later trials. Each line has
+    a checksum of the file up to it, and readers compare it.
 
-    An entry is on disk when it was appended; inside `collecting`, when it was committed.
+    An entry is on disk when `append_logs` returns; inside `batch_writes`, when the batch is committed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +51,7 @@ class Journal(JournalFileBackend):
 
     @contextmanager
     def batch_writes(self) -> Iterator[GroupCommit]:
-        """Keep the entries that are appended inside ``with`` until they are committed together."""
+        """Collect the entries that are appended inside ``with`` until they are committed together."""
         with _open_file(self._path) as file:
             self._group_commit = GroupCommit(self, file)
             try:
@@ -65,7 +66,10 @@ class Journal(JournalFileBackend):
                 self._group_commit = None
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
-        """Yield the entries behind the first so many; raises RunError where the file is damaged, or cannot be read."""
+        """Yield the entries after the first `log_number_from`.
+
+        Raises RunError if the file is damaged or cannot be read.
+        """
         if self._group_commit is not None:
             yield from self._group_commit.take_entries()
             return
@@ -85,29 +89,28 @@ class Journal(JournalFileBackend):
             raise RunError(f"{self._path} cannot be read: {error.strerror}") from error
 
     def _parse_lines(self, lines: Iterable[bytes], end: int) -> Iterator[dict[str, Any]]:
-        """Yield the entries of the next lines, of a file that has ended at a position."""
         for line in lines:
-            # The line is being written, or its writer has died, or another writer has just cut it off.
+            # The line is incomplete: it is being written, its writer has crashed, or another writer has cut it off.
             if not line.endswith(b"\n") or self._read_sum.offset + len(line) > end:
                 return
             yield self._parse_line(line)
 
     def _parse_line(self, line: bytes) -> dict[str, Any]:
-        """Return the entry of the next line; raises RunError where the line is damaged."""
         number = self._lines_read + 1
         try:
             entry = parse_entry(line)
             if not self._read_sum.matches(line):
-                raise ValueError("is not what was written behind the lines before it: one of them was changed, or lost")
+                raise ValueError("does not match its checksum, so this line or one before it was changed or lost")
         except ValueError as error:
-            keep = f", or keep what is before it: head -n {number - 1}" if number > 2 else ""  # two begin a study
-            raise RunError(f"{self._path} is damaged: line {number} {error}; restore it{keep}") from None
+            # A study begins with two lines.
+            keep = f", or keep the lines before it: head -n {number - 1}" if number > 2 else ""
+            raise RunError(f"{self._path} is damaged: line {number} {error}. Restore the file{keep}") from None
         self._read_sum.add(line)
         self._lines_read = number
         return entry
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Write entries durably, all of them or none; raises RunError where they cannot be written."""
+        """Write entries durably, all of them or none. Raises RunError if they cannot be written."""
         if self._group_commit is not None:
             self._group_commit.add(logs)
             return
@@ -117,20 +120,21 @@ class Journal(JournalFileBackend):
 
     @contextmanager
     def _convert_write_errors(self) -> Iterator[None]:
-        """Raise RunError where entries cannot be written inside ``with``."""
         try:
             yield
         except RunError:
             raise
-        except RuntimeError as error:  # the lock raises it
-            raise RunError(f"{self._path}: its lock was taken away while this rank wrote; was it stopped?") from error
+        except RuntimeError as error:  # The lock raises it.
+            raise RunError(
+                f"{self._path}: another process removed the lock while this rank wrote. Was this rank suspended?"
+            ) from error
         except OSError as error:
             raise RunError(
-                f"{self._path} cannot be written: {error.strerror}; what it holds is whole, --resume goes on with it"
+                f"{self._path} cannot be written: {error.strerror}. It is undamaged: continue with --resume"
             ) from error
 
     def _seal_entries(self, logs: list[dict[str, Any]], file: FileIO, end: int) -> bytes:
-        """Return entries as lines, with checksums that begin with the first `end` bytes of an open file."""
+        """Return entries as lines with checksums; the first `end` bytes of the file are included in the checksums."""
         if end < self._written_sum.offset:
             self._written_sum = RunningChecksum()
         file.seek(self._written_sum.offset)
@@ -145,11 +149,11 @@ class Journal(JournalFileBackend):
 
 
 class GroupCommit:
-    """Entries of a journal that are written together, with one write and one flush; for a process that writes alone.
+    """Write entries of a journal together, with one write and one flush.
 
-    Known at once are the entries to their own process, in the order in which they will be in the file. So other
-    programs are kept out by the journal's lock, from the first entry on until none has come for a while: its making and
-    removal take as long as a flush, where files are slow.
+    The process reads its own entries at once, in the order that they will have in the file. Therefore the journal is
+    locked from the first entry until no entry has come for a while. To take the lock for each entry would be as slow as
+    a flush.
     """
 
     def __init__(self, journal: Journal, file: FileIO) -> None:
@@ -159,11 +163,11 @@ class GroupCommit:
         self._lines = b""
         self._unread: deque[dict[str, Any]] = deque()
         self._has_lock = False
-        self._end_offset = 0  # of the file, while the lock is held
+        self._end_offset = 0  # End of the file while the lock is held.
         self._added_at = self._locked_at = 0.0
 
     def add(self, logs: list[dict[str, Any]]) -> None:
-        """Keep entries for the next commit."""
+        """Add entries to the next commit."""
         if not self._has_lock:
             self._take_lock()
         for log in logs:
@@ -180,9 +184,9 @@ class GroupCommit:
             yield self._unread.popleft()
 
     def commit(self) -> bool:
-        """Write what was added since the last commit, durably, and tell whether there was anything to write.
+        """Write all entries since the last commit durably, and return whether there were any.
 
-        Raises RunError where it cannot be written.
+        Raises RunError if they cannot be written.
         """
         lines, self._lines = self._lines, b""
         with self._journal._convert_write_errors():
@@ -196,7 +200,7 @@ class GroupCommit:
         return bool(lines)
 
     def close(self) -> None:
-        """Commit, and let other programs write."""
+        """Commit, and release the lock."""
         try:
             self.commit()
         finally:
@@ -212,19 +216,20 @@ class GroupCommit:
             if os.fstat(self._file.fileno()).st_size < journal._read_sum.offset:
                 raise self._make_error("changed")
             self._end_offset = _cut_torn_line(self._file)
-            others = os.pread(
+            foreign_lines = os.pread(
                 self._file.fileno(), self._end_offset - journal._read_sum.offset, journal._read_sum.offset
             )
-        self._unread += journal._parse_lines(others.splitlines(keepends=True), self._end_offset)
+        self._unread += journal._parse_lines(foreign_lines.splitlines(keepends=True), self._end_offset)
 
     def _release_lock(self) -> None:
         self._has_lock = False
         self._journal._guard.release()
 
     def _check_end(self) -> None:
-        """Raise RunError where somebody has changed the file in spite of the lock."""
+        # Another program may have changed the file in spite of the lock. There is only one call, because a shared file
+        # system may take a millisecond for each.
         try:
-            status = self._journal._path.stat()  # one question, of a file system that may take a millisecond for each
+            status = self._journal._path.stat()
         except FileNotFoundError:
             raise self._make_error("removed") from None
         if not os.path.samestat(status, self._initial_status):
@@ -232,17 +237,16 @@ class GroupCommit:
         if status.st_size != self._end_offset:
             raise self._make_error("changed")
 
-    def _make_error(self, what: str) -> RunError:
-        return RunError(f"{self._journal._path} was {what} while this run wrote to it: restore it, and --resume")
+    def _make_error(self, change: str) -> RunError:
+        return RunError(f"{self._journal._path} was {change} while this run wrote to it. Restore it and add --resume")
 
 
 def _open_file(path: Path) -> FileIO:
-    """Open a file that exists, to read, and to write at its end."""
     return FileIO(os.open(path, os.O_RDWR | os.O_APPEND), "r+")
 
 
 def _write_durably(file: FileIO, lines: bytes, end: int) -> None:
-    """Write lines behind the `end` of a file durably, all of them or none."""
+    """Append lines after position `end` durably, all of them or none."""
     try:
         while lines:
             lines = lines[file.write(lines) or 0 :]
@@ -253,7 +257,7 @@ def _write_durably(file: FileIO, lines: bytes, end: int) -> None:
 
 
 def _cut_torn_line(file: FileIO) -> int:
-    """Cut off what follows the last line break of an open file, and return the position behind it."""
+    """Cut off an incomplete last line, and return the position after the last complete one."""
     end = file.seek(0, os.SEEK_END)
     keep = end
     while keep and (file.seek(keep - 1), file.read(1))[1] != b"\n":
@@ -264,10 +268,10 @@ def _cut_torn_line(file: FileIO) -> int:
 
 
 def has_no_study(path: Path) -> bool:
-    """Tell whether a file is missing, empty, or the beginning of a journal's first line, which makes a study."""
+    """Return whether a file is missing, empty, or holds only the beginning of a journal's first line."""
     if not path.exists():
         return True
-    first = b'{"op_code":0,'
+    first = b'{"op_code":0,'  # The first line creates the study.
     with path.open("rb") as file:
         content = file.read(65536)
     return b"\n" not in content and (content.startswith(first) or first.startswith(content))

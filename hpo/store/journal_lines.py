@@ -1,4 +1,4 @@
-"""The lines of a journal file: each is an operation of Optuna's, with a checksum of the file up to it."""
+"""Format and check the lines of a journal file, each with a checksum of the file so far."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from hpo.store.json_values import is_mapping, is_mapping_of, is_number, is_text, is_whole_number
 from hpo.text_format import format_repr
 
-# Other programs, such as Optuna's dashboard, write no checksum: the checksum of the next line that has one covers both.
+# Other programs, such as Optuna's dashboard, write lines without a checksum. The next checksum covers such lines, too.
 _CRC = re.compile(rb',"crc":(\d{1,10})\}\n')
 
 
 class RunningChecksum:
-    """The checksum of a journal's first `offset` bytes."""
+    """Compute the checksum of the first `offset` bytes of a journal."""
 
     def __init__(self) -> None:
         self.offset = 0
@@ -29,19 +29,19 @@ class RunningChecksum:
         self._crc = zlib.crc32(content, self._crc)
 
     def format_line(self, entry: Mapping[str, Any]) -> bytes:
-        """Return an entry as the next line, with its checksum."""
+        """Return an entry as the next line of the journal, with its checksum."""
         text = json.dumps(entry, separators=(",", ":")).encode()
         return text[:-1] + b',"crc":%d}\n' % zlib.crc32(text, self._crc)
 
     def matches(self, line: bytes) -> bool:
-        """Tell whether the next line and all before it are as they were written; true if the line has no checksum."""
-        place = line.rfind(b',"crc":')
-        said = _CRC.fullmatch(line, place) if place >= 0 else None
-        return said is None or int(said[1]) == zlib.crc32(line[:place] + b"}", self._crc)
+        """Return whether the checksum of the next line is right; True if the line has no checksum."""
+        position = line.rfind(b',"crc":')
+        found = _CRC.fullmatch(line, position) if position >= 0 else None
+        return found is None or int(found[1]) == zlib.crc32(line[:position] + b"}", self._crc)
 
 
 def parse_entry(line: bytes) -> dict[str, Any]:
-    """Return the entry of a line; raises ValueError, saying why, where Optuna cannot have written it."""
+    """Return the entry of a line. Raises ValueError with a reason if Optuna cannot have written it."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -77,7 +77,7 @@ def _allow_null(fits: Callable[[object], bool]) -> Callable[[object], bool]:
 _Fields = dict[str, Callable[[object], bool]]
 _STUDY: _Fields = {"study_id": is_whole_number}
 _TRIAL: _Fields = {"trial_id": is_whole_number}
-# By op_code: the fields that an entry must have, and the check of each; _MAYBE has those that it may have.
+# Fields that an entry must have, with a check of each value; the index is the op_code.
 _REQUIRED_FIELDS: tuple[_Fields, ...] = (
     {"study_name": is_text, "directions": lambda value: type(value) is list},
     _STUDY,
@@ -91,6 +91,7 @@ _REQUIRED_FIELDS: tuple[_Fields, ...] = (
     {**_TRIAL, "system_attr": _is_single_item},
     {},
 )
+# Fields that an entry of any op_code may have.
 _OPTIONAL_FIELDS: _Fields = {
     "worker_id": is_text,
     "state": is_whole_number,

@@ -1,4 +1,4 @@
-"""Values that were found on disk: anybody may have written them, so they are checked before they are used."""
+"""Check the types of values that were read from files."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Callable
 
 
 def is_number(value: object) -> bool:
-    """Tell whether a value is a number that fits into a float."""
+    """Return whether a value is a number that fits into a float."""
     return type(value) is float or (type(value) is int and abs(value) < 2**1023)
 
 
 def is_whole_number(value: object) -> bool:
-    """Tell whether a value is a whole number from 0."""
+    """Return whether a value is an integer from 0 to 2**63 - 1."""
     return type(value) is int and 0 <= value < 2**63
 
 
 def is_text(value: object) -> bool:
-    """Tell whether a value is a text."""
+    """Return whether a value is a string."""
     return type(value) is str
 
 
 def is_mapping(value: object) -> bool:
-    """Tell whether a value is a JSON object, with any names and values."""
+    """Return whether a value is a JSON object."""
     return type(value) is dict
 
 
 def is_mapping_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
-    """Return a function that tells whether a value is a JSON object whose values all fit."""
+    """Return a function that returns whether a value is a JSON object whose values all pass `fits`."""
     return lambda value: type(value) is dict and all(map(fits, value.values()))

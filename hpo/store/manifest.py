@@ -1,4 +1,4 @@
-"""What run.json says of a run: what it searches, how, and which sessions it has had; checked when it is read."""
+"""Define the content of run.json, and check it when it is read."""
 
 from __future__ import annotations
 
@@ -18,19 +18,23 @@ from hpo.store.recorded_options import is_valid_value
 from hpo.text_format import format_repr
 
 FORMAT = 1
-"""The format of a run directory: run.json, the attributes of trials, the names of files. Count up when one changes."""
-SEARCH_FILE_PATTERN = re.compile(
-    r"search_space-([1-9][0-9]{0,8})\.py"
-)  # the copy of a search space file that a session has run
+"""Format of a run directory: run.json, attributes of trials and names of files. Increase it with each change."""
+SEARCH_FILE_PATTERN = re.compile(r"search_space-([1-9][0-9]{0,8})\.py")
+"""Names of the copies of the search space file, one for each version that a session has run."""
 
 
 @dataclass(frozen=True)
 class SessionEntry:
-    """One session of a run: when it started, the version of the search space file that it ran, and what it was asked.
+    """Describe one session of a run.
 
-    `file` is the name of the copy in the run directory, `commit` that of the file's git repository, None without one.
-    `options` has the values of `hpo.store.recorded_options.OPTIONS`, and `settings` those of all settings, as JSON
-    holds them.
+    Attributes:
+        started: Start of the session.
+        file: Name of the copy of the search space file in the run directory.
+        sha256: Checksum of the search space file.
+        commit: Commit of the file's git repository; None without a repository.
+        dirty: Whether the repository had uncommitted changes; None without a repository.
+        options: Values of the options in `hpo.store.recorded_options.OPTIONS`, as JSON.
+        settings: Values of all settings, as JSON.
     """
 
     started: str
@@ -44,13 +48,33 @@ class SessionEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of run.json.
+    """Hold the content of run.json.
 
-    `space` has a text per parameter; `objectives` are those of the search space file; `settings` has the values of all
-    settings, as JSON has them, and `set` the texts that were given with --set in any session. `storage` is a URL
-    without its password, or the name of a file in the run directory; `warm_start` is the run that was taken over.
-    Fields with a default may be missing in run.json; but for `warm_start`, `inherit` and `objectives`, they describe
+    Fields with a default may be missing in run.json. All fields except `warm_start`, `pbt` and `objectives` describe
     the last session.
+
+    Attributes:
+        format: Format of the run directory.
+        search_space: Search space file.
+        space: Search space: one text for each parameter.
+        layout: Ranks, ranks per worker and islands.
+        hosts: Names of the hosts.
+        versions: Versions of the packages.
+        started: Start of the run.
+        settings: Values of all settings, as JSON.
+        set: Values given with --set in any session, as text.
+        budget: Number of evaluations.
+        seed: Seed of the run.
+        propagators: Names of the propagators.
+        pruner: Name of the pruner.
+        confirm_seeds: Number of seeds that confirm the best.
+        pbt: Whether individuals inherit checkpoints.
+        objectives: Objectives of the search space file.
+        warm_start: Run that was imported; None without one.
+        storage: URL without its password, or name of a file in the run directory.
+        study: Name of the study in the storage.
+        sessions: Sessions of the run, oldest first.
+        command: Command line of the run.
     """
 
     format: int = FORMAT
@@ -77,28 +101,27 @@ class Manifest:
 
     @property
     def confirmation_study(self) -> str:
-        """The name of the study whose evaluations confirm the best."""
+        """Name of the study whose evaluations confirm the best."""
         return make_confirmation_name(self.study)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of run.json, as JSON can hold it."""
+        """Return the content of run.json as JSON values."""
         return dataclasses.asdict(self)
 
 
 def make_confirmation_name(study: str) -> str:
-    """Return the name of the study whose evaluations confirm the best of a study."""
+    """Return the name of the study that confirms the best evaluations of a study."""
     return f"{study}-confirm"
 
 
 def parse_manifest(content: object, path: Path) -> Manifest:
-    """Return the manifest that run.json holds; raises UsageError, naming the first field that is wrong."""
+    """Return the manifest in the content of run.json. Raises UsageError that names the first invalid field."""
     values = content if isinstance(content, dict) else {}
     if values and values.get("format") != FORMAT:
         found = format_repr(values["format"]) if "format" in values else "none"
         raise UsageError(
-            f"{path}: 'format' must be {FORMAT}, got {found}. Another version of hpo-islands made this run: read "
-            f"it with "
-            "that version, or start a new run"
+            f"{path}: 'format' must be {FORMAT}, got {found}. Another version of hpo-islands made this run: "
+            "read it with that version, or start a new run"
         )
     read: dict[str, Any] = {}
     for field in dataclasses.fields(Manifest):
@@ -109,14 +132,14 @@ def parse_manifest(content: object, path: Path) -> Manifest:
 
 
 def _parse_field(name: str, value: object, path: Path) -> Any:
-    kind, fits, make = _FIELDS[name]
+    kind, is_valid, convert = _FIELDS[name]
+    if not is_valid(value):
+        found = "nothing" if value is None else format_repr(value)
+        raise UsageError(f"{path}: {name!r} must be {kind}, got {found}. Restore the file")
     try:
-        if not fits(value):
-            raise UsageError(f"must be {kind}")
-        return make(value)
+        return convert(value)
     except UsageError as error:
-        shown = "is missing" if value is None else f"is {format_repr(value)}"
-        raise UsageError(f"{path} is not as a run has written it: {name!r} {shown}, and {error}") from error
+        raise UsageError(f"{path}: {name!r} is {format_repr(value)}: {error}") from error
 
 
 def _is_layout(value: object) -> bool:
@@ -143,8 +166,6 @@ def _is_objectives(value: object) -> bool:
 
 
 def _is_session(entry: object) -> bool:
-    """Return whether an entry describes a session: its search space file, its options and its settings."""
-
     def is_like(key: str, pattern: str) -> bool:
         return isinstance(entry, dict) and is_text(entry.get(key)) and bool(re.fullmatch(pattern, entry[key]))
 
@@ -168,7 +189,7 @@ def _parse_session(entry: Mapping[str, Any]) -> SessionEntry:
 _FieldRule = tuple[str, Callable[[Any], bool], Callable[[Any], Any]]
 _TEXT: _FieldRule = ("a text", is_text, str)
 _TEXTS: _FieldRule = ("an object of texts", is_mapping_of(is_text), dict)
-# By name: what a value must be, in words, the check of it, and how it is read.
+# For each field: the allowed values in words, the check of a value, and its conversion.
 _FIELDS: dict[str, _FieldRule] = {
     "format": (str(FORMAT), lambda value: value == FORMAT, int),
     "space": ("an object of texts", lambda value: bool(value) and is_mapping_of(is_text)(value), dict),
@@ -178,7 +199,7 @@ _FIELDS: dict[str, _FieldRule] = {
     "pruner": ("the name of a pruner", lambda value: is_text(value) and value != "", str),
     "pbt": ("true or false", lambda value: type(value) is bool, bool),
     "objectives": (
-        "an object of names, of which the first is 'loss', and of those that are maximized",
+        "an object with 'names', the first of which is 'loss', and 'maximized', which holds some of them",
         _is_objectives,
         lambda value: Objectives(tuple(value["names"]), tuple(value["maximized"])),
     ),

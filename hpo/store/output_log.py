@@ -1,4 +1,4 @@
-"""What objectives have printed: a file for each evaluation that has printed anything, and the end of such a file."""
+"""Store the output of objectives, one file for each evaluation, and read the end of such a file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from hpo.process.standard_streams import warn
 from hpo.text_format import escape_unencodable
 
-_MAX_BYTES_KEPT = 1 << 20  # bytes of an evaluation
-_MAX_LINES_READ = 200  # that are read of it
-_MAX_BYTES_READ = 1 << 20  # of those lines
+_MAX_BYTES_KEPT = 1 << 20  # Bytes that are stored for each evaluation.
+_MAX_LINES_READ = 200
+_MAX_BYTES_READ = 1 << 20
 _CHUNK_SIZE = 1 << 20
 
 
 class OutputLog:
-    """Writes what evaluations print to files; `path_of` returns the path for a trial."""
+    """Write the output of evaluations to files; `make_path` returns the path for a trial."""
 
     def __init__(self, make_path: Callable[[int], Path]) -> None:
         self._make_path = make_path
@@ -27,19 +27,19 @@ class OutputLog:
         self._has_failed = False
 
     def add(self, trial: int, text: str) -> None:
-        """Add lines to what an evaluation has printed, up to a limit."""
+        """Add lines to the output of an evaluation, up to a limit."""
         if not text or self._byte_counts[trial] > _MAX_BYTES_KEPT or self._has_failed:
             return
         content = escape_unencodable(text).encode()
         self._byte_counts[trial] += len(content)
         if self._byte_counts[trial] > _MAX_BYTES_KEPT:
-            content += f"(what it printed from here on is not kept: {_MAX_BYTES_KEPT} bytes are the most)\n".encode()
+            content += f"(output after {_MAX_BYTES_KEPT} bytes is not stored)\n".encode()
         self._pending[trial] = self._pending.get(trial, b"") + content
 
     def write(self) -> None:
-        """Append what was added to the files; the search goes on if it cannot be written.
+        """Append the added lines to the files, and warn once if that fails.
 
-        It is written later where no file can be opened: an objective may have used up all descriptors, for a while.
+        If no file can be opened, they are written later: an objective may use all file descriptors for a while.
         """
         while self._pending:
             trial, content = next(iter(self._pending.items()))
@@ -53,13 +53,20 @@ class OutputLog:
                     return
                 self._has_failed = True
                 self._pending.clear()
-                warn(f"warning: what objectives print is not kept: {path}: {error.strerror}")
+                warn(f"warning: the output of evaluations cannot be stored: {path}: {error.strerror}")
             self._pending.pop(trial, None)
 
 
 @dataclass(frozen=True)
 class LogTail:
-    """The last `lines` of a file, how many there are `before` them, and why it cannot be read, if it cannot."""
+    """Hold the last lines of a file.
+
+    Attributes:
+        path: Path of the file.
+        lines: Last lines of the file.
+        lines_before: Number of lines before them.
+        problem: Reason why the file cannot be read; empty if it can.
+    """
 
     path: Path
     lines: list[str]
@@ -68,21 +75,21 @@ class LogTail:
 
 
 def read_log_tail(path: Path) -> LogTail | None:
-    """Read the end of a file, whose last line may be incomplete; None where there is no file, or nothing in it."""
+    """Read the end of a file, whose last line may be incomplete; return None if it is missing or empty."""
     if not path.exists():
         return None
     if not path.is_file():
-        return LogTail(path, [], problem="it is no file")
-    ended, end = 0, b""
+        return LogTail(path, [], problem="it is not a file")
+    line_breaks, end = 0, b""
     try:
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK_SIZE):
-                ended += chunk.count(b"\n")
+                line_breaks += chunk.count(b"\n")
                 end = (end + chunk)[-_MAX_BYTES_READ:]
     except OSError as error:
         return LogTail(path, [], problem=error.strerror or str(error))
     if not end:
         return None
-    count = ended + (not end.endswith(b"\n"))
+    count = line_breaks + (not end.endswith(b"\n"))
     lines = end.decode("utf-8", "replace").removesuffix("\n").split("\n")[-_MAX_LINES_READ:]
     return LogTail(path, lines, count - len(lines))

@@ -1,4 +1,4 @@
-"""The Pareto front of a run: the complete evaluations of which no other one is better in all objectives."""
+"""Find the Pareto front of a run: the complete evaluations that no other evaluation dominates."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from hpo.dominance import Costs, compute_crowding_distances, compute_domination_
 from hpo.objectives import Objectives
 from hpo.store.evaluations import Evaluation, rank_evaluations
 
-_LARGE_DISTANCE = 1e300  # more than any distance
-MAX_FRONT_WEIGHTS = 10  # individuals of the front whose weights are kept
+_LARGE_DISTANCE = 1e300  # Larger than any distance.
+MAX_FRONT_WEIGHTS = 10  # Individuals on the front whose weights are kept.
 
 
 def compute_costs(evaluations: Sequence[Evaluation], objectives: Objectives) -> Costs:
-    """Return the costs of evaluations, shape (evaluations, objectives), the lower the better; infinite without any."""
-    costs = [objectives.compute_costs(one.values) for one in evaluations]
+    """Return the costs of evaluations, shape (evaluations, objectives); lower is better, infinite if not finite."""
+    costs = [objectives.compute_costs(evaluation.values) for evaluation in evaluations]
     return np.array(costs, float).reshape(-1, len(objectives.names))
 
 
 def find_front(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Evaluation]:
-    """Return the evaluations of the front, those with the lowest loss first; equals are all on it.
+    """Return the evaluations on the front, lowest loss first; evaluations with equal values are all included.
 
     If the loss is the only objective, return the first evaluation with the lowest loss.
     """
     finite = [
-        one
-        for one in rank_evaluations(evaluations, len(evaluations))
-        if all(map(math.isfinite, objectives.compute_costs(one.values)))
+        evaluation
+        for evaluation in rank_evaluations(evaluations, len(evaluations))
+        if all(map(math.isfinite, objectives.compute_costs(evaluation.values)))
     ]
     if not objectives.is_multi_objective:
         return finite[:1]
@@ -38,42 +38,43 @@ def find_front(evaluations: Sequence[Evaluation], objectives: Objectives) -> lis
 
 
 def drop_equal_values(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the evaluations, without those that have the values of an earlier trial."""
-    first: dict[tuple[float, ...], Evaluation] = {}
-    for one in evaluations:
-        first[one.values] = min(first.get(one.values, one), one, key=lambda equal: equal.trial)
-    return list(first.values())
+    """Return the evaluations with distinct values; of equal ones, the earliest trial."""
+    earliest: dict[tuple[float, ...], Evaluation] = {}
+    for evaluation in evaluations:
+        same = earliest.get(evaluation.values, evaluation)
+        earliest[evaluation.values] = min(same, evaluation, key=lambda equal: equal.trial)
+    return list(earliest.values())
 
 
 def select_top(evaluations: Sequence[Evaluation], n: int, objectives: Objectives) -> list[Evaluation]:
-    """Return the n best complete evaluations: those of the front first, then those that only they dominate, and so on.
+    """Return the `n` best complete evaluations by non-dominated sorting: the front first, then the next layers.
 
-    Those of one layer are in the order of their losses.
+    Evaluations of one layer are ordered by their losses.
     """
     complete = rank_evaluations(evaluations, len(evaluations))
     if not objectives.is_multi_objective:
         return complete[:n]
     layer = compute_domination_ranks(compute_costs(complete, objectives))
-    return [complete[place] for place in np.argsort(layer, kind="stable")[:n]]
+    return [complete[index] for index in np.argsort(layer, kind="stable")[:n]]
 
 
 def select_spread(
     evaluations: Sequence[Evaluation], objectives: Objectives, limit: int = MAX_FRONT_WEIGHTS
 ) -> list[Evaluation]:
-    """Return so many of a front at most, as far apart as can be, in their old order."""
-    return [evaluations[place] for place in select_far_apart(compute_costs(evaluations, objectives), limit)]
+    """Return at most `limit` evaluations of a front that are spread as widely as possible, in their order."""
+    return [evaluations[index] for index in select_far_apart(compute_costs(evaluations, objectives), limit)]
 
 
 def select_far_apart(costs: Costs, limit: int) -> list[int]:
-    """Return the places of so many individuals of a front at most, as far apart as can be, in their order.
+    """Return the indices of at most `limit` individuals of a front, ascending and spread as widely as possible.
 
-    The best in each objective are among them, unless there are more of these.
+    The best individual of each objective is included, unless there are more than `limit` of these.
     """
     kept = list(range(len(costs)))
     best = set(costs.argmin(axis=0).tolist()) if kept else set()
     while len(kept) > limit:
         apart = np.where(
-            [place in best for place in kept],
+            [index in best for index in kept],
             np.inf,
             np.minimum(compute_crowding_distances(costs[kept]), _LARGE_DISTANCE),
         )
@@ -82,9 +83,13 @@ def select_far_apart(costs: Costs, limit: int) -> list[int]:
 
 
 class FrontArchive:
-    """The front while evaluations end: `front` are the evaluations on it by now, with their `costs`, unordered.
+    """Keep the front up to date as evaluations end.
 
-    If the loss is the only objective, only the first of equals is on it, as in `front`.
+    If the loss is the only objective, it holds only the first of equal evaluations.
+
+    Attributes:
+        front: Evaluations on the front, unordered.
+        costs: Their costs, shape (evaluations, objectives).
     """
 
     def __init__(self, objectives: Objectives, evaluations: Sequence[Evaluation] = ()) -> None:
@@ -93,24 +98,24 @@ class FrontArchive:
         self.costs = compute_costs(self.front, objectives)
 
     def would_join(self, trial: int, values: Sequence[float]) -> bool:
-        """Tell whether a trial with these values would be on the front, as the first of its equals."""
+        """Return whether a trial with these values would be on the front and the first of its equals."""
         own = self._objectives.compute_costs(values)
         behind = (self.costs <= own).all(axis=1)
         equals = np.flatnonzero((self.costs == own).all(axis=1))
         return not behind.any() or (len(equals) > 0 and all(self.front[index].trial > trial for index in equals))
 
-    def add(self, one: Evaluation) -> bool:
-        """Tell whether an evaluation joins the front, which those that it dominates leave."""
-        own = compute_costs([one], self._objectives)
-        if one.state != "complete" or not np.isfinite(own).all():
+    def add(self, evaluation: Evaluation) -> bool:
+        """Add an evaluation, remove the evaluations that it dominates, and return whether it joined the front."""
+        own = compute_costs([evaluation], self._objectives)
+        if evaluation.state != "complete" or not np.isfinite(own).all():
             return False
         equal = (self.costs == own).all(axis=1)
         if ((self.costs <= own).all(axis=1) & ~equal).any():
             return False
         if equal.any() and not self._objectives.is_multi_objective:
-            self.front = [min(self.front[0], one, key=lambda equal: equal.trial)]
+            self.front = [min(self.front[0], evaluation, key=lambda equal: equal.trial)]
             return False
         stays = ~(self.costs >= own).all(axis=1) | equal
-        self.front = [*itertools.compress(self.front, stays), one]
+        self.front = [*itertools.compress(self.front, stays), evaluation]
         self.costs = np.vstack([self.costs[stays], own])
         return True

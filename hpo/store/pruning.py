@@ -1,4 +1,4 @@
-"""Pruners by the names that they have on the command line: Optuna's, and those that pause."""
+"""Make pruners by their names on the command line: pruners that stop evaluations, and pruners that pause them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PruningDecision:
-    """What a pruner makes of an evaluation: its `state` is going, pruned or paused.
+    """Hold the decision of a pruner on an evaluation.
 
-    What is paused `may_be_promoted` in this run. Those that `eliminated` are paused, and no longer may: their first
-    trials.
+    Attributes:
+        state: "going", "pruned" or "paused".
+        may_be_promoted: Whether a paused evaluation can still be promoted in this run.
+        eliminated: First trials of the paused individuals that can no longer be promoted.
     """
 
     state: str
@@ -36,20 +38,23 @@ class PruningDecision:
 
 @dataclass(frozen=True)
 class StoppingPruner:
-    """Stops what one of Optuna's pruners says is hopeless, after any epoch."""
+    """Prune evaluations, after any step, by one of Optuna's pruners."""
 
     pruner: BasePruner
 
     def decide_pruning(self, record: Record, assignment: Assignment, *_: object) -> PruningDecision:
-        """Judge an evaluation by its losses in the record, and by those of the others."""
+        """Decide by the losses of this and of all other evaluations in the record."""
         return PruningDecision("pruned" if record.should_prune(assignment, self.pruner) else "going")
 
 
 @dataclass(frozen=True)
 class PausingPruner:
-    """Pauses at rungs what is not among the best of one search; `budget` and `objectives` are those of the run.
+    """Pause evaluations at rungs if they are not among the best; several objectives are compared by dominance.
 
-    With several objectives, the best are chosen by dominance.
+    Attributes:
+        halving: Schedule of the rungs.
+        budget: Number of evaluations of the run.
+        objectives: Objectives of the run.
     """
 
     halving: HalvingSchedule
@@ -63,9 +68,9 @@ class PausingPruner:
     def decide_pruning(
         self, record: Record, assignment: Assignment, epochs: int, values: Sequence[float] = ()
     ) -> PruningDecision:
-        """Judge an evaluation by its losses in the record after so many epochs, and by those of the others.
+        """Decide after `epochs` losses by the losses of this and of all other evaluations in the record.
 
-        With several objectives, `values` are those of its lowest loss so far, which are recorded.
+        With several objectives, `values` are the values at the evaluation's lowest loss so far. They are recorded.
         """
         if not self.halving.has_rung(assignment.root, epochs):
             return PruningDecision("going")
@@ -75,20 +80,30 @@ class PausingPruner:
             self.halving.find_bracket(assignment.root), epochs
         )
         if rung is None or not rung.is_effective:
-            return PruningDecision("going")  # it is near its end
-        last = self.halving.count_promoted(self.budget)
-        out = [root for root in rung.ranking.find_behind(last) if root in rung.paused]
-        may_go_on = not rung.ranking.is_behind(assignment.root, last)
-        return PruningDecision("going" if rung.is_promoted(assignment.root) else "paused", may_go_on, out)
+            return PruningDecision("going")  # The evaluation is near its end.
+        limit = self.halving.count_promoted(self.budget)
+        eliminated = [root for root in rung.ranking.find_behind(limit) if root in rung.paused]
+        may_be_promoted = not rung.ranking.is_behind(assignment.root, limit)
+        state = "going" if rung.is_promoted(assignment.root) else "paused"
+        return PruningDecision(state, may_be_promoted, eliminated)
 
 
 Pruner = Union[StoppingPruner, PausingPruner]
 
 
 def make_pruner(name: str, budget: int, objectives: Objectives = ONLY_LOSS) -> Pruner | None:
-    """Return the pruner of this name for a run of so many evaluations; None for the name "none".
+    """Return the pruner with this name; None for the name "none".
 
-    Raises UsageError where no pruner has the name.
+    Args:
+        name: Name of the pruner, as after --pruner.
+        budget: Number of evaluations of the run.
+        objectives: Objectives of the run.
+
+    Returns:
+        The pruner, or None.
+
+    Raises:
+        UsageError: If the name is unknown.
     """
     if percentile := re.fullmatch(r"percentile:(\d+(?:\.\d+)?)", name):
         if 0 < float(percentile[1]) < 100:
@@ -99,20 +114,20 @@ def make_pruner(name: str, budget: int, objectives: Objectives = ONLY_LOSS) -> P
         return PausingPruner(HALVING_SCHEDULES[name], budget, objectives)
     raise UsageError(
         f"--pruner must be none, median, percentile:P with P between 0 and 100, asha, hyperband or one-epoch, "
-        f"not {name!r}"
+        f"got {name!r}"
     )
 
 
 def describe_blind_spot(name: str, objectives: Objectives, evaluations: Sequence[Evaluation]) -> str:
-    """Return a warning if a pruner does not know all objectives of a search at its rungs; empty otherwise."""
+    """Return a warning if a pruner does not know all objectives at its rungs; an empty string otherwise."""
     if name == "none" or not objectives.is_multi_objective:
         return ""
     if name not in HALVING_SCHEDULES:
         return (
-            f"warning: --pruner {name} judges by the loss alone, and the objectives are "
-            f"{', '.join(objectives.describe())}. Use asha, hyperband or one-epoch, which judge by dominance"
+            f"warning: --pruner {name} compares only the loss, but the objectives are "
+            f"{', '.join(objectives.describe())}. Use asha, hyperband or one-epoch, which compare by dominance"
         )
-    own = group_by_individual([one for one in evaluations if not one.imported_from])
+    own = group_by_individual([evaluation for evaluation in evaluations if not evaluation.imported_from])
     unknown = sum(_has_unknown_rung(HALVING_SCHEDULES[name], root, group) for root, group in own.items())
     if not unknown:
         return ""
@@ -123,7 +138,7 @@ def describe_blind_spot(name: str, objectives: Objectives, evaluations: Sequence
 
 
 def _has_unknown_rung(halving: HalvingSchedule, root: int, group: Sequence[Evaluation]) -> bool:
-    """Tell whether an individual has passed a rung at which only its loss is known."""
-    latest, longest = group[-1], max(group, key=lambda one: len(one.curve))
+    """Return whether an individual has passed a rung at which only its loss was recorded."""
+    latest, longest = group[-1], max(group, key=lambda evaluation: len(evaluation.curve))
     rungs = halving.list_rungs(halving.find_bracket(root), max(longest.curve, default=0))
     return latest.state != "failed" and any(epochs not in longest.at_rungs for epochs in rungs)

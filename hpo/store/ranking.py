@@ -1,6 +1,6 @@
-"""The order of the individuals at a rung: by the loss, or by dominance if there are several objectives.
+"""Rank the individuals at a rung, by the loss, or by dominance if there are several objectives.
 
-Both rankings learn one individual at a time: the cost of an arrival hardly grows with the number of individuals.
+Both rankings are updated one individual at a time, so that the cost of an update hardly depends on their number.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from hpo.dominance import Costs
 
 
 class Ranking(Protocol):
-    """Ranks individuals, by their first trials `root`, by their costs: the lower, the better.
+    """Rank individuals, which are identified by their first trials, by their costs; lower is better.
 
-    Of those with `candidates` and `stopped`, the candidates wait, the stopped ones never continue, and all others have
-    continued.
+    `candidates` are individuals that wait, `stopped` ones never continue, and all others have continued.
     """
 
     def __len__(self) -> int: ...
 
     @property
     def entries(self) -> list[tuple[float, int]]:
-        """The loss and the root of each individual, best first."""
+        """Loss and first trial of each individual, best first."""
 
     def add(self, root: int, costs: tuple[float, ...]) -> None:
         """Add an individual; the first of its costs is the loss."""
@@ -37,29 +36,29 @@ class Ranking(Protocol):
         """Remove an individual."""
 
     def is_behind(self, root: int, count: int) -> bool:
-        """Tell whether so many individuals stay ahead of one, however many arrive."""
+        """Return whether at least `count` individuals will rank before this one, however many are added."""
 
     def is_best(self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]) -> bool:
-        """Tell whether an individual, which is a candidate too, is among the best `count`."""
+        """Return whether an individual, which also counts as a candidate, is among the best `count`."""
 
     def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
         """Return the candidates among the best `count` individuals, best first."""
 
     def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
-        """Return the position, from 0, and the root of the best candidate; None without candidates."""
+        """Return the position, from 0, and the first trial of the best candidate; None without candidates."""
 
     def find_behind(self, count: int) -> list[int]:
-        """Return individuals behind so many others, at least those that one arrival can have put there."""
+        """Return individuals that rank behind `count` others, at least those that the last addition moved there."""
 
     def restrict_to(self, roots: Collection[int]) -> Ranking:
         """Return a ranking of some of the individuals."""
 
 
-_BEHIND_LIMIT = 16  # An arrival puts one individual behind the best, and two removals at once are rare.
+_BEHIND_LIMIT = 16  # One addition moves one individual behind the best, and two removals at once are rare.
 
 
 class LossRanking:
-    """Ranks by the loss, and equal losses by the trial."""
+    """Rank individuals by the loss, and by the trial if the losses are equal."""
 
     def __init__(self, entries: list[tuple[float, int]] | None = None) -> None:
         self.entries = sorted(entries or [])
@@ -79,11 +78,11 @@ class LossRanking:
         del self._losses[root]
 
     def is_behind(self, root: int, count: int) -> bool:
-        """Tell whether so many individuals stay ahead of one."""
+        """Return whether at least `count` individuals rank before this one."""
         return self._count_ahead(root) >= count
 
     def is_best(self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]) -> bool:  # noqa: ARG002
-        """Tell whether an individual is among the best `count`."""
+        """Return whether an individual is among the best `count`."""
         return self._count_ahead(root) < count
 
     def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:  # noqa: ARG002
@@ -91,8 +90,8 @@ class LossRanking:
         return [root for _, root in self.entries[:count] if root in candidates]
 
     def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:  # noqa: ARG002
-        """Return the position and the root of the best candidate."""
-        return next(((place, root) for place, (_, root) in enumerate(self.entries) if root in candidates), None)
+        """Return the position and the first trial of the best candidate."""
+        return next(((index, root) for index, (_, root) in enumerate(self.entries) if root in candidates), None)
 
     def find_behind(self, count: int) -> list[int]:
         """Return the first individuals behind the best `count`."""
@@ -108,35 +107,37 @@ class LossRanking:
 
 @dataclass
 class _Layer:
-    """Individuals of which none dominates another one: `costs` has the shape (individuals, objectives)."""
+    """Hold individuals that do not dominate each other; `costs` has the shape (individuals, objectives)."""
 
     roots: list[int]
     costs: Costs
 
     def split(self, taken: Sequence[bool]) -> tuple[_Layer, _Layer]:
-        """Return the individuals that are not taken, and those that are."""
+        """Return the individuals that are not taken, and the taken ones."""
         mask = np.array(taken, bool)
-        gone = list(compress(self.roots, mask))
+        removed = list(compress(self.roots, mask))
         kept = list(compress(self.roots, ~mask))
-        return _Layer(kept, self.costs[~mask]), _Layer(gone, self.costs[mask])
+        return _Layer(kept, self.costs[~mask]), _Layer(removed, self.costs[mask])
 
     def merge(self, other: _Layer) -> _Layer:
         return _Layer([*self.roots, *other.roots], np.vstack([self.costs, other.costs]))
 
     def dominates(self, costs: Costs) -> npt.NDArray[np.bool_]:
-        """Tell for each row of costs whether an individual of this layer dominates it."""
+        """Return for each row of costs whether an individual of this layer dominates it."""
         own = self.costs[:, None]
         found: npt.NDArray[np.bool_] = ((own <= costs).all(axis=2) & (own < costs).any(axis=2)).any(axis=0)
         return found
 
     def split_candidates(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[_Layer, _Layer]:
-        """Return the candidates, and the individuals that have continued."""
         others, waiting = self.split([root in candidates for root in self.roots])
         continued, _ = others.split([root in stopped for root in others.roots])
         return waiting, continued
 
     def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
-        """Return the candidates among the best `count`, best first; those that have continued come before them."""
+        """Return the candidates among the best `count`, best first.
+
+        Individuals that have continued rank before candidates.
+        """
         waiting, continued = self.split_candidates(candidates, stopped)
         if count >= len(self.roots):
             return [root for _, root in waiting.entries]
@@ -148,12 +149,12 @@ class _Layer:
 
 
 class DominanceRanking:
-    """Ranks by non-dominated sorting: the front first, then what only the front dominates, and so on.
+    """Rank individuals by non-dominated sorting: the front first, then the next layers.
 
-    In the layer of which some but not all are among the best, those that have continued come first, then one after the
-    other whichever is farthest from these (Schmucker et al., "Multi-objective asynchronous successive halving", 2021).
-    Layers are kept up to date as individuals arrive (Li et al., "Efficient nondomination level update method for
-    steady-state evolutionary multiobjective optimization", 2017).
+    If only a part of a layer is among the best, individuals that have continued come first. Then the farthest candidate
+    from these is selected again and again (Schmucker et al., "Multi-objective asynchronous successive halving", 2021).
+    Layers are updated with each individual (Li et al., "Efficient nondomination level update method for steady-state
+    evolutionary multiobjective optimization", 2017).
     """
 
     def __init__(self) -> None:
@@ -165,18 +166,18 @@ class DominanceRanking:
 
     @property
     def entries(self) -> list[tuple[float, int]]:
-        """The loss and the root of each individual, layer by layer, the lowest loss of each first."""
+        """Loss and first trial of each individual, layer by layer, the lowest loss of each layer first."""
         return [entry for layer in self._layers for entry in layer.entries]
 
     def add(self, root: int, costs: tuple[float, ...]) -> None:
-        """Add an individual: those that it dominates in its layer move to the next layer, and so on."""
+        """Add an individual. Individuals of its layer that it dominates move to the next layer, and so on."""
         self._costs[root] = costs
         moved, index = _Layer([root], np.array([costs])), self._find_layer(costs)
         while index < len(self._layers):
             layer = self._layers[index]
             kept, dominated = layer.split(moved.dominates(layer.costs).tolist())
             if not kept.roots:
-                break  # the whole layer moves, and so do all behind it
+                break  # The whole layer moves, and so do all layers behind it.
             self._layers[index] = kept.merge(moved)
             if not dominated.roots:
                 return
@@ -184,9 +185,9 @@ class DominanceRanking:
         self._layers.insert(index, moved)
 
     def remove(self, root: int) -> None:
-        """Remove an individual: those that it alone dominated in the next layer move up, and so on."""
+        """Remove an individual. Individuals of the next layer that only it dominated move up, and so on."""
         index = self._find_layer(self._costs.pop(root))
-        layer, _ = self._layers[index].split([one == root for one in self._layers[index].roots])
+        layer, _ = self._layers[index].split([member == root for member in self._layers[index].roots])
         while layer.roots and index + 1 < len(self._layers):
             behind = self._layers[index + 1]
             left, risen = behind.split((~layer.dominates(behind.costs)).tolist())
@@ -197,18 +198,19 @@ class DominanceRanking:
         self._layers[index : index + 1] = [layer] if layer.roots else []
 
     def is_behind(self, root: int, count: int) -> bool:
-        """Tell whether so many individuals dominate one: those in layers before it may fall behind it."""
-        others, own = np.vstack([layer.costs for layer in self._layers]), np.array(self._costs[root])
-        return int(((others <= own).all(axis=1) & (others < own).any(axis=1)).sum()) >= count
+        """Return whether at least `count` individuals dominate this one; others before it may still fall behind it."""
+        costs, own = np.vstack([layer.costs for layer in self._layers]), np.array(self._costs[root])
+        return int(((costs <= own).all(axis=1) & (costs < own).any(axis=1)).sum()) >= count
 
     def is_best(self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]) -> bool:
-        """Tell whether an individual is among the best `count`."""
+        """Return whether an individual is among the best `count`."""
         index = self._find_layer(self._costs[root])
         count -= sum(len(layer.roots) for layer in self._layers[:index])
         layer = self._layers[index]
         if count <= 0 or count >= len(layer.roots):
             return count > 0
-        return root in layer.select_best(count, {root, *(one for one in layer.roots if one in candidates)}, stopped)
+        waiting = {root, *(member for member in layer.roots if member in candidates)}
+        return root in layer.select_best(count, waiting, stopped)
 
     def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
         """Return the candidates among the best `count` individuals, best first."""
@@ -222,7 +224,7 @@ class DominanceRanking:
         return found
 
     def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
-        """Return the position and the root of the best candidate."""
+        """Return the position and the first trial of the best candidate."""
         ahead = 0
         for layer in self._layers:
             waiting, continued = layer.split_candidates(candidates, stopped)
@@ -232,7 +234,7 @@ class DominanceRanking:
         return None
 
     def find_behind(self, count: int) -> list[int]:  # noqa: ARG002
-        """Return no individuals: an arrival would be compared with all, and all with all."""
+        """Return no individuals, because each addition would need a comparison of all individuals with each other."""
         return []
 
     def restrict_to(self, roots: Collection[int]) -> DominanceRanking:
@@ -244,35 +246,35 @@ class DominanceRanking:
         return some
 
     def _find_layer(self, costs: tuple[float, ...]) -> int:
-        """Return the index of the first layer that does not dominate these costs: no later one does, either."""
+        """Return the index of the first layer that does not dominate these costs; no later layer does."""
         row = np.array([costs])
         return bisect_left(self._layers, True, key=lambda layer: not layer.dominates(row)[0])
 
 
 def _select_farthest(layer: _Layer, taken: Costs, count: int) -> list[int]:
-    """Return `count` individuals of a layer, each the farthest from those that are taken, and then taken itself.
+    """Return `count` individuals of a layer, each the farthest from those taken before it.
 
-    Distances are shares of the range of each objective. Where none is taken, the lowest loss comes first.
+    Distances are relative to the range of each objective. If none is taken, the lowest loss comes first.
     """
     order = np.lexsort((np.array(layer.roots), layer.costs[:, 0]))
-    roots, costs = [layer.roots[place] for place in order], layer.costs[order]
+    roots, costs = [layer.roots[index] for index in order], layer.costs[order]
     if count >= len(roots) or not np.isfinite(costs).all():
         return roots[: max(0, count)]
-    everything = np.vstack([costs, taken]) / 2  # halves: the difference of two floats may overflow
-    spans = np.ptp(everything, axis=0)
-    units = everything / np.where(spans > 0, spans, 1.0)
+    halves = np.vstack([costs, taken]) / 2  # The difference of two floats may overflow.
+    spans = np.ptp(halves, axis=0)
+    units = halves / np.where(spans > 0, spans, 1.0)
     left, found = units[: len(roots)], []
     apart = np.full(len(roots), np.inf)
-    for one in units[len(roots) :]:
-        apart = np.minimum(apart, ((left - one) ** 2).sum(axis=1))
+    for point in units[len(roots) :]:
+        apart = np.minimum(apart, ((left - point) ** 2).sum(axis=1))
     for _ in range(count):
-        place = int(apart.argmax())
-        found.append(roots[place])
-        apart = np.minimum(apart, ((left - left[place]) ** 2).sum(axis=1))
-        apart[place] = -np.inf
+        index = int(apart.argmax())
+        found.append(roots[index])
+        apart = np.minimum(apart, ((left - left[index]) ** 2).sum(axis=1))
+        apart[index] = -np.inf
     return found
 
 
 def make_ranking(objectives: int) -> Ranking:
-    """Return an empty ranking of individuals with so many objectives."""
+    """Return an empty ranking for this number of objectives."""
     return DominanceRanking() if objectives > 1 else LossRanking()

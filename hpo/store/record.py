@@ -1,7 +1,6 @@
-"""The record of a run: an Optuna study with one trial per evaluation.
+"""Read and write the record of a run: an Optuna study with one trial for each evaluation.
 
-Every evaluation is in it, durably, from the moment it starts; what else a run knows is rebuilt from it. Pure: Optuna
-only, no MPI, no torch. Several processes may read one study at the same time; one writes to it
+An evaluation is recorded durably before it starts. Several processes may read a study; one process writes it
 (`hpo.store.study_writer`).
 """
 
@@ -16,14 +15,13 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.store.changes import StudyChanges
+from hpo.store.changes import EvaluationCache, StudyChanges
 from hpo.store.crash_isolation import MAX_CRASHES, has_progressed, read_crash_count
 from hpo.store.evaluations import INTERRUPTED, Assignment, Evaluation
 from hpo.store.storage import open_storage
 from hpo.store.study_objectives import LossOnlyStudy, make_study, read_objectives
 from hpo.store.trials import (
     copy_retry_attributes,
-    find_retried_trial,
     find_root_trial,
     make_assignment,
     make_evaluation,
@@ -41,9 +39,12 @@ if TYPE_CHECKING:
 
 
 class Record:
-    """An open study: `storage` is the path of a journal file, or the URL of any Optuna storage.
+    """Read and write one study of a storage; `objectives` are those of the study.
 
-    With `patience`, a database that is away is waited for. ``objectives`` are those of the study.
+    Args:
+        storage: Path of a journal file, URL of an Optuna storage, or an open storage.
+        study_name: Name of an existing study.
+        retry: How to wait for an unavailable database; None to raise at once.
     """
 
     def __init__(self, storage: str | Path | BaseStorage, study_name: str, retry: StorageRetry | None = None) -> None:
@@ -53,8 +54,7 @@ class Record:
         self._study = optuna.load_study(study_name=study_name, storage=self._storage)
         self.objectives = read_objectives(self._study)
         self._initially_finished = {trial.number for trial in self.read_trials() if trial.state.is_finished()}
-        self._evaluations: list[Evaluation] = []
-        self._unfinished: dict[int, FrozenTrial] = {}  # trials that have not ended, as they were read last
+        self._evaluations = EvaluationCache()
         self._changes = StudyChanges()
 
     @classmethod
@@ -66,9 +66,9 @@ class Record:
         confirms: str = "",
         objectives: Objectives = ONLY_LOSS,
     ) -> Record:
-        """Make a new study that remembers its search space, a text per parameter, and which study it confirms.
+        """Create a study and return its record; `confirms` names the study that it confirms.
 
-        Raises ValueError if the name is taken.
+        Raises ValueError if a study of this name exists.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         opened = open_storage(storage)
@@ -80,60 +80,60 @@ class Record:
 
     @property
     def study(self) -> optuna.Study:
-        """The study, for Optuna's own analyses."""
+        """Study as an Optuna object, for Optuna's analyses."""
         return self._study
 
     def read_attributes(self) -> dict[str, Any]:
-        """Return the study's attributes: its `space`, the study it `confirms`, the runs that it has `taken_over`."""
+        """Return the study's attributes, such as `space`, `confirms` and `taken_over` (imported runs)."""
         return self._storage.get_study_user_attrs(self._study_id)
 
     def open_sibling(self, study_name: str) -> Record | None:
-        """Open another study of the same storage, without reading the storage again; None if there is no such study."""
+        """Open another study of the same open storage; return None if it does not exist."""
         try:
             return Record(self._storage, study_name)
         except KeyError:
             return None
 
     def remember_source(self, source: str) -> None:
-        """Remember that everything of another run has been taken over."""
+        """Record that all evaluations of another run were imported."""
         sources = {*self.read_attributes().get("taken_over", []), source}
         self._storage.set_study_user_attr(self._study_id, "taken_over", sorted(sources))
 
     def read_trials(self) -> Sequence[FrozenTrial]:
-        """Return all trials in the order of their numbers; not to be changed."""
+        """Return all trials, ordered by number. Do not change them."""
         return self._storage.get_all_trials(self._study_id, deepcopy=False)
 
     def start_trial(
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
     ) -> Assignment:
-        """Start a trial; the caller (`hpo.store.claims`) has made sure that it is new, and that there is budget."""
+        """Start a new trial. The caller (`hpo.store.claims`) checks the budget and rejects duplicates."""
         template = make_trial(TrialState.RUNNING, params, distributions, attributes)
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
         return self._make_assignment(self._storage.get_trial(trial_id))
 
     def start_waiting(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> Assignment:
-        """Start a trial that has waited; attributes that it has already stay as they are."""
+        """Start a waiting trial; attributes that it has already are kept."""
         for name in attributes.keys() - trial.user_attrs.keys():
             self._storage.set_trial_user_attr(trial._trial_id, name, attributes[name])
         self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
         return self._make_assignment(trial)
 
     def _make_assignment(self, trial: FrozenTrial) -> Assignment:
-        """Return a trial that has started; the others are read only where it has to do with one of them."""
-        return make_assignment(trial, self.read_trials() if {"retry_of", "inherits"} & trial.user_attrs.keys() else ())
+        refers_to_others = {"retry_of", "inherits"} & trial.user_attrs.keys()
+        return make_assignment(trial, self.read_trials() if refers_to_others else ())
 
     def promote(self, paused: Evaluation, attributes: Mapping[str, Any]) -> Assignment:
-        """Start a trial that goes on where a paused one was; it keeps what that was bred by."""
+        """Start a trial that continues a paused one; attributes of the individual are copied."""
         trial = self.read_trials()[paused.trial]
-        repeats = {**copy_retry_attributes(trial), "retry_of": trial.number}
-        return self.start_trial(trial.params, trial.distributions, {**attributes, **repeats})
+        copied = {**copy_retry_attributes(trial), "retry_of": trial.number}
+        return self.start_trial(trial.params, trial.distributions, {**attributes, **copied})
 
     def find_resumable_roots(self) -> set[int]:
-        """Return the first trials of the individuals that wait to go on, or are paused."""
-        return self.find_roots(one.trial for one in self.read_evaluations() if one.state in ("waiting", "paused"))
+        """Return the first trials of all individuals that are waiting or paused."""
+        return self.find_roots(e.trial for e in self.read_evaluations() if e.state in ("waiting", "paused"))
 
     def record_resume(self, assignment: Assignment, losses: Sequence[float], seconds: float) -> None:
-        """Record the losses that an evaluation had when it went on where it was interrupted, and how long they took."""
+        """Record the losses and the seconds that a resumed evaluation takes over from the trial that it continues."""
         for step, loss in enumerate(losses, 1):
             self.report(assignment, step, loss)
         self._storage.set_trial_user_attr(assignment.trial_id, "seconds_before", seconds)
@@ -141,37 +141,37 @@ class Record:
         self.record_checkpoint(assignment, len(losses))
 
     def find_roots(self, numbers: Iterable[int]) -> set[int]:
-        """Return the first trials of the individuals that these trials evaluate."""
+        """Return the first trials of the individuals that these trials belong to."""
         trials = self.read_trials()
         return {find_root_trial(trials[number], trials) for number in numbers}
 
     def clear_inheritance(self, assignment: Assignment) -> None:
-        """Record that an evaluation has begun without what it was to inherit."""
+        """Record that an evaluation started without its parent checkpoint."""
         self._storage.set_trial_user_attr(assignment.trial_id, "inherits", None)
 
     def record_checkpoint(self, assignment: Assignment, losses: int) -> None:
-        """Record that an evaluation goes on after so many losses if it is interrupted now."""
+        """Record the number of losses at the last checkpoint."""
         self._storage.set_trial_user_attr(assignment.trial_id, "checkpoint_step", losses)
 
     def record_worker_group(self, assignment: Assignment, losses: int, workers: Sequence[int]) -> None:
-        """Record that an evaluation goes on after so many losses with these workers, from now."""
+        """Record that these workers run an evaluation from now on, after this number of losses."""
         before = self._storage.get_trial(assignment.trial_id).user_attrs.get("worker_groups", [])
-        team = {"workers": list(workers), "after": losses, "at": time.time()}
-        self._storage.set_trial_user_attr(assignment.trial_id, "worker_groups", [*before, team])
+        group = {"workers": list(workers), "after": losses, "at": time.time()}
+        self._storage.set_trial_user_attr(assignment.trial_id, "worker_groups", [*before, group])
 
     def report(self, assignment: Assignment, step: int, loss: float) -> None:
-        """Record an intermediate value."""
+        """Record the loss of a step."""
         self._storage.set_trial_intermediate_value(assignment.trial_id, step, loss)
 
     def record_rung_values(self, assignment: Assignment, losses: int, values: Sequence[float]) -> None:
-        """Record the values of all objectives that an evaluation has after so many losses, at a rung."""
+        """Record the values of all objectives at a rung, which is identified by the number of losses."""
         before = self._storage.get_trial(assignment.trial_id).user_attrs.get("at_rungs", {})
         self._storage.set_trial_user_attr(assignment.trial_id, "at_rungs", {**before, str(losses): list(values)})
 
     def complete(
         self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
     ) -> None:
-        """Record that an evaluation succeeded, or that it was `cut_after` some losses; durable when this returns."""
+        """Record durably that an evaluation succeeded; `attributes` may hold `cut_after`."""
         values = [loss, *self.objectives.select_metric_values(metrics)]
         self._end_trial(
             assignment, TrialState.COMPLETE, values, seconds=seconds, **make_metrics_attribute(metrics), **attributes
@@ -180,24 +180,24 @@ class Record:
     def prune(
         self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
     ) -> None:
-        """Record that an evaluation was pruned, or `paused_after` some losses, with its lowest loss; it is durable."""
+        """Record durably that an evaluation was pruned, or paused if `attributes` hold `paused_after`."""
         values = [loss, *self.objectives.select_metric_values(metrics)]
         self._end_trial(
             assignment, TrialState.PRUNED, values, seconds=seconds, **make_metrics_attribute(metrics), **attributes
         )
 
     def should_prune(self, assignment: Assignment, pruner: BasePruner) -> bool:
-        """Tell whether a pruner ends an evaluation, by the intermediate values of this one and of the others."""
+        """Return whether a pruner of Optuna's ends an evaluation, given the losses of all evaluations."""
         return pruner.prune(LossOnlyStudy(self._study), self._storage.get_trial(assignment.trial_id))
 
     def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float) -> None:
-        """Record that an evaluation failed, with the reason in one line; durable when this returns."""
+        """Record durably that an evaluation failed; `reason` is one line."""
         self._end_trial(assignment, TrialState.FAIL, None, seconds=seconds, failure=reason, traceback=traceback)
 
     def enqueue(
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], **attributes: Any
     ) -> None:
-        """Let an evaluation wait for the next worker that is free, before anything that is bred."""
+        """Add a waiting trial; workers start waiting trials before new individuals."""
         template = make_trial(TrialState.WAITING, params, distributions, attributes)
         self._storage.create_new_trial(self._study_id, template_trial=template)
 
@@ -207,87 +207,81 @@ class Record:
         distributions: Mapping[str, BaseDistribution],
         make_attributes: Callable[[Evaluation, int], Mapping[str, Any]],
     ) -> int:
-        """Add the complete, pruned and paused evaluations of another run that are not known here, and return how many.
+        """Import the evaluations of another run whose hyperparameters are new here, and return their number.
 
-        They are outside of the budget. Only while no process starts trials. `attributes` returns the attributes for
-        an evaluation, given how many were added before it.
+        They do not count against the budget. No other process may start trials in the meantime.
+
+        Args:
+            evaluations: Complete, pruned and paused evaluations of the other run.
+            distributions: Distributions of the search space.
+            make_attributes: Returns the attributes of an evaluation, given the number of evaluations imported before
+                it.
         """
-        taken, known = 0, {frozenset(trial.params.items()) for trial in self.read_trials()}
+        count, known = 0, {frozenset(trial.params.items()) for trial in self.read_trials()}
         for evaluation in evaluations:
             if (params := frozenset(evaluation.params.items())) in known:
                 continue
-            trial = make_imported_trial(evaluation, distributions, make_attributes(evaluation, taken))
+            trial = make_imported_trial(evaluation, distributions, make_attributes(evaluation, count))
             self._storage.create_new_trial(self._study_id, template_trial=trial)
             known.add(params)
-            taken += 1
-        return taken
+            count += 1
+        return count
 
     def cancel_waiting(self, waiting: Evaluation) -> None:
-        """End a waiting evaluation, so that it is never evaluated; only while no process starts trials."""
+        """End a waiting trial, so that it is never evaluated. No other process may start trials in the meantime."""
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, waiting.trial)
         assignment = Assignment(trial_id, waiting.trial, waiting.params, waiting.trial)
         self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
 
     def interrupt(self, assignment: Assignment, crashed: bool = False) -> None:
-        """End a trial that could not end by itself, perhaps since the job died; let its repeat wait to be evaluated.
+        """End a trial that did not end by itself, and enqueue its retry.
 
-        The repeat is recorded before the end of the trial, so that a crash in between loses nothing.
+        The retry is recorded before the end of the trial, so that a crash in between loses nothing.
         """
         trial = self._storage.get_trial(assignment.trial_id)
-        deaths = 0 if has_progressed(trial) else read_crash_count(trial) + crashed
+        crash_count = 0 if has_progressed(trial) else read_crash_count(trial) + crashed
         if assignment.number not in {waiting.user_attrs.get("retry_of") for waiting in self._read_waiting()}:
-            kept = copy_retry_attributes(trial)
-            self.enqueue(trial.params, trial.distributions, retry_of=trial.number, crash_count=deaths, **kept)
+            copied = copy_retry_attributes(trial)
+            self.enqueue(trial.params, trial.distributions, retry_of=trial.number, crash_count=crash_count, **copied)
         self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
 
     def requeue_interrupted(self, crashed: bool = True) -> int:
-        """Interrupt all trials that were running when a run ended, or died; return how many. Only while no run goes on.
+        """Interrupt all running trials after the end of a run, and return their number. No process may run the study.
 
-        If the job died, one of them may have killed it. They are then evaluated again until this one is found
-        (`hpo.store.crash_isolation`), and it fails.
+        If the job crashed, one of them may be the cause. Crash isolation (`hpo.store.crash_isolation`) finds it, and it
+        fails.
         """
         running = [trial for trial in self.read_trials() if trial.state == TrialState.RUNNING]
         for trial in running:
             assignment = Assignment(trial._trial_id, trial.number, trial.params, trial.number)
             suspected = crashed and not has_progressed(trial)
-            deaths = read_crash_count(trial) + suspected
-            if suspected and deaths >= MAX_CRASHES:
-                reason = f"the job died {deaths} times while this was evaluated, the last time while nothing else was"
+            crash_count = read_crash_count(trial) + suspected
+            if suspected and crash_count >= MAX_CRASHES:
+                reason = (
+                    f"the job crashed {crash_count} times during this evaluation, the last time with no other running"
+                )
                 self._end_trial(assignment, TrialState.FAIL, None, failure=reason)
             else:
                 self.interrupt(assignment, suspected)
         return len(running)
 
     def count_initial_failures(self) -> int:
-        """Return how many evaluations failed since this record was opened; 0 if any evaluation has ever succeeded."""
+        """Return the number of evaluations that failed since this record was opened; 0 if any evaluation succeeded."""
         evaluations = self.read_evaluations()
         if any(evaluation.counts_for_budget and evaluation.state != "failed" for evaluation in evaluations):
             return 0
         return sum(e.state == "failed" and e.trial not in self._initially_finished for e in evaluations)
 
     def read_evaluations(self) -> list[Evaluation]:
-        """Return all evaluations in the order in which they were started."""
-        trials, known = self.read_trials(), self._evaluations
-        new = range(len(known), len(trials))
-        repeated = {find_retried_trial(trials[number]) for number in new} - {None}
-        known += [make_evaluation(trials[number], number in repeated) for number in new]
-        # What has ended changes no more, but that it may be repeated; what changes is another object of the storage.
-        changed = {number for number, trial in self._unfinished.items() if trials[number] is not trial}
-        for number in repeated.union(changed) - set(new):
-            assert number is not None
-            known[number] = make_evaluation(trials[number], number in repeated)
-        for number in (*changed, *new):
-            self._unfinished[number] = trials[number]
-            if trials[number].state.is_finished():
-                del self._unfinished[number]
-        return list(known)
+        """Return all evaluations, ordered by trial number."""
+        return self._evaluations.update(self.read_trials())
 
     def read_changes(self) -> list[Evaluation]:
-        """Return the evaluations that have started, ended, or been promoted since the last call."""
+        """Return the evaluations that started, ended or were promoted since the last call."""
         return self._changes.find_changes(self.read_trials())
 
     def read_running(self) -> list[Evaluation]:
-        """Return the evaluations that go on now, each with its losses so far."""
+        """Return the running evaluations, each with its losses so far."""
         trials = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.RUNNING,))
         return [make_evaluation(trial) for trial in trials]
 

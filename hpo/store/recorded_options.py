@@ -1,4 +1,4 @@
-"""The options of a search that each session of a run records in run.json, as JSON holds them."""
+"""Define the options of a search that each session records in run.json, and convert their values to JSON."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _OFF = "off"
 
 @dataclass(frozen=True)
 class RecordedOption:
-    """An option on the command line.
+    """Describe an option of the command line.
 
     Attributes:
-        name: The option; of a switch, the form that changes the default.
-        default: The value without this option.
-        fits: Tells whether JSON holds a value that the option can have.
-        off: The value of ``off``, which JSON holds as a text; None if the option cannot be switched off.
-        is_kept: Whether a resumed run keeps the value. What depends on the machine or on the job is not kept.
+        name: Name of the option; of a switch, the form that changes the default.
+        default: Value without this option.
+        is_valid: Returns whether a JSON value is a value of the option.
+        off_value: Value for ``off``, which is a text in JSON; None if the option cannot be switched off.
+        is_kept_on_resume: Whether a resumed run keeps the value. Options that depend on the machine or on the job are
+            not kept.
     """
 
     name: str
@@ -31,7 +32,7 @@ class RecordedOption:
     is_kept_on_resume: bool = True
 
     def format_words(self, value: Any) -> list[str]:
-        """Return the words of a command line that give this value."""
+        """Return the words of a command line that set this value."""
         if isinstance(value, bool):
             return [self.name]
         if isinstance(value, list):
@@ -56,7 +57,7 @@ def _is_list(value: object) -> bool:
     return type(value) is list and bool(value) and all(map(is_text, value))
 
 
-# By the fields of hpo.run.options.Options.
+# The keys are fields of hpo.run.options.Options.
 OPTIONS: dict[str, RecordedOption] = {
     "evaluations": RecordedOption("--evaluations", 64, _is_count),
     "islands": RecordedOption("--islands", None, _is_count),
@@ -80,7 +81,7 @@ OPTIONS: dict[str, RecordedOption] = {
 
 
 def to_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the options as JSON holds them; other values are left out."""
+    """Return the values of the recorded options as JSON; other values are omitted."""
     chosen = {name: values[name] for name in OPTIONS if name in values}
     lists = {name: list(value) for name, value in chosen.items() if isinstance(value, tuple)}
     off = {name: _OFF for name, value in chosen.items() if isinstance(value, float) and math.isinf(value)}
@@ -88,14 +89,14 @@ def to_json(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_json(name: str, value: Any) -> Any:
-    """Return the value of an option that JSON holds, as `hpo.run.options.Options` takes it."""
+    """Return the value for `hpo.run.options.Options` of an option in JSON."""
     if value == _OFF and OPTIONS[name].off_value is not None:
         return OPTIONS[name].off_value
     return tuple(value) if isinstance(value, list) else value
 
 
 def is_valid_value(name: str, value: Any) -> bool:
-    """Tell whether JSON holds a value that an option can have; an unknown option has any."""
+    """Return whether a JSON value is a value of the option; values of unknown options are valid."""
     option = OPTIONS.get(name)
     if option is None:
         return True

@@ -1,4 +1,4 @@
-"""Run directories: what a run leaves on disk, and what it needs to know to be resumed."""
+"""Manage run directories: the files of a run, its lock, and its manifest."""
 
 from __future__ import annotations
 
@@ -21,11 +21,21 @@ from hpo.store.system_lock import try_system_lock
 from hpo.text_format import make_printable
 
 RUNS_DIR = Path("runs")
-_held_locks: set[tuple[int, int]] = set()  # files that this process has locked: to open and close one would unlock it
+# Files that this process has locked. The process must not open and close them, because that would unlock them.
+_held_locks: set[tuple[int, int]] = set()
 
 
 class RunDir:
-    """A directory that holds one run."""
+    """Manage the directory of one run.
+
+    Attributes:
+        journal: Journal file of the run's study, unless the run uses another storage.
+        best_weights: Weights of the best evaluation.
+        front_weights: Folder of the weights of the Pareto front.
+        confirmed_weights: Folder of the weights trained with other seeds.
+        trial_folders: Folders of the evaluations.
+        previous_crashed: Whether the previous run in this directory crashed; known inside `hold_lock`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -34,21 +44,21 @@ class RunDir:
         self.summary_json = path / "summary.json"
         self.best_weights = path / "best.safetensors"
         self.front_weights = path / "front"
-        self.confirmed_weights = path / "confirmed"  # weights of the best, trained with other seeds
+        self.confirmed_weights = path / "confirmed"
         self.checkpoints = path / "checkpoints"
-        self.trial_folders = path / "trials"  # folders of evaluations
+        self.trial_folders = path / "trials"
         self.test_json = path / "test.json"
         self.report_html = path / "report.html"
         self.lock = path / "lock"
-        self.previous_crashed = False  # whether the run before this one has died
+        self.previous_crashed = False
 
     @property
     def study_name(self) -> str:
-        """The name of the run's study in its storage."""
+        """Name of the run's study in its storage."""
         return self.path.absolute().name
 
     def get_log_path(self, trial: int, confirms: bool = False) -> Path:
-        """Return the path of the file with what an evaluation of the search, or of its confirmation, has printed."""
+        """Return the path of the output of an evaluation of the search, or of its confirmation."""
         return self.path / "logs" / f"{'confirm-' if confirms else ''}{trial}.txt"
 
     @property
@@ -57,19 +67,19 @@ class RunDir:
         return self.run_json.exists() or self.journal.exists()
 
     def check_usable(self, resume: bool) -> None:
-        """Raise a UsageError unless a run can start here, or go on here."""
+        """Raise UsageError unless a run can start here or, if `resume`, be resumed here."""
         try:
             with suppress(FileNotFoundError, NotADirectoryError):
-                self.path.stat()  # raises what exists() does not on Python 3.14, such as that the name is too long
+                self.path.stat()  # It raises for a name that is too long; exists() does not on Python 3.14.
             holds_run = self.holds_run
-            existing = next(place for place in [self.path.absolute(), *self.path.absolute().parents] if place.exists())
+            existing = next(path for path in [self.path.absolute(), *self.path.absolute().parents] if path.exists())
         except OSError as error:
             raise UsageError(f"--run-dir {self.path}: {error.strerror}") from error
         if not existing.is_dir():
-            raise UsageError(f"--run-dir {self.path}: {existing} is a file, not a directory")
+            raise UsageError(f"--run-dir must be a directory, got {self.path}: {existing} is a file")
         if holds_run and not resume:
             raise UsageError(
-                f"--run-dir {self.path} already holds a run: add --resume to go on with it, or name another directory"
+                f"--run-dir {self.path} already holds a run: add --resume to continue it, or name another directory"
             )
         for path in (existing, self.journal, self.run_json, self.lock):
             if path.exists() and not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0)):
@@ -77,10 +87,10 @@ class RunDir:
 
     @property
     def is_in_use(self) -> bool | None:
-        """Whether a run is in this directory now; None where that cannot be told from this host.
+        """Whether a run is in this directory now; None if this host cannot find out.
 
-        On some shared file systems, a lock that another host holds cannot be seen. The content of the lock file tells
-        more: it names the holder, and is empty where a run has ended by itself.
+        On some shared file systems, a lock of another host cannot be seen. Then the content of the lock file decides:
+        it names the holder, and is empty after a run that ended by itself.
         """
         try:
             if _identify_file(self.lock) in _held_locks:
@@ -100,17 +110,19 @@ class RunDir:
 
     @property
     def holder(self) -> str:
-        """The process whose run is in this directory, or was in it when it died; empty where there is none."""
+        """Process whose run is in this directory, or was in it when it crashed; empty if there is none."""
         with suppress(OSError, ValueError):
             return make_printable(self.lock.read_text().strip()[:200])
         return ""
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """Keep other runs out of this directory inside ``with``; raises UsageError, naming the holder, if one is in it.
+        """Keep other runs out of this directory inside ``with``.
 
-        The lock is the system's lock of the lock file, which ends with its process. That the file exists means nothing;
-        its content only shows who has the lock.
+        Raises UsageError, which names the holder, if a run is in it.
+
+        The operating system's lock ends with its process. The lock file may exist without a lock; its content only
+        names the holder.
         """
         with self.lock.open("a+", errors="replace") as file:
             file.seek(0)
@@ -118,7 +130,7 @@ class RunDir:
                 holder = make_printable(file.read(200).strip()) or "another run"
                 raise UsageError(f"{self.path} is in use by {holder}: wait for it, end it, or name another --run-dir")
             if locked is None:
-                text = f"warning: {self.lock} cannot be locked: a second run in {self.path} would not be noticed"
+                text = f"warning: {self.lock} cannot be locked: a second run in {self.path} would not be detected"
                 print(text, file=sys.stderr, flush=True)
             self.previous_crashed = bool(file.read(1))
             file.truncate(0)
@@ -136,12 +148,12 @@ class RunDir:
                     self._remove_lock()
 
     def mark_ended(self) -> None:
-        """Note that a run ends by itself, so that its running evaluations are not suspected of having killed it."""
+        """Record that the run ends by itself, so that its running evaluations are not suspected of a crash."""
         with suppress(OSError):
             os.truncate(self.lock, 0)
 
     def _remove_lock(self) -> None:
-        """Remove the lock of a run that could not be begun, and the directory if it is empty then."""
+        """Remove the lock of a run that could not start, and the directory if it is empty then."""
         with suppress(OSError):
             self.lock.unlink()
             self.path.rmdir()
@@ -149,18 +161,18 @@ class RunDir:
                 RUNS_DIR.rmdir()
 
     def locate_storage(self, storage: str) -> str:
-        """Return the storage that run.json names: a URL, or a file in this directory, wherever it has been moved to."""
+        """Return the storage that run.json names: a URL, or the path of a file in this directory."""
         return storage if is_url(storage) else str(self.path.absolute() / storage)
 
     def remove_stale_files(self) -> None:
-        """Remove what a killed run may have left: a lock, which would be waited for until it is stale, and drafts."""
+        """Remove the files of a killed run: locks, which would block until they are stale, and drafts."""
         for lock in self.path.glob(f"{self.journal.name}.lock*"):
             lock.unlink(missing_ok=True)
         for draft in (*self.path.glob(f".{self.best_weights.name}.*"), *self.front_weights.glob(".*")):
             draft.unlink(missing_ok=True)
 
     def read_manifest(self) -> Manifest:
-        """Return what run.json holds; raises UsageError where it is missing, or where no run has written it."""
+        """Return the content of run.json. Raises UsageError if it is missing or invalid."""
         try:
             content = json.loads(self.run_json.read_text())
         except FileNotFoundError:
@@ -170,7 +182,7 @@ class RunDir:
         return parse_manifest(content, self.run_json)
 
     def read_summary(self) -> dict[str, Any]:
-        """Return what summary.json holds; an empty dict where it is missing or cannot be read."""
+        """Return the content of summary.json; an empty dict if it is missing or cannot be read."""
         with suppress(OSError, ValueError, RecursionError):
             content = json.loads(self.summary_json.read_text())
             return content if isinstance(content, dict) else {}
@@ -178,13 +190,12 @@ class RunDir:
 
 
 def _identify_file(path: Path) -> tuple[int, int]:
-    """Return what identifies a file, whatever its name: its device and its inode."""
     status = path.stat()
     return status.st_dev, status.st_ino
 
 
 def _try_lock(file: IO[str]) -> bool | None:
-    """Return what `try_system_lock` returns, after several tries: `in_use`, elsewhere, locks it for a moment too."""
+    """Call `try_system_lock` up to four times, since `is_in_use` of another process locks the file for a moment."""
     for _ in range(3):
         if (locked := try_system_lock(file)) is not False:
             return locked
@@ -193,31 +204,31 @@ def _try_lock(file: IO[str]) -> bool | None:
 
 
 def make_run_dir(name: str) -> RunDir:
-    """Make and return runs/NAME-DATE-TIME, with a number behind it where two runs start in the same second."""
+    """Create and return runs/NAME-DATE-TIME, with a number if two runs start in the same second."""
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:
         with suppress(FileExistsError):
             path = RUNS_DIR / (stem + suffix)
             path.mkdir(parents=True)
             return RunDir(path)
-    raise UsageError(f"{RUNS_DIR / stem} and 998 others of its name exist; give --run-dir")
+    raise UsageError(f"{RUNS_DIR / stem} and 998 numbered directories of this name exist. Choose one with --run-dir")
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file whole or not at all; raises RunError where that cannot be done."""
+    """Write a JSON file atomically. Raises RunError if it cannot be written."""
     write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, or the file that a link leads to; raises RunError where that cannot be done."""
-    file_of_link = Path(os.path.realpath(path))
-    draft = file_of_link.with_name(f".{file_of_link.name}.{os.getpid()}")
+    """Write a file, or the target of a link, atomically. Raises RunError if it cannot be written."""
+    target = Path(os.path.realpath(path))
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with draft.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        draft.replace(file_of_link)
+        draft.replace(target)
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}") from error
     finally:

@@ -1,4 +1,4 @@
-"""Optuna storages: a run's own journal file, or any that a URL names."""
+"""Open Optuna storages: a run's own journal file, or any storage that a URL names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _thread_cache = threading.local()
 
 
 class FileStorage(JournalStorage):
-    """The storage in the `journal` file at a path."""
+    """Store studies in a journal file."""
 
     def __init__(self, path: Path) -> None:
         self.journal = Journal(path)
@@ -30,12 +30,12 @@ class FileStorage(JournalStorage):
 
 
 def list_studies(storage: str | Path, retry: StorageRetry | None = None) -> dict[str, list[StudyDirection]]:
-    """Return the directions of the studies in a storage, by the names of the studies."""
+    """Return the directions of each study in a storage, by name."""
     return {study.study_name: list(study.directions) for study in open_storage(storage, retry).get_all_studies()}
 
 
 def check_readable(storage: str) -> None:
-    """Raise a UsageError where an SQLite file is missing or is no Optuna storage: to open it would make it one."""
+    """Raise UsageError if an SQLite file is missing or is not an Optuna storage. To open it would make it one."""
     path = find_storage_file(storage)
     if path is None or not is_url(storage):
         return
@@ -50,7 +50,7 @@ def check_readable(storage: str) -> None:
 
 @contextmanager
 def cache_journals() -> Iterator[None]:
-    """Let this thread open each journal only once inside ``with``: to read 5,000 trials of 20 losses takes 2 s."""
+    """Let this thread open each journal only once inside ``with``; to read 5,000 trials of 20 losses takes 2 s."""
     _thread_cache.journals = {}
     try:
         yield
@@ -59,13 +59,13 @@ def cache_journals() -> Iterator[None]:
 
 
 def open_storage(storage: str | Path | BaseStorage, retry: StorageRetry | None = None) -> BaseStorage:
-    """Return the storage in the journal file at a path, or at a URL; an open storage is returned as it is.
+    """Open the storage at a path or a URL; an open storage is returned unchanged.
 
-    With `patience`, a storage at a URL is waited for while it is away, now and in all later calls.
+    `retry` waits for an unavailable database, now and in all later calls.
     """
     if isinstance(storage, BaseStorage):
         return storage
-    if isinstance(storage, str) and is_url(storage):  # anew: its connections may have been lost meanwhile
+    if isinstance(storage, str) and is_url(storage):  # It is not cached, since its connections may have been lost.
         opened = partial(optuna.storages.get_storage, storage)
         return wrap_with_retry(retry.call(opened), retry) if retry else opened()
     journals: dict[Path, BaseStorage] = getattr(_thread_cache, "journals", {})

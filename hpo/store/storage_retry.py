@@ -1,4 +1,4 @@
-"""Waiting for databases that are away for a while, because they are restarted or locked."""
+"""Wait for databases that are unavailable for a while, because they are restarted or locked."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hpo.errors import StorageUnavailableError
 from hpo.process import clock
 from hpo.text_format import format_duration
 
-_MAX_WAIT = 600.0  # seconds
-_SILENT_WAIT = 0.5  # seconds, for which workers that write at the same time may hinder each other
+_MAX_WAIT = 600.0  # Seconds.
+_SILENT_WAIT = 0.5  # Seconds. Workers that write at the same time may block each other for a moment.
 _MIN_PAUSE = 0.2
 _MAX_PAUSE = 5.0
-# Messages of mistakes, which PostgreSQL, MySQL and SQLite raise as the same kind of error as outages.
+# Messages of users' mistakes. PostgreSQL, MySQL and SQLite raise the same kind of error for mistakes and for outages.
 _USAGE_ERRORS = (
     *("authentication failed", "Access denied", "no password supplied", "does not exist", "Unknown database"),
     *("no such table", "readonly database", "unable to open database file"),
@@ -31,24 +31,37 @@ T = TypeVar("T")
 
 
 class StorageRetry:
-    """Waits for a storage for ten minutes at most, and no longer once `is_over()` is true.
+    """Repeat calls of a storage while it is unavailable, for at most ten minutes. Threads may share an instance.
 
-    `shown` is the storage's name in the messages that `say` is called with. Several threads may share one Patience: an
-    outage is told once for all of them.
+    Args:
+        storage_name: Name of the storage in messages.
+        report: Prints a message at the start and at the end of an outage.
+        is_over: Returns whether to give up at once.
     """
 
-    def __init__(self, shown: str, say: Callable[[str], object], is_over: Callable[[], bool] = lambda: False) -> None:
-        self._storage_name = shown
-        self._report = say
+    def __init__(
+        self, storage_name: str, report: Callable[[str], object], is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._storage_name = storage_name
+        self._report = report
         self._is_over = is_over
-        self._waiting_calls = 0  # calls that wait, and have told of the outage
+        self._waiting_calls = 0  # Calls that wait and have reported the outage.
         self._lock = threading.Lock()
 
     def call(self, step: Callable[[], T], retry_step: Callable[[], T] | None = None) -> T:
-        """Take a step, again and again while the storage is away, and return its result.
+        """Call `step` until the storage answers, and return its result.
 
-        A step may have taken effect although it raised an error: then `again` is tried in its place. Raises OutageError
-        where the storage does not come back.
+        A step may have taken effect although it raised an error. Then `retry_step` is called instead.
+
+        Args:
+            step: Call of the storage.
+            retry_step: Call for all tries but the first; `step` by default.
+
+        Returns:
+            The result of the call.
+
+        Raises:
+            StorageUnavailableError: If the storage stays unavailable.
         """
         try:
             return step()
@@ -58,32 +71,31 @@ class StorageRetry:
             return self._retry_until_timeout(retry_step or step, error)
 
     def _retry_until_timeout(self, step: Callable[[], T], error: Exception) -> T:
-        since, pause, told = clock.now(), _MIN_PAUSE, False
+        since, pause, is_reported = clock.now(), _MIN_PAUSE, False
         while True:
-            away = clock.now() - since
-            self._check_deadline(error, away)
-            if away > _SILENT_WAIT and not told:
-                told = True
+            waited = clock.now() - since
+            self._check_deadline(error, waited)
+            if waited > _SILENT_WAIT and not is_reported:
+                is_reported = True
                 self._report_outage(error)
             time.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
             try:
                 result = step()
-            except Exception as another:
-                if not is_outage(another):
+            except Exception as next_error:
+                if not is_outage(next_error):
                     raise
-                error = another
+                error = next_error
             else:
-                if told:
+                if is_reported:
                     self._report_recovery(clock.now() - since)
                 return result
 
-    def _check_deadline(self, error: Exception, away: float) -> None:
-        if self._is_over() or away > _MAX_WAIT:
+    def _check_deadline(self, error: Exception, waited: float) -> None:
+        if self._is_over() or waited > _MAX_WAIT:
             raise StorageUnavailableError(
-                f"the storage {self._storage_name} has not answered for {format_duration(away)} "
-                f"({_format_reason(error)}): what it holds is "
-                "whole, --resume goes on with it"
+                f"the storage {self._storage_name} has not answered for {format_duration(waited)} "
+                f"({_format_reason(error)}). It is undamaged: continue with --resume"
             ) from error
 
     def _report_outage(self, error: Exception) -> None:
@@ -91,20 +103,19 @@ class StorageRetry:
             self._waiting_calls += 1
             if self._waiting_calls == 1:
                 self._report(
-                    f"warning: the storage {self._storage_name} does not answer ({_format_reason(error)}): waiting "
-                    f"for it, for "
-                    f"{format_duration(_MAX_WAIT)} at most"
+                    f"warning: the storage {self._storage_name} does not answer ({_format_reason(error)}): "
+                    f"waiting for at most {format_duration(_MAX_WAIT)}"
                 )
 
-    def _report_recovery(self, away: float) -> None:
+    def _report_recovery(self, waited: float) -> None:
         with self._lock:
             self._waiting_calls -= 1
             if self._waiting_calls == 0:
-                self._report(f"the storage {self._storage_name} answers again, after {format_duration(away)}")
+                self._report(f"the storage {self._storage_name} answers again, after {format_duration(waited)}")
 
 
 def wrap_with_retry(storage: BaseStorage, retry: StorageRetry) -> BaseStorage:
-    """Return a storage with all of its methods changed so that they wait while it is away."""
+    """Replace all methods of a storage by methods that wait while it is unavailable, and return it."""
     for name in _STORAGE_METHODS:
         setattr(storage, name, partial(_call_with_retry, storage, getattr(storage, name), retry))
     return storage
@@ -123,7 +134,7 @@ def _call_with_retry(
 
 
 def _end_trial(step: Callable[[], bool]) -> bool:
-    """End a trial; where it has been ended already, return true, too."""
+    """Start or end a trial; return True if it has ended already."""
     try:
         return step()
     except UpdateFinishedTrialError:
@@ -131,7 +142,7 @@ def _end_trial(step: Callable[[], bool]) -> bool:
 
 
 def _add_trial(step: Callable[[], int], storage: BaseStorage, study_id: int, template: FrozenTrial) -> int:
-    """Add a trial unless it is there already, and return its id: no two have the same parameters and attributes."""
+    """Add a trial unless an equal one exists, and return its id. No two trials have equal parameters and attributes."""
     for trial in storage.get_all_trials(study_id, deepcopy=False):
         if (trial.params, trial.user_attrs) == (template.params, template.user_attrs):
             return trial._trial_id
@@ -139,15 +150,15 @@ def _add_trial(step: Callable[[], int], storage: BaseStorage, study_id: int, tem
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Tell whether an error says that a storage is away, and not that it refuses a call."""
+    """Return whether an error means that a storage is unavailable, and not that a call is wrong."""
     from sqlalchemy import exc
 
     if isinstance(error, StorageInternalError):
         error = error.__cause__
     if any(text in str(error) for text in _USAGE_ERRORS):
         return False
-    lost = isinstance(error, exc.DBAPIError) and error.connection_invalidated
-    return lost or isinstance(error, (exc.InterfaceError, exc.OperationalError, exc.TimeoutError))
+    is_disconnected = isinstance(error, exc.DBAPIError) and error.connection_invalidated
+    return is_disconnected or isinstance(error, (exc.InterfaceError, exc.OperationalError, exc.TimeoutError))
 
 
 def _format_reason(error: Exception) -> str:

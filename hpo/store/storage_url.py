@@ -1,4 +1,4 @@
-"""Where a study is: the path of a file, or the URL of an Optuna storage, which may have a password in it."""
+"""Parse the location of a study: the path of a file, or the URL of an Optuna storage, which may hold a password."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _SECRETS = ("pass", "pwd", "secret", "token", "key")
 
 
 def has_hidden_password(storage: str) -> bool:
-    """Tell whether `mask_password` has left something out of a storage URL."""
+    """Return whether `mask_password` has removed a part of a storage URL."""
     return "***" in storage or storage.endswith("://...")
 
 
 def is_url(storage: str) -> bool:
-    """Tell whether a storage has a URL: then it is no file of the run's own, and may be away for a while."""
+    """Return whether a storage is named by a URL, and is not a journal file."""
     return "://" in storage
 
 
@@ -32,7 +32,7 @@ def find_storage_file(storage: str) -> Path | None:
 
 
 def resolve_url(storage: str) -> str:
-    """Return a storage's URL in a form that means the same in all folders; a path stays as it is."""
+    """Return a storage URL with an absolute path, so that it is valid in all folders; a path is returned unchanged."""
     if not is_url(storage):
         return storage
     path, url = find_storage_file(storage), _parse_url(storage)
@@ -42,7 +42,7 @@ def resolve_url(storage: str) -> str:
 
 
 def mask_password(storage: str) -> str:
-    """Return a storage URL, or URL#STUDY, with asterisks for the password; a path stays as it is."""
+    """Return a storage URL, or URL#STUDY, with asterisks instead of the password; a path is returned unchanged."""
     if not is_url(storage):
         return storage
     before, mark, study = storage.partition("#")
@@ -58,7 +58,6 @@ def mask_password(storage: str) -> str:
 
 
 def _parse_url(storage: str) -> URL | None:
-    """Return a storage URL in its parts; None where it is no URL."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 

@@ -1,4 +1,4 @@
-"""Finding the study of a run in its storage, with one message for whatever may be wrong there."""
+"""Open the study of a run in its storage, and raise one clear message if anything is wrong there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpo.text_format import cut_text, format_error
 
 
 def open_study(storage: str, study_name: str) -> Record | None:
-    """Open the record of a run; None where its storage has no such study."""
+    """Open the record of a run; return None if its storage has no such study."""
     with convert_storage_errors(storage):
         try:
             return Record(storage, study_name)
@@ -24,9 +24,9 @@ def open_study(storage: str, study_name: str) -> Record | None:
 
 
 def open_confirmations(storage: str, study_name: str) -> Record | None:
-    """Open the record of the evaluations that confirm the best of a run; None where there is none yet.
+    """Open the record of the evaluations that confirm the best of a run; return None if there is none yet.
 
-    Raises UsageError where the study that would hold it is another run's.
+    Raises UsageError if another run owns the study of this name.
     """
     name = make_confirmation_name(study_name)
     if is_storage_missing(storage):
@@ -37,14 +37,13 @@ def open_confirmations(storage: str, study_name: str) -> Record | None:
     if "space" in record.read_attributes() or record.read_evaluations():
         raise UsageError(
             f"--confirm-seeds: {mask_password(storage)} already holds a study named {name!r}, which is another "
-            f"run's: "
-            "name another --run-dir, since a study has the name of its run directory"
+            "run's: choose another --run-dir, because studies are named after run directories"
         )
     return None
 
 
 def open_existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
-    """Open the record of a run that is known to have one; raises UsageError where its storage has no such study."""
+    """Open the record of a run that has one. Raises UsageError if its storage has no such study."""
     if is_storage_missing(storage):
         raise UsageError(f"{find_storage_file(storage)}, the study of this run, is missing: restore it")
     check_readable(storage)
@@ -59,24 +58,24 @@ def open_existing_study(run_dir: RunDir, storage: str, study_name: str) -> Recor
 
 
 def check_objectives(record: Record, manifest: Manifest, run_dir: RunDir) -> None:
-    """Raise a UsageError where a study has other objectives than its run."""
+    """Raise UsageError if a study has other objectives than its run."""
     if record.objectives != manifest.objectives:
-        there, here = (", ".join(one.describe()) for one in (record.objectives, manifest.objectives))
+        found, expected = (", ".join(side.describe()) for side in (record.objectives, manifest.objectives))
         raise UsageError(
-            f"the study {manifest.study!r} has the objectives {there}, and {run_dir.run_json} says {here}: one of them "
-            "is not this run's"
+            f"the objectives of the study {manifest.study!r} must be {expected}, as in {run_dir.run_json}, "
+            f"got {found}. Restore the study, or run.json"
         )
 
 
 def is_storage_missing(storage: str) -> bool:
-    """Tell whether the file that should hold a storage is not there."""
+    """Return whether the file that should hold a storage is missing."""
     path = find_storage_file(storage)
     return path is not None and not path.is_file()
 
 
 @contextmanager
 def convert_storage_errors(storage: str) -> Iterator[None]:
-    """Turn what a storage raises into UsageError, but for outages: each kind of storage has its own exceptions."""
+    """Convert all errors of a storage except outages to UsageError. Each kind of storage raises its own exceptions."""
     try:
         yield
     except (UsageError, StorageUnavailableError):
@@ -87,7 +86,7 @@ def convert_storage_errors(storage: str) -> Iterator[None]:
         shown = mask_password(storage)
         if shown.endswith("://..."):
             raise UsageError(
-                f"the storage {shown}: {type(error).__name__}: it is no URL that can be read; in user names and "
+                f"the storage {shown}: {type(error).__name__}: the URL cannot be parsed. In user names and "
                 "passwords, write %40 for @, %3A for : and %2F for /"
             ) from None
         reason = cut_text(format_error(error))

@@ -1,4 +1,4 @@
-"""The objectives of a search as an Optuna study has them: a direction for each, and their names as metric names."""
+"""Convert between the objectives of a search and the directions and metric names of an Optuna study."""
 
 from __future__ import annotations
 
@@ -20,10 +20,20 @@ def make_directions(objectives: Objectives) -> list[StudyDirection]:
 
 
 def make_study(storage: BaseStorage, name: str, objectives: Objectives) -> int:
-    """Make a study with these objectives, by which Optuna's plots and its dashboard call them, and return its id.
+    """Create a study with these objectives, and return its id. Optuna's plots and dashboard use their names.
 
-    A study of this name that has neither a space nor trials was only begun, and is taken. Raises ValueError if the name
-    is taken by any other study.
+    An existing study is used if it has neither a search space nor trials, because its creation was interrupted.
+
+    Args:
+        storage: Open storage.
+        name: Name of the study.
+        objectives: Objectives of the study.
+
+    Returns:
+        The id of the study.
+
+    Raises:
+        ValueError: If another study has the name.
     """
     try:
         study_id = storage.create_new_study(make_directions(objectives), name)
@@ -40,23 +50,24 @@ def make_study(storage: BaseStorage, name: str, objectives: Objectives) -> int:
 
 
 def read_objectives(study: optuna.Study) -> Objectives:
-    """Return the objectives of a study; its first one is called the loss, and others without names have numbers."""
-    named = study.metric_names or [str(place) for place in range(len(study.directions))]
-    names = (LOSS, *named[1:])
+    """Return the objectives of a study; the first is named "loss", and others without names are numbered."""
+    stored_names = study.metric_names or [str(index) for index in range(len(study.directions))]
+    names = (LOSS, *stored_names[1:])
     pairs = zip(names, study.directions, strict=True)
-    return Objectives(names, tuple(name for name, one in pairs if one == StudyDirection.MAXIMIZE))
+    return Objectives(names, tuple(name for name, direction in pairs if direction == StudyDirection.MAXIMIZE))
 
 
 class LossOnlyStudy(optuna.Study):
-    """A study as Optuna's pruners take it: with one direction.
+    """Present a study to Optuna's pruners with a single direction.
 
-    They refuse studies of several objectives, and compare nothing but intermediate values, which are losses.
+    Optuna's pruners refuse studies with several objectives, although they compare only intermediate values, which are
+    losses.
     """
 
     def __init__(self, study: optuna.Study) -> None:
-        self.__dict__.update(study.__dict__)  # Optuna's would ask the storage again
+        self.__dict__.update(study.__dict__)  # The constructor of optuna.Study would read the storage again.
 
     @property
     def direction(self) -> StudyDirection:
-        """The direction of losses."""
+        """Direction of the loss."""
         return StudyDirection.MINIMIZE

@@ -1,4 +1,4 @@
-"""The one that writes a run's record: what the leaders of all workers ask it and tell it, and what is new to them."""
+"""Write the study of a run for the leaders of all workers, and answer their calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpo.store.checkpoints import CheckpointStore
     from hpo.store.claims import Claims
     from hpo.store.evaluations import Assignment, Evaluation
-    from hpo.store.heirs import InheritancePolicy
+    from hpo.store.inheritance import InheritancePolicy
     from hpo.store.output_log import OutputLog
     from hpo.store.pruning import Pruner, PruningDecision
     from hpo.store.record import Record
@@ -30,32 +30,34 @@ if TYPE_CHECKING:
 
 _RECORD_METHODS = frozenset(
     (
-        *(
-            "report",
-            "record_resume",
-            "record_checkpoint",
-            "record_worker_group",
-            "clear_inheritance",
-            "complete",
-            "prune",
-            "fail",
-            "interrupt",
-        ),
-        "count_initial_failures",
+        *("report", "record_resume", "record_checkpoint", "record_worker_group", "clear_inheritance", "complete"),
+        *("prune", "fail", "interrupt", "count_initial_failures"),
     )
 )
-# The next commit is waited for a tenth of a second, since file systems take the same time for many lines as for one,
-# and four times as long as the last one took: who asks meanwhile is answered at once.
+# The time between two commits is at least a tenth of a second, since file systems write many lines as fast as one. It
+# is also four times the duration of the last commit, so that leaders are answered at once most of the time.
 _MIN_COMMIT_INTERVAL = 0.1
 _COMMIT_TIME_FACTOR = 4.0
 
 
 @dataclass
 class StudyWriter:
-    """Writes to the record, and answers leaders; in one thread, which nobody else may be in.
+    """Write the record of a run and answer leaders, in one thread.
 
-    Every question is answered at once. With a `mirror`, which the record is then of, what was told is durable once it
-    is committed, by `settle` or with the next claim, and without one at once. It is not in `settled` before it is.
+    Calls are answered at once. Without a cached storage, changes are durable at once. With one, they are durable after
+    the next commit: by `commit`, by `commit_if_due`, or when an evaluation starts. `take_committed` returns only
+    durable changes.
+
+    Attributes:
+        record: Record of the run; it uses `cached_storage` if there is one.
+        claims: Budget of the run.
+        log: Output of the evaluations.
+        checkpoints: Checkpoints of the evaluations.
+        cached_storage: Storage that collects changes for the next commit.
+        pruner: Pruner of the run.
+        halving: Schedule by which evaluations get more workers; None without elastic workers.
+        inheritance: Selects parents; None without population based training.
+        weights: Decides whose weights are kept; None if no weights are kept.
     """
 
     record: Record
@@ -81,24 +83,24 @@ class StudyWriter:
 
     @contextmanager
     def batch_writes(self) -> Iterator[None]:
-        """Collect what is told inside ``with``, and commit it together."""
+        """Collect changes inside ``with``, and commit them at its end."""
         with self.cached_storage.batch_writes() if self.cached_storage else nullcontext():
             yield
             self.commit()
 
     def __call__(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Do what a leader says by the name of a method, and return the answer."""
+        """Call a method of the record or of this writer for a leader, and return the result."""
         self._has_changed = True
         method: Callable[..., Any] = getattr(self.record if name in _RECORD_METHODS else self, name)
         return method(*arguments, **options)
 
     def commit_if_due(self) -> None:
-        """Commit what was told, unless the last commit was just now."""
+        """Commit all changes unless the last commit was just before."""
         if clock.now() >= self._next_commit_at:
             self.commit()
 
     def commit(self) -> None:
-        """Make durable what was told so far."""
+        """Make all changes durable."""
         began = clock.now()
         if self.cached_storage and self.cached_storage.commit():
             now = clock.now()
@@ -110,113 +112,116 @@ class StudyWriter:
             self._publish()
 
     def take_committed(self) -> list[Evaluation]:
-        """Return what has started, ended or been promoted, durably, since the last call; for one other thread."""
-        news = []
-        while self._committed:
-            news.append(self._committed.popleft())
-        return news
+        """Return the evaluations that durably started, ended or were promoted since the last call.
 
-    # What leaders ask, and tell
+        For one other thread.
+        """
+        changes = []
+        while self._committed:
+            changes.append(self._committed.popleft())
+        return changes
+
+    # Leaders call the methods below.
 
     def claim(self, params: Mapping[str, Any], **attributes: Any) -> Assignment | None:
-        """Start an evaluation as `Claims.claim` does; a new one may inherit from one of the best of its island."""
+        """Start an evaluation, see `Claims.claim`. A new individual may inherit from one of the best of its island."""
         parent = self.inheritance.find_parent(params, attributes["island"]) if self.inheritance else None
         return self._commit_start(self.claims.claim(params, parent, **attributes))
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
-        """Start an evaluation that has waited, or was paused, as `Claims.claim_waiting` does."""
+        """Start an evaluation, see `Claims.claim_waiting`."""
         return self._commit_start(self.claims.claim_waiting(**attributes))
 
     def _commit_start(self, assignment: Assignment | None) -> Assignment | None:
-        """Commit the start of an evaluation: if it kills the job at once, it has to be known that it was in flight."""
+        """Commit the start of an evaluation at once, since the evaluation is a suspect if it crashes the job."""
         if assignment is not None:
             self.commit()
         return assignment
 
     def read_changes(self, since: int) -> tuple[bytes, int]:
-        """Return what is new behind the first so many news, pickled one by one, and how many there are by now."""
+        """Return all changes after index `since`, pickled one after the other, and the new total."""
         self._collect_changes()
         return b"".join(self._pickled_changes[since:]), len(self._pickled_changes)
 
     def decide_pruning(self, assignment: Assignment, losses: int, values: Sequence[float] = ()) -> PruningDecision:
-        """Let the pruner judge an evaluation by its losses, and forget the states of those that fall out by that."""
+        """Let the pruner decide on an evaluation, and remove checkpoints that no promotion needs any more."""
         assert self.pruner is not None
-        judgement = self.pruner.decide_pruning(self.record, assignment, losses, values)
-        self._drop_checkpoints(judgement.eliminated)
-        return judgement
+        decision = self.pruner.decide_pruning(self.record, assignment, losses, values)
+        self._drop_checkpoints(decision.eliminated)
+        return decision
 
     def log_output(self, trial: int, text: str) -> None:
-        """Keep what an evaluation has printed."""
+        """Store the output of an evaluation."""
         self.log.add(trial, text)
 
     def should_keep_weights(self, trial: int, loss: float) -> bool:
-        """Return whether weights of this loss are to be kept, of an evaluation that confirms the best."""
+        """Return whether to keep the weights of a confirmation that has this loss."""
         self._collect_changes()
         return cast("ConfirmedWeights", self.weights).should_keep(trial, loss)
 
     def list_weight_files(self, trial: int) -> list[str]:
-        """Return the files that are to hold the weights of an evaluation which is complete."""
+        """Return the files that the weights of a complete evaluation should be written to."""
         self._collect_changes()
         return [str(path) for path in self.weights.list_wanted_files(trial)] if self.weights else []
 
     def move_weights(self, trial: int) -> None:
-        """Put weights that a leader has written in their place, if they are still wanted there."""
+        """Move written weights from their drafts to their files, if they are still wanted there."""
         if self.weights:
-            self.commit()  # the best on disk has its weights, also after a death in between
+            self.commit()  # After a crash in between, no weights may exist of an evaluation without a recorded end.
             self.weights.move_draft(trial)
 
     def has_losses(self) -> bool:
         """Return whether any evaluation of the run has reported a loss."""
-        return any(one.curve for one in self.record.read_evaluations())
+        return any(evaluation.curve for evaluation in self.record.read_evaluations())
 
     def is_first_warning(self, text: str) -> bool:
-        """Return whether no worker has asked this about the same text before."""
+        """Return whether this is the first call with this text in the run, over all workers."""
         is_first = text not in self._known_warnings
         self._known_warnings.add(text)
         return is_first
 
     def read_previous_losses(self, trial: int) -> tuple[list[float], float]:
-        """Return the losses and the seconds of the trial that a trial repeats; none if it repeats none."""
+        """Return the losses and the seconds of the trial that this trial continues; none if it continues none."""
         evaluations = self.record.read_evaluations()
-        earlier = evaluations[trial].retry_of
-        if earlier is None:
+        previous = evaluations[trial].retry_of
+        if previous is None:
             return [], 0.0
-        curve, seconds = evaluations[earlier].curve, evaluations[earlier].seconds
+        curve, seconds = evaluations[previous].curve, evaluations[previous].seconds
         return [curve[step] for step in sorted(curve)], 0.0 if math.isnan(seconds) else seconds
 
     def read_checkpoint_step(self, trial: int) -> int:
-        """Return after how many losses an evaluation was saved last."""
+        """Return the number of losses at the last checkpoint of an evaluation."""
         return self.record.read_evaluations()[trial].checkpoint_step
 
     def is_parent_candidate(self, trial: int, loss: float) -> bool:
-        """Tell whether others may inherit from an evaluation that ends with this loss."""
+        """Return whether individuals may inherit from an evaluation that ends with this loss."""
         return self.inheritance is not None and self.inheritance.is_parent_candidate(trial, loss)
 
     def drop_superseded(self, trial: int) -> None:
-        """Forget the states of those of whom nobody will inherit any more, on the island of an evaluation."""
+        """Remove the checkpoints of individuals that this evaluation displaces from the best of its island."""
         if self.inheritance:
             self._drop_checkpoints(self.inheritance.find_superseded(trial))
 
     def find_expandable(self) -> list[ExpandableEvaluation]:
-        """Return the evaluations that others may help."""
+        """Return the evaluations that more workers may join."""
         return find_expandable(self.halving, self.record.read_evaluations(), time.time()) if self.halving else []
 
     def estimate_losses_left(self, losses: int) -> int:
-        """Return how many losses an evaluation will still have after so many."""
+        """Estimate how many losses an evaluation will still report after this number of losses."""
         return estimate_losses_left(self.record.read_evaluations(), losses)
 
     def _drop_checkpoints(self, roots: Sequence[int]) -> None:
         if roots:
-            self.commit()  # nobody goes on from them any more, also after a death in between
+            self.commit()  # After a crash in between, no evaluation may resume from a checkpoint that is gone.
         for root in roots:
             self.checkpoints.remove_root(root)
 
     def _collect_changes(self) -> None:
-        for one in self._changes.find_changes(self.record.read_trials()):
-            self._pickled_changes.append(pickle.dumps(tuple(getattr(one, name) for name in SHARED_FIELDS)))
-            self._uncommitted.append(one)
+        for evaluation in self._changes.find_changes(self.record.read_trials()):
+            self._pickled_changes.append(pickle.dumps(tuple(getattr(evaluation, name) for name in SHARED_FIELDS)))
+            self._uncommitted.append(evaluation)
             if self.weights:
-                self.weights.update(one)
+                self.weights.update(evaluation)
 
     def _publish(self) -> None:
         self._committed.extend(self._uncommitted)

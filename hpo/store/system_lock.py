@@ -1,4 +1,4 @@
-"""The operating system's locks of files, which it releases when their process dies."""
+"""Lock files with the operating system's locks, which end with their process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import IO, Any
 
 
 def try_system_lock(file: IO[Any], shared: bool = False) -> bool | None:
-    """Lock an open file, until it is closed or this process has died, and return true.
+    """Lock an open file until it is closed or the process ends, without waiting.
 
-    Returns false where another process has locked the file, and None where it cannot be locked: not every file system
-    has locks. A shared lock only finds out whether the file is locked: such locks do not exclude each other, and need
-    no permission to write.
+    Args:
+        file: File that is open for writing, or for reading if `shared`.
+        shared: Whether to take a shared lock. Shared locks do not exclude each other; they find out whether the file is
+            locked.
+
+    Returns:
+        True if the file is locked now, False if another process holds the lock, and None if the file system has no
+        locks.
     """
     try:
         fcntl.lockf(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

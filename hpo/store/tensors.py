@@ -1,4 +1,4 @@
-"""Files of tensors: written whole and flushed, by the user's umask, and never unpickled."""
+"""Read and write safetensors files, complete and flushed, never unpickled."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MAX_HEADER_BYTES = 100_000_000  # bytes, as safetensors has it
-_CHUNK_SIZE = 16 << 20  # bytes that are read at once
+_MAX_HEADER_BYTES = 100_000_000  # The same limit as in safetensors.
+_CHUNK_SIZE = 16 << 20  # Bytes.
 
 
 @dataclass(frozen=True)
 class TensorSource:
-    """A file whose tensors are copied: those whose names begin with `prefix`, with `new_prefix` instead of it."""
+    """Select tensors of a file to copy.
+
+    Attributes:
+        path: File to copy from.
+        prefix: Beginning of the names of the tensors to copy.
+        new_prefix: Replacement of the prefix in the copy.
+    """
 
     path: Path
     prefix: str = ""
@@ -30,7 +36,7 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class _TensorSlice:
-    """The bytes of a tensor in an open file, and its type and shape as the file has them."""
+    """Locate the bytes of a tensor in an open file, with its type and shape as in the header."""
 
     file: BinaryIO
     begin: int
@@ -44,7 +50,7 @@ class _TensorSlice:
         while left:
             part = self.file.read(min(left, _CHUNK_SIZE))
             if not part:
-                raise ValueError("it is not whole")
+                raise ValueError("it is incomplete")
             left -= len(part)
             yield part
 
@@ -54,7 +60,7 @@ class _TensorSlice:
 
 
 def read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file, and the offset of its tensors (huggingface/safetensors, "Format")."""
+    """Return the header of a safetensors file and the offset of its tensors (huggingface/safetensors, "Format")."""
     length = int.from_bytes(file.read(8), "little")
     if length > _MAX_HEADER_BYTES:
         raise ValueError("its header is too long")
@@ -63,19 +69,19 @@ def read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
 
 
 def locate_tensors(file: BinaryIO, start: int, header: Mapping[str, Any]) -> dict[str, _TensorSlice]:
-    """Return the tensors of a file by their names; raises ValueError if the file is not whole."""
+    """Return the tensors of a file by name. Raises ValueError if the file is incomplete."""
     size = file.seek(0, 2) - start
     pieces = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
         if not 0 <= begin <= end <= size:
-            raise ValueError("it is not whole")
+            raise ValueError("it is incomplete")
         pieces[name] = _TensorSlice(file, start + begin, end - begin, entry["dtype"], entry["shape"])
     return pieces
 
 
 def compute_checksum(text: str, parts: Iterable[tuple[str, Iterable[Any]]]) -> str:
-    """Return the CRC-32 of a text and of named parts, in the order of their names; each part is a series of bytes."""
+    """Return the CRC-32 of a text and of named parts in order; each part is a series of bytes."""
     checksum = zlib.crc32(text.encode())
     for name, contents in parts:
         checksum = zlib.crc32(name.encode(), checksum)
@@ -87,10 +93,18 @@ def compute_checksum(text: str, parts: Iterable[tuple[str, Iterable[Any]]]) -> s
 def copy_tensors(
     path: Path, sources: Sequence[TensorSource], texts: Mapping[str, str], checksummed_text: str = ""
 ) -> None:
-    """Write the tensors of other files, byte by byte, with texts about them; the file is flushed when this returns.
+    """Copy tensors of other files and add texts; the file is flushed when the function returns.
 
-    If `checked` is the name of a text, a checksum of this text and all tensors becomes another text, "checksum". Raises
-    OSError, and ValueError if a source is not whole.
+    Args:
+        path: File to write.
+        sources: Tensors to copy.
+        texts: Texts for the header.
+        checksummed_text: Name of a text that is included, with all tensors, in an additional text "checksum"; empty for
+            none.
+
+    Raises:
+        OSError: If a file cannot be read or written.
+        ValueError: If a source is incomplete.
     """
     with ExitStack() as held:
         pieces: dict[str, _TensorSlice] = {}
@@ -109,7 +123,7 @@ def copy_tensors(
 
 
 def _write_slices(path: Path, pieces: Mapping[str, _TensorSlice], texts: Mapping[str, str]) -> None:
-    # Tensors of the largest elements come first, so that each begins at a multiple of its elements' size.
+    # Tensors with the largest elements come first, so that each begins at a multiple of its element size.
     names = sorted(pieces, key=lambda name: (-pieces[name].alignment, name))
     header: dict[str, Any] = {"__metadata__": texts}
     end = 0
@@ -128,13 +142,13 @@ def _write_slices(path: Path, pieces: Mapping[str, _TensorSlice], texts: Mapping
         os.fsync(file.fileno())
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Write tensors on the CPU, by their names, and texts about them; the file is flushed when this returns."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
+    """Write CPU tensors and texts to a file; the file is flushed when the function returns."""
     from safetensors.torch import save_file
 
     path.touch()
-    mode = path.stat().st_mode  # by the user's umask; safetensors would let no other user read
-    save_file(dict(tensors), path, dict(about))
+    mode = path.stat().st_mode  # It follows the user's umask. safetensors would exclude all other users.
+    save_file(dict(tensors), path, dict(texts))
     path.chmod(mode)
     with path.open("rb") as file:
         os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""The trials of a study as evaluations: what the record knows of each."""
+"""Convert between the trials of an Optuna study and evaluations."""
 
 from __future__ import annotations
 
@@ -57,39 +57,38 @@ _VALIDATORS: dict[str, Callable[[object], bool]] = {
 
 
 def is_interrupted(trial: FrozenTrial) -> bool:
-    """Tell whether a trial has ended because its job did, and is repeated by another one."""
+    """Return whether a trial was interrupted by the end of its job; another trial retries it."""
     return trial.state.is_finished() and trial.user_attrs.get("failure") == INTERRUPTED
 
 
 def find_retried_trial(trial: FrozenTrial) -> int | None:
-    """Return the number of the trial that this one repeats; None where it is the first of its individual."""
+    """Return the number of the trial that this one retries or continues; None for the first trial of an individual."""
     return _find_earlier_trial(trial, "retry_of")
 
 
 def _find_earlier_trial(trial: FrozenTrial, name: str) -> int | None:
-    """Return the number of an earlier trial that an attribute names; None where it does not."""
     number: Any = trial.user_attrs.get(name)
     return int(number) if is_whole_number(number) and number < trial.number else None
 
 
 def find_root_trial(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
-    """Return the number of the first of the trials that repeat each other, of which this is one."""
+    """Return the number of the first trial of a trial's individual."""
     repeated = find_retried_trial(trial)
     return trial.number if repeated is None else find_root_trial(trials[repeated], trials)
 
 
 def copy_retry_attributes(trial: FrozenTrial) -> dict[str, Any]:
-    """Return those attributes of a trial that its repeat has, too."""
+    """Return the attributes of a trial that its retry has, too."""
     return {name: trial.user_attrs[name] for name in _COPIED_ATTRIBUTES if name in trial.user_attrs}
 
 
 def is_paused(trial: FrozenTrial) -> bool:
-    """Tell whether a trial has ended so that another one may go on where it was."""
+    """Return whether a trial was paused; another trial may continue it."""
     return trial.state == TrialState.PRUNED and is_whole_number(trial.user_attrs.get("paused_after"))
 
 
 def make_assignment(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> Assignment:
-    """Return a trial that has started as what its worker is told; `trials` are all of the study."""
+    """Return the assignment of a trial that has started; `trials` are all trials of the study."""
     seed, evaluation = trial.user_attrs.get("seed"), make_evaluation(trial)
     parent = None if evaluation.inherits is None else find_root_trial(trials[evaluation.inherits], trials)
     root = find_root_trial(trial, trials)
@@ -97,9 +96,11 @@ def make_assignment(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> Assign
 
 
 def make_evaluation(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation:
-    """Return a trial as an evaluation; an attribute that this program cannot have written counts as missing.
+    """Return a trial as an evaluation; invalid attributes, which another program has written, are ignored.
 
-    `is_repeated` tells whether another trial repeats it.
+    Args:
+        trial: Trial to convert.
+        is_repeated: Whether another trial retries or continues this one.
     """
     ended = trial.state.is_finished()
     attributes = {
@@ -145,7 +146,7 @@ def make_trial(
     distributions: Mapping[str, BaseDistribution],
     attributes: Mapping[str, Any],
 ) -> FrozenTrial:
-    """Return a trial that has not ended; of the distributions, it has those of its hyperparameters."""
+    """Return a trial that has not ended, with the distributions of its active hyperparameters."""
     own = select_distributions(distributions, params)
     return create_trial(state=state, params=dict(params), distributions=own, user_attrs=dict(attributes))
 
@@ -153,14 +154,14 @@ def make_trial(
 def select_distributions(
     distributions: Mapping[str, BaseDistribution], params: Mapping[str, Any]
 ) -> dict[str, BaseDistribution]:
-    """Return the distributions of the hyperparameters that exist."""
+    """Return the distributions of the active hyperparameters."""
     return {name: distributions[name] for name in params}
 
 
 def make_imported_trial(
     evaluation: Evaluation, distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
 ) -> FrozenTrial:
-    """Return a trial for an evaluation that is complete, pruned or paused; the storage will choose its number."""
+    """Return a trial for a complete, pruned or paused evaluation; the storage assigns its number."""
     return FrozenTrial(
         number=-1,
         trial_id=-1,
@@ -186,5 +187,5 @@ def _make_seconds_attribute(seconds: float) -> dict[str, float]:
 
 
 def make_metrics_attribute(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """Return the trial attribute that holds metrics; none for no metrics."""
+    """Return the trial attribute that holds metrics; an empty dict without metrics."""
     return {"metrics": dict(metrics)} if metrics else {}

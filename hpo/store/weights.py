@@ -1,4 +1,4 @@
-"""The weights of the best of a run, of the front, and of the confirmed: written whole, never replaced by worse ones."""
+"""Keep the weights of the best evaluation, of the Pareto front, and of confirmations."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class BestWeights:
-    """Whose weights a run keeps: of the best, and where there are several objectives, of some of the front.
+    """Decide whose weights a run keeps: the best evaluation's and, with several objectives, some of the front.
 
-    Those of the front have files of their own in a folder. Nobody has weights of what was taken over from another run.
+    Weights of the front are stored in a folder, one file for each evaluation. Imported evaluations have no weights.
     """
 
     def __init__(self, files: RunDir, objectives: Objectives) -> None:
@@ -37,23 +37,24 @@ class BestWeights:
         self._objectives = objectives
         self._archive = FrontArchive(objectives)
 
-    def update(self, one: Evaluation) -> None:
-        """Take note of an evaluation that has started, or ended."""
-        if not one.imported_from:
-            self._archive.add(one)
+    def update(self, evaluation: Evaluation) -> None:
+        """Update the front with an evaluation that has started or ended."""
+        if not evaluation.imported_from:
+            self._archive.add(evaluation)
 
     def list_wanted_files(self, trial: int) -> list[Path]:
-        """Return the files that are to hold the weights of a trial which is complete."""
-        winner = find_best(self._archive.front)  # of equal losses, it is the one that is better in something else
-        places = [self._best] if winner is not None and winner.trial == trial else []
+        """Return the files that the weights of a complete trial should be written to."""
+        # Of evaluations with equal losses, only those that are better in another objective are on the front.
+        winner = find_best(self._archive.front)
+        paths = [self._best] if winner is not None and winner.trial == trial else []
         if self._objectives.is_multi_objective and trial in self._select_kept_trials(trial):
-            places.append(make_weights_path(self._folder, trial))
-        return places
+            paths.append(make_weights_path(self._folder, trial))
+        return paths
 
     def move_draft(self, trial: int) -> None:
-        """Put the weights in their place that a leader has written, if they are still wanted there.
+        """Move the drafts of a trial's weights to their files if the weights are still wanted there.
 
-        Those on the front are removed that are dominated now, or crowded out.
+        Files of evaluations that have left the front, or are too close to others on it, are removed.
         """
         wanted = self.list_wanted_files(trial)
         for path in (self._best, make_weights_path(self._folder, trial)):
@@ -62,13 +63,13 @@ class BestWeights:
             self._remove_superseded()
 
     def _select_kept_trials(self, *more: int) -> set[int]:
-        """Return whose weights are to stay, of those on the front that have some, and of `more` trials."""
-        there = {int(path.stem) for path in self._list_files()} | set(more)
-        on_front = [one for one in drop_equal_values(self._archive.front) if one.trial in there]
-        return {one.trial for one in select_spread(on_front, self._objectives)}
+        """Return the trials whose weights are kept, out of those with a file and `more`."""
+        stored = {int(path.stem) for path in self._list_files()} | set(more)
+        on_front = [evaluation for evaluation in drop_equal_values(self._archive.front) if evaluation.trial in stored]
+        return {evaluation.trial for evaluation in select_spread(on_front, self._objectives)}
 
     def _list_files(self) -> list[Path]:
-        with suppress(OSError):  # an objective may have used up all descriptors
+        with suppress(OSError):  # An objective may use all file descriptors for a while.
             return [path for path in self._folder.glob("*.safetensors") if path.stem.isdecimal()]
         return []
 
@@ -81,10 +82,10 @@ class BestWeights:
 
 
 class ConfirmedWeights:
-    """Whose weights a run keeps of the evaluations that confirm its best.
+    """Decide whose weights a run keeps among the evaluations that confirm its best.
 
-    Of each individual, they are those of its lowest loss with another seed, in a file that its trial in the search
-    names. Weights under settings other than the run's are replaced.
+    For each individual, these are the weights of the lowest loss with another seed. The file is named after the trial
+    in the search. Weights that were trained with other settings than the run's are replaced.
     """
 
     def __init__(self, files: RunDir, settings: Mapping[str, Any]) -> None:
@@ -92,12 +93,12 @@ class ConfirmedWeights:
         self._settings = settings
         self._evaluations: dict[int, Evaluation] = {}
 
-    def update(self, one: Evaluation) -> None:
-        """Take note of an evaluation that has started, or ended."""
-        self._evaluations[one.trial] = one
+    def update(self, evaluation: Evaluation) -> None:
+        """Store an evaluation that has started or ended."""
+        self._evaluations[evaluation.trial] = evaluation
 
     def should_keep(self, trial: int, loss: float) -> bool:
-        """Return whether this loss is lower than that of the weights which are kept of the same individual."""
+        """Return whether this loss is lower than that of the stored weights of the same individual."""
         path = self._find_path(trial)
         try:
             kept = read_weights_info(path) if path else None
@@ -108,12 +109,12 @@ class ConfirmedWeights:
         return loss < self._evaluations[kept.confirmation].loss
 
     def list_wanted_files(self, trial: int) -> list[Path]:
-        """Return the files that are to hold the weights of a trial which is complete."""
+        """Return the files that the weights of a complete trial should be written to."""
         path = self._find_path(trial)
         return [path] if path and self.should_keep(trial, self._evaluations[trial].loss) else []
 
     def move_draft(self, trial: int) -> None:
-        """Move the weights that a leader has written to their path, if they are still wanted there."""
+        """Move the draft of a trial's weights to its file if the weights are still wanted there."""
         if path := self._find_path(trial):
             _move_or_remove_draft(path, trial, bool(self.list_wanted_files(trial)))
 
@@ -131,7 +132,6 @@ def remove_other_weights(folder: Path, trial: int) -> None:
 
 
 def _move_or_remove_draft(path: Path, trial: int, is_wanted: bool) -> None:
-    """Move the draft of a trial's weights to their path, or remove it."""
     draft = make_weights_draft_path(path, trial)
     try:
         if is_wanted and draft.exists():
@@ -143,32 +143,37 @@ def _move_or_remove_draft(path: Path, trial: int, is_wanted: bool) -> None:
 
 
 def make_weights_draft_path(path: Path, trial: int) -> Path:
-    """Return where the weights of a trial are written before they are put in their place."""
+    """Return the path at which the weights of a trial are written before they are moved to `path`."""
     return path.with_name(f".{path.name}.{trial}")
 
 
 def warn_about_weights(error: Exception, path: Path) -> None:
-    """Warn that weights cannot be kept; their evaluation is safe."""
+    """Warn that weights cannot be stored; the evaluation itself is not affected."""
     warn(f"warning: the weights of the best so far cannot be kept in {path}: {format_error(error)}")
 
 
 def make_weights_path(folder: Path, trial: int) -> Path:
-    """Return the file of a trial's weights among those of the front."""
+    """Return the file of a trial's weights in a folder."""
     return folder / f"{trial}.safetensors"
 
 
 def find_weights(run_dir: RunDir, trial: int) -> Path | None:
-    """Return the file with the weights that a trial of the search has; None without any."""
+    """Return the file with the weights of a trial of the search; None if there are none."""
     files = (make_weights_path(run_dir.front_weights, trial), run_dir.best_weights)
     return next((path for path in files if read_weights_trial(path) == trial), None)
 
 
 @dataclass(frozen=True)
 class WeightsInfo:
-    """What weights were trained with: the trial, its hyperparameters and the run's settings; `names` of the tensors.
+    """Describe the training of stored weights.
 
-    `confirmation` is the trial that trained them with another seed, in the study that confirms the best; None if the
-    search has trained them.
+    Attributes:
+        trial: Trial of the search that has the hyperparameters.
+        params: Hyperparameters.
+        settings: Settings of the run.
+        names: Names of the tensors.
+        confirmation: Trial of the confirmation study that trained them with another seed; None if the search trained
+            them.
     """
 
     trial: int
@@ -179,7 +184,10 @@ class WeightsInfo:
 
 
 def read_weights_info(path: Path) -> WeightsInfo | None:
-    """Return what weights were trained with; None if none were kept. Raises UsageError if the file is damaged."""
+    """Describe the training of stored weights; return None if the file is missing.
+
+    Raises UsageError if it is damaged.
+    """
     if not path.exists():
         return None
     try:
@@ -193,7 +201,14 @@ def read_weights_info(path: Path) -> WeightsInfo | None:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a trial, as `load_state_dict` takes them, and what they were trained with."""
+    """Hold the weights of a trial.
+
+    Attributes:
+        trial: Trial that trained them.
+        params: Hyperparameters.
+        settings: Settings of the run.
+        state: Tensors by name, for `load_state_dict`.
+    """
 
     trial: int
     params: dict[str, Any]
@@ -202,23 +217,20 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights | None:
-    """Return the weights of a run's best; None if none were kept. Needs torch.
-
-    Raises UsageError if the file is damaged.
-    """
+    """Load weights, which needs torch; return None if the file is missing. Raises UsageError if it is damaged."""
     if not path.exists():
         return None
     try:
         with safe_open(path, "pt") as file:
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-            about = {name: json.loads(file.metadata()[name]) for name in ("trial", "params", "settings")}
-            return Weights(**about, state=state)
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
+            info = {name: json.loads(file.metadata()[name]) for name in ("trial", "params", "settings")}
+            return Weights(**info, state=state)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {format_error(error)}") from error
 
 
 def read_weights_trial(path: Path) -> int | None:
-    """Return the trial whose weights are kept, without reading them; None where there are none that can be read."""
+    """Return the trial of stored weights without loading them; None if the file is missing or cannot be read."""
     try:
         with safe_open(path, "np") as file:
             return int(file.metadata()["trial"])

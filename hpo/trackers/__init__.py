@@ -1,4 +1,4 @@
-"""Experiment trackers that a run is shown to: they follow its record, each from a process of its own."""
+"""Send a run to experiment trackers. Each tracker reads the study in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from contextlib import suppress
 
 from hpo.errors import UsageError
 
-TRACKERS = ("tensorboard", "mlflow", "wandb")  # the packages that are imported, and the extras that bring them
+TRACKERS = ("tensorboard", "mlflow", "wandb")  # names of their packages and of the extras that install them
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise a UsageError unless there are such trackers, and their packages are installed; none is imported."""
+    """Check that trackers exist and that their packages are installed, without importing them.
+
+    Raises:
+        UsageError: A name is unknown, or its package is not installed.
+    """
     for name in names:
         if name not in TRACKERS:
-            raise UsageError(f"--tracker: there is no tracker {name!r}; there are {', '.join(TRACKERS)}")
+            raise UsageError(f"--tracker must be one of {', '.join(TRACKERS)}, got {name!r}.")
         if not _is_installed(name):
-            raise UsageError(f"--tracker {name}: it is not installed here: pip install 'hpo-islands[{name}]'")
+            raise UsageError(f"--tracker {name}: the package is not installed. Run: pip install 'hpo-islands[{name}]'")
 
 
 def _is_installed(package: str) -> bool:
     with suppress(ImportError):
         found = importlib.util.find_spec(package)
-        return found is not None and found.origin is not None  # a folder of that name has none
+        return found is not None and found.origin is not None  # A folder with the name of the package has no origin.
     return False

@@ -1,7 +1,7 @@
-"""The process of one tracker: python -m hpo.trackers NAME RUN_DIR.
+"""Run the process of one tracker: python -m hpo.trackers NAME RUN_DIR.
 
-Its standard input holds the studies to follow, one JSON object a line, and ends when there is nothing more to come. Its
-standard output is for a person.
+Standard input receives the studies to follow, one JSON object per line, and its end means that no more studies come.
+Standard output carries messages for the user.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from hpo.trackers.tracker_updater import TrackerUpdater
 
 _POLL_SECONDS = 2.0
 _LONGEST_POLL_SECONDS = 10.0
-_MAX_CPU_SHARE = 0.02  # that looks may take; where looks are rarer, each writes more at once
+_MAX_CPU_SHARE = 0.02  # of one core, used for polling; slower polls send more changes at once
 _EXIT_SECONDS_AFTER_JOB = 3.0
 _LONGEST_REASON = 300
 
 
 def main() -> None:
-    """Follow a run to its end; an error is one line, and exit status 1."""
+    """Send a run to a tracker until the run ends; print an error as one line and exit with status 1."""
     name, run_dir = sys.argv[1], Path(sys.argv[2])
     voice = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    with open(os.devnull, "w") as nowhere:  # packages print much # noqa: PTH123
+    with open(os.devnull, "w") as nowhere:  # Packages print a lot. # noqa: PTH123
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    for stream in (sys.stdout, sys.stderr):  # packages print symbols that not every locale has
+    for stream in (sys.stdout, sys.stderr):  # Packages print symbols that some locales cannot encode.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
     def notify(text: str, kind: str = "") -> None:
         print(f"{kind}--tracker {name}: {make_printable(remove_secrets(text))}", file=voice, flush=True)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # schedulers send them to all processes
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # Schedulers send them to all processes.
         signal.signal(number, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     job = os.getppid()
@@ -55,17 +55,16 @@ def main() -> None:
     try:
         _follow_run(name, run_dir, job, notify)
     except BaseException as error:
-        reason = cut_text(
-            remove_secrets(format_error(error)), _LONGEST_REASON
-        )  # first: a cut secret would not be found
-        what = reason if isinstance(error, UsageError) else f"{type(error).__name__}: {reason}"
-        notify(f"{what}; nothing more is shown there", kind="warning: ")
+        # Secrets are removed before the cut, because a pattern does not match a secret that was cut off.
+        reason = cut_text(remove_secrets(format_error(error)), _LONGEST_REASON)
+        message = reason if isinstance(error, UsageError) else f"{type(error).__name__}: {reason}"
+        notify(f"{message}; this tracker gets no more updates", kind="warning: ")
         status = 1
-    os._exit(status)  # packages take a second to end, or for ever where they have failed; all is written
+    # All data are written. A normal exit of packages takes a second, and may block after an error.
+    os._exit(status)
 
 
 def _follow_run(name: str, run_dir: Path, job: int, notify: Callable[[str], None]) -> None:
-    """Show the run to the tracker until there is nothing more to come."""
     run = RunDir(run_dir).read_manifest()
     with ShownEvaluations(run_dir / name / "written.jsonl") as written, open(0, "rb", buffering=0) as orders:
         tracker = _make_tracker(name, TrackedRun(written.id, run, run_dir / name, notify))
@@ -85,7 +84,7 @@ def _follow_run(name: str, run_dir: Path, job: int, notify: Callable[[str], None
 
 
 def _make_tracker(name: str, shown: TrackedRun) -> Tracker:
-    """Import a tracker's package, which takes seconds, and return the tracker, which begins to show a run."""
+    """Import the tracker's package, which takes seconds, and open the tracker."""
     if name == "tensorboard":
         from hpo.trackers.tensorboard import TensorBoard
 
@@ -100,7 +99,7 @@ def _make_tracker(name: str, shown: TrackedRun) -> Tracker:
 
 
 def _exit_after_job(job: int) -> None:
-    """End this process soon after the job has died, whatever a package is doing."""
+    """End this process soon after the job has ended, even if a package blocks the main thread."""
     while os.getppid() == job:
         time.sleep(_POLL_SECONDS)
     time.sleep(_EXIT_SECONDS_AFTER_JOB)

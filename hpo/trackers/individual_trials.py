@@ -1,4 +1,4 @@
-"""An individual as trackers show it: one run, however many trials have evaluated it."""
+"""Group the trials of a study by individual, because trackers show one run per individual."""
 
 from __future__ import annotations
 
@@ -10,40 +10,44 @@ from hpo.store.evaluations import Evaluation, find_root
 
 
 class Individuals:
-    """The individuals of a study, each with its trials, of which a later one repeats an earlier one."""
+    """The individuals of a study, each with its trials in order: a retry or a promotion adds a trial."""
 
     def __init__(self) -> None:
         self._roots: dict[int, int] = {}
         self._trials: dict[int, dict[int, Evaluation]] = {}
 
     def add_trials(self, changed_trials: Collection[Evaluation]) -> list[int]:
-        """Learn of new and changed trials, and return the first trials of their individuals."""
+        """Add new and changed trials, and return the first trial number of each affected individual."""
         changed = {}
-        for one in sorted(changed_trials, key=lambda one: one.trial):
-            root = find_root(one, self._roots)
-            self._trials.setdefault(root, {})[one.trial] = one
+        for evaluation in sorted(changed_trials, key=lambda evaluation: evaluation.trial):
+            root = find_root(evaluation, self._roots)
+            self._trials.setdefault(root, {})[evaluation.trial] = evaluation
             changed[root] = True
         return list(changed)
 
     def find_latest(self, root: int) -> Evaluation | None:
-        """Return the last trial of an individual that has begun; None if none has."""
-        # A trial that was withdrawn while it waited has never begun.
-        begun = [one for one in self._trials[root].values() if one.state != "waiting" and math.isfinite(one.started)]
-        return max(begun, key=lambda one: one.trial, default=None)
+        """Return the last started trial of an individual, or None if no trial has started."""
+        # A trial that was withdrawn while it waited has no start time.
+        started = [
+            evaluation
+            for evaluation in self._trials[root].values()
+            if evaluation.state != "waiting" and math.isfinite(evaluation.started)
+        ]
+        return max(started, key=lambda evaluation: evaluation.trial, default=None)
 
     def merge_trials(self, root: int) -> Evaluation:
-        """Return an individual as one evaluation: begun as its first trial, and ended as its latest.
+        """Return an individual as one evaluation with the start of its first trial and the end of its latest trial.
 
-        Its curve is of the latest trial with a loss: a trial that continues has the losses of the earlier ones, too.
+        The curve is that of the latest trial with a loss. A trial that continues an earlier trial includes its losses.
         """
         trials = self._trials[root]
         first, latest = trials[min(trials)], self.find_latest(root)
         assert latest is not None
-        with_loss = [one for one in trials.values() if one.curve]
+        with_loss = [evaluation for evaluation in trials.values() if evaluation.curve]
         return replace(
             latest,
             trial=root,
-            curve=max(with_loss, key=lambda one: one.trial).curve if with_loss else {},
+            curve=max(with_loss, key=lambda evaluation: evaluation.trial).curve if with_loss else {},
             started=first.started,
             island=first.island,
             worker=first.worker,

@@ -1,4 +1,4 @@
-"""MLflow: one run per individual under a parent run, in a local store beside the run or on a tracking server."""
+"""Show individuals as MLflow runs under one parent run, in the run directory or on a tracking server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would call its makers' servers, from compute nodes too
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # Telemetry would send data to MLflow's own servers.
 
 from mlflow.entities import Metric, Param, RunStatus, RunTag, ViewType
 from mlflow.exceptions import MlflowException
@@ -34,9 +34,10 @@ _STATUSES = {"complete": "FINISHED", "failed": "FAILED"}
 
 
 class MLflow:
-    """Runs in MLFLOW_TRACKING_URI, and without it in RUN_DIR/mlflow/mlflow.db.
+    """Tracker for MLflow: one run per individual, under a parent run for the whole search.
 
-    The experiment is MLFLOW_EXPERIMENT_NAME, and without it has the name of the search space.
+    The environment variable MLFLOW_TRACKING_URI selects the server; the default is RUN_DIR/mlflow/mlflow.db.
+    MLFLOW_EXPERIMENT_NAME selects the experiment; the default is the name of the search space.
     """
 
     def __init__(self, shown: TrackedRun) -> None:
@@ -44,14 +45,14 @@ class MLflow:
         self.destination = mask_password(uri) if uri else "here"
         self._folder = None if uri else shown.folder.absolute()
         self._client = MlflowClient(uri or _find_local_store(shown.folder.absolute()))
-        self._run_ids: dict[str, str] = {}  # by name, also those that have ended for now
+        self._run_ids: dict[str, str] = {}  # by name, paused and interrupted runs included
         self._is_resumed = False
         self._experiment = self._find_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or shown.project_name)
         self._parent = self._find_parent(shown) or self._make_parent(shown)
         self._open_names: set[str] = set()
 
     def show_individual(self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool) -> None:
-        """Make a run with the hyperparameters, add to its metric `loss`, and end it with the results."""
+        """Create a run with the hyperparameters, log losses as the metric `loss`, and end it with the results."""
         name, now = make_title(evaluation), _to_milliseconds(find_timestamp(evaluation))
         metrics = [Metric(LOSS_CURVE, loss, now, epoch) for epoch, loss in losses.items()]
         given: list[Param] = []
@@ -76,7 +77,7 @@ class MLflow:
             del self._run_ids[name]
 
     def close(self, is_budget_spent: bool) -> None:
-        """End the parent run, and what is still open."""
+        """End the parent run and all runs that are still open."""
         for name in self._open_names:
             self._client.set_terminated(self._run_ids[name], "KILLED")
         self._client.set_terminated(self._parent, "FINISHED" if is_budget_spent else "KILLED")
@@ -88,14 +89,14 @@ class MLflow:
         artifacts = (self._folder / "artifacts").as_uri() if self._folder else None
         try:
             return str(self._client.create_experiment(name, artifacts))
-        except MlflowException:  # another run has made it in between
+        except MlflowException:  # Another run has created the experiment in the meantime.
             experiment = self._client.get_experiment_by_name(name)
             if experiment is None:
                 raise
             return str(experiment.experiment_id)
 
     def _find_parent(self, shown: TrackedRun) -> str | None:
-        """Return the parent run of an earlier session; None without one. The runs that it left open are ended."""
+        """Return the parent run of an earlier session, or None; end the runs that the session left open."""
         found = self._client.search_runs([self._experiment], f"tags.hpo_run = '{shown.id}'", max_results=1)
         if not found:
             return None
@@ -120,7 +121,7 @@ class MLflow:
         return made
 
     def _remove_run(self, name: str) -> None:
-        """Remove what was shown of an individual, which is shown again as a whole."""
+        """Delete the runs of an individual, before all of it is logged again."""
         earlier = {self._run_ids.pop(name)} if name in self._run_ids else set()
         if self._is_resumed:
             of_name = f"tags.\"mlflow.parentRunId\" = '{self._parent}' and attributes.run_name = '{name}'"
@@ -135,15 +136,17 @@ class MLflow:
         return str(self._client.create_run(self._experiment, started, tags, make_title(evaluation)).info.run_id)
 
     def _log_batches(self, run: str, metrics: list[Metric], given: list[Param], tags: list[RunTag]) -> None:
-        """Log as much at once as a server takes: 1,000 things, and of those 100 parameters and 100 tags."""
+        """Log in batches that a server accepts: 1,000 items, of which at most 100 parameters and 100 tags."""
         while metrics or given or tags:
             self._client.log_batch(run, metrics[:800], given[:100], tags[:100])
             metrics, given, tags = metrics[800:], given[100:], tags[100:]
 
 
 def _find_local_store(folder: Path) -> str:
-    if {"?", "%"} & set(str(folder)):  # their meaning in a URL depends on SQLAlchemy's version
-        raise UsageError(f"{folder} has a ? or % in it, where MLflow can keep no store: set MLFLOW_TRACKING_URI")
+    if {"?", "%"} & set(str(folder)):  # Their meaning in a URL depends on the version of SQLAlchemy.
+        raise UsageError(
+            f"MLflow's local store must have a path without ? and %, got {folder}. Set MLFLOW_TRACKING_URI."
+        )
     event.listen(Engine, "connect", _disable_sync)
     if not (folder / "mlflow.db").exists():
         _make_store(folder)
@@ -151,7 +154,7 @@ def _find_local_store(folder: Path) -> str:
 
 
 def _make_store(folder: Path) -> None:
-    """Make the store under another name: MLflow takes seconds, and can never open what a kill has left in between."""
+    """Create the store under a temporary name: MLflow cannot open a store that a kill has left incomplete."""
     for path in folder.glob("new.db*"):
         path.unlink()
     MlflowClient(f"sqlite:///{folder}/new.db")
@@ -159,9 +162,9 @@ def _make_store(folder: Path) -> None:
 
 
 def _disable_sync(connection: object, _: object) -> None:
-    """Keep SQLite from waiting for the disk, as it would 7 times an evaluation: leaders wait for the same disk.
+    """Disable the waits of SQLite for the disk, 7 per evaluation, because worker leaders use the same disk.
 
-    The store is a copy of what the study has. If it were lost with its host, hpo track would make it anew.
+    The store is a copy of the study. If a crash of the host damages it, `hpo track` writes it again.
     """
     if isinstance(connection, sqlite3.Connection):
         connection.execute("PRAGMA synchronous=OFF")

@@ -1,4 +1,4 @@
-"""A file beside the run with the evaluations that a tracker has shown completely, so that none is shown twice."""
+"""Record which evaluations a tracker has received completely, so that no evaluation is sent twice."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from hpo.errors import UsageError
 from hpo.store.evaluations import Evaluation
 from hpo.store.system_lock import try_system_lock
 
-_MAX_LOCK_SECONDS = 20.0  # for the processes of an earlier job to end
+_MAX_LOCK_SECONDS = 20.0  # The tracker process of an earlier job may take this long to end.
 _POLL_SECONDS = 0.2
 
 
 class ShownEvaluations:
-    """The file, open and locked inside ``with``; `id` identifies the run in all places where a tracker shows it.
+    """Record of the evaluations sent to one tracker, in a file that is open and locked inside ``with``.
 
-    It has one JSON object a line. The last line of a process that was killed may be incomplete, and is lost.
+    The file has one JSON object per line. An incomplete last line, left by a killed process, is ignored.
+
+    Attributes:
+        id: Identifies the run in each tracker destination.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,11 +49,11 @@ class ShownEvaluations:
         self._file.close()
 
     def contains(self, destination: str, study: str, evaluation: Evaluation) -> bool:
-        """Tell whether an evaluation has been written to a place."""
+        """Return whether an evaluation has been sent to a destination."""
         return (destination, study, evaluation.trial) in self._shown
 
     def add(self, destination: str, study: str, evaluation: Evaluation) -> None:
-        """Remember that an evaluation has been written to a place."""
+        """Record that an evaluation has been sent to a destination."""
         self._shown.add((destination, study, evaluation.trial))
         self._append_entry({"place": destination, "study": study, "trial": evaluation.trial})
 
@@ -68,5 +71,5 @@ class ShownEvaluations:
         end = time.monotonic() + _MAX_LOCK_SECONDS
         while try_system_lock(self._file) is False:
             if time.monotonic() > end:
-                raise UsageError(f"another process writes there, and has {self._path}")
+                raise UsageError(f"another process has locked {self._path}")
             time.sleep(_POLL_SECONDS)

@@ -1,6 +1,6 @@
-"""TensorBoard: a folder per individual, with its curve, its results, and its hyperparameters for the HParams tab.
+"""Write event files for TensorBoard: a folder per individual, with its losses, results and hyperparameters.
 
-Written with TensorBoard's own parts, which need neither TensorFlow nor torch.
+The files are written with TensorBoard's own modules, which need neither TensorFlow nor torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hpo.trackers.tracker import (
 
 
 class TensorBoard:
-    """Event files in RUN_DIR/tensorboard."""
+    """Tracker for TensorBoard: event files in RUN_DIR/tensorboard."""
 
     destination = "here"
 
@@ -37,7 +37,7 @@ class TensorBoard:
         self._writers: dict[str, EventFileWriter] = {}
 
     def show_individual(self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool) -> None:
-        """Begin with the hyperparameters, add to the curve, and end with the results, at the last epoch."""
+        """Write the hyperparameters at the start, then losses, and the results at the last epoch."""
         name = make_title(evaluation)
         if from_start:
             self._start_individual(evaluation)
@@ -54,12 +54,12 @@ class TensorBoard:
         self._writers.pop(name).close()
 
     def close(self, is_budget_spent: bool) -> None:  # noqa: ARG002
-        """Close what is still open."""
+        """Close all open files."""
         for writer in self._writers.values():
             writer.close()
 
     def _start_individual(self, evaluation: Evaluation) -> None:
-        """Begin an individual, in place of the file that there may be."""
+        """Open a new event file, and delete earlier files of the individual."""
         name = make_title(evaluation)
         if name in self._writers:
             self._writers.pop(name).close()
@@ -67,7 +67,7 @@ class TensorBoard:
         for path in earlier:
             path.unlink()
         self._writers[name] = EventFileWriter(str(self._folder / name))
-        if earlier:  # a TensorBoard that has read it forgets its steps
+        if earlier:  # This event makes a running TensorBoard discard the steps that it has read.
             log = SessionLog(status=SessionLog.START)
             self._writers[name].add_event(Event(wall_time=find_timestamp(evaluation), step=0, session_log=log))
         self._write_summary(
@@ -81,12 +81,12 @@ class TensorBoard:
 
 
 def _make_scalar(name: str, value: float) -> Summary:
-    """Return a number in the form that torch writes: only TensorBoard itself reads the newer form too."""
+    """Return a number in the format that torch writes; only TensorBoard itself reads the newer format."""
     return Summary(value=[Summary.Value(tag=name, simple_value=value)])
 
 
 def _make_session_end(evaluation: Evaluation) -> Summary:
-    """Return how an evaluation ended, for the HParams tab: TensorBoard's own function for it needs TensorFlow."""
+    """Return the end of an evaluation for the HParams tab; TensorBoard's own function for it needs TensorFlow."""
     status = api_pb2.STATUS_SUCCESS if evaluation.has_succeeded else api_pb2.STATUS_FAILURE
     end = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=find_timestamp(evaluation)))
     value = Summary.Value(

@@ -1,4 +1,4 @@
-"""What a tracker does, and what all trackers need: names, texts and numbers that each of them accepts."""
+"""Define the interface of trackers, and convert names, texts and numbers to forms that each of them accepts."""
 
 from __future__ import annotations
 
@@ -15,23 +15,27 @@ from hpo.store.evaluations import Evaluation
 from hpo.store.manifest import Manifest
 from hpo.text_format import cut_text, escape_invisible, escape_unencodable
 
-LOSS_CURVE = "loss"  # after each epoch
-LOWEST_LOSS = "lowest_loss"  # of the evaluation
-_RESERVED_NAMES = ("seconds", "state", "failure")  # that trackers show themselves, some of them beside metrics
+LOSS_CURVE = "loss"  # name of the metric with one value per epoch
+LOWEST_LOSS = "lowest_loss"  # name of the metric with the lowest loss of the evaluation
+_RESERVED_NAMES = ("seconds", "state", "failure")  # names that trackers use themselves, some of them for metrics
 _LONGEST_NAME = 100
 _LONGEST_TEXT = 500
 _SECRETS = (
     (r"://[^\s'\"]*@", "://***@"),
-    (r"(://[^\s'\"/:@]*):(?!\d+(\D|$))[^\s'\"]*", r"\1:***"),  # the package has cut the URL before the @
+    (r"(://[^\s'\"/:@]*):(?!\d+(\D|$))[^\s'\"]*", r"\1:***"),  # a URL that the package has cut before the @
     (r"([?&][^\s=&'\"]*(?:pass|pwd|secret|token|key)[^\s=&'\"]*=)[^\s&'\"]*", r"\1***"),
 )
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The run that a tracker shows: its unique `id`, its run.json, and the folder for the tracker's files.
+    """The run that a tracker shows.
 
-    `say` tells a person something, in one line.
+    Attributes:
+        id: Unique identifier of the run.
+        manifest: Content of run.json.
+        folder: Directory for the tracker's files.
+        notify: Prints a message for the user, in one line.
     """
 
     id: str
@@ -41,59 +45,69 @@ class TrackedRun:
 
     @property
     def name(self) -> str:
-        """The name of the run."""
+        """Name of the run."""
         return clean_text(self.manifest.study, _LONGEST_NAME)
 
     @property
     def project_name(self) -> str:
-        """The name of the search space, under which trackers group its runs."""
+        """Name of the search space, under which trackers group runs."""
         return clean_name(Path(self.manifest.search_space or "hpo").stem)
 
 
 class Tracker(Protocol):
-    """Shows individuals at a place; `place` names it, since a tracker may show the same run at several places.
+    """Interface of a tracker, which shows the individuals of a run at one destination.
 
-    Individuals are shown when they have started, repeatedly while they are evaluated, and finally when they have ended.
-    Several are evaluated at the same time. An individual that is paused or interrupted has ended for now.
+    An individual is shown when it starts, repeatedly while it is evaluated, and when it ends. Several individuals are
+    evaluated at the same time. A paused or interrupted individual counts as ended until it continues.
+
+    Attributes:
+        destination: Name of the store or server, because a tracker may send the same run to several destinations.
     """
 
     destination: str
 
     def show_individual(self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool) -> None:
-        """Show an individual as it is now; `losses`, by their epochs, are those that have not been shown before.
+        """Show the current state of an individual.
 
-        If it `begins`, nothing is open for it, or earlier losses are no longer true: write it again as a whole, and
-        remove what this process or an earlier one has written of it.
+        Args:
+            evaluation: The individual, with `trial` the number of its first trial.
+            losses: New losses by epoch, since the last call.
+            from_start: Whether to write the individual again as a whole, since it is new or earlier losses are invalid.
+                Remove all that this process or an earlier one has written of it.
         """
 
     def close(self, is_budget_spent: bool) -> None:
-        """Write what is not written yet; `spent` is whether the budget of the run is."""
+        """Write all pending data and close.
+
+        Args:
+            is_budget_spent: Whether the run has spent its budget.
+        """
 
 
 def make_title(evaluation: Evaluation) -> str:
-    """Return a name for an individual, whose `trial` is the first: no other of its run has it."""
+    """Return the name of an individual, unique in its run; `evaluation.trial` is its first trial."""
     if evaluation.confirms is None:
         return f"trial-{evaluation.trial:04d}"
     return f"confirms-{evaluation.confirms:04d}-{evaluation.trial:04d}"
 
 
 def find_timestamp(evaluation: Evaluation) -> float:
-    """Return the time at which trackers show an evaluation's state: its end, or now while it runs.
+    """Return the time that trackers show for an evaluation: its end, or the current time if it is running.
 
-    The study does not say when an epoch ended. Where the clock was set in between, it is not before the start.
+    The study does not record when an epoch ended. The result is never before the start, even if the clock was set back.
     """
     now = evaluation.ended if math.isfinite(evaluation.ended) else time.time()
     return max(evaluation.started, now) if math.isfinite(evaluation.started) else now
 
 
 def convert_params(evaluation: Evaluation, taken: Sequence[str] = ()) -> dict[str, Any]:
-    """Return hyperparameters in a form that any tracker accepts; none of them has a name in `taken`."""
+    """Return hyperparameters with names and values that any tracker accepts; no name is in `taken`."""
     names = make_distinct({name: clean_name(name) for name in evaluation.params}, taken, PARAM_PREFIX)
     return {names[n]: clean_text(v) if isinstance(v, str) else v for n, v in evaluation.params.items()}
 
 
 def collect_results(evaluation: Evaluation) -> dict[str, float]:
-    """Return an evaluation's metrics, its lowest loss and its seconds, without those that it does not have."""
+    """Return an evaluation's metrics, lowest loss and seconds, without missing values."""
     names = make_distinct(
         {name: clean_name(name) for name in evaluation.metrics},
         (LOSS_CURVE, LOWEST_LOSS, *_RESERVED_NAMES),
@@ -105,7 +119,7 @@ def collect_results(evaluation: Evaluation) -> dict[str, float]:
 
 
 def collect_context(evaluation: Evaluation) -> dict[str, str | int]:
-    """Return where and how an evaluation was made."""
+    """Return the island, worker, propagator and other facts about how an evaluation was created."""
     given = {
         "kind": "evaluation" if evaluation.confirms is None else "confirmation",
         "trial": evaluation.trial,
@@ -120,17 +134,17 @@ def collect_context(evaluation: Evaluation) -> dict[str, str | int]:
 
 
 def clean_text(given: str, longest: int = _LONGEST_TEXT) -> str:
-    """Return a text so that any tracker can store it: without control characters, and not too long."""
+    """Return a text that any tracker can store, with control characters escaped, cut to `longest` characters."""
     return cut_text(escape_invisible(given, keep="\n"), longest)
 
 
 def remove_secrets(message: str) -> str:
-    """Return a message without the user names, passwords and tokens in its URLs: packages quote whole URLs."""
+    """Remove user names, passwords and tokens from URLs in a message, because packages quote whole URLs."""
     for pattern, instead in _SECRETS:
         message = re.sub(pattern, instead, message, flags=re.IGNORECASE)
     return message
 
 
 def clean_name(given: str) -> str:
-    """Return a name so that any tracker accepts it: letters, digits, spaces, and some of what joins them."""
+    """Return a name that any tracker accepts: letters, digits, spaces, dots, hyphens and underscores."""
     return re.sub(r"^\W|[^\w.\- ]", "_", escape_unencodable(given))[:_LONGEST_NAME] or "_"

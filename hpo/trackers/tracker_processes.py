@@ -1,7 +1,7 @@
-"""The trackers of a run, each with a process of its own, which the job starts and does not wait for.
+"""Start one process per tracker, for which the job does not wait.
 
-Threads would hinder the training: a package takes up to 2.5 s to begin with and 40 ms an evaluation (mlflow 3.17), in
-which it holds the interpreter's lock; a package that hangs, or ends its process, would do the same to the rank.
+Threads would slow down training. A package holds the interpreter's lock for up to 2.5 s at its start and for 40 ms
+per evaluation (mlflow 3.17). A package that hangs or ends its process would also stop the rank.
 """
 
 from __future__ import annotations
@@ -26,9 +26,13 @@ _ROOT = Path(hpo.__file__).parents[1]
 
 
 class TrackerProcesses:
-    """Follows the studies it is told of, until `finish`, and shows them to trackers by their names.
+    """Processes that follow studies and send them to trackers, until `finish`.
 
-    `tell` gets, in one line, what a person should know.
+    Args:
+        names: Names of trackers.
+        run_dir: The run directory.
+        niceness: Added to the niceness of this process; higher values give the trackers less CPU time.
+        notify: Called with each message for the user, one line; default: print to stderr.
     """
 
     def __init__(
@@ -38,25 +42,27 @@ class TrackerProcesses:
         self._processes = [process for process in started if process is not None]
 
     def add_study(self, storage: str, study: str) -> None:
-        """Follow a study."""
+        """Follow a study, in addition to the others."""
         for process in self._processes:
             process.send_study({"storage": storage, "study": study})
 
     def finish(self) -> None:
-        """Let trackers end when they have shown all that is in the studies by now."""
+        """Let the trackers end after they have sent all that the studies hold now."""
         for process in self._processes:
             process.finish()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for trackers to end after `finish`, for so many seconds at most; return whether all has been shown."""
+        """Wait after `finish` until all trackers have ended; return whether all of them succeeded.
+
+        Args:
+            seconds: Time limit, after which running trackers are killed; default: no limit.
+        """
         end = None if seconds is None else time.monotonic() + seconds
         ended = [process.wait(end) for process in self._processes]
         return all(ended)
 
 
 class _TrackerProcess:
-    """The process of one tracker."""
-
     def __init__(self, name: str, run_dir: Path, niceness: int, notify: Callable[[str], object]) -> None:
         self._name = name
         self._run_dir = run_dir
@@ -69,7 +75,7 @@ class _TrackerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a terminal's Ctrl-C is for the ranks
+            start_new_session=True,  # Ctrl-C in a terminal must reach only the ranks.
             encoding="utf-8",
             errors="replace",
         )
@@ -79,26 +85,26 @@ class _TrackerProcess:
         self._listener.start()
 
     def send_study(self, study: dict[str, str]) -> None:
-        """Send a study to follow."""
+        """Send the storage and name of a study to follow."""
         assert self._process.stdin is not None
-        with suppress(OSError):  # it has ended, and the listener says why
+        with suppress(OSError):  # The process has ended, and the listener prints the reason.
             self._process.stdin.write(json.dumps(study) + "\n")
             self._process.stdin.flush()
 
     def finish(self) -> None:
-        """Tell the process that no more studies will come."""
+        """Close the pipe to the process: no more studies will come."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
 
     def wait(self, end: float | None) -> bool:
-        """Wait for the process to end, kill it where it takes too long, and return whether it has succeeded."""
+        """Wait for the process until `end`, kill it if it is still running, and return whether it has succeeded."""
         self._listener.join(None if end is None else max(0.0, end - time.monotonic()))
         if self._listener.is_alive():
             self._has_warned = True
             self._notify(
-                f"warning: --tracker {self._name}: it did not come to an end; what is missing there is shown by a "
-                f"--resume, or by hpo track {self._run_dir} --tracker {self._name}"
+                f"warning: --tracker {self._name}: it did not finish in time. To send the missing updates, use "
+                f"--resume or hpo track {self._run_dir} --tracker {self._name}"
             )
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -114,7 +120,7 @@ class _TrackerProcess:
         status = self._process.wait()
         if status and not self._has_warned:
             self._notify(
-                f"warning: --tracker {self._name}: its process ended with status {status}; nothing more is shown there"
+                f"warning: --tracker {self._name}: its process ended with status {status}; it gets no more updates"
             )
 
 
@@ -131,11 +137,17 @@ def _print_to_stderr(line: str) -> None:
 
 
 def track_run(run_dir: Path, names: Sequence[str], storage: str | None) -> bool:
-    """Show a run to trackers, as far as they have not shown it already; return whether all has been shown."""
-    place = RunDir(run_dir)
-    run = place.read_manifest()
-    located = place.locate_storage(storage or run.storage)
-    open_existing_study(place, located, run.study)  # raises where something is wrong with it
+    """Send a run to trackers, except evaluations that they already have; return whether all trackers succeeded.
+
+    Args:
+        run_dir: The run directory.
+        names: Names of trackers.
+        storage: Storage URL of the study; default: the storage recorded in run.json.
+    """
+    run_directory = RunDir(run_dir)
+    run = run_directory.read_manifest()
+    located = run_directory.locate_storage(storage or run.storage)
+    open_existing_study(run_directory, located, run.study)  # raises an error before any process starts
     tracking = TrackerProcesses(names, run_dir)
     tracking.add_study(located, run.study)
     if open_confirmations(located, run.study) is not None:

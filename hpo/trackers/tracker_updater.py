@@ -1,4 +1,4 @@
-"""From the record to a tracker: individuals are shown as they start, go on and end, each of them once."""
+"""Send changes in the studies of a run to a tracker, each individual once."""
 
 from __future__ import annotations
 
@@ -12,34 +12,39 @@ from hpo.trackers.tracker import Tracker
 
 
 class TrackerUpdater:
-    """Shows a tracker the individuals in the studies of a run; none that has not changed since is shown again.
+    """Sends changed individuals of the followed studies to a tracker.
 
-    An individual that is evaluated again, or promoted, is written again as a whole, in place of what was there.
-    Evaluations that were taken over from another run are not shown.
+    A retried or promoted individual is written again as a whole. Imported evaluations (warm start) are not sent.
     """
 
     def __init__(self, tracker: Tracker, shown_evaluations: ShownEvaluations) -> None:
         self._tracker = tracker
         self._shown_evaluations = shown_evaluations
         self._records: dict[str, tuple[Record, Individuals]] = {}
-        self._shown_losses: dict[
-            tuple[str, int], dict[int, float]
-        ] = {}  # the losses that were shown of unended individuals
+        # Losses by epoch that were sent of running individuals, by study and first trial.
+        self._shown_losses: dict[tuple[str, int], dict[int, float]] = {}
 
     def add_study(self, storage: str, study: str) -> None:
         """Follow a study, in addition to the others."""
         self._records[study] = Record(storage, study), Individuals()
 
     def is_over(self, study: str, budget: int, pruner: str) -> bool:
-        """Tell whether the search in a study has spent its budget, and has nothing to promote."""
+        """Return whether the search in a study has spent its budget and has no individual to promote."""
         record, _ = self._records[study]
         return is_search_over(record.read_evaluations(), budget, pruner, record.objectives)
 
     def show_changes(self, running: bool = True) -> None:
-        """Show what is new; individuals that have not ended only if `running`: then there will be another look."""
+        """Send all changes since the last call.
+
+        Args:
+            running: Whether to include individuals that are still running; pass False in the last call.
+        """
         for study, (record, individuals) in self._records.items():
-            news = {one.trial: one for one in [*(record.read_running() if running else []), *record.read_changes()]}
-            for root in individuals.add_trials(news.values()):
+            changed = {
+                evaluation.trial: evaluation
+                for evaluation in [*(record.read_running() if running else []), *record.read_changes()]
+            }
+            for root in individuals.add_trials(changed.values()):
                 self._show_individual(study, individuals, root, running)
 
     def _show_individual(self, study: str, individuals: Individuals, root: int, running: bool) -> None:
@@ -63,5 +68,5 @@ class TrackerUpdater:
 
 
 def _is_continued(shown: Mapping[int, float], curve: Mapping[int, float], is_running: bool) -> bool:
-    """Tell whether a curve contains the losses that were shown; of one that still grows, as far as it has come."""
+    """Return whether a curve contains the losses already sent; a running evaluation may have only some of them yet."""
     return all(curve[epoch] == loss if epoch in curve else is_running for epoch, loss in shown.items())

@@ -1,4 +1,4 @@
-"""Weights & Biases: one run per individual, in a group for the whole run; offline where there is no account."""
+"""Show individuals as Weights & Biases runs in one group, offline if no account is configured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would call its makers' servers, even offline
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # It would send data to wandb's servers, even offline.
 
 import wandb
 
@@ -23,7 +23,7 @@ from hpo.trackers.tracker import (
     make_title,
 )
 
-# What wandb collects by itself in each run, 0.15 s each time, would be of this process and not of those that train.
+# wandb's own statistics take 0.15 s per run, and would describe this process instead of the training processes.
 _MINIMAL_SETTINGS: dict[str, Any] = {
     "silent": True,
     "console": "off",
@@ -35,25 +35,29 @@ _MINIMAL_SETTINGS: dict[str, Any] = {
     "x_save_requirements": False,
 }
 
-_CONTEXT_KEY = "search"  # in the config of a run, beside its hyperparameters
+_CONTEXT_KEY = "search"  # key in the config of a run, next to its hyperparameters
 
 
 class WandB:
-    """Runs where wandb's own variables say (WANDB_MODE, WANDB_DIR, WANDB_PROJECT...), and else in RUN_DIR/wandb."""
+    """Tracker for Weights & Biases: one run per individual, in a group for the whole search.
+
+    The environment variables of wandb apply (WANDB_MODE, WANDB_DIR, WANDB_PROJECT...). The default is RUN_DIR/wandb.
+    """
 
     def __init__(self, shown: TrackedRun) -> None:
         self._shown = shown
         self._mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
         if not os.environ.get("WANDB_MODE") and self._mode == "offline":
             shown.notify(
-                f"no account is known here, so it is offline: wandb sync {shown.folder}/offline-run-* uploads it"
+                f"no account is configured, so runs are stored offline. "
+                f"To upload them: wandb sync {shown.folder}/offline-run-*"
             )
         self._dir = None if os.environ.get("WANDB_DIR") else str(shown.folder.parent)
         self.destination = os.environ.get("WANDB_DIR", "here") if self._mode in ("offline", "dryrun") else self._mode
         self._runs: dict[str, wandb.Run] = {}
 
     def show_individual(self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool) -> None:
-        """Begin a run, add to its history, whose steps are the epochs, and end it with the results in its summary."""
+        """Start a run, log losses with epochs as steps, and end it with the results in its summary."""
         name = make_title(evaluation)
         if from_start:
             self._remove_run(name)
@@ -70,7 +74,7 @@ class WandB:
         del self._runs[name]
 
     def close(self, is_budget_spent: bool) -> None:  # noqa: ARG002
-        """End what is still open, and wandb's own process."""
+        """End all open runs and wandb's own process."""
         for run in self._runs.values():
             run.finish(exit_code=1)
         wandb.teardown()
@@ -79,7 +83,7 @@ class WandB:
         return f"{self._shown.id}-{name}"
 
     def _remove_run(self, name: str) -> None:
-        """Remove what was shown of an individual: a server replaces a run by the next one of its id."""
+        """Delete the offline files of an individual; a server replaces a run by the next one with the same id."""
         if name in self._runs:
             self._runs.pop(name).finish(exit_code=1)
         folder = Path(os.environ.get("WANDB_DIR") or self._shown.folder.parent) / "wandb"
@@ -96,7 +100,7 @@ class WandB:
             job_type=str(made.pop("kind")),
             config={**convert_params(evaluation, taken=(_CONTEXT_KEY,)), _CONTEXT_KEY: made},
             dir=self._dir,
-            mode=self._mode,  # type: ignore[arg-type] # wandb itself says which modes there are
+            mode=self._mode,  # type: ignore[arg-type] # wandb checks the mode itself.
             reinit="create_new",
             settings=wandb.Settings(**_MINIMAL_SETTINGS, x_start_time=evaluation.started),
         )

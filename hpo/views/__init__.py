@@ -1,1 +1,1 @@
-"""What people look at: tables, lines, figures and exports of what a run has recorded."""
+"""Present the records of a run to users: tables, lines, figures and exports."""

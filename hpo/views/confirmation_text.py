@@ -1,4 +1,4 @@
-"""The best individuals, trained again with other seeds: a table, and which of them are as good as the best."""
+"""Present the confirmation of the best individuals with other seeds: a table, and which may be the best."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ANSWER_TEXTS = {True: "yes", False: "no", None: ""}
 
 
 def format_confirmed(summary: Mapping[str, Any], run_dir: Path) -> str:
-    """Return the table of confirmed individuals."""
+    """Return the table of confirmed individuals as text."""
     entries = summary["confirmed"]
     left = [
         ("mean loss", format_numbers([entry["mean"] for entry in entries])),
@@ -35,9 +35,11 @@ def format_confirmed(summary: Mapping[str, Any], run_dir: Path) -> str:
 
 
 def describe_confirmed(summary: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Return which individuals may be the best, which are as good, and what seeds do to losses, as far as is known.
+    """Return sentences on which individuals may be the best, which are as good, and how much seeds change losses.
 
-    `names` are what to call the individuals in `summary["confirmed"]`.
+    Args:
+        summary: Content of summary.json.
+        names: Names for the individuals in `summary["confirmed"]`, in the same order.
     """
     noise = summary["seed_noise"]
     sentences = _describe_comparison(summary["confirmed"], summary["as_good_within"], names)

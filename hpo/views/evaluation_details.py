@@ -1,4 +1,4 @@
-"""Everything that is known of one evaluation, also as JSON for programs."""
+"""Collect all facts about one evaluation, and convert them to JSON for other programs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from hpo.text_format import escape_unencodable
 
 @dataclass(frozen=True)
 class EvaluationDetails:
-    """One evaluation, and what is known of it beside its trial.
+    """One evaluation with facts from its run, from the other evaluations and from its log file.
 
-    `in_use` tells whether its run goes on, None where this cannot be told from this host; `seed` is what it was trained
-    with, None where another run has done that; `retried_by` is the trial that evaluates it again, if it was
-    interrupted or promoted, and `retried_state` what became of the one that it repeats; `confirmed_by` are those that
-    train it with other seeds. `front` tells whether it is on the front, None where the loss is the only objective, and
-    `better` is a trial of the front that dominates it, or is its equal, if there is one.
+    Attributes:
+        evaluation: The evaluation as recorded.
+        study: Name of the study that contains it.
+        in_use: Whether a process runs the study now; None if this host cannot see that.
+        seed: Seed of the training; None if the seed is unknown or another run has trained it.
+        retried_by: Trial that retries or continues this evaluation, if it was interrupted or promoted.
+        retried_state: State of the trial that this evaluation retries or continues; "" if there is none.
+        confirmed_by: Evaluations that train it with other seeds.
+        log_end: The last lines of its output; None if no log file exists.
+        is_on_front: Whether it is on the Pareto front; None if the loss is the only objective.
+        dominated_by: A trial on the front that is as good or better in all objectives, if there is one.
     """
 
     evaluation: Evaluation
@@ -36,44 +42,44 @@ class EvaluationDetails:
 
 
 def make_json_content(details: EvaluationDetails) -> dict[str, Any]:
-    """Return everything about an evaluation as JSON can hold it, null where there is nothing."""
-    one, printed = details.evaluation, details.log_end
-    placed = one.state != "waiting"
-    bred = placed and not one.imported_from and one.confirms is None
+    """Return all facts about an evaluation as values that JSON can represent; missing facts are None."""
+    evaluation, log_end = details.evaluation, details.log_end
+    has_started = evaluation.state != "waiting"
+    is_bred = has_started and not evaluation.imported_from and evaluation.confirms is None
     content = {
         "study": details.study,
-        "trial": one.trial,
-        "label": one.label,
-        "state": one.state,
-        "loss": one.loss,
-        "params": one.params,
-        "metrics": one.metrics,
-        "island": one.island if placed else None,
-        "worker": one.worker if placed else None,
-        "generation": one.generation if bred else None,
-        "propagator": one.propagator or None,
-        "immigrants": dict(one.immigrants),
+        "trial": evaluation.trial,
+        "label": evaluation.label,
+        "state": evaluation.state,
+        "loss": evaluation.loss,
+        "params": evaluation.params,
+        "metrics": evaluation.metrics,
+        "island": evaluation.island if has_started else None,
+        "worker": evaluation.worker if has_started else None,
+        "generation": evaluation.generation if is_bred else None,
+        "propagator": evaluation.propagator or None,
+        "immigrants": dict(evaluation.immigrants),
         "seed": details.seed,
-        "imported_from": one.imported_from or None,
-        "confirms": one.confirms,
-        "confirmed_by": [other.label for other in details.confirmed_by],
-        "inherits": one.inherits,
-        "retry_of": one.retry_of,
+        "imported_from": evaluation.imported_from or None,
+        "confirms": evaluation.confirms,
+        "confirmed_by": [confirmation.label for confirmation in details.confirmed_by],
+        "inherits": evaluation.inherits,
+        "retry_of": evaluation.retry_of,
         "retried_by": details.retried_by,
-        "crash_count": one.crash_count,
-        "resumed_from_step": one.resumed_from_step or None,
-        "checkpoint_step": one.checkpoint_step or None,
-        "paused_after": one.paused_after or None,
-        "cut_after": one.cut_after or None,
-        "worker_groups": [{**team, "at": _format_time(team["at"])} for team in one.worker_groups],
-        "started": _format_time(one.started),
-        "ended": _format_time(one.ended),
-        "seconds": one.seconds if one.has_ended else None,
-        "epochs": max(one.curve, default=0),
-        "losses": {str(epoch): one.curve[epoch] for epoch in sorted(one.curve)},
-        "failure": one.failure if one.state == "failed" else None,
-        "traceback": one.traceback or None,
-        "logs": printed and {"path": str(printed.path), "before": printed.lines_before, "lines": printed.lines},
+        "crash_count": evaluation.crash_count,
+        "resumed_from_step": evaluation.resumed_from_step or None,
+        "checkpoint_step": evaluation.checkpoint_step or None,
+        "paused_after": evaluation.paused_after or None,
+        "cut_after": evaluation.cut_after or None,
+        "worker_groups": [{**group, "at": _format_time(group["at"])} for group in evaluation.worker_groups],
+        "started": _format_time(evaluation.started),
+        "ended": _format_time(evaluation.ended),
+        "seconds": evaluation.seconds if evaluation.has_ended else None,
+        "epochs": max(evaluation.curve, default=0),
+        "losses": {str(epoch): evaluation.curve[epoch] for epoch in sorted(evaluation.curve)},
+        "failure": evaluation.failure if evaluation.state == "failed" else None,
+        "traceback": evaluation.traceback or None,
+        "logs": log_end and {"path": str(log_end.path), "before": log_end.lines_before, "lines": log_end.lines},
     }
     if details.is_on_front is not None:
         content["front"] = details.is_on_front
@@ -87,7 +93,7 @@ def _format_time(seconds: float) -> str | None:
 
 
 def _make_json_value(value: Any) -> Any:
-    """Return a value as JSON can hold it: None for NaN and infinity, and texts with what UTF-8 lacks escaped."""
+    """Replace NaN and infinity by None, and escape characters that UTF-8 cannot encode."""
     if isinstance(value, dict):
         return {_make_json_value(name): _make_json_value(item) for name, item in value.items()}
     if isinstance(value, list):

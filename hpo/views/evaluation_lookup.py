@@ -1,4 +1,4 @@
-"""Finding one evaluation of a run by its name, or the one that matters most, and all that is known of it."""
+"""Find an evaluation of a run by label, or choose the most relevant one, and collect its details."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ from hpo.views.evaluation_details import EvaluationDetails
 
 
 class EvaluationLookup:
-    """The evaluations of a run, and those that confirm its best, as they were at one moment."""
+    """The evaluations of a run and its confirmations, as read at one time.
+
+    Args:
+        run_dir: The run directory.
+        manifest: Content of run.json.
+        in_use: Whether a process runs the study now; None if this host cannot see that.
+        evaluations: Evaluations of the search.
+        confirmations: Evaluations that confirm the best with other seeds.
+    """
 
     def __init__(
         self,
@@ -38,8 +46,8 @@ class EvaluationLookup:
 
     @classmethod
     def read(cls, reader: RunReader) -> EvaluationLookup:
-        """Look up evaluations as the record holds them now."""
-        in_use = reader.run_dir.is_in_use  # first: if the run has ended by now, all of it is in the record
+        """Read all evaluations of a run."""
+        in_use = reader.run_dir.is_in_use  # Read first: if the run has ended, the study is complete.
         return cls(
             reader.run_dir,
             reader.manifest,
@@ -49,42 +57,54 @@ class EvaluationLookup:
         )
 
     def find_evaluation(self, name: str) -> Evaluation:
-        """Return the evaluation with this label; raises UsageError, saying which there are, where there is none."""
+        """Return the evaluation with this label, such as "7" or "confirm-0".
+
+        Raises:
+            UsageError: The name is not a label, or no such evaluation exists; the message lists the labels.
+        """
         if not re.fullmatch(r"(confirm-)?[0-9]{1,18}", name):
-            raise UsageError(f"{name!r} is no trial: give a number, or confirm-0 for the first that confirms the best")
-        place = int(name.removeprefix("confirm-"))
-        among = self._confirmations if name.startswith("confirm-") else self._evaluations
-        found = next((one for one in among if one.trial == place), None)
+            raise UsageError(f"TRIAL must be a number or confirm-N, got {name!r}.")
+        trial = int(name.removeprefix("confirm-"))
+        evaluations = self._confirmations if name.startswith("confirm-") else self._evaluations
+        found = next((evaluation for evaluation in evaluations if evaluation.trial == trial), None)
         if found is None:
-            there = (
+            available = (
                 " and ".join(filter(None, map(_format_span, (self._evaluations, self._confirmations)))) or "none yet"
             )
-            raise UsageError(f"{self.run_dir.path} has no trial {name}: there are {there}")
+            raise UsageError(f"{self.run_dir.path} has no trial {name}. Its trials: {available}")
         return found
 
     def choose_evaluation(self) -> tuple[Evaluation, str]:
-        """Return the winner, or else what failed last, and why it was chosen; raises UsageError without either."""
+        """Return the winner, or the latest failure if no evaluation has succeeded, and the reason for the choice.
+
+        Raises:
+            UsageError: No evaluation has succeeded or failed.
+        """
         confirmations = make_plan(self._manifest).select_planned(self._confirmations)
         winner = find_winner(self._evaluations, confirmations, self._manifest.objectives)
         if winner is not None:
-            ended = all(one.is_finished for one in confirmations)
-            confirmed = any(one.confirms == winner.trial and one.state == "complete" for one in confirmations)
+            ended = all(evaluation.is_finished for evaluation in confirmations)
+            confirmed = any(
+                evaluation.confirms == winner.trial and evaluation.state == "complete" for evaluation in confirmations
+            )
             return winner, f"the winner: the lowest {'mean loss over other seeds' if ended and confirmed else 'loss'}"
         failed = self.list_failed()
         if failed:
-            return failed[0], "the last that failed, as nothing has succeeded"
+            return failed[0], "the latest failure, since no evaluation has succeeded"
         raise UsageError(
-            f"{self.run_dir.path}: nothing has succeeded or failed; name a trial: there are "
+            f"{self.run_dir.path}: no evaluation has succeeded or failed. Name one of its trials: "
             f"{_format_span(self._evaluations) or 'none yet'}"
         )
 
     def list_failed(self) -> list[Evaluation]:
-        """Return what failed, the latest first."""
-        failed = [one for one in [*self._evaluations, *self._confirmations] if one.state == "failed"]
-        return sorted(failed, key=lambda one: (one.ended, one.trial), reverse=True)
+        """Return all failed evaluations, the latest first."""
+        failed = [
+            evaluation for evaluation in [*self._evaluations, *self._confirmations] if evaluation.state == "failed"
+        ]
+        return sorted(failed, key=lambda evaluation: (evaluation.ended, evaluation.trial), reverse=True)
 
     def collect_details(self, evaluation: Evaluation) -> EvaluationDetails:
-        """Return everything about an evaluation."""
+        """Return an evaluation with all facts about it."""
         confirms = evaluation.confirms is not None
         own, run = self._confirmations if confirms else self._evaluations, self._manifest
         return EvaluationDetails(
@@ -92,33 +112,41 @@ class EvaluationLookup:
             run.confirmation_study if confirms else run.study,
             self._in_use,
             self._find_seed(evaluation),
-            next((one.trial for one in own if one.retry_of == evaluation.trial), None),
-            next((one.state for one in own if one.trial == evaluation.retry_of), ""),
-            [] if confirms else [one for one in self._confirmations if one.confirms == evaluation.trial],
+            next((candidate.trial for candidate in own if candidate.retry_of == evaluation.trial), None),
+            next((candidate.state for candidate in own if candidate.trial == evaluation.retry_of), ""),
+            []
+            if confirms
+            else [candidate for candidate in self._confirmations if candidate.confirms == evaluation.trial],
             read_log_tail(self.run_dir.get_log_path(evaluation.trial, confirms)),
             *self._compare_with_front(evaluation),
         )
 
     def _find_seed(self, evaluation: Evaluation) -> int | None:
-        """Return the seed of an evaluation; None if another run made it, or it is from before seeds were recorded."""
+        """Return the seed of an evaluation; None if it is unknown, for example for an imported evaluation."""
         run = self._manifest
-        is_told_by_run = evaluation.state == "waiting" or len(run.sessions) == 1
+        is_known_from_run = evaluation.state == "waiting" or len(run.sessions) == 1
         return (
-            run.seed if evaluation.seed is None and is_told_by_run and not evaluation.imported_from else evaluation.seed
+            run.seed
+            if evaluation.seed is None and is_known_from_run and not evaluation.imported_from
+            else evaluation.seed
         )
 
     def _compare_with_front(self, evaluation: Evaluation) -> tuple[bool | None, int | None]:
-        """Return whether an evaluation is on the front, and a trial of the front that is as good or better in all."""
+        """Return whether an evaluation is on the front, and a trial of the front that dominates or equals it."""
         objectives = self._manifest.objectives
         if not objectives.is_multi_objective:
             return None, None
         if evaluation.state != "complete" or evaluation.confirms is not None:
             return False, None
-        if any(one.trial == evaluation.trial for one in self._front):
+        if any(candidate.trial == evaluation.trial for candidate in self._front):
             return True, None
         own = objectives.compute_costs(evaluation.values)
-        better = (one for one in self._front if all(map(operator.le, objectives.compute_costs(one.values), own)))
-        return False, next((one.trial for one in better), None)
+        better = (
+            candidate
+            for candidate in self._front
+            if all(map(operator.le, objectives.compute_costs(candidate.values), own))
+        )
+        return False, next((candidate.trial for candidate in better), None)
 
     @cached_property
     def _front(self) -> list[Evaluation]:
@@ -126,8 +154,8 @@ class EvaluationLookup:
 
 
 def _format_span(evaluations: Sequence[Evaluation]) -> str:
-    """Return which trials there are, as text; empty where there are none."""
+    """Return the first and last label as text; empty without evaluations."""
     if not evaluations:
         return ""
-    first, last = (evaluations[place].label for place in (0, -1))
+    first, last = (evaluations[index].label for index in (0, -1))
     return first if first == last else f"{first} to {last}"

@@ -1,4 +1,4 @@
-"""Everything about one evaluation, as text: what it was, how it ended, its losses, what it printed, its traceback."""
+"""Format one evaluation as text: its parameters, result, losses, output and traceback."""
 
 from __future__ import annotations
 
@@ -26,17 +26,24 @@ _INDENT = "    "
 
 
 def format_evaluation(details: EvaluationDetails, run_dir: Path, reason: str, now: float) -> list[str]:
-    """Return all that is known of an evaluation as lines; `why` says why it was chosen, empty if it was named."""
-    one = details.evaluation
-    title = f"trial {one.label} of {run_dir}: {_describe_state(details)}{f' ({reason})' if reason else ''}"
+    """Return all facts about an evaluation as lines.
+
+    Args:
+        details: The evaluation and its facts.
+        run_dir: The run directory, for the title.
+        reason: Why this evaluation was chosen; "" if the user named it.
+        now: Current time, in seconds since the epoch.
+    """
+    evaluation = details.evaluation
+    title = f"trial {evaluation.label} of {run_dir}: {_describe_state(details)}{f' ({reason})' if reason else ''}"
     facts = [(name, make_printable(text)) for name, text in _list_facts(details, now)]
     lines = [make_printable(title), "", *(f"{name:{_LABEL_WIDTH}}{text}".rstrip() for name, text in facts)]
-    lines += _indent_lines(_format_losses(one.curve))
+    lines += _indent_lines(_format_losses(evaluation.curve))
     if details.log_end and details.log_end.lines:
-        lines += ["", make_printable(f"what it printed, {_describe_log(details.log_end)}:")]
+        lines += ["", make_printable(f"output, {_describe_log(details.log_end)}:")]
         lines += _indent_lines(line for text in details.log_end.lines for line in split_printable_lines(text))
-    if one.traceback:
-        lines += ["", "traceback:", *_indent_lines(split_printable_lines(one.traceback))]
+    if evaluation.traceback:
+        lines += ["", "traceback:", *_indent_lines(split_printable_lines(evaluation.traceback))]
     return lines
 
 
@@ -45,51 +52,48 @@ def _indent_lines(lines: Iterable[str]) -> list[str]:
 
 
 def _describe_state(details: EvaluationDetails) -> str:
-    """Return how the evaluation ended, or what becomes of it."""
-    one, again = details.evaluation, details.retried_by
-    if one.state == "interrupted":
-        return (
-            "interrupted" if again is None else f"interrupted, and repeated as trial {_format_other_trial(one, again)}"
-        )
-    if one.state in ("paused", "promoted"):
-        paused = f"paused after {format_count(one.paused_after, 'epoch')}"
-        return paused if again is None else f"{paused}, and promoted: it goes on as trial {again}"
-    if one.state == "complete" and one.cut_after:
-        return f"complete, ended after {format_count(one.cut_after, 'epoch')} at the target loss"
-    if one.state == "running" and details.in_use is None:
-        return "running, or the run has died: that cannot be told from this host"
-    if one.state in ("running", "waiting") and details.in_use is False:
-        state = "not ended" if one.state == "running" else "waiting"
-        return f"{state}: no run is going on there; --resume evaluates it"
-    return one.state
+    evaluation, again = details.evaluation, details.retried_by
+    if evaluation.state == "interrupted":
+        retry = "" if again is None else f", and retried as trial {_format_other_trial(evaluation, again)}"
+        return f"interrupted{retry}"
+    if evaluation.state in ("paused", "promoted"):
+        paused = f"paused after {format_count(evaluation.paused_after, 'epoch')}"
+        return paused if again is None else f"{paused}, and promoted: it continues as trial {again}"
+    if evaluation.state == "complete" and evaluation.cut_after:
+        return f"complete, ended after {format_count(evaluation.cut_after, 'epoch')} at the target loss"
+    if evaluation.state == "running" and details.in_use is None:
+        return "running, or the run has crashed: this host cannot see which"
+    if evaluation.state in ("running", "waiting") and details.in_use is False:
+        state = "not ended" if evaluation.state == "running" else "waiting"
+        return f"{state}: the run is not active; --resume evaluates it"
+    return evaluation.state
 
 
 def _list_facts(details: EvaluationDetails, now: float) -> Iterator[tuple[str, str]]:
-    """Yield names and texts, one pair per line; a line without a name belongs to the one above it."""
-    one = details.evaluation
-    if one.state == "failed":
-        yield "failure", one.failure or "no reason was recorded"
-    if math.isfinite(one.loss):
-        yield "loss", f"{one.loss}"
-    if details.is_on_front is not None and one.state == "complete" and one.confirms is None:
+    """Yield names and texts, one pair per line; a line with an empty name belongs to the line above it."""
+    evaluation = details.evaluation
+    if evaluation.state == "failed":
+        yield "failure", evaluation.failure or "no reason was recorded"
+    if math.isfinite(evaluation.loss):
+        yield "loss", f"{evaluation.loss}"
+    if details.is_on_front is not None and evaluation.state == "complete" and evaluation.confirms is None:
         yield "front", _describe_front(details)
-    yield from _list_items("metrics", [f"{name} = {metric}" for name, metric in one.metrics.items()])
-    yield from _list_items("parameters", [f"{name} = {item}" for name, item in one.params.items()])
+    yield from _list_items("metrics", [f"{name} = {metric}" for name, metric in evaluation.metrics.items()])
+    yield from _list_items("parameters", [f"{name} = {item}" for name, item in evaluation.params.items()])
     yield from _list_origin(details)
     if details.seed is not None:
         yield "seed", str(details.seed)
     yield from _list_times(details, now)
-    if one.state == "failed" and not one.traceback:
+    if evaluation.state == "failed" and not evaluation.traceback:
         yield "traceback", "none was recorded"
-    if details.log_end is None and one.state != "waiting" and not one.imported_from:
+    if details.log_end is None and evaluation.state != "waiting" and not evaluation.imported_from:
         yield "logs", "nothing was kept"
     if details.log_end is not None and details.log_end.problem:
         yield "logs", f"{details.log_end.path} cannot be read: {details.log_end.problem}"
-    yield "losses", _summarize_losses(one.curve)
+    yield "losses", _summarize_losses(evaluation.curve)
 
 
 def _describe_front(details: EvaluationDetails) -> str:
-    """Return whether an evaluation is on the front, and otherwise why not."""
     if details.is_on_front:
         return "on it: no other individual dominates it"
     why = (
@@ -99,33 +103,44 @@ def _describe_front(details: EvaluationDetails) -> str:
 
 
 def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
-    """Yield where an evaluation comes from: what bred it, or which other evaluation it belongs to."""
-    one = details.evaluation
-    place = f"island {one.island}, worker {one.worker}"
-    if one.imported_from:
-        yield "imported from", f"{one.imported_from}, to {place}"
-    elif one.confirms is not None:
-        yield "confirms", f"trial {one.confirms}, with another seed{'' if one.state == 'waiting' else f'; on {place}'}"
-    elif one.state != "waiting":
-        yield "bred", f"{place}, generation {one.generation}, propagator {one.propagator or 'unknown'}"
-    if one.immigrants:
-        of = [f"{count} of island {island}" for island, count in one.immigrants.items()]
-        yield "immigrants", f"{', '.join(of)} lived on its island when it began"
-    if one.inherits is not None:
-        yield "inherits", f"what trial {one.inherits} had learned when it ended"
-    if one.retry_of is not None:
-        yield "retry of", f"trial {_format_other_trial(one, one.retry_of)}, which was {details.retried_state}"
-    if one.crash_count:
-        yield "crashes", f"the job had crashed {format_count(one.crash_count, 'time')} in a row during it before this"
-    if one.resumed_from_step:
-        yield "resumed", f"from the checkpoint of that trial, after {format_count(one.resumed_from_step, 'epoch')}"
+    """Yield how an evaluation was created, and which other evaluations it retries, inherits from or confirms."""
+    evaluation = details.evaluation
+    location = f"island {evaluation.island}, worker {evaluation.worker}"
+    if evaluation.imported_from:
+        yield "imported from", f"{evaluation.imported_from}, to {location}"
+    elif evaluation.confirms is not None:
+        on_worker = "" if evaluation.state == "waiting" else f"; on {location}"
+        yield "confirms", f"trial {evaluation.confirms}, with another seed{on_worker}"
+    elif evaluation.state != "waiting":
+        yield "bred", f"{location}, generation {evaluation.generation}, propagator {evaluation.propagator or 'unknown'}"
+    if evaluation.immigrants:
+        counts = [f"{count} of island {island}" for island, count in evaluation.immigrants.items()]
+        yield "immigrants", f"{', '.join(counts)} were on its island when it began"
+    if evaluation.inherits is not None:
+        yield "inherits", f"the checkpoint at the end of trial {evaluation.inherits}"
+    if evaluation.retry_of is not None:
+        yield (
+            "retry of",
+            f"trial {_format_other_trial(evaluation, evaluation.retry_of)}, which was {details.retried_state}",
+        )
+    if evaluation.crash_count:
+        yield (
+            "crashes",
+            f"the job crashed {format_count(evaluation.crash_count, 'time')} in a row during its earlier trials",
+        )
+    if evaluation.resumed_from_step:
+        yield (
+            "resumed",
+            f"from the checkpoint of that trial, after {format_count(evaluation.resumed_from_step, 'epoch')}",
+        )
     yield from _list_items(
-        "worker groups", [_describe_group(team["workers"], team["after"]) for team in one.worker_groups]
+        "worker groups", [_describe_group(group["workers"], group["after"]) for group in evaluation.worker_groups]
     )
-    if one.checkpoint_step and one.state in ("running", "interrupted"):
-        yield "checkpoint", f"after {format_count(one.checkpoint_step, 'epoch')}"
+    if evaluation.checkpoint_step and evaluation.state in ("running", "interrupted"):
+        yield "checkpoint", f"after {format_count(evaluation.checkpoint_step, 'epoch')}"
     yield from _list_items(
-        "confirmed by", [f"{other.label}: {_format_result(other)}" for other in details.confirmed_by]
+        "confirmed by",
+        [f"{confirmation.label}: {_format_result(confirmation)}" for confirmation in details.confirmed_by],
     )
 
 
@@ -135,30 +150,29 @@ def _describe_group(workers: Sequence[int], after: int) -> str:
 
 
 def _list_times(details: EvaluationDetails, now: float) -> Iterator[tuple[str, str]]:
-    one = details.evaluation
-    if math.isfinite(one.started):
-        yield "started", format_date(one.started)
-    if math.isfinite(one.ended):
-        before = f", {format_duration(one.seconds_before)} of it before it went on" if one.seconds_before else ""
-        yield (
-            "ended",
-            format_date(one.ended) + (f", after {format_duration(one.seconds)}{before}" if one.has_ended else ""),
-        )
-    elif one.state == "running" and details.in_use and math.isfinite(one.started):
-        yield "ended", f"not yet, after {format_duration(now - one.started)}"
+    evaluation = details.evaluation
+    if math.isfinite(evaluation.started):
+        yield "started", format_date(evaluation.started)
+    if math.isfinite(evaluation.ended):
+        seconds_before = evaluation.seconds_before
+        before = f", {format_duration(seconds_before)} of it before the resume" if seconds_before else ""
+        duration = f", after {format_duration(evaluation.seconds)}{before}" if evaluation.has_ended else ""
+        yield "ended", f"{format_date(evaluation.ended)}{duration}"
+    elif evaluation.state == "running" and details.in_use and math.isfinite(evaluation.started):
+        yield "ended", f"not yet, after {format_duration(now - evaluation.started)}"
 
 
 def _list_items(name: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
-    return ((name if place == 0 else "", text) for place, text in enumerate(texts))
+    return ((name if index == 0 else "", text) for index, text in enumerate(texts))
 
 
-def _format_other_trial(one: Evaluation, trial: int) -> str:
-    """Return the label of another trial of the same study."""
-    return str(trial) if one.confirms is None else f"confirm-{trial}"
+def _format_other_trial(evaluation: Evaluation, trial: int) -> str:
+    """Return the label of another trial in the same study."""
+    return str(trial) if evaluation.confirms is None else f"confirm-{trial}"
 
 
-def _format_result(one: Evaluation) -> str:
-    return format_number(one.loss) if one.state == "complete" else one.state
+def _format_result(evaluation: Evaluation) -> str:
+    return format_number(evaluation.loss) if evaluation.state == "complete" else evaluation.state
 
 
 def _summarize_losses(curve: Mapping[int, float]) -> str:
@@ -170,16 +184,16 @@ def _summarize_losses(curve: Mapping[int, float]) -> str:
 
 
 def _format_losses(curve: Mapping[int, float]) -> list[str]:
-    """Return losses as lines, each behind its epoch, several in a line."""
+    """Return losses and their epochs, several pairs per line."""
     cells = [(str(epoch), format_number(curve[epoch])) for epoch in _choose_epochs(curve)]
-    wide, wider = (max((len(cell[place]) for cell in cells), default=0) for place in (0, 1))
+    wide, wider = (max((len(cell[index]) for cell in cells), default=0) for index in (0, 1))
     texts = [f"{epoch:>{wide}}  {loss:<{wider}}" for epoch, loss in cells]
-    rows = [texts[place : place + _LOSSES_PER_LINE] for place in range(0, len(texts), _LOSSES_PER_LINE)]
+    rows = [texts[index : index + _LOSSES_PER_LINE] for index in range(0, len(texts), _LOSSES_PER_LINE)]
     return ["   ".join(row).rstrip() for row in rows]
 
 
 def _choose_epochs(curve: Mapping[int, float]) -> list[int]:
-    """Return the epochs to show: all, or every second, fifth, tenth... and the first, the lowest and the last."""
+    """Return the epochs to show: all, or every 2nd, 5th, 10th..., and those with the first, lowest and last loss."""
     epochs = sorted(curve)
     steps = (step * 10**power for power in itertools.count() for step in (1, 2, 5))
     step = next(step for step in steps if len(epochs) <= _MAX_LOSSES * step)
@@ -191,6 +205,6 @@ def _make_comparable(loss: float) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-def _describe_log(printed: LogTail) -> str:
-    before = f"its last lines, after {printed.lines_before} others in " if printed.lines_before else ""
-    return f"{before}{printed.path}"
+def _describe_log(log_end: LogTail) -> str:
+    skipped = f"without its first {format_count(log_end.lines_before, 'line')}, " if log_end.lines_before else ""
+    return f"{skipped}{log_end.path}"

@@ -1,4 +1,4 @@
-"""What a model expects of the best individual, as a sentence."""
+"""Describe the loss that a surrogate expects of the best individual."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from hpo.text_format import format_number
 
-_TOLERANCE = 0.02  # of a loss
+_TOLERANCE = 0.02  # fraction of a loss; smaller differences are not mentioned
 
 
 def format_expected_loss(summary: Mapping[str, Any]) -> str:
-    """Return what a model expects of the best, and of whom it expects the lowest loss; empty where it cannot say."""
+    """Return the loss that the surrogate expects of the best trial, and its lowest expected loss; empty if unknown."""
     expected = summary["expected"]
     if expected is None:
         return ""

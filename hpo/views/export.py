@@ -1,4 +1,4 @@
-"""A run as a table, every evaluation one row, for pandas, spreadsheets and other programs."""
+"""Export a run as a table with a row per evaluation, for pandas, spreadsheets and other programs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ FORMATS = ("csv", "json", "parquet")
 _FORMULA_STARTS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # OWASP, "CSV Injection"; the last four are full-width
 _BIDI_CONTROLS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
-# Columns with what they hold. None begins with PARAM or METRIC, so that no hyperparameter or metric, whatever its name,
-# is taken for another column.
+# Names and types of columns. No name begins with PARAM_PREFIX or METRIC_PREFIX, so that a hyperparameter or metric with
+# the same name gets a column of its own.
 _FRONT_COLUMN = "front"
 _FIRST_COLUMNS = {"study": "text", "trial": "whole", "state": "text", "loss": "number"}
 _LAST_COLUMNS = {
@@ -49,9 +49,13 @@ _LAST_COLUMNS = {
 
 @dataclass(frozen=True)
 class EvaluationTable:
-    """Rows of a value per column, None where there is none; `columns` says what each holds: "any" for hyperparameters.
+    """Rows of evaluations; None marks a missing value.
 
-    Values are finite numbers, booleans, texts that UTF-8 has bytes for, times in UTC, and lists of numbers and None.
+    Values are finite numbers, booleans, texts that UTF-8 can encode, times in UTC, and lists of numbers and None.
+
+    Attributes:
+        column_types: Type of each column by name: text, whole, number, truth, numbers, time, or any (hyperparameters).
+        rows: One value per column.
     """
 
     column_types: Mapping[str, str]
@@ -59,15 +63,15 @@ class EvaluationTable:
 
 
 def make_evaluation_table(run: RunReader) -> EvaluationTable:
-    """Return all evaluations of a run as a table; those that confirm the best, of a study of their own, come last.
+    """Return all evaluations of a run as a table; confirmations of the best come last.
 
-    Each hyperparameter of the search space has a column, even where nothing has been evaluated; and where there are
-    several objectives, there is one for whether an evaluation is on the front.
+    Each hyperparameter of the search space has a column, also if no evaluation has it. With several objectives, a
+    column of booleans marks the evaluations on the Pareto front.
     """
     evaluations, several = run.read_evaluations(), run.manifest.objectives.is_multi_objective
     rows = [_make_row(run.manifest.study, evaluation) for evaluation in evaluations]
     if several:
-        best = {one.trial for one in find_front(evaluations, run.manifest.objectives)}
+        best = {evaluation.trial for evaluation in find_front(evaluations, run.manifest.objectives)}
         rows = [{**row, _FRONT_COLUMN: row["trial"] in best} for row in rows]
     rows += [
         _make_row(run.manifest.confirmation_study, evaluation) for evaluation in run.read_confirmations(all_plans=True)
@@ -86,8 +90,8 @@ def _find_columns(prefix: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _make_row(study: str, evaluation: Evaluation) -> dict[str, Any]:
-    placed = evaluation.state != "waiting"
-    bred = placed and not evaluation.imported_from and evaluation.confirms is None
+    has_started = evaluation.state != "waiting"
+    is_bred = has_started and not evaluation.imported_from and evaluation.confirms is None
     row = {
         "study": study,
         "trial": evaluation.trial,
@@ -95,9 +99,9 @@ def _make_row(study: str, evaluation: Evaluation) -> dict[str, Any]:
         "loss": evaluation.loss,
         **{PARAM_PREFIX + name: value for name, value in evaluation.params.items()},
         **{METRIC_PREFIX + name: value for name, value in evaluation.metrics.items()},
-        "island": evaluation.island if placed else None,
-        "worker": evaluation.worker if placed else None,
-        "generation": evaluation.generation if bred else None,
+        "island": evaluation.island if has_started else None,
+        "worker": evaluation.worker if has_started else None,
+        "generation": evaluation.generation if is_bred else None,
         "propagator": evaluation.propagator or None,
         "started": _make_datetime(evaluation.started),
         "ended": _make_datetime(evaluation.ended),
@@ -108,7 +112,7 @@ def _make_row(study: str, evaluation: Evaluation) -> dict[str, Any]:
         "confirms": evaluation.confirms,
         "seed": evaluation.seed,
         "inherits": evaluation.inherits,
-        "workers": len(evaluation.workers) if placed else None,
+        "workers": len(evaluation.workers) if has_started else None,
         "curve": [_make_plain_value(evaluation.curve[epoch]) for epoch in sorted(evaluation.curve)],
     }
     return {escape_unencodable(column): _make_plain_value(value) for column, value in row.items()}
@@ -119,25 +123,29 @@ def _make_datetime(seconds: float) -> datetime | None:
 
 
 def _make_plain_value(value: Any) -> Any:
-    """Return None for NaN and infinity, a text with what UTF-8 lacks escaped, and other values as they are."""
+    """Replace NaN and infinity by None, and escape characters that UTF-8 cannot encode."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return escape_unencodable(value) if isinstance(value, str) else value
 
 
 def find_writer(format_name: str) -> Callable[[EvaluationTable], bytes]:
-    """Return a function that turns a table into one of FORMATS; raises UsageError for others and without a package."""
+    """Return a function that encodes a table in one of FORMATS.
+
+    Raises:
+        UsageError: The format is unknown, or a package for it is missing.
+    """
     if format_name == "csv":
         return _encode_csv
     if format_name == "json":
         return _encode_json
     if format_name != "parquet":
-        raise UsageError(f"--to {format_name}: must be one of {', '.join(FORMATS)}")
+        raise UsageError(f"--to must be one of {', '.join(FORMATS)}, got {format_name!r}.")
     try:
         import pyarrow.parquet
     except ImportError as error:
         reason = " ".join(str(error).split())
-        raise UsageError(f"--to parquet: {reason}; pip install 'hpo-islands[parquet]' would do") from None
+        raise UsageError(f"--to parquet needs pyarrow: {reason}. Run: pip install 'hpo-islands[parquet]'") from None
     return lambda table: _encode_parquet(table, pyarrow)
 
 
@@ -150,7 +158,7 @@ def _encode_csv(table: EvaluationTable) -> bytes:
 
 
 def _format_cell(value: Any) -> Any:
-    """Return times as ISO 8601, curves as JSON, and texts so that no program which reads them acts upon them."""
+    """Format times as ISO 8601 and curves as JSON, and escape texts that a spreadsheet would execute."""
     if isinstance(value, datetime):
         return _format_time(value)
     if isinstance(value, list):
@@ -159,13 +167,13 @@ def _format_cell(value: Any) -> Any:
 
 
 def _escape_formula(text: str) -> str:
-    """Return a text, control characters escaped, with an apostrophe before what spreadsheets take for a formula."""
+    """Escape control characters, and put an apostrophe before a text that spreadsheets take for a formula."""
     shown = "".join(escape_invisible(c) if _is_control(c) else c for c in text)
     return f"'{shown}" if shown.startswith(_FORMULA_STARTS) else shown
 
 
 def _is_control(character: str) -> bool:
-    """Tell whether a character is a control character, or changes the direction of writing."""
+    """Return whether a character is a control character or changes the direction of writing."""
     control = unicodedata.category(character) == "Cc" and character not in "\n\t"
     return control or unicodedata.bidirectional(character) in _BIDI_CONTROLS
 
@@ -190,19 +198,19 @@ def _encode_parquet(table: EvaluationTable, arrow: ModuleType) -> bytes:
         "time": arrow.timestamp("us", tz="UTC"),
     }
     columns = {}
-    for place, (name, holds) in enumerate(table.column_types.items()):
-        columns[name] = _make_array([row[place] for row in table.rows], types.get(holds), arrow)
+    for index, (name, holds) in enumerate(table.column_types.items()):
+        columns[name] = _make_array([row[index] for row in table.rows], types.get(holds), arrow)
     sink = io.BytesIO()
     arrow.parquet.write_table(arrow.table(columns), sink)
     return sink.getvalue()
 
 
 def _make_array(values: Sequence[Any], expected: Any, arrow: ModuleType) -> Any:
-    """Return a column of one type: the expected, that of all values, numbers if just some are whole, or text."""
+    """Return a column of one type: the expected type, the type of all values, float for int and float, or text."""
     kinds = {type(value) for value in values if value is not None}
     try:
         if expected is not None or len(kinds) <= 1 or kinds == {int, float}:
             return arrow.array(values, expected)
-    except (arrow.ArrowInvalid, arrow.ArrowTypeError, OverflowError):  # such as whole numbers beyond 64 bits
+    except (arrow.ArrowInvalid, arrow.ArrowTypeError, OverflowError):  # for example integers of more than 64 bits
         pass
     return arrow.array([None if value is None else str(value) for value in values])

@@ -1,4 +1,4 @@
-"""A table of the evaluations that failed, as wide as the terminal."""
+"""Format a table of failed evaluations that fits the width of the terminal."""
 
 from __future__ import annotations
 
@@ -18,27 +18,33 @@ from hpo.text_format import cut_text, format_tenths, format_value, make_printabl
 from hpo.views.individual_table import MAX_HYPERPARAMETERS
 from hpo.views.table_format import format_table, make_table
 
-_MIN_FAILURE_WIDTH = 40  # columns that a failure gets at least, however little room the others leave
+_MIN_FAILURE_WIDTH = 40  # characters of the column of failures, even if the table is then wider than the terminal
 _LONGEST_VALUE = 24
-_GAP = 3  # columns
+_GAP = 3  # characters between columns
 
 
 def format_failed(failed: Sequence[Evaluation], n: int, run_dir: Path) -> list[str]:
-    """Return lines on the latest `n` evaluations that failed, and how to see more; `failed` has the latest first."""
+    """Return a table of the latest `n` failed evaluations, and the command that shows more.
+
+    Args:
+        failed: All failed evaluations, the latest first.
+        n: Maximum number of rows.
+        run_dir: The run directory, for the command.
+    """
     if not failed:
         return ["No evaluation failed."]
     shown = failed[:n]
     width = max(map(cell_len, format_table("", _make_failure_table(shown)).split("\n")))
-    reasons = [make_printable(format_reason(one)) for one in shown]
+    reasons = [make_printable(format_reason(evaluation)) for evaluation in shown]
     if sys.stdout.isatty():
         room = max(_MIN_FAILURE_WIDTH, shutil.get_terminal_size().columns - width - _GAP)
         reasons = [_truncate(reason, room) for reason in reasons]
-    whole = width + _GAP + max(map(cell_len, ["failure", *reasons])) + 1  # the table's right edge, a space
+    whole = width + _GAP + max(map(cell_len, ["failure", *reasons])) + 1  # The right edge of the table is a space.
     text = format_table("Failed", _make_failure_table(shown, reasons), width=whole)
     more = f"{make_show_command(run_dir, shown[0].label)} shows everything about trial {shown[0].label}"
     if (many := len(_find_param_names(shown))) > MAX_HYPERPARAMETERS:
-        more += f", its {many} hyperparameters too"
-    return [text, make_printable(f"{_describe_count(len(shown), len(failed))} that failed; {more}")]
+        more += f", including its {many} hyperparameters"
+    return [text, make_printable(f"{_describe_count(len(shown), len(failed))}; {more}")]
 
 
 def _truncate(reason: str, room: int) -> str:
@@ -49,24 +55,27 @@ def _truncate(reason: str, room: int) -> str:
 
 def _describe_count(shown: int, failed: int) -> str:
     if shown < failed:
-        return f"the latest {shown} of {failed}" if shown > 1 else f"the last of {failed}"
-    return f"all {failed}" if failed > 1 else "the only one"
+        return f"the latest {shown} of {failed} failures" if shown > 1 else f"the latest of {failed} failures"
+    return f"all {failed} failures" if failed > 1 else "the only failure"
 
 
 def _make_failure_table(failed: Sequence[Evaluation], reasons: Sequence[str] = ()) -> Table:
-    """Return a table with a row for each evaluation, and with the reasons in the last column, if they are given."""
+    """Return a table with a row per evaluation, and `reasons` in the last column if they are given."""
     columns = [
-        ("trial", [one.label for one in failed]),
-        ("island", [str(one.island) for one in failed]),
-        ("worker", [str(one.worker) for one in failed]),
-        ("seconds", [format_tenths(one.seconds) for one in failed]),
-        ("epochs", [str(max(one.curve, default=0)) for one in failed]),
+        ("trial", [evaluation.label for evaluation in failed]),
+        ("island", [str(evaluation.island) for evaluation in failed]),
+        ("worker", [str(evaluation.worker) for evaluation in failed]),
+        ("seconds", [format_tenths(evaluation.seconds) for evaluation in failed]),
+        ("epochs", [str(max(evaluation.curve, default=0)) for evaluation in failed]),
     ]
     names = name_params(_find_param_names(failed), [*(name for name, _ in columns), "failure"])
-    if len(names) <= MAX_HYPERPARAMETERS:  # more would leave no room for what matters here
+    if len(names) <= MAX_HYPERPARAMETERS:  # More columns would leave no space for the reasons.
         for name, shown in names.items():
             columns.append(
-                (shown, [cut_text(format_value(one.params.get(name, "")), _LONGEST_VALUE) for one in failed])
+                (
+                    shown,
+                    [cut_text(format_value(evaluation.params.get(name, "")), _LONGEST_VALUE) for evaluation in failed],
+                )
             )
     if not reasons:
         return make_table(columns)
@@ -76,4 +85,4 @@ def _make_failure_table(failed: Sequence[Evaluation], reasons: Sequence[str] = (
 
 
 def _find_param_names(failed: Sequence[Evaluation]) -> list[str]:
-    return collect_names(one.params for one in failed)
+    return collect_names(evaluation.params for evaluation in failed)

@@ -1,4 +1,4 @@
-"""The Pareto front as text: what it is, how far it reaches, and how much it is worth."""
+"""Describe the Pareto front: its size, ranges and hypervolume."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hpo.text_format import format_count, format_named_values, format_number
 
 
 def list_objectives(objectives: Objectives) -> str:
-    """Return the objectives as a part of a sentence, such as ``loss, parameters and accuracy (maximised)``."""
+    """Return the objectives as a phrase, such as ``loss, parameters and accuracy (maximised)``."""
     texts = objectives.describe()
     return " and ".join([", ".join(texts[:-1]), *texts[-1:]]) if len(texts) > 1 else texts[0]
 
 
 def describe_front(count: int, objectives: Objectives) -> str:
-    """Return a sentence on a front of so many individuals."""
+    """Return a sentence about a front with `count` individuals."""
     if count == 1:
         return f"1 individual: no other one is better in any of {list_objectives(objectives)}."
     return f"{count} individuals: none of them is better than another in all of {list_objectives(objectives)}."
 
 
 def describe_hypervolume(hypervolume: Mapping[str, Any] | None, objectives: Objectives) -> str:
-    """Return a sentence on the hypervolume, as a summary has it; empty without one."""
+    """Return a sentence about the hypervolume of a summary; empty if there is none."""
     if hypervolume is None:
         return ""
     ideal, reference = (format_point(hypervolume[corner], objectives) for corner in ("ideal", "reference"))
@@ -36,21 +36,28 @@ def describe_hypervolume(hypervolume: Mapping[str, Any] | None, objectives: Obje
 
 
 def format_point(values: Iterable[float], objectives: Objectives) -> str:
-    """Return a value of each objective as text."""
+    """Return one value per objective as text, with the names of the objectives."""
     return ", ".join(f"{name} {format_number(value)}" for name, value in zip(objectives.names, values, strict=True))
 
 
 def format_ranges(front: Sequence[Evaluation], objectives: Objectives) -> str:
-    """Return from where to where a front reaches in each objective."""
+    """Return the range of a front in each objective as text."""
     texts = []
-    for name, own in zip(objectives.names, zip(*(one.values for one in front), strict=True), strict=False):
+    for name, own in zip(
+        objectives.names, zip(*(evaluation.values for evaluation in front), strict=True), strict=False
+    ):
         lowest, highest = format_number(min(own)), format_number(max(own))
         texts.append(f"{name} {lowest} to {highest}" if lowest != highest else f"{name} {lowest}")
     return ", ".join(texts)
 
 
 def format_best_so_far(best: Evaluation | None, on_front: int) -> str:
-    """Return what has been found, as the beginning of a line; `on_front` is 0 where the loss is the only objective."""
+    """Return the best result as the beginning of a line; empty if there is none.
+
+    Args:
+        best: The evaluation with the lowest loss.
+        on_front: Number of individuals on the front; 0 if the loss is the only objective.
+    """
     if best is None:
         return ""
     found = f"front of {on_front}, lowest loss" if on_front else "best so far"
@@ -58,14 +65,14 @@ def format_best_so_far(best: Evaluation | None, on_front: int) -> str:
 
 
 def put_objectives_first(metrics: Iterable[str], objectives: Objectives) -> list[str]:
-    """Return names of metrics, those of objectives before the others."""
-    there = list(metrics)
-    own = [name for name in objectives.metric_names if name in there]
-    return own + [name for name in there if name not in own]
+    """Return names of metrics, with objectives before other metrics."""
+    names = list(metrics)
+    own = [name for name in objectives.metric_names if name in names]
+    return own + [name for name in names if name not in own]
 
 
 def describe_alternatives(front: Sequence[Evaluation], objectives: Objectives) -> str:
-    """Return how to choose another individual of a front."""
+    """Return which options choose another individual of a front."""
     if len(front) == 1:
         return "it alone is on the front"
     ways = " or ".join(f"--by {shlex.quote(name)}" for name in objectives.metric_names)
@@ -73,7 +80,7 @@ def describe_alternatives(front: Sequence[Evaluation], objectives: Objectives) -
 
 
 def compute_entry_costs(entries: Sequence[Mapping[str, Any]], objectives: Objectives) -> Costs:
-    """Return the costs of individuals of a summary, shape (individuals, objectives), the lower the better."""
+    """Return the costs of individuals of a summary, shape (individuals, objectives); lower is better."""
     costs = [
         objectives.compute_costs((entry["loss"], *objectives.select_metric_values(entry["metrics"])))
         for entry in entries
@@ -82,7 +89,7 @@ def compute_entry_costs(entries: Sequence[Mapping[str, Any]], objectives: Object
 
 
 def group_ties(entries: Sequence[Mapping[str, Any]], objectives: Objectives) -> list[dict[str, Any]]:
-    """Return the individuals of a summary, only the first of those that tie; `ties` counts the others."""
+    """Return only the first of individuals with equal values; its key `ties` counts the others."""
     groups: dict[tuple[float, ...], list[Mapping[str, Any]]] = {}
     for entry, costs in zip(entries, compute_entry_costs(entries, objectives), strict=True):
         groups.setdefault(tuple(costs), []).append(entry)
@@ -90,7 +97,7 @@ def group_ties(entries: Sequence[Mapping[str, Any]], objectives: Objectives) -> 
 
 
 def format_trial(entry: Mapping[str, Any]) -> str:
-    """Return the number of an individual's trial, and how many others `together` has left out."""
+    """Return the trial of an individual, and how many others `group_ties` has omitted, such as "7 +1"."""
     return f"{entry['trial']} +{entry['ties']}" if entry.get("ties") else str(entry["trial"])
 
 

@@ -1,4 +1,4 @@
-"""Tables of individuals: a row for each, or a column where they have too many hyperparameters for a row."""
+"""Format tables of individuals: a row for each, or a column for each if they have many hyperparameters."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hpo.results.display_names import collect_names, name_params
 from hpo.text_format import cut_text, format_count, format_value
 from hpo.views.table_format import format_table, make_empty_table, make_table
 
-MAX_HYPERPARAMETERS = 12  # hyperparameters of an individual
-_INDIVIDUALS_PER_BLOCK = 3  # individuals, each in a column, in a terminal of 80
+MAX_HYPERPARAMETERS = 12  # shown per individual
+_INDIVIDUALS_PER_BLOCK = 3  # columns that fit into a terminal of 80 characters
 _LONGEST_NAME, _LONGEST_VALUE = 28, 12
 
-Columns = Sequence[tuple[str, Sequence[str]]]  # with their headings
+Columns = Sequence[tuple[str, Sequence[str]]]  # pairs of a heading and its cells
 
 
 def format_individuals(
@@ -24,56 +24,61 @@ def format_individuals(
     more: str,
     important: Sequence[str],
 ) -> str:
-    """Return a table of individuals with these hyperparameters, with columns to the left and right of them, as text.
+    """Return a table of individuals as text, with their hyperparameters between other columns.
 
-    `more` is the command that shows the hyperparameters which are left out. `important` are the names of
-    hyperparameters that are known to matter.
+    Args:
+        title: Title above the table.
+        params: Hyperparameters of each individual.
+        left: Columns to the left of the hyperparameters.
+        right: Columns to the right of the hyperparameters.
+        more: Command that shows the omitted hyperparameters.
+        important: Names of hyperparameters that are known to matter, shown first.
     """
     names = name_params(collect_names(params), [heading for heading, _ in (*left, *right)])
     chosen = choose_names(params, important)
-    columns = [(names[name], [format_value(one.get(name, "")) for one in params]) for name in chosen]
-    places = [str(place + 1) for place in range(len(params))]
+    columns = [(names[name], [format_value(values.get(name, "")) for values in params]) for name in chosen]
+    positions = [str(index + 1) for index in range(len(params))]
     if len(chosen) == len(names):
-        return format_table(title, make_table([("", places), *left, *columns, *right]))
+        return format_table(title, make_table([("", positions), *left, *columns, *right]))
     blocks = [
-        _format_columns(title, [*left, *right, *columns], places[first : first + _INDIVIDUALS_PER_BLOCK], first)
-        for first in range(0, len(places), _INDIVIDUALS_PER_BLOCK)
+        _format_columns(title, [*left, *right, *columns], positions[first : first + _INDIVIDUALS_PER_BLOCK], first)
+        for first in range(0, len(positions), _INDIVIDUALS_PER_BLOCK)
     ]
     rest = format_count(len(names) - len(chosen), "other hyperparameter")
     return "\n".join(blocks) + f"{rest}: {more}\n"
 
 
 def find_important_names(summary: Mapping[str, Any]) -> list[str]:
-    """Return the names of the hyperparameters of a summary that are known to matter, the most important first."""
+    """Return the names of the hyperparameters with a clear importance, the most important first."""
     return [entry["name"] for entry in summary["importances"] if entry["told_apart"]]
 
 
 def choose_names(params: Sequence[Mapping[str, Any]], important: Sequence[str]) -> list[str]:
     """Return the names of at most 12 hyperparameters, in the order of the search space.
 
-    These are the important ones, then those in which the individuals differ most from each other.
+    Important ones are chosen first, then those with the largest differences between the individuals.
     """
     names = collect_names(params)
-    ranked = sorted(names, key=lambda name: -_compute_difference([one.get(name, "") for one in params]))
+    ranked = sorted(names, key=lambda name: -_compute_difference([values.get(name, "") for values in params]))
     chosen = list(dict.fromkeys([*(name for name in important if name in names), *ranked]))[:MAX_HYPERPARAMETERS]
     return [name for name in names if name in chosen]
 
 
 def _compute_difference(values: Sequence[Any]) -> float:
-    """Return how different values are, from 0 to 1; for numbers, their range in relation to the largest of them."""
+    """Return how different values are, from 0 to 1; for numbers, half their range over the largest absolute value."""
     if all(type(item) in (int, float) for item in values):
         largest = max(map(abs, values))
         return float(max(values) / largest - min(values) / largest) / 2 if largest else 0.0
     return (len(set(values)) - 1) / max(1, len(values) - 1)
 
 
-def _format_columns(title: str, rows: Columns, places: Sequence[str], first: int) -> str:
-    """Return some individuals as text, each a column below its place."""
+def _format_columns(title: str, rows: Columns, positions: Sequence[str], first: int) -> str:
+    """Return some individuals as text, each as a column with its position as heading."""
     table = make_empty_table()
     table.add_column("", no_wrap=True)
-    for place in places:
-        table.add_column(place, justify="right", no_wrap=True)
+    for position in positions:
+        table.add_column(position, justify="right", no_wrap=True)
     for name, cells in rows:
-        own = cells[first : first + len(places)]
+        own = cells[first : first + len(positions)]
         table.add_row(cut_text(name, _LONGEST_NAME), *(cut_text(cell, _LONGEST_VALUE) for cell in own))
     return format_table(title, table)

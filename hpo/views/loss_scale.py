@@ -1,4 +1,4 @@
-"""The scale of losses in figures: it leaves out far higher losses, so that diverged ones do not flatten the others."""
+"""Choose the scale of losses in figures, without extreme losses that would flatten all others."""
 
 from __future__ import annotations
 
@@ -9,39 +9,42 @@ from dataclasses import dataclass
 
 from hpo.store.evaluations import Evaluation
 
-_MAX_LINEAR_RATIO = 20.0  # the highest over the lowest: where losses are further apart, their scale is logarithmic
-_MAX_LOSS_RATIO = 100  # times the usual loss
-_PARTS = 10  # of a scale; nine tenths of the losses get one of them at least
-_MAX_SHORTENED_FRACTION = 0.5  # of a scale, if losses are left out: less is not worth it
-_POWER_RANGE = -323, 308  # of ten: what floats can be
+_MAX_LINEAR_RATIO = 20.0  # highest loss divided by the lowest; above this, the scale is logarithmic
+_MAX_LOSS_RATIO = 100  # multiple of the usual loss at which outliers begin
+_PARTS = 10  # Nine tenths of the losses get at least this fraction, 1 / _PARTS, of the scale.
+_MAX_SHORTENED_FRACTION = 0.5  # Losses are excluded only if the scale shrinks to this fraction or less.
+_POWER_RANGE = -323, 308  # exponents of ten in the range of floats
 
 
 @dataclass(frozen=True)
 class LossScale:
-    """From the lowest loss to the highest that is not beyond the scale."""
+    """A scale from the lowest loss to the highest loss that it includes."""
 
     lowest: float
     highest: float
 
     @property
     def is_logarithmic(self) -> bool:
-        """Whether losses are too far apart for a linear scale, and can be on a logarithmic one."""
+        """Whether the scale is logarithmic, because the losses are positive and far apart."""
         return self.lowest > 0 and self.highest / self.lowest > _MAX_LINEAR_RATIO
 
     def is_out_of_range(self, loss: float) -> bool:
-        """Tell whether a loss is beyond the upper end."""
+        """Return whether a loss is above the upper end of the scale."""
         return loss > self.highest
 
     def compute_fraction(self, loss: float) -> float:
-        """Return the place of a loss: 0 for the lowest, 1 for the highest."""
+        """Return the position of a loss: 0 for the lowest, 1 for the highest."""
         if self.is_logarithmic:
             lowest, highest = math.log10(self.lowest), math.log10(self.highest)
             return (math.log10(loss) - lowest) / (highest - lowest)
-        length = self.highest / 2 - self.lowest / 2  # halves: the difference of two floats may overflow
+        length = self.highest / 2 - self.lowest / 2  # Halves are used because a difference of floats may overflow.
         return (loss / 2 - self.lowest / 2) / length if length else 0.0
 
     def compute_loss(self, fraction: float) -> float:
-        """Return the loss at a place, within the range of floats; a scale of one loss is as long as that is high."""
+        """Return the loss at a position, limited to finite floats.
+
+        If the scale holds a single loss, its length is the absolute value of the loss, or 1 for a loss of 0.
+        """
         if self.is_logarithmic:
             lowest, highest = math.log10(self.lowest), math.log10(self.highest)
             power = lowest + fraction * (highest - lowest)
@@ -52,18 +55,21 @@ class LossScale:
 
 
 def make_loss_scale(drawn_losses: Sequence[float], losses: Sequence[float] = ()) -> LossScale:
-    """Return the scale for the losses that are `drawn`, in a run whose complete evaluations have these `losses`.
+    """Return the scale for the losses of a figure.
 
-    The lower the better, so the lower end is the lowest loss of all, and only the upper end may leave some out:
+    The lower end is the lowest loss. The upper end excludes outliers by two rules:
 
-    1. What is more than 100 times as high as the usual loss, which is the median of those above the best: up to half
-       of all individuals may have diverged. Where losses are not positive: what is further above the usual one than 99
-       times its size, and than 99 times its distance from the best.
-    2. Of the others, if nine tenths have less than a tenth of the scale for themselves, what is more than ten times as
-       far up as these nine tenths are: a tenth of the others at most, and nothing of ten or fewer.
+    1. Losses more than 100 times as high as the usual loss. The usual loss is the median of the losses above the best,
+       since up to half of all individuals may diverge. If losses are not positive: losses that exceed the usual loss
+       by more than 99 times its absolute value and 99 times its distance from the best.
+    2. If nine tenths of the other losses fill less than a tenth of the scale: losses more than ten times as far from
+       the lower end as these nine tenths. This excludes at most a tenth of the losses, and none of ten or fewer.
 
-    Each rule applies only where it halves the scale at least. Otherwise, and so in every run without outliers, all
-    losses are on the scale.
+    A rule applies only if it halves the scale at least, so the scale includes all losses of a run without outliers.
+
+    Args:
+        drawn_losses: Losses in the figure.
+        losses: Losses of all complete evaluations, which determine the usual loss; default: `drawn_losses`.
     """
     shown = sorted(loss for loss in drawn_losses if math.isfinite(loss))
     if not shown:
@@ -79,12 +85,16 @@ def make_loss_scale(drawn_losses: Sequence[float], losses: Sequence[float] = ())
 
 
 def find_complete_losses(evaluations: Sequence[Evaluation]) -> list[float]:
-    """Return the losses of what is complete, which say what is usual in a run."""
-    return [one.loss for one in evaluations if one.state == "complete" and math.isfinite(one.loss)]
+    """Return the finite losses of complete evaluations, which show the usual losses of a run."""
+    return [
+        evaluation.loss
+        for evaluation in evaluations
+        if evaluation.state == "complete" and math.isfinite(evaluation.loss)
+    ]
 
 
 def _shorten_scale(scale: LossScale, losses: Sequence[float], limit: float) -> LossScale:
-    """Return a scale that ends at the highest loss up to the limit, if that is worth it; `losses` are sorted."""
+    """Return a scale that ends at the highest loss up to `limit`, or `scale` itself if that would save little."""
     inside = [loss for loss in losses if loss <= limit]
     worth_it = bool(inside) and scale.compute_fraction(inside[-1]) <= _MAX_SHORTENED_FRACTION
     return LossScale(scale.lowest, inside[-1]) if worth_it else scale
@@ -95,8 +105,8 @@ def _compute_upper_limit(losses: Sequence[float]) -> float:
     return usual + (_MAX_LOSS_RATIO - 1) * max(abs(usual), usual - best)
 
 
-def _compute_quantile(losses: Sequence[float], share: float) -> float:
-    """Return the lowest loss that a `share` of those above the best do not exceed; equals of the best do not count."""
+def _compute_quantile(losses: Sequence[float], fraction: float) -> float:
+    """Return the lowest loss that a `fraction` of the losses above the best does not exceed."""
     best = min(losses)
     above = sorted(loss for loss in losses if loss > best) or [best]
-    return above[math.ceil(share * len(above)) - 1]
+    return above[math.ceil(fraction * len(above)) - 1]

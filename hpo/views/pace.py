@@ -1,4 +1,4 @@
-"""How fast evaluations end, and how long those that are left will take."""
+"""Estimate how fast evaluations end and how much time is left."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ from dataclasses import dataclass
 
 from hpo.store.evaluations import Evaluation
 
-_MIN_RECENT = 20  # evaluations from which the pace is computed, or twice as many as are running
+_MIN_RECENT = 20  # evaluations in the pace; more if more than 10 are running, twice their number
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Evaluations per minute, and the seconds that are left; None where they are not known."""
+    """Evaluations per minute and remaining seconds; None if unknown."""
 
     per_minute: float | None = None
     seconds_left: float | None = None
 
 
 def compute_pace(evaluations: Sequence[Evaluation], remaining: int, session_start: float, now: float | None) -> Pace:
-    """Return the pace at which this session, which began at `since`, has ended its last evaluations.
+    """Compute the pace of the latest evaluations of this session, and the remaining time.
 
-    `since` and `now` are seconds since the epoch. The time since the last end counts, so that a run which hangs is seen
-    to be slow. `to_do` is how many evaluations are left. `now` is None where the run does not go on: then the pace is
-    that of the whole session, and the seconds that are left are None.
+    The time since the last end counts, so the pace drops if the run hangs.
+
+    Args:
+        evaluations: Evaluations of the run, also of earlier sessions.
+        remaining: Number of evaluations still to be done.
+        session_start: Start of this session, in seconds since the epoch.
+        now: Current time, in seconds since the epoch; None if the run is not active. Then the pace is that of the whole
+            session, and no remaining time is computed.
     """
     ours = [evaluation for evaluation in evaluations if evaluation.started >= session_start]
     ended = sorted(
@@ -41,7 +46,7 @@ def compute_pace(evaluations: Sequence[Evaluation], remaining: int, session_star
     per_minute = 60 * len(recent) / seconds
     if now is None:
         return Pace(per_minute)
-    # What is running is partly done. Without it, the first of 100 workers to end would predict 100 times too much.
+    # Running evaluations count in part. Otherwise the first estimate with 100 workers would be 100 times too long.
     typical = sum(max(0.0, evaluation.ended - evaluation.started) for evaluation in recent) / len(recent)
     begun = (
         sum(min(1.0, max(0.0, now - evaluation.started) / typical) for evaluation in running) if typical > 0 else 0.0

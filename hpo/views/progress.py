@@ -1,4 +1,4 @@
-"""A run's progress as plain lines: one for each evaluation that has ended, and now and then the time left."""
+"""Print the progress of a run: a line per ended evaluation, and from time to time the remaining time."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ _RESERVED_COLUMNS = ("done", "island", "worker", "generation", "loss", "seconds"
 
 
 class ProgressLines:
-    """Makes a line for each evaluation that ends; those that had ended before are in `past`; `budget` may change.
+    """Formats a line for each evaluation that ends, and marks new best evaluations or new members of the front.
 
-    An evaluation is marked that is the best when it ends; with several objectives, one that joins the front.
+    Args:
+        past: Evaluations recorded so far; ended ones get no line.
+        budget: Number of evaluations of the run; may be changed later.
+        objectives: The objectives of the run.
     """
 
     def __init__(self, past: Sequence[Evaluation], budget: int, objectives: Objectives = ONLY_LOSS) -> None:
-        self._roots: dict[int, int] = {}  # first trials of individuals, by trial
+        self._roots: dict[int, int] = {}  # first trial of the individual of each trial
         self._ended: set[int] = set()  # trials
-        # First trials of the individuals that have ended at least once.
+        # First trials of the individuals with at least one ended trial.
         self._done = {self._roots[evaluation.trial] for evaluation in self.take_ended(past)}
-        self._archive = FrontArchive(objectives, [one for one in past if one.confirms is None])
+        self._archive = FrontArchive(objectives, [evaluation for evaluation in past if evaluation.confirms is None])
         self._several = objectives.is_multi_objective
         self._mark = "front" if self._several else "best"
         self.budget = budget
@@ -42,18 +45,18 @@ class ProgressLines:
 
     @property
     def heading(self) -> str:
-        """The line above all others."""
+        """Heading of the columns."""
         done, mark = 2 * len(str(self.budget)) + 1, len(self._mark)
         return f"{'done':>{done}}  island  worker  generation      loss  {'':{mark}}  seconds"
 
     @property
     def done_count(self) -> int:
-        """The number of individuals that have ended at least once; one that is promoted has ended before."""
+        """Number of individuals with at least one ended trial."""
         return len(self._done)
 
     @property
     def best_text(self) -> str:
-        """What has been found, as the beginning of a line."""
+        """Best result so far, as the beginning of a line; empty if there is none."""
         found = self._archive.front
         return format_best_so_far(find_best(found), len(found) if self._several else 0)
 
@@ -68,7 +71,7 @@ class ProgressLines:
         return sorted(ended, key=lambda evaluation: evaluation.ended)
 
     def format_line(self, evaluation: Evaluation) -> str:
-        """Return the line of the next evaluation that has ended, and count its individual."""
+        """Return the line of an ended evaluation, and count its individual."""
         self._done.add(find_root(evaluation, self._roots))
         confirms = "" if evaluation.confirms is None else f"confirms {evaluation.confirms}  "
         mark = self._mark if not confirms and self._archive.add(evaluation) else ""
@@ -86,7 +89,7 @@ class ProgressLines:
         )
 
     def _align_values(self, values: dict[str, object]) -> str:
-        """Return named values as text, in columns as wide as the widest so far."""
+        """Return named values as text; each column keeps the largest width so far."""
         texts = []
         for name, item in values.items():
             text = f"{make_printable(name)}={format_value(item)}"
@@ -96,18 +99,23 @@ class ProgressLines:
 
 
 class ProgressPrinter:
-    """Prints evaluations as the record comes to hold them, from a thread of its own while inside ``with``.
+    """Prints a line per ended evaluation, from a thread that runs inside ``with``.
 
-    `news` returns the evaluations that have started or ended since its last call. What had ended before is not printed
-    again. Since all lines are printed from what the record holds, everything that was printed is durable. `on_error` is
-    called with a message or a traceback where no more lines can be printed.
+    Evaluations that ended before are not printed. Each printed evaluation is already in the study, so it is durable.
+
+    Args:
+        read_changes: Returns the evaluations that have started or ended since its last call.
+        budget: Number of evaluations of the run.
+        out: Stream to print to; default: standard output, even if an objective replaces sys.stdout.
+        on_error: Called with a traceback if printing fails.
+        objectives: The objectives of the run.
     """
 
     def __init__(
         self,
         read_changes: Callable[[], Sequence[Evaluation]],
         budget: int,
-        out: TextIO | None = sys.__stdout__,  # whatever objectives have put into its place
+        out: TextIO | None = sys.__stdout__,
         on_error: Callable[[str], None] = sys.exit,
         objectives: Objectives = ONLY_LOSS,
     ) -> None:
@@ -140,9 +148,9 @@ class ProgressPrinter:
             self._on_error(traceback.format_exc().rstrip())
 
     def _print_new(self) -> None:
-        news = {evaluation.trial: evaluation for evaluation in self._read_changes()}
-        self._evaluations |= news
-        for evaluation in self._lines.take_ended(news.values()):
+        changed = {evaluation.trial: evaluation for evaluation in self._read_changes()}
+        self._evaluations |= changed
+        for evaluation in self._lines.take_ended(changed.values()):
             self._print_line(self._lines.format_line(evaluation))
         if time.monotonic() - self._estimated_at > SECONDS_BETWEEN_ESTIMATES and self._lines.done_count < self._budget:
             self._estimated_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""The rungs of a pruner that pauses, as text."""
+"""Format the rungs of a pruner that pauses evaluations."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from hpo.text_format import format_number
 
 
 def make_rung_columns(rungs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Return the rungs of a summary as columns, each with its heading."""
-    names = {"epochs": "rung", "reached": "reached", "went_on": "went on", "paused": "paused"}
+    """Return the rungs of a summary as table columns: pairs of a heading and its cells."""
+    names = {"epochs": "rung", "reached": "reached", "went_on": "continued", "paused": "paused"}
     if len({rung["bracket"] for rung in rungs}) > 1:
         names = {"bracket": "bracket", **names}
     columns = [(name, [str(rung[key]) for rung in rungs]) for key, name in names.items()]
     columns.append(("best", ["" if rung["best"] is None else format_number(rung["best"]) for rung in rungs]))
-    return [*columns, ("next to go on", [format_next_promotion(rung) for rung in rungs])]
+    return [*columns, ("next promotion", [format_next_promotion(rung) for rung in rungs])]
 
 
 def format_next_promotion(rung: Mapping[str, Any]) -> str:
-    """Return what goes on next from a rung, and when; empty where nothing is paused there."""
+    """Return which trial of a rung is promoted next and when; empty if no trial is paused there."""
     first = rung["next"]
     if first is None:
         return ""
     loss = "" if first["loss"] is None else f", {format_number(first['loss'])}"
-    what = f"trial {first['trial']}{loss}"
+    candidate = f"trial {first['trial']}{loss}"
     if first["at"] is None:
-        return f"{what}: never"
-    return f"{what}: now" if first["at"] <= rung["reached"] else f"{what}: if {first['at']} reach it"
+        return f"{candidate}: never"
+    if first["at"] <= rung["reached"]:
+        return f"{candidate}: now"
+    return f"{candidate}: after {first['at']} have reached it"

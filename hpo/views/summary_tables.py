@@ -1,4 +1,4 @@
-"""The top-n tables of a run, from its summary."""
+"""Print the tables of a run from its summary."""
 
 from __future__ import annotations
 
@@ -41,14 +41,20 @@ from hpo.views.rung_columns import make_rung_columns
 from hpo.views.table_format import format_table, make_empty_table, make_table
 
 _MAX_REASONS = 10
-_MAX_FRONT_ROWS = 20  # individuals of the front in its table, or as many as are asked for
-_LINE_WIDTH = 100  # of sentences
-_MAX_CHANGED = 8  # hyperparameters in a table
-RESERVED_COLUMNS = ("loss", "trial", "island", "worker", "generation", "seconds")  # columns
+_MAX_FRONT_ROWS = 20  # rows in the table of the front, or --top-n if that is larger
+_LINE_WIDTH = 100  # characters per line of sentences
+_MAX_CHANGED = 8  # changed hyperparameters in the table of the lineage
+RESERVED_COLUMNS = ("loss", "trial", "island", "worker", "generation", "seconds")
 
 
 def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives = ONLY_LOSS) -> None:
-    """Print the counts, and the best individuals of each island and of the whole run."""
+    """Print the best individuals of each island and of the whole run, and the counts of evaluations.
+
+    Args:
+        summary: Content of summary.json.
+        run_dir: The run directory, for commands.
+        objectives: The objectives of the run.
+    """
     for island in summary["islands"]:
         if island["top"]:
             print(_format_entries(f"Island {island['island']}", island["top"], summary, run_dir, objectives))
@@ -56,8 +62,8 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
     if summary["confirmed"]:
         print(format_confirmed(summary, run_dir))
         if not summary["unconfirmed"]:
-            places = [str(place) for place in range(1, 1 + len(summary["confirmed"]))]
-            lines = (textwrap.fill(sentence, _LINE_WIDTH) for sentence in describe_confirmed(summary, places))
+            positions = [str(position) for position in range(1, 1 + len(summary["confirmed"]))]
+            lines = (textwrap.fill(sentence, _LINE_WIDTH) for sentence in describe_confirmed(summary, positions))
             print(*lines, "", sep="\n")
     if summary["best"]:
         print(_format_propagators(summary["propagators"], make_improved_heading(objectives)))
@@ -70,30 +76,31 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
         states.append(f"{summary['waiting']} waiting to be evaluated")
     if summary["unconfirmed"]:
         states.append(f"{summary['unconfirmed']} to confirm the best")
-    taken_over = f"; {summary['taken_over']} taken over" if summary["taken_over"] else ""
+    imported = f"; {summary['taken_over']} imported" if summary["taken_over"] else ""
     grown = f"; {summary['grown']} with more than one worker" if summary["grown"] else ""
-    print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}{taken_over}{grown}")
+    print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}{imported}{grown}")
 
 
 def print_times(summary: Mapping[str, Any]) -> None:
-    """Print the wall time and how busy the workers were."""
-    took = f"{format_duration(summary['wall_seconds'])}, " if summary["wall_seconds"] >= 0 else ""  # the clock was set
+    """Print the wall time, and the fraction of it in which workers were busy."""
+    # The wall time is negative if the clock was set back.
+    took = f"{format_duration(summary['wall_seconds'])}, " if summary["wall_seconds"] >= 0 else ""
     print(f"{took}workers busy {summary['worker_busy_fraction']:.1%} of the time")
 
 
 def print_advice(advice: Sequence[Advice]) -> None:
-    """Print what follows from a run: what to do, why, and what to type; nothing where nothing follows."""
+    """Print recommended next steps, each with its evidence and command; print nothing without advice."""
     lines = ["", "What to do next"] if advice else []
-    for one in advice:
-        for text, first in ((one.text, "- "), (one.evidence, "  ")):
+    for item in advice:
+        for text, first in ((item.text, "- "), (item.evidence, "  ")):
             lines += textwrap.wrap(make_printable(text), _LINE_WIDTH, initial_indent=first, subsequent_indent="  ")
-        lines += [f"      {make_printable(one.command)}"] if one.command else []
+        lines += [f"      {make_printable(item.command)}"] if item.command else []
     if lines:
         print("\n".join(lines))
 
 
 def _format_best(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives) -> str:
-    """Return the table of the best of the whole run."""
+    """Return the table of the best individuals of the whole run."""
     if summary["front"]:
         return _format_front(summary, run_dir, objectives)
     if summary["top"]:
@@ -104,10 +111,10 @@ def _format_best(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
 
 
 def _format_front(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives) -> str:
-    """Return the table of the front, and what it is; of a long one, ties in a row, and rows that are far apart."""
+    """Return the table of the front; a long front shows one row per tie, and rows that are far apart."""
     front, most = summary["front"], max(_MAX_FRONT_ROWS, len(summary["top"]))
     entries = front if len(front) <= most else group_ties(front, objectives)
-    shown = [entries[place] for place in select_far_apart(compute_entry_costs(entries, objectives), most)]
+    shown = [entries[index] for index in select_far_apart(compute_entry_costs(entries, objectives), most)]
     lines = textwrap.wrap(make_printable(describe_front(len(front), objectives)), _LINE_WIDTH)
     lines += textwrap.wrap(make_printable(describe_hypervolume(summary["hypervolume"], objectives)), _LINE_WIDTH)
     if rest := len(front) - len(shown):
@@ -138,7 +145,7 @@ def _format_entries(
     if any(entry["inherits"] is not None for entry in entries):
         right.append(("inherits", [_format_parent(entry) for entry in entries]))
     if any(entry["origin"] for entry in entries):
-        right.append(("taken over from", [entry["origin"] for entry in entries]))
+        right.append(("imported from", [entry["origin"] for entry in entries]))
     more = make_show_command(run_dir, str(entries[0]["trial"]))
     return format_individuals(
         title, [entry["params"] for entry in entries], left, right, more, find_important_names(summary)
@@ -161,7 +168,7 @@ def _format_propagators(entries: Sequence[Mapping[str, Any]], improved_heading: 
 
 
 def _format_ancestry_and_rungs(summary: Mapping[str, Any]) -> str:
-    """Return how individuals came to be what they are: the line of the best, and the rungs; empty without either."""
+    """Return the tables of the best individual's lineage and of the rungs; empty without either."""
     texts = [_format_ancestry(summary["lineage"])] if summary["lineage"] else []
     if summary["rungs"]:
         texts.append(format_table("Rungs, in epochs", make_table(make_rung_columns(summary["rungs"]))))
@@ -169,7 +176,7 @@ def _format_ancestry_and_rungs(summary: Mapping[str, Any]) -> str:
 
 
 def _format_ancestry(ancestry: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of those from whom the best has come, with what has changed from one to the next."""
+    """Return a table of the ancestors of the best individual, with the hyperparameters that changed."""
     names = collect_names(entry["params"] for entry in ancestry)
     changed = [name for name in names if len({entry["params"].get(name) for entry in ancestry}) > 1]
     columns = [(name, [str(entry[name]) for entry in ancestry]) for name in ("trial", "epochs")]
@@ -177,7 +184,9 @@ def _format_ancestry(ancestry: Sequence[Mapping[str, Any]]) -> str:
     columns += [
         (name, [format_value(entry["params"].get(name, "")) for entry in ancestry]) for name in changed[:_MAX_CHANGED]
     ]
-    return format_table("The line of the best: each began with the weights of the one above", make_table(columns))
+    return format_table(
+        "Lineage of the best: each trial began with the checkpoint of the trial above", make_table(columns)
+    )
 
 
 def _format_failure_reasons(reasons: Sequence[Mapping[str, Any]], run_dir: Path) -> str:

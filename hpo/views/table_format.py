@@ -1,4 +1,4 @@
-"""The style of all tables."""
+"""Define the style of all tables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hpo.text_format import make_printable
 
 
 def make_empty_table() -> Table:
-    """Make a table without columns, in the style of all."""
+    """Return a table without columns, in the common style."""
     return Table(box=box.SIMPLE_HEAD, pad_edge=False)
 
 
 def make_table(columns: Sequence[tuple[str, Sequence[str]]]) -> Table:
-    """Make a table of columns of figures, each with its heading."""
+    """Return a table of right-aligned columns, given as pairs of a heading and its cells."""
     table = make_empty_table()
     for heading, _ in columns:
         table.add_column(make_printable(heading), justify="right", no_wrap=True)
@@ -27,8 +27,8 @@ def make_table(columns: Sequence[tuple[str, Sequence[str]]]) -> Table:
 
 
 def format_table(title: str, table: Table, *below: str, width: int = 1000) -> str:
-    """Return a table as text, with a title above it, lines below it, and an empty line at the end."""
-    # As wide as it needs: under mpirun, output is a pipe, or a terminal that has 80 columns whatever the real one has.
+    """Return a table as text: a title above it, lines below it, and an empty line at the end."""
+    # The width of the terminal is unknown under mpirun: output is a pipe, or a terminal that claims 80 columns.
     console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:
         console.print(table, markup=False)

@@ -1,4 +1,4 @@
-"""The individual that a run recommends: how good it is, and which of its networks was tested."""
+"""Describe the individual that a run recommends, its test result, and where its weights are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from hpo.views.summary_tables import RESERVED_COLUMNS
 
 
 def print_winner(run: RunReader, chosen: Evaluation, objective: str | None = None) -> None:
-    """Print on stderr how good the best individual is, and where its weights are; `by` says in what it is the best."""
+    """Print the results of the best individual and the location of its weights to stderr.
+
+    Args:
+        run: Reader of the run.
+        chosen: The best individual.
+        objective: Name of the objective in which it is the best; None for the default choice.
+    """
     objectives, test = run.manifest.objectives, read_winner_test(run.run_dir, chosen)
     names = name_metrics(chosen.metrics, chosen.params, RESERVED_COLUMNS)
     metrics = {names[name]: chosen.metrics[name] for name in put_objectives_first(chosen.metrics, objectives)}
@@ -28,16 +34,16 @@ def print_winner(run: RunReader, chosen: Evaluation, objective: str | None = Non
     if objectives.is_multi_objective and objective is None:
         lines.append(describe_alternatives(run.find_front(), objectives))
     if test:
-        other = (
+        weights = (
             "" if test["confirmation"] is None else f", with the weights of {format_label(test['confirmation'], True)}"
         )
-        lines.append(f"on test data{other}: {format_named_values(test['metrics'])}")
+        lines.append(f"on test data{weights}: {format_named_values(test['metrics'])}")
     lines += _format_weights(run, chosen)
     print(*map(make_printable, lines), sep="\n", file=sys.stderr)
 
 
 def format_test_result(run: RunReader, winner: Evaluation, content: Mapping[str, Any]) -> list[str]:
-    """Return which network was tested, and what came out; and why this one, if other seeds have decided."""
+    """Return lines about the tested network and its metrics, and the reason for its choice if it was confirmed."""
     metrics = ", ".join(f"{make_printable(name)} {format_number(value)}" for name, value in content["metrics"].items())
     network = find_network(run.run_dir, winner, run.read_confirmations(all_plans=True))
     name = network.name if network else f"trial {winner.trial}"
@@ -52,7 +58,7 @@ def format_test_result(run: RunReader, winner: Evaluation, content: Mapping[str,
 
 
 def explain_missing_test(run: RunReader, winner: Evaluation) -> str:
-    """Return why the winner's network was not tested; empty if no weights are kept, or it was tested before."""
+    """Return why the winner's network was not tested; empty if no weights exist, or if it was tested before."""
     kept = read_weights_trial(run.run_dir.best_weights)
     network = find_network(run.run_dir, winner, run.read_confirmations(all_plans=True))
     if kept is None or (network and network.info.settings == run.manifest.settings):
@@ -78,7 +84,7 @@ def _format_confirmation(entry: Mapping[str, Any]) -> str:
 
 
 def _format_weights(run: RunReader, chosen: Evaluation) -> Sequence[str]:
-    """Return a line that says where an individual's weights are, or whose there are; none without any."""
+    """Return a line with the location of an individual's weights, or of the weights that exist; empty without any."""
     network = find_network(run.run_dir, chosen, run.read_confirmations(all_plans=True))
     if network:
         return [f"its weights: {network.path}{_format_seed(network)}"]
@@ -87,5 +93,5 @@ def _format_weights(run: RunReader, chosen: Evaluation) -> Sequence[str]:
 
 
 def _format_seed(network: TrainedNetwork) -> str:
-    one = network.trained_by
-    return "" if one.confirms is None else f" (seed {one.seed}, loss {format_number(one.loss)})"
+    evaluation = network.trained_by
+    return "" if evaluation.confirms is None else f" (seed {evaluation.seed}, loss {format_number(evaluation.loss)})"

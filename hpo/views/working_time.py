@@ -1,4 +1,4 @@
-"""When a run worked: the time in which any of its workers evaluated something."""
+"""Compute the working time of a run: the time in which at least one worker evaluates."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hpo.store.evaluations import Evaluation
 
 
 def compute_end(evaluation: Evaluation, now: float | None) -> float:
-    """Return when an evaluation ended, in seconds since the epoch; a running one counts as ended at `now`.
+    """Return the end of an evaluation, in seconds since the epoch; running evaluations end at `now`.
 
-    Where no end is known, the start is returned: for an interrupted evaluation, for a running one if `now` is None
-    since the run does not go on, and for one that ended before it began, by a clock that was set meanwhile.
+    If the end is unknown, the start is returned. This applies to interrupted evaluations, and to running ones if `now`
+    is None because the run is not active. The end is never before the start, even if the clock was set back.
     """
     stop = now if evaluation.state == "running" else evaluation.ended
     if stop is None or evaluation.state == "interrupted":
@@ -22,15 +22,22 @@ def compute_end(evaluation: Evaluation, now: float | None) -> float:
 
 
 class WorkingTime:
-    """The time of a run without the pauses in which nothing was evaluated.
+    """The time of a run without pauses, in which no worker evaluated.
 
-    `spans` are the times between pauses, in order, as pairs of seconds since the epoch; `total` is their length in
-    seconds. `now` is None where the run does not go on.
+    Args:
+        evaluations: Evaluations of the run; imported ones are ignored.
+        now: Current time, in seconds since the epoch; None if the run is not active.
+
+    Attributes:
+        spans: Start and end of each period between pauses, in order, in seconds since the epoch.
+        total: Sum of the lengths of all periods, in seconds.
     """
 
     def __init__(self, evaluations: Iterable[Evaluation], now: float | None) -> None:
         times = sorted(
-            (e.started, compute_end(e, now)) for e in evaluations if not e.imported_from and math.isfinite(e.started)
+            (evaluation.started, compute_end(evaluation, now))
+            for evaluation in evaluations
+            if not evaluation.imported_from and math.isfinite(evaluation.started)
         )
         self.spans: list[tuple[float, float]] = []
         for start, stop in times:
@@ -45,9 +52,9 @@ class WorkingTime:
             self.total += stop - start
 
     def compute_seconds(self, moment: float) -> float:
-        """Return the seconds of working time up to a moment in which something was evaluated."""
-        place = bisect_right(self.spans, (moment, math.inf)) - 1
-        if place < 0:
+        """Return the working time before a moment, in seconds; `moment` is in seconds since the epoch."""
+        index = bisect_right(self.spans, (moment, math.inf)) - 1
+        if index < 0:
             return 0.0
-        start, stop = self.spans[place]
-        return self._seconds_before[place] + min(moment, stop) - start
+        start, stop = self.spans[index]
+        return self._seconds_before[index] + min(moment, stop) - start

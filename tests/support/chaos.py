@@ -1,4 +1,4 @@
-"""Jobs that are killed: all processes of one are found, whoever has started them, and some are ended with kill -9."""
+"""Jobs that are killed: find all processes of a job, whatever has started them, and kill some of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MARK = "HPO_TEST_JOB"
 
 @dataclass
 class Victim:
-    """A running job, whose output goes to `log`; every process of it carries a mark in its environment."""
+    """A running job whose output goes to `log`; each of its processes has a mark in its environment."""
 
     mpi: Mpi
     ranks: int
@@ -38,11 +38,11 @@ class Victim:
             )
 
     def find_processes(self) -> dict[int, str]:
-        """Return the living processes of the job and their command lines."""
+        """Return the running processes of the job and their command lines."""
         return find_marked_processes(self.mark)
 
     def find_ranks(self) -> list[int]:
-        """Return the processes that are ranks, and not those that ranks have started."""
+        """Return the processes that are ranks, without the processes that ranks have started."""
         pythons = [
             pid for pid, command in self.find_processes().items() if Path(command.split("\0")[0]).name[:6] == "python"
         ]
@@ -56,26 +56,26 @@ class Victim:
         ]
 
     def find_trainers(self) -> list[int]:
-        """Return the processes that were forked from templates, and not those that they have started."""
+        """Return the processes that were forked from templates, without the processes that these have started."""
         templates = self.find_templates()
         return [pid for pid in self.find_processes() if _find_parent(pid) in templates]
 
-    def kill(self, whom: str, chance: random.Random) -> str:
-        """Kill a rank, mpirun, or everything at once, or a trainer or a template, and say what was killed."""
-        everyone = self.find_processes()
+    def kill(self, part: str, chance: random.Random) -> str:
+        """Kill a rank, mpirun, all processes, a trainer or a template, and return a description."""
+        processes = self.find_processes()
         choices = {"rank": self.find_ranks, "trainer": self.find_trainers, "template": self.find_templates}
-        chosen = {"mpirun": [self.job.pid], "all": list(everyone)}.get(whom) or choices[whom]()
-        if whom in choices:
+        chosen = {"mpirun": [self.job.pid], "all": list(processes)}.get(part) or choices[part]()
+        if part in choices:
             chosen = [chance.choice(sorted(chosen))] if chosen else []
-        if whom == "rank":
+        if part == "rank":
             chosen = chosen or [self.job.pid]
         for pid in chosen:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        return f"{whom} ({len(chosen)} of {len(everyone)} processes)"
+        return f"{part} ({len(chosen)} of {len(processes)} processes)"
 
     def suspend(self, seconds: float) -> bool:
-        """Stop all processes for so long; false if the job has ended."""
+        """Stop all processes for a time; return false if the job has ended."""
         processes = [pid for pid in self.find_processes() if pid != os.getpid()]
         if self.job.poll() is not None:
             return False
@@ -87,7 +87,7 @@ class Victim:
         return True
 
     def wait_for(self, text: str, seconds: float = 60) -> bool:
-        """Wait until the job has printed a text; false if it has ended before."""
+        """Wait until the job has printed a text; return false if the job has ended before."""
         end = time.monotonic() + seconds
         while text not in self.log.read_text():
             assert time.monotonic() < end, f"no {text!r} in {self.log.read_text()}"
@@ -97,13 +97,13 @@ class Victim:
         return True
 
     def sleep(self, seconds: float) -> None:
-        """Wait, but not for longer than the job lives."""
+        """Wait, at most until the job ends."""
         end = time.monotonic() + seconds
         while self.job.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
 
     def wait(self, seconds: float = 60, seconds_to_end: float = 10) -> tuple[int, str]:
-        """Wait for mpirun and for every process of the job, and give mpirun's status and what it wrote to stderr."""
+        """Wait for mpirun and all processes of the job; return the status of mpirun and its standard error."""
         _, errors = self.job.communicate(timeout=seconds)
         end = time.monotonic() + seconds_to_end
         while self.find_processes():
@@ -114,7 +114,7 @@ class Victim:
 
 @contextmanager
 def kill_at_end(victim: Victim) -> Iterator[Victim]:
-    """Kill what is left of a job at the end of ``with``, so that a test that fails leaves no process."""
+    """Kill the rest of a job at the end of `with`, so that a failed test leaves no process."""
     try:
         yield victim
     finally:
@@ -125,7 +125,7 @@ def kill_at_end(victim: Victim) -> Iterator[Victim]:
 
 def find_children(pid: int) -> list[int]:
     """Return the processes that a process has started."""
-    return [other for other in read_command_lines() if _find_parent(other) == pid]
+    return [child for child in read_command_lines() if _find_parent(child) == pid]
 
 
 def _find_parent(pid: int) -> int:
@@ -135,11 +135,11 @@ def _find_parent(pid: int) -> int:
 
 
 def read_command_lines() -> dict[int, str]:
-    """Return the command lines of all processes, each word with a null behind it; empty for those that have ended."""
+    """Return the command lines of all processes, each word followed by a null; empty for ended processes."""
     found = {}
-    for place in Path("/proc").glob("[0-9]*"):
+    for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            found[int(place.name)] = (place / "cmdline").read_bytes().decode(errors="replace")
+            found[int(folder.name)] = (folder / "cmdline").read_bytes().decode(errors="replace")
     return found
 
 

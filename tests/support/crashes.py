@@ -1,4 +1,4 @@
-"""Runs of tests/searches/dying.py, whose trainers crash and hang, and what the ranks of its workers have noted."""
+"""Runs of tests/searches/dying.py, whose trainers crash and hang, and the notes of its ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.launch import PROGRAM, SEARCHES, Mpi
 
 @dataclass
 class NotedEvaluation:
-    """An evaluation as the ranks of its worker have noted it: its starts by rank, and the moments before crashes."""
+    """An evaluation in the notes of its worker's ranks: its starts by rank, and the times of crashes."""
 
     x: float
     way: str
@@ -30,7 +30,7 @@ class NotedEvaluation:
 
 
 def make_dying_arguments(*options: object, **settings: object) -> list[object]:
-    """Return the arguments of a run that notes in the current directory what its trainers do."""
+    """Return the arguments of a run whose trainers write notes to the current directory."""
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
     return [PROGRAM, SEARCHES / "dying.py", "--run-dir", "run", "--islands", 1, *options, *chosen]
 
@@ -49,9 +49,9 @@ def list_noted(folder: Path) -> list[NotedEvaluation]:
 
 
 def group_noted_by_worker(folder: Path) -> Mapping[int, Sequence[NotedEvaluation]]:
-    """Return the evaluations of each worker, in the order in which they started."""
+    """Return the evaluations of each worker, in the order of their starts."""
     found: dict[int, dict[float, NotedEvaluation]] = {}
-    for worker, rank, note in sorted(read_notes(folder), key=lambda one: float(one[2]["at"])):
+    for worker, rank, note in sorted(read_notes(folder), key=lambda item: float(item[2]["at"])):
         evaluation = found.setdefault(worker, {}).setdefault(
             note["x"], NotedEvaluation(note["x"], note["way"], note["rank"])
         )
@@ -74,7 +74,7 @@ def measure_recovery_times(folder: Path) -> dict[str, float]:
 
 
 def find_shared_memory(victim: Victim) -> set[tuple[str, int]]:
-    """Return the names and inodes of files in shared memory that the processes of a job have mapped."""
+    """Return names and inodes of the files in shared memory that the processes of a job have mapped."""
     found = set[tuple[str, int]]()
     for process in victim.find_processes():
         with suppress(OSError):
@@ -87,9 +87,9 @@ def find_shared_memory(victim: Victim) -> set[tuple[str, int]]:
 
 @contextmanager
 def start_job(mpi: Mpi, ranks: int, folder: Path, arguments: list[object]) -> Iterator[Victim]:
-    """Start a job with its own folder for temporary files, and kill what is left of it at the end of ``with``.
+    """Start a job with its own folder for temporary files, and kill the rest of it at the end of `with`.
 
-    Asserts that no temporary files are left, and nothing in shared memory.
+    It asserts that neither temporary files nor files in shared memory are left.
     """
     temporary, shared = folder / "temporary", set[tuple[str, int]]()
     temporary.mkdir()
@@ -100,17 +100,17 @@ def start_job(mpi: Mpi, ranks: int, folder: Path, arguments: list[object]) -> It
             time.sleep(0.3)
 
     with kill_at_end(Victim(mpi, ranks, arguments, folder, folder / "log", {"TMPDIR": str(temporary)})) as victim:
-        looking = threading.Thread(target=watch_shared_memory, daemon=True)
-        looking.start()
+        watching = threading.Thread(target=watch_shared_memory, daemon=True)
+        watching.start()
         yield victim
-        looking.join(10)
-    # torch makes the folder of its compiler's cache when it is imported, and keeps it.
+        watching.join(10)
+    # torch creates the folder of its compiler's cache when it is imported, and keeps it.
     assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
     assert [path for path, inode in shared if Path(path).exists() and Path(path).stat().st_ino == inode] == []
 
 
 def kill_on_request(victim: Victim) -> threading.Thread:
-    """Start a thread that kills trainers of the way "outside" from this process, as long as the job lives."""
+    """Start a thread that kills trainers of the way "outside", until the job ends."""
 
     def kill() -> None:
         killed = set[int]()

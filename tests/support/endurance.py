@@ -1,4 +1,4 @@
-"""Runs that are killed, suspended, or fail in every way: what is lost, and how long they take to recover."""
+"""Runs that are killed, suspended, or fail in every way: which results are lost, and how long recovery takes."""
 
 from __future__ import annotations
 
@@ -38,30 +38,33 @@ Key = tuple[int, int, int, str, str]
 
 @dataclass
 class Tally:
-    """What happened to a run: kills and resumes, evaluations that were printed as finished, and those of them lost.
-
-    `trainers` and `templates` were killed, too, of jobs that have survived it; `failed` evaluations were in the former.
-    """
+    """Counts of the events in a run that is killed and resumed."""
 
     kills: int = 0
     trainers: int = 0
+    """Trainers that were killed in jobs that have survived it."""
     templates: int = 0
+    """Templates that were killed in jobs that have survived it."""
     failed: int = 0
+    """Evaluations that failed with a killed trainer."""
     resumes: int = 0
     finished: int = 0
+    """Evaluations that were printed as finished."""
     repeated: int = 0
     lost: int = 0
+    """Finished evaluations that are missing in the study."""
     readings: int = 0
+    """Times that the journal was read in the meantime."""
 
 
 def read_repeatedly(journal: Path, stop: Event, readings: multiprocessing.Queue[int | str]) -> None:
-    """Read a journal as any tool of Optuna's would, over and over; says how often, or what went wrong."""
+    """Read a journal repeatedly, as other tools of Optuna do; send the number of readings, or an error."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     count = 0
     try:
         while not stop.is_set():
-            with suppress(KeyError) if count == 0 else nullcontext():  # it has not begun
-                if journal.exists():  # to open it would make it
+            with suppress(KeyError) if count == 0 else nullcontext():  # The study may not exist yet.
+                if journal.exists():  # Opening it would create it.
                     load_trials(journal.parent)
                     count += 1
             time.sleep(0.02)
@@ -73,9 +76,10 @@ def read_repeatedly(journal: Path, stop: Event, readings: multiprocessing.Queue[
 def survive(
     mpi: Mpi, folder: Path, chance: random.Random, budget: int, most_kills: int, seconds_of_files: float = 0.0
 ) -> Tally:
-    """Kill a run and resume it, up to `most_kills` times, then let it end; assert that nothing was lost.
+    """Kill a run and resume it, up to `most_kills` times, then let it end; assert that no evaluation is lost.
 
-    In each session, a trainer or the template is killed before. Each operation on a file takes so many seconds more.
+    In each session, a trainer or the template is killed before. Each operation on a file takes `seconds_of_files`
+    longer.
     """
     run_dir, tally, reported = folder / "run", Tally(), Counter[Key]()
     run_dir.mkdir(parents=True)
@@ -93,7 +97,7 @@ def survive(
                 break
             tally.kills += 1
             tally.resumes += 1
-        assert status == 0, "it does not end"
+        assert status == 0, "the run does not end"
     finally:
         stop.set()
         tally.readings = _receive_count(readings)
@@ -102,8 +106,8 @@ def survive(
     ended = Counter(_make_trial_key(trial) for trial in trials)
     tally.finished, tally.repeated = len(trials), sum("retry_of" in trial.user_attrs for trial in trials)
     tally.lost = (reported - ended).total()
-    assert reported, "no line of an evaluation was understood"
-    assert tally.lost == 0, f"printed, and not in the study: {reported - ended}"
+    assert reported, "no line of an evaluation was parsed"
+    assert tally.lost == 0, f"printed, but not in the study: {reported - ended}"
     assert {trial.state.name for trial in trials} <= {"COMPLETE", "FAIL"}
     assert len(trials) == budget
     failures = [trial.user_attrs["failure"] for trial in trials if trial.state.name == "FAIL"]
@@ -123,24 +127,24 @@ def _run_session(
     settings = ["--set", "seconds=0.1", "--set", "way=none,raise,none,none", "--set", "every=1"]
     command: list[object] = [PROGRAM, FAULTY, "--run-dir", folder / "run", "--resume", *layout, *settings]
     victim = Victim(mpi, ranks, command, folder, log, variables)
-    what, killed = list[str](), False
-    began = not kill or chance.random() < 0.8  # some die before it begins
-    if began and victim.wait_for(f"/{budget} "):  # the line of an evaluation
+    killed_parts, killed = list[str](), False
+    began = not kill or chance.random() < 0.8  # Some jobs are killed before the first evaluation.
+    if began and victim.wait_for(f"/{budget} "):  # start of the line of an evaluation
         victim.sleep(chance.uniform(0.0, 1.0))
         part = chance.choice(["trainer", "template"])
         killed_part = victim.kill(part, chance)
         if not killed_part.startswith(f"{part} (0"):
             setattr(tally, f"{part}s", getattr(tally, f"{part}s") + 1)
-            what.append(killed_part)
+            killed_parts.append(killed_part)
     if kill:
-        after, whom = chance.uniform(0.0, 1.5 if began else 4.0), chance.choice(["rank", "mpirun", "all"])
+        after, job_part = chance.uniform(0.0, 1.5 if began else 4.0), chance.choice(["rank", "mpirun", "all"])
         victim.sleep(after)
         if victim.job.poll() is None:
             killed = True
-            what.append(f"{victim.kill(whom, chance)} after {after:.2f} s")
+            killed_parts.append(f"{victim.kill(job_part, chance)} after {after:.2f} s")
     status, errors = victim.wait(120)
     lines = Counter(_make_line_key(line) for line in parse_lines(log.read_text()))
-    shown = ", ".join(what) or "nothing"
+    shown = ", ".join(killed_parts) or "nothing"
     print(f"    {ranks} ranks, killed: {shown}: status {status}, {lines.total()} evaluations printed", flush=True)
     assert "Traceback" not in errors, errors
     assert "error:" not in errors, errors
@@ -149,7 +153,7 @@ def _run_session(
 
 def _receive_count(readings: multiprocessing.Queue[int | str]) -> int:
     result = readings.get(timeout=30)
-    assert isinstance(result, int), f"while others wrote, reading the journal failed: {result}"
+    assert isinstance(result, int), f"the journal could not be read during writes: {result}"
     return result
 
 
@@ -160,15 +164,16 @@ def _make_line_key(line: dict[str, str]) -> Key:
 
 
 def _make_trial_key(trial: optuna.trial.FrozenTrial) -> Key:
-    place = trial.user_attrs
+    attributes = trial.user_attrs
     loss = f"{trial.values[0]:.4g}" if trial.values else trial.state.name
-    return place["island"], place["worker"], place["generation"], loss, f"{trial.params['x']:.4g}"
+    return attributes["island"], attributes["worker"], attributes["generation"], loss, f"{trial.params['x']:.4g}"
 
 
 def measure_failure_recovery(mpi: Mpi, size: int, folder: Path, rounds: int = 2) -> dict[str, float]:
-    """Let evaluations fail in all ways on a worker of `size` ranks; seconds from a raise to the next start, the worst.
+    """Let evaluations fail in all ways on a worker of `size` ranks.
 
-    The first evaluation of the process is among them.
+    Returns:
+        The most seconds from an exception to the next start, by way, including the first evaluation of the process.
     """
     folder.mkdir()
     ways = [way for way in WAYS if size > 1 or way not in FOR_SEVERAL_RANKS]
@@ -177,7 +182,7 @@ def measure_failure_recovery(mpi: Mpi, size: int, folder: Path, rounds: int = 2)
     job = mpi.run(size, PROGRAM, FAULTY, *arguments, *settings, "--run-dir", folder / "run", cwd=folder)
     assert "Traceback" not in job.stderr, job.stderr
     notes = [[json.loads(line) for line in (folder / f"0-{rank}").read_text().splitlines()] for rank in range(size)]
-    starts: dict[int, list[float]] = {}  # of an evaluation, on those ranks on which it has begun
+    starts: dict[int, list[float]] = {}  # by evaluation, on the ranks on which it has begun
     for note in (note for of_rank in notes for note in of_rank if note["event"] == "starts"):
         starts.setdefault(note["number"], []).append(note["at"])
     worst: dict[str, float] = {}
@@ -185,13 +190,13 @@ def measure_failure_recovery(mpi: Mpi, size: int, folder: Path, rounds: int = 2)
         way, next_start = ways[number % len(ways)], max(starts[number + 1])
         failed = [n["at"] for of_rank in notes for n in of_rank if n["event"] == "fails" and n["way"] == way]
         raised = [at for at in failed if min(starts[number]) <= at <= next_start]
-        if raised:  # not in a way that the ranks find out together
+        if raised:  # Ranks that yield different losses raise no exception.
             worst[way] = max(worst.get(way, 0.0), next_start - min(raised))
     return worst
 
 
 def measure_crash_recovery(mpi: Mpi, size: int, folder: Path) -> dict[str, float]:
-    """Let the trainers of a worker of `size` ranks crash in all ways; seconds from a crash to the next start."""
+    """Let the trainers of a worker crash in all ways; return the most seconds from a crash to the next start."""
     folder.mkdir()
     options = ["--ranks-per-worker", size, "--evaluations", 2 * len(CRASHES), "--collective-timeout", 60]
     victim = Victim(mpi, size, make_dying_arguments(*options, ways=",".join(CRASHES), every=2), folder, folder / "log")
@@ -204,7 +209,7 @@ def measure_crash_recovery(mpi: Mpi, size: int, folder: Path) -> dict[str, float
 
 
 def measure_slowdown(mpi: Mpi, folder: Path) -> tuple[float, float, Counter[str]]:
-    """Time 60 evaluations on 8 ranks, every third of which fails, and without failures: seconds of both, and states."""
+    """Time 60 evaluations on 8 ranks, without failures and with every third failing; return both times and states."""
     folder.mkdir()
     seconds = []
     for name, way in (("well", "none"), ("ill", f"{','.join(WAYS)}")):
@@ -224,7 +229,7 @@ def measure_slowdown(mpi: Mpi, folder: Path) -> tuple[float, float, Counter[str]
 
 
 def suspend_run(mpi: Mpi, folder: Path, chance: random.Random, stops: int) -> tuple[int, float]:
-    """Stop a run at random moments, for longer than its ranks wait; gives its evaluations and the seconds stopped."""
+    """Stop a run at random times for longer than its ranks wait; return its evaluations and the seconds stopped."""
     folder.mkdir()
     ranks, ranks_per_worker, islands = chance.choice([(8, 2, 2), (6, 3, 1), (4, 4, 1)])
     layout = ["--ranks-per-worker", ranks_per_worker, "--islands", islands, "--collective-timeout", 3]

@@ -1,4 +1,4 @@
-"""Damages run directories in every way that disks and people do: whatever reads one works, or says what is wrong.
+"""Damage run directories as disks and people do, and check that each reader works or raises a clear message.
 
 `make soak` does it 1,000 times.
 """
@@ -69,7 +69,7 @@ _COMMANDS_AT_ONCE = 6
 
 
 def make_whole_runs(folder: Path) -> list[Path]:
-    """Leave two runs with all that a run leaves: one with evaluations in every state, and one that is finished."""
+    """Make two runs with all files: one with evaluations in every state, and a finished one."""
     everything = make_run_of_everything(folder)
     session = start_session(folder / "finished", evaluations=7, pruner="asha")
     record = session.open_record()
@@ -77,8 +77,8 @@ def make_whole_runs(folder: Path) -> list[Path]:
     record.fail(start_evaluation(record, 4), "rank 0: ValueError: no", "Traceback ...", 0.1)
     record.prune(start_evaluation(record, 5), 5.3, 0.1, {}, paused_after=3)
     record.prune(start_evaluation(record, 6), 6.3, 0.1, {}, paused_after=3)
-    place = {"island": 1, "worker": 0, "generation": 7}
-    promoted = record.promote(record.read_evaluations()[-1], place)
+    attributes = {"island": 1, "worker": 0, "generation": 7}
+    promoted = record.promote(record.read_evaluations()[-1], attributes)
     record.record_resume(promoted, [7.0, 6.5, 6.3], 0.1)
     record.complete(promoted, 6.3, 0.2, {})
     heir = start_evaluation(record, 7)
@@ -96,9 +96,9 @@ def _write_other_files(run_dir: Path) -> None:
     run = RunReader(run_dir)
     winner = run.find_winner()
     assert winner is not None
-    about = {"trial": winner.trial, "params": winner.params, "settings": dict(run.manifest.settings)}
+    metadata = {"trial": winner.trial, "params": winner.params, "settings": dict(run.manifest.settings)}
     save_file(
-        {"weight": torch.ones(3)}, run_dir / "best.safetensors", {name: json.dumps(it) for name, it in about.items()}
+        {"weight": torch.ones(3)}, run_dir / "best.safetensors", {name: json.dumps(it) for name, it in metadata.items()}
     )
     prediction = {"image": "data:image/png;base64,", "label": "a", "predicted": "b", "confidence": 0.5, "wrong": True}
     test = {"trial": winner.trial, "times": 1, "metrics": {"accuracy": 0.5}, "predictions": [prediction]}
@@ -112,30 +112,30 @@ def _write_other_files(run_dir: Path) -> None:
         (run_dir / "logs" / f"{name}.txt").write_text("rank 0 | hello\nrank 1 | hello\n")
 
 
-def damage_run(run_dir: Path, chance: random.Random) -> str:
-    """Change a file of a run, the study most often, and say how."""
+def damage_run(run_dir: Path, rng: random.Random) -> str:
+    """Change a file of a run, most often the journal, and return a description of the damage."""
     others = ["run.json", "summary.json", "test.json", "best.safetensors", "lock", "search_space-1.py", "given.json"]
-    name = JOURNAL if chance.random() < 0.5 else chance.choice([*others, *others[:2], "printed/3.txt", "printed"])
-    path, said = run_dir / name, ""
-    if name == JOURNAL and chance.random() < 0.4:
+    name = JOURNAL if rng.random() < 0.5 else rng.choice([*others, *others[:2], "logs/3.txt", "logs"])
+    path, description = run_dir / name, ""
+    if name == JOURNAL and rng.random() < 0.4:
         path.write_bytes(_remove_checksums(path.read_bytes()))
-        said = ", written by another program"
-    ways: list[Callable[[Path, random.Random], str | None]] = [
+        description = ", written by another program"
+    damages: list[Callable[[Path, random.Random], str | None]] = [
         _remove,
         _replace_by_folder,
         _forbid_access,
         _replace_by_link,
     ]
     if path.is_file():
-        ways = [*ways, _make_empty, _write_garbage, *[_flip_bits, _cut_off, _change_lines, _insert_filling] * 2]
-        ways += [_change_metadata] * 8 if name == "best.safetensors" else []
-        ways += [_change_json] * (16 if name == JOURNAL else 10) if name.endswith((".json", ".log")) else []
-    way = chance.choice(ways)
-    return f"{name}{said}: {way.__name__.removeprefix('_')} {way(path, chance) or ''}"
+        damages = [*damages, _make_empty, _write_garbage, *[_flip_bits, _cut_off, _change_lines, _insert_filling] * 2]
+        damages += [_change_metadata] * 8 if name == "best.safetensors" else []
+        damages += [_change_json] * (16 if name == JOURNAL else 10) if name.endswith((".json", ".log")) else []
+    damage = rng.choice(damages)
+    return f"{name}{description}: {damage.__name__.removeprefix('_')} {damage(path, rng) or ''}"
 
 
 def _remove_checksums(journal: bytes) -> bytes:
-    """Leave out what this program alone writes into the lines of a journal."""
+    """Remove the checksums, which other programs do not write."""
     entries = map(json.loads, journal.splitlines())
     return b"".join(_format_line({name: item for name, item in entry.items() if name != "crc"}) for entry in entries)
 
@@ -148,8 +148,8 @@ def _remove(path: Path, _: random.Random) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _replace_by_folder(path: Path, chance: random.Random) -> None:
-    _remove(path, chance)
+def _replace_by_folder(path: Path, rng: random.Random) -> None:
+    _remove(path, rng)
     path.mkdir()
 
 
@@ -157,73 +157,73 @@ def _forbid_access(path: Path, _: random.Random) -> None:
     path.chmod(0)
 
 
-def _replace_by_link(path: Path, chance: random.Random) -> None:
-    _remove(path, chance)
-    path.symlink_to(chance.choice([path.with_name("nothing"), path]))
+def _replace_by_link(path: Path, rng: random.Random) -> None:
+    _remove(path, rng)
+    path.symlink_to(rng.choice([path.with_name("nothing"), path]))
 
 
 def _make_empty(path: Path, _: random.Random) -> None:
     path.write_bytes(b"")
 
 
-def _write_garbage(path: Path, chance: random.Random) -> None:
-    path.write_bytes(chance.randbytes(chance.choice([10, 1000, 100_000])))
+def _write_garbage(path: Path, rng: random.Random) -> None:
+    path.write_bytes(rng.randbytes(rng.choice([10, 1000, 100_000])))
 
 
-def _flip_bits(path: Path, chance: random.Random) -> str:
+def _flip_bits(path: Path, rng: random.Random) -> str:
     content = bytearray(path.read_bytes())
-    places = [chance.randrange(len(content)) for _ in range(chance.choice([1, 1, 1, 5]))] if content else []
-    for place in places:
-        content[place] ^= 1 << chance.randrange(8)
+    positions = [rng.randrange(len(content)) for _ in range(rng.choice([1, 1, 1, 5]))] if content else []
+    for position in positions:
+        content[position] ^= 1 << rng.randrange(8)
     path.write_bytes(content)
-    return str(places)
+    return str(positions)
 
 
-def _cut_off(path: Path, chance: random.Random) -> str:
+def _cut_off(path: Path, rng: random.Random) -> str:
     content = path.read_bytes()
-    place = chance.randrange(len(content) + 1)
-    path.write_bytes(content[:place] if chance.random() < 0.7 else content[place:])
-    return str(place)
+    position = rng.randrange(len(content) + 1)
+    path.write_bytes(content[:position] if rng.random() < 0.7 else content[position:])
+    return str(position)
 
 
-def _insert_filling(path: Path, chance: random.Random) -> str:
-    """Put zeros into a part, as a disk does that was full, or a text."""
-    content, filling = path.read_bytes(), chance.choice([b"\0" * 50, b"\n", b"{}\n", b"garbage", DEEP.encode()])
-    place = chance.choice([0, len(content), chance.randrange(len(content) + 1)])
-    path.write_bytes(content[:place] + filling + content[place + chance.choice([0, len(filling)]) :])
-    return f"{place} {filling[:10]!r}"
+def _insert_filling(path: Path, rng: random.Random) -> str:
+    """Write zeros, as a full disk does, or a text into a part of a file."""
+    content, filling = path.read_bytes(), rng.choice([b"\0" * 50, b"\n", b"{}\n", b"garbage", DEEP.encode()])
+    position = rng.choice([0, len(content), rng.randrange(len(content) + 1)])
+    path.write_bytes(content[:position] + filling + content[position + rng.choice([0, len(filling)]) :])
+    return f"{position} {filling[:10]!r}"
 
 
-def _change_lines(path: Path, chance: random.Random) -> str:
-    """Lose, repeat or swap lines."""
+def _change_lines(path: Path, rng: random.Random) -> str:
+    """Remove, repeat or swap lines."""
     lines = path.read_bytes().splitlines(keepends=True)
     if not lines:
         return ""
-    one, other, way = (
-        chance.randrange(len(lines)),
-        chance.randrange(len(lines)),
-        chance.choice(["lost", "twice", "swap"]),
+    first, second, damage = (
+        rng.randrange(len(lines)),
+        rng.randrange(len(lines)),
+        rng.choice(["lost", "twice", "swap"]),
     )
-    if way == "swap":
-        lines[one], lines[other] = lines[other], lines[one]
+    if damage == "swap":
+        lines[first], lines[second] = lines[second], lines[first]
     else:
-        lines[one : one + 1] = [lines[one]] * (0 if way == "lost" else 2)
+        lines[first : first + 1] = [lines[first]] * (0 if damage == "lost" else 2)
     path.write_bytes(b"".join(lines))
-    return f"{way} {one + 1} {other + 1}"
+    return f"{damage} {first + 1} {second + 1}"
 
 
-def _change_json(path: Path, chance: random.Random) -> str:
-    """Put another value into a place of a JSON file, or of a line."""
+def _change_json(path: Path, rng: random.Random) -> str:
+    """Replace or remove a value in a JSON file or in a line."""
     lines = path.read_bytes().splitlines() if path.name == JOURNAL else [path.read_bytes()]
-    number = chance.randrange(len(lines))
+    number = rng.randrange(len(lines))
     entry = json.loads(lines[number])
-    *way, last = chance.choice([place for place in _iterate_paths(entry) if place])
+    *parents, last = rng.choice([keys for keys in _iterate_paths(entry) if keys])
     inner = entry
-    for step in way:
+    for step in parents:
         inner = inner[step]
-    deep = chance.choice([5, 300, 900, 990, 100_000])
-    value = chance.choice([*VALUES, "DEEP", "HUGE"])
-    if isinstance(inner, dict) and chance.random() < 0.2:
+    deep = rng.choice([5, 300, 900, 990, 100_000])
+    value = rng.choice([*VALUES, "DEEP", "HUGE"])
+    if isinstance(inner, dict) and rng.random() < 0.2:
         del inner[last]
         value = "(nothing)"
     else:
@@ -231,15 +231,15 @@ def _change_json(path: Path, chance: random.Random) -> str:
     text = json.dumps(entry).replace('"DEEP"', "[" * deep + "]" * deep).replace('"HUGE"', "1" + "0" * 5000)
     lines[number] = text.encode()
     path.write_bytes(b"".join(line + b"\n" for line in lines))
-    return f"line {number + 1}: {[*way, last]} = {value!r:.40} {deep if value == 'DEEP' else ''}"
+    return f"line {number + 1}: {[*parents, last]} = {value!r:.40} {deep if value == 'DEEP' else ''}"
 
 
-def _change_metadata(path: Path, chance: random.Random) -> str:
-    """Put another value into what weights say of themselves."""
+def _change_metadata(path: Path, rng: random.Random) -> str:
+    """Replace a text in the header of weights."""
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
-    name, value = chance.choice([*header["__metadata__"]]), chance.choice([*map(json.dumps, VALUES), DEEP, "", "{"])
+    name, value = rng.choice([*header["__metadata__"]]), rng.choice([*map(json.dumps, VALUES), DEEP, "", "{"])
     header["__metadata__"][name] = value
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
@@ -252,11 +252,11 @@ def _iterate_paths(value: Any) -> Iterator[list[Any]]:
     if isinstance(value, (dict, list)):
         items = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
     for name, item in items:
-        yield from ([name, *place] for place in _iterate_paths(item))
+        yield from ([name, *keys] for keys in _iterate_paths(item))
 
 
 class _NullTracker:
-    """A tracker that shows nothing."""
+    """Discard all evaluations."""
 
     destination = "nowhere"
 
@@ -268,7 +268,7 @@ class _NullTracker:
 
 
 def _read_as_watch(run_dir: Path, _: Path) -> None:
-    """Do what hpo watch does at each look."""
+    """Read a run as hpo watch does at each refresh."""
     look = RunReader(run_dir).make_follower().take_snapshot()
     run, evaluations = compute_run_status(look), [*look.evaluations, *look.confirmations]
     columns = make_columns(evaluations, run.objectives, run.at)
@@ -285,7 +285,7 @@ def _read_as_watch(run_dir: Path, _: Path) -> None:
 
 
 def _read_as_tracker(run_dir: Path, out: Path) -> None:
-    """Do what hpo track and its process do."""
+    """Read a run as hpo track and its process do."""
     run = RunReader(run_dir)
     with ShownEvaluations(out / "written" / "written.jsonl") as written:
         follower = TrackerUpdater(_NullTracker(), written)
@@ -312,8 +312,8 @@ READERS: list[Callable[[Path, Path], object]] = [
 ]
 
 
-def find_mistake(step: Callable[[], object]) -> str | None:
-    """Take a step, and give the mistake that it finds in what lies on the disk, if it finds one."""
+def find_error(step: Callable[[], object]) -> str | None:
+    """Call `step`, and return the message of a UsageError, if it raises one."""
     try:
         step()
     except UsageError as error:
@@ -322,7 +322,7 @@ def find_mistake(step: Callable[[], object]) -> str | None:
 
 
 def run_command(line: str, run_dir: Path, out: Path) -> str | None:
-    """Run a subcommand of hpo, and give the mistake that it prints, if it prints one."""
+    """Run a subcommand of hpo, and return its error message, if it prints one."""
     name, *arguments = line.format(out=out).split()
     streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in range(2)]
     with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
@@ -340,36 +340,36 @@ def run_command(line: str, run_dir: Path, out: Path) -> str | None:
 
 
 def read_tree(folder: Path) -> dict[str, Any]:
-    """Return all there is in a folder."""
+    """Return the content of a folder."""
     return {
         str(path): path.read_bytes() if path.is_file() else path.is_dir()
         for path in sorted(folder.rglob("*"))
-        if path.name != "lock"  # which every session takes
+        if path.name != "lock"  # Every session changes it.
     }
 
 
-def check_run(run_dir: Path, whole: Path, out: Path, chance: random.Random) -> Counter[str]:
-    """Let everything read a run that may be damaged, and resume it; count what worked and what was refused."""
+def check_run(run_dir: Path, whole: Path, out: Path, rng: random.Random) -> Counter[str]:
+    """Read a run with all readers, resume it, and count successes and clear refusals."""
     before, outcome = read_tree(run_dir), Counter[str]()
-    steps = [partial(run_command, line, run_dir, out) for line in chance.sample(COMMANDS, _COMMANDS_AT_ONCE)]
-    for step in [*steps, *(partial(find_mistake, partial(reader, run_dir, out)) for reader in READERS)]:
-        mistake = step()
-        assert read_tree(run_dir) == before, "a reader has changed it"
-        outcome["refused" if mistake else "read"] += 1
-        assert mistake is None or _is_clear_message(mistake, run_dir), mistake
+    steps = [partial(run_command, line, run_dir, out) for line in rng.sample(COMMANDS, _COMMANDS_AT_ONCE)]
+    for step in [*steps, *(partial(find_error, partial(reader, run_dir, out)) for reader in READERS)]:
+        error = step()
+        assert read_tree(run_dir) == before, "readers must not change a run"
+        outcome["refused" if error else "read"] += 1
+        assert error is None or _is_clear_message(error, run_dir), error
     shown = _read_evaluations(run_dir)
     assert shown is None or not _find_lost(run_dir, whole, shown), f"not shown: {_find_lost(run_dir, whole, shown)}"
-    mistake = find_mistake(lambda: _resume_run(run_dir))
-    assert mistake is None or (_is_clear_message(mistake, run_dir) and read_tree(run_dir) == before), mistake
+    error = find_error(lambda: _resume_run(run_dir))
+    assert error is None or (_is_clear_message(error, run_dir) and read_tree(run_dir) == before), error
     again = _read_evaluations(run_dir)
-    assert mistake or (shown is not None and again and all(one in again for one in shown if one.is_finished)), (
-        "a resume lost some"
-    )
-    return outcome + Counter(["resume refused" if mistake else "resumed"])
+    assert error or (
+        shown is not None and again and all(evaluation in again for evaluation in shown if evaluation.is_finished)
+    ), "a resume must not lose evaluations"
+    return outcome + Counter(["resume refused" if error else "resumed"])
 
 
-def _is_clear_message(mistake: str, run_dir: Path) -> bool:
-    return mistake.isprintable() and len(mistake) < 2000 and str(run_dir) in mistake
+def _is_clear_message(error: str, run_dir: Path) -> bool:
+    return error.isprintable() and len(error) < 2000 and str(run_dir) in error
 
 
 def _resume_run(run_dir: Path) -> None:
@@ -389,18 +389,20 @@ def _read_evaluations(run_dir: Path) -> list[Evaluation] | None:
 
 
 def _find_lost(run_dir: Path, whole: Path, shown: Sequence[Evaluation]) -> list[int]:
-    """Return the trials that are not shown as they were, though each of their lines is there; of our own journals."""
+    """Return trials whose lines are undamaged, but which are not shown as before; for journals with checksums."""
     journal, original = (run_dir / JOURNAL).read_bytes(), (whole / JOURNAL).read_bytes()
     if b'"crc"' not in journal:
         return []
-    there, own = set(journal.splitlines()), _group_lines_by_trial(original)
-    wholly = [one for one in RunReader(whole).read_evaluations() if own[one.trial] <= there]
-    wholly = [one for one in wholly if one.state != "promoted"]  # which the lines of another trial say
-    return [one.trial for one in wholly if one not in shown]
+    existing, own = set(journal.splitlines()), _group_lines_by_trial(original)
+    undamaged = [evaluation for evaluation in RunReader(whole).read_evaluations() if own[evaluation.trial] <= existing]
+    undamaged = [
+        evaluation for evaluation in undamaged if evaluation.state != "promoted"
+    ]  # Another trial's lines make it so.
+    return [evaluation.trial for evaluation in undamaged if evaluation not in shown]
 
 
 def _group_lines_by_trial(journal: bytes) -> dict[int, set[bytes]]:
-    """Return the lines of each trial of a run's own study, which is the first in its journal."""
+    """Return the lines of each trial of a run's own study, the first in its journal."""
     numbers: dict[int, int] = {}
     lines: dict[int, set[bytes]] = {}
     created = 0
@@ -418,32 +420,32 @@ def _group_lines_by_trial(journal: bytes) -> dict[int, set[bytes]]:
 
 @contextmanager
 def _cache_commands() -> Iterator[None]:
-    """Make what is the same in each command once: the parsers, and the script in reports."""
-    made = functools.cache(typer.main.get_command)
+    """Cache the parsers of commands, and leave out the script in reports."""
+    cached = functools.cache(typer.main.get_command)
     with (
         mock.patch.object(html_report, "_read_plotly", return_value=b""),
-        mock.patch.object(typer.main, "get_command", made),
+        mock.patch.object(typer.main, "get_command", cached),
     ):
         yield
 
 
 def damage_and_check(whole: Path, folder: Path, seed: str) -> Counter[str]:
-    """Damage a copy of a run in a new folder as the seed says, and check it."""
-    run_dir, chance = folder / whole.name, random.Random(seed)
+    """Damage a copy of a run in a new folder by a seed, and check it."""
+    run_dir, rng = folder / whole.name, random.Random(seed)
     shutil.copytree(whole, run_dir)
     (folder / "out").mkdir()
-    said = damage_run(run_dir, chance)
+    description = damage_run(run_dir, rng)
     try:
         with _cache_commands():
-            return check_run(run_dir, whole, folder / "out", chance)
+            return check_run(run_dir, whole, folder / "out", rng)
     except Exception as error:
-        raise AssertionError(f"seed {seed}: {said}: {type(error).__name__}: {error}"[:2000]) from error
+        raise AssertionError(f"seed {seed}: {description}: {type(error).__name__}: {error}"[:2000]) from error
     finally:
         shutil.rmtree(folder)
 
 
 def fuzz_runs(folder: Path, seed: int, count: int) -> Counter[str]:
-    """Damage runs `count` times, and check each; count what was read and resumed, and what was refused."""
+    """Damage runs `count` times, check each, and count reads, resumes and refusals."""
     runs = make_whole_runs(folder / "whole")
     outcomes = (
         damage_and_check(runs[number % len(runs)], folder / f"damaged{number}", f"{seed}/{number}")

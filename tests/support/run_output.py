@@ -1,4 +1,4 @@
-"""What a run leaves behind: the lines that it has printed, and its study as plain Optuna reads it."""
+"""Read the results of a run: its printed lines, and its study by plain Optuna."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULT_LINE = re.compile(
 
 
 def parse_lines(output: str) -> list[dict[str, Any]]:
-    """Take apart the whole lines of evaluations that have ended."""
+    """Parse the lines of ended evaluations. Incomplete lines are ignored."""
     return [match.groupdict() for match in RESULT_LINE.finditer(output)]
 
 

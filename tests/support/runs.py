@@ -1,4 +1,4 @@
-"""Runs on disk without MPI: as a session leaves them, or made up, with known times, losses and ends."""
+"""Make runs on disk without MPI, by a real session or from given times, losses and states."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOSTILE = "rank 1: ValueError: =1+1, \x1b[31m\0<b>[red]\N{PILE OF POO}\udcff" + 
 SPACE = SearchSpace(
     layers=Int(1, 5), activation=Categorical("relu", "tanh"), lr=Float(1e-4, 1.0, log=True), gamma=Float(0.5, 1.0)
 )
-START_SECONDS = 1_800_000_000.0  # seconds since the epoch: 2027-01-15 08:00:00 UTC
+START_SECONDS = 1_800_000_000.0  # In seconds since the epoch: 2027-01-15 08:00:00 UTC.
 
 MANIFEST_CONTENT: dict[str, Any] = {
     "space": {"lr": "Float(0.0, 1.0)"},
@@ -58,7 +58,7 @@ MANIFEST_CONTENT: dict[str, Any] = {
 
 
 def make_manifest(**changes: Any) -> Manifest:
-    """Return the manifest of a run."""
+    """Return the manifest of a run with changed fields."""
     return parse_manifest({**MANIFEST_CONTENT, **changes}, Path("run.json"))
 
 
@@ -69,7 +69,7 @@ def claim_evaluation(
     budget: int,
     **attributes: Any,
 ) -> Assignment:
-    """Claim these hyperparameters, or, without any, what waits; there is something to claim."""
+    """Claim an evaluation of these hyperparameters, or a waiting one if they are None."""
     claims = Claims(record, distributions, budget)
     attributes = {"island": 0, "worker": 0, "generation": 0, **attributes}
     assignment = claims.claim(params, **attributes) if params is not None else claims.claim_waiting(**attributes)
@@ -78,37 +78,39 @@ def claim_evaluation(
 
 
 def start_session(run_dir: Path, search_file: Path = QUICK, **options: Any) -> Session:
-    """Begin or resume a session as run_islands.py does, on two workers of two ranks."""
-    given = Options(search_file, run_dir=run_dir, **options)
+    """Begin or resume a session like run_islands.py, with two workers of two ranks."""
+    requested = Options(search_file, run_dir=run_dir, **options)
     here = InProcessTemplate()
-    request = resolve_request(given, Layout(4, 2, 2), here.ask, here.constraints)
+    request = resolve_request(requested, Layout(4, 2, 2), here.ask, here.constraints)
     with ExitStack() as held:
-        return begin_session(enter_run_dir(given.run_dir, search_file.stem, given.resume, held), request, ["host"])
+        return begin_session(
+            enter_run_dir(requested.run_dir, search_file.stem, requested.resume, held), request, ["host"]
+        )
 
 
 def start_evaluation(record: Record, depth: int, **others: Any) -> Assignment:
-    """Start an evaluation of the quick search, on island 1 and worker 1."""
+    """Start an evaluation of the quick search on island 1 and worker 1."""
     act = "relu" if depth < 5 else "tanh"
     params = {"depth": depth, "act": act, "flag": depth % 2 == 0, "lr": depth / 10, **others}
     distributions = load_search_file(QUICK).space.make_distributions()
-    place = {"island": 1, "worker": 1, "generation": depth, "propagator": "ga"}
-    assignment = claim_evaluation(record, params, distributions, 99, **place)
+    attributes = {"island": 1, "worker": 1, "generation": depth, "propagator": "ga"}
+    assignment = claim_evaluation(record, params, distributions, 99, **attributes)
     for epoch in (1, 2, 3):
         record.report(assignment, epoch, depth + 1 / epoch)
     return assignment
 
 
 def complete_evaluations(record: Record, *depths: int) -> None:
-    """Complete evaluations of the quick search, at a loss of their depth."""
+    """Complete evaluations of the quick search, whose loss is their depth."""
     for depth in depths:
         record.complete(start_evaluation(record, depth), float(depth), 1.5, {"accuracy": depth / 10})
 
 
 def make_run_of_everything(folder: Path) -> Path:
-    """Leave a run with an evaluation in every state there is.
+    """Make a run with evaluations in all states.
 
-    Trials 0 and 1 are taken over, 2 to 5 complete, 6 is pruned, 7 has failed, 8 was interrupted, 9 runs, and 10
-    waits to repeat the interrupted one. Of the best, one confirmation is complete, and one waits.
+    Trials 0 and 1 are imported, 2 to 5 complete, 6 is pruned, 7 has failed, 8 was interrupted, 9 runs, and 10 waits to
+    retry trial 8. One confirmation of the best is complete, and one waits.
     """
     before = start_session(folder / "before").open_record()
     complete_evaluations(before, 1)
@@ -131,11 +133,11 @@ def make_run_of_everything(folder: Path) -> Path:
     return folder / "run"
 
 
-def make_run(path: Path, space: SearchSpace = SPACE, objectives: Objectives = ONLY_LOSS, **about: Any) -> Record:
-    """Make a run directory whose study is empty."""
+def make_run(path: Path, space: SearchSpace = SPACE, objectives: Objectives = ONLY_LOSS, **changes: Any) -> Record:
+    """Make a run directory with an empty study, and return its record."""
     path.mkdir(parents=True)
     searched = {"space": space.describe(), "study": path.name, "objectives": asdict(objectives)}
-    content = {**MANIFEST_CONTENT, **searched, **about}
+    content = {**MANIFEST_CONTENT, **searched, **changes}
     run_dir = RunDir(path)
     run_dir.run_json.write_text(json.dumps(content))
     return Record.create(run_dir.journal, path.name, space.describe(), objectives=objectives)
@@ -152,9 +154,9 @@ def add_evaluation(
     space: SearchSpace = SPACE,
     **attributes: Any,
 ) -> None:
-    """Add an evaluation that began and ended when it did, with the loss after each epoch.
+    """Add an evaluation with its start, its duration in seconds, and its loss after each epoch.
 
-    Objectives behind the loss have their values from its metrics.
+    The values of objectives except the loss are taken from `metrics`.
     """
     curve = {1: 1.0, 2: 0.5} if curve is None else curve
     ended, others = state.is_finished(), record.objectives.select_metric_values(attributes.get("metrics", {}))
@@ -177,13 +179,13 @@ def add_evaluation(
 
 
 def add_search(record: Record, count: int, workers: int = 4) -> None:
-    """Add the evaluations of a search that gets better, in which some are pruned and some fail."""
-    chance = random.Random(0)
+    """Add the evaluations of a search that improves. Some are pruned, and some fail."""
+    rng = random.Random(0)
     free = [START_SECONDS] * workers
     for trial in range(count):
         worker = min(range(workers), key=free.__getitem__)
-        seconds = chance.uniform(2, 6)
-        lowest = 0.05 + 2 * math.exp(-trial / (count / 5)) * chance.random() + 0.1 * chance.random()
+        seconds = rng.uniform(2, 6)
+        lowest = 0.05 + 2 * math.exp(-trial / (count / 5)) * rng.random() + 0.1 * rng.random()
         curve = {epoch: lowest * (0.5 + 2 / epoch) for epoch in range(1, 5)}
         state = TrialState.COMPLETE
         attributes: dict[str, Any] = {"metrics": {"accuracy": 1 - lowest / 4}}
@@ -197,10 +199,10 @@ def add_search(record: Record, count: int, workers: int = 4) -> None:
             state,
             curve=curve,
             params={
-                "layers": chance.randint(1, 5),
-                "activation": chance.choice(["relu", "tanh"]),
-                "lr": 10 ** chance.uniform(-4, 0),
-                "gamma": chance.uniform(0.5, 1.0),
+                "layers": rng.randint(1, 5),
+                "activation": rng.choice(["relu", "tanh"]),
+                "lr": 10 ** rng.uniform(-4, 0),
+                "gamma": rng.uniform(0.5, 1.0),
             },
             began=free[worker],
             seconds=seconds,

@@ -1,4 +1,4 @@
-"""What trackers show of a run, read back with what each of them reads it with."""
+"""Read what trackers have stored of a run, with the readers of their own packages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OWN_METRICS = ("loss", "lowest_loss", "seconds")
 
 @dataclass
 class TrackedEvaluation:
-    """One evaluation; `ending` is "" while it goes on, "well" or "badly"."""
+    """An evaluation as a tracker shows it; `ending` is "well", "badly", or empty for a running one."""
 
     params: dict[str, Any]
     curve: dict[int, float] = field(default_factory=dict)
@@ -114,7 +114,7 @@ def _parse_value(text: str) -> Any:
 
 
 def read_wandb(run_dir: Path) -> dict[str, TrackedEvaluation]:
-    """Read offline files, logs of wandb's own messages, as `wandb sync` does before it uploads them."""
+    """Read wandb's offline files, which are logs of its messages, as `wandb sync` does."""
     shown = {}
     for path in (run_dir / "wandb").glob("offline-run-*/run-*.wandb"):
         name, group = "", ""
@@ -146,16 +146,16 @@ def read_wandb(run_dir: Path) -> dict[str, TrackedEvaluation]:
 
 
 def _parse_wandb_records(content: bytes) -> Iterator[Any]:
-    """Take apart a file in LevelDB's log format, behind wandb's own 7 bytes: blocks of 32 KiB with parts of records."""
-    record: Any = import_module("wandb.proto.wandb_internal_pb2").Record  # its stubs know none of its messages
-    place, content_so_far = 7, b""
-    while place + 7 <= len(content):
-        if 32768 - place % 32768 < 7:
-            place += 32768 - place % 32768
-        _, length, kind = struct.unpack_from("<IHB", content, place)
-        content_so_far += content[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # the whole of a record, or its last part
+    """Parse a file in LevelDB's log format after a header of 7 bytes: blocks of 32 KiB with parts of records."""
+    record: Any = import_module("wandb.proto.wandb_internal_pb2").Record  # The stubs of the module lack its messages.
+    position, content_so_far = 7, b""
+    while position + 7 <= len(content):
+        if 32768 - position % 32768 < 7:
+            position += 32768 - position % 32768
+        _, length, kind = struct.unpack_from("<IHB", content, position)
+        content_so_far += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # Kind 1 is a whole record, and kind 4 its last part.
             yield record.FromString(content_so_far)
             content_so_far = b""
 

@@ -1,4 +1,4 @@
-"""What tests of `hpo watch` share: looks at runs that are made up, runs on disk, and commands in a terminal."""
+"""Helpers for tests of `hpo watch`: snapshots without files, run directories, and commands in a terminal."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ with RunDir(Path(sys.argv[1])).hold_lock():
 """
 
 
-def make_look(evaluations: list[Evaluation], at: float = 200.0, **values: Any) -> RunSnapshot:
-    """Make a look at a run that continues; `about` changes its manifest."""
-    run = make_manifest(**{"budget": 100, **values.pop("about", {})})
+def make_snapshot(evaluations: list[Evaluation], at: float = 200.0, **values: Any) -> RunSnapshot:
+    """Return a snapshot of an active run; `manifest_values` changes its manifest, other values its fields."""
+    run = make_manifest(**{"budget": 100, **values.pop("manifest_values", {})})
     return RunSnapshot(
         **{
             "taken_at": at,
@@ -52,7 +52,7 @@ def make_look(evaluations: list[Evaluation], at: float = 200.0, **values: Any) -
 
 
 def record_evaluation(session: Session, number: int, losses: int = 1, budget: int = 9) -> None:
-    """Record an evaluation that is complete if it has two losses, and running if it has not."""
+    """Record an evaluation: complete if it has more than one loss, otherwise running."""
     record, distributions = session.open_record(), load_search_file(QUICK).space.make_distributions()
     place = {"island": number % 2, "worker": 0, "generation": 0}
     assignment = claim_evaluation(record, {**PARAMS, "depth": number}, distributions, budget, **place)
@@ -78,7 +78,7 @@ def make_finished_run(path: Path, budget: int = 5) -> None:
 
 @contextmanager
 def hold_run_dir(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
-    """Be a run in a directory; the code in ``with`` may kill it."""
+    """Hold the lock of a run directory with another process, which the code in ``with`` may kill."""
     command, pipe = [sys.executable, "-c", HOLDER_CODE, str(run_dir)], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
         assert process.stdout
@@ -91,7 +91,7 @@ def hold_run_dir(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
 
 def make_light_command(*arguments: object) -> list[str]:
     """Return the command line of a subcommand that must import nothing heavy."""
-    # The terminal on standard input, if there is one, becomes that of the process, so that Ctrl-C reaches it.
+    # A terminal on standard input becomes the controlling terminal of the process, so that Ctrl-C reaches it.
     code = "import fcntl, os, sys, termios\n"
     code += "if os.isatty(0): fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
     code += "from hpo.cli import main\n"
@@ -101,14 +101,14 @@ def make_light_command(*arguments: object) -> list[str]:
 
 
 def make_environment(**variables: str) -> dict[str, str]:
-    """Return the environment of a capable terminal, with these variables changed."""
+    """Return the environment of a capable terminal, with changed variables."""
     inherited = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     return {**inherited, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **variables}
 
 
 @dataclass
 class Terminal:
-    """A process in a terminal of 80 columns and 24 lines, and what it has written so far."""
+    """A process in a terminal of 80 columns and 24 lines; `written` is its output so far."""
 
     process: subprocess.Popen[bytes]
     terminal: int
@@ -117,7 +117,7 @@ class Terminal:
     written: str = ""
 
     def wait_for(self, text: str, seconds: float = 60) -> None:
-        """Read until a text has come since this was called for the last time."""
+        """Read until a text has been written since the start of this call."""
         end = time.monotonic() + seconds
         start = len(self.written)
         while text not in self.written[start:]:
@@ -132,7 +132,7 @@ class Terminal:
         os.write(self.terminal, keys)
 
     def wait_for_end(self) -> int:
-        """Wait for the end of the process, and return its status; the terminal must be as it was."""
+        """Wait for the end of the process, check that it has restored the terminal, and return its status."""
         end = time.monotonic() + 30
         while self.process.poll() is None or select.select([self.terminal], [], [], 0)[0]:
             assert time.monotonic() < end, self.written[-2000:]
@@ -145,12 +145,12 @@ class Terminal:
 
     @property
     def takes_keys(self) -> bool:
-        """Whether keys are read one by one, and not shown."""
+        """Whether the process reads keys one by one, without echo."""
         return not termios.tcgetattr(self.slave)[3] & (termios.ICANON | termios.ECHO)
 
     @property
     def left_behind(self) -> str:
-        """What is on the terminal since the screen was given back."""
+        """Output after the process has closed its screen."""
         return self.written.rpartition("\x1b[?1049l")[2]
 
 

@@ -1,4 +1,4 @@
-"""The one writer of a run that is made up, and what each leader has of it; in one process, without MPI."""
+"""Build the writer of a run, its leaders and a trainer in one process, without MPI."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def make_writer(
     budget: int = 999,
     *,
     space: SearchSpace = SPACE,
-    mirror: CachedStorage | None = None,
+    cached_storage: CachedStorage | None = None,
     halving: HalvingSchedule | None = None,
     pruner: Pruner | None = None,
 ) -> StudyWriter:
-    """Return what writes the record of a search in a run directory."""
+    """Return a writer of the record of a search in a run directory."""
     files = RunDir(folder)
     claims = Claims(record, space.make_distributions(), budget, halving=halving)
     weights = BestWeights(files, record.objectives)
@@ -49,76 +49,76 @@ def make_writer(
         claims,
         OutputLog(files.get_log_path),
         CheckpointStore(files.checkpoints),
-        mirror,
+        cached_storage,
         pruner,
         halving,
         weights=weights,
     )
 
 
-def open_mirrored(storage: str | Path, study: str = "run") -> tuple[Record, CachedStorage]:
-    """Open a record as a run's writer does, and return it with the mirror that shows it."""
+def open_cached(storage: str | Path, study: str = "run") -> tuple[Record, CachedStorage]:
+    """Open a record as the writer of a run does, and return it with its cached storage."""
     opened = open_storage(storage)
-    mirror = CachedStorage(opened, opened.get_study_id_from_name(study))
-    return Record(mirror, study), mirror
+    cached_storage = CachedStorage(opened, opened.get_study_id_from_name(study))
+    return Record(cached_storage, study), cached_storage
 
 
-class DelayedLine:
-    """The line to a writer that commits when it likes, as over MPI; what is told arrives with the next question."""
+class DelayedConnection:
+    """Connect to a writer as over MPI: notifications arrive with the next call, and the writer commits by itself."""
 
     def __init__(self, writer: StudyWriter) -> None:
         self._writer = writer
-        self._posted: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self._notifications: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
     def notify(self, name: str, *arguments: Any, **options: Any) -> None:
-        """Let the writer do something, later."""
-        self._posted.append((name, arguments, options))
+        """Queue a call of the writer."""
+        self._notifications.append((name, arguments, options))
 
     def call(self, name: str, *arguments: Any, limit: float = math.inf, **options: Any) -> Any:
-        """Let the writer do something after all that it was told, and return its answer."""
+        """Deliver all notifications, call the writer and return its answer."""
         assert limit > 0
         self.deliver()
         return self._writer(name, *arguments, **options)
 
     def deliver(self) -> None:
-        """Let what was told arrive."""
-        posted, self._posted = self._posted, []
-        for name, arguments, options in posted:
+        """Deliver all notifications."""
+        notifications, self._notifications = self._notifications, []
+        for name, arguments, options in notifications:
             self._writer(name, *arguments, **options)
 
 
 def make_trainer_stub(weights: Mapping[str, Tensor]) -> Any:
-    """Return what stands for a trainer that has copied these weights, and writes them when it is asked to."""
+    """Return a stub of a trainer that has copied these weights and writes them on request."""
     keeper = SnapshotBuffer({}, True, None, None)
     keeper.offer_weights(weights)
     kept = keeper.copy_requested(Message("verdict", {"has_loss": True, "is_best": True, "keep": True, "save": False}))
     assert kept is not None
     assert kept["has_weights"]
 
-    def write_weights(path: str, about: Mapping[str, str]) -> str:
-        return str(keeper.write_weights(path, about)["error"])
+    def write_weights(path: str, metadata: Mapping[str, str]) -> str:
+        return str(keeper.write_weights(path, metadata)["error"])
 
     return SimpleNamespace(write_weights=write_weights)
 
 
 class LeaderStub:
-    """What the leader of a worker does but for decisions: it claims, records, and keeps the weights of the best."""
+    """Claim, record and keep the best weights as the leader of a worker does, without its decisions."""
 
     def __init__(
-        self, writer: StudyWriter, line: WriterConnection | None = None, settings: Mapping[str, Any] | None = None
+        self, writer: StudyWriter, connection: WriterConnection | None = None, settings: Mapping[str, Any] | None = None
     ) -> None:
-        self.recorder = StudyClient(line or DirectConnection(writer), writer.record.objectives)
+        self.recorder = StudyClient(connection or DirectConnection(writer), writer.record.objectives)
         self.keeper = WeightsSaver(self.recorder, settings or {})
 
     def begin(self, params: Mapping[str, Any]) -> Assignment:
-        """Claim these hyperparameters, and nothing else waits; news are heard before, by which leaders breed."""
+        """Read all changes, then claim these hyperparameters; no other trial may be waiting."""
         self.recorder.read_changes()
         assignment = self.recorder.claim(params, island=0, worker=0, generation=0)
         assert assignment is not None
         return assignment
 
     def is_wanted(self, assignment: Assignment, loss: float, metrics: Mapping[str, float] | None = None) -> bool:
-        """Tell whether weights would be kept, by the latest news."""
+        """Return whether weights would be kept after all changes are read."""
         self.recorder.read_changes()
         return self.keeper.is_wanted(assignment, loss, metrics or {})
 
@@ -129,7 +129,7 @@ class LeaderStub:
         weights: Mapping[str, Tensor],
         metrics: Mapping[str, float] | None = None,
     ) -> bool:
-        """Complete an evaluation whose last loss is its lowest, and return whether its weights were wanted then."""
+        """Complete an evaluation whose last loss is its lowest, and return whether its weights were wanted."""
         is_wanted = self.is_wanted(assignment, loss, metrics)
         trainer = make_trainer_stub(weights) if is_wanted else None
         self.recorder.complete(assignment, loss, 1.0, metrics or {})

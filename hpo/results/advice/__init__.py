@@ -1,1 +1,1 @@
-"""What follows from the result of a run: what to do, why, and what to type."""
+"""Give advice after a run: what to do next, the evidence for it, and the command to type."""

@@ -1,4 +1,4 @@
-"""All rules in one place. Each seldom speaks without a cause; where nothing follows, nothing is said."""
+"""Apply all rules that give advice. Each rule has a low rate of false alarms."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ _RULES = (
 
 
 def find_advice(result: RunResult) -> list[Advice]:
-    """Return what follows from a result, the most urgent first."""
-    return [one for rule in _RULES if (one := rule(result)) is not None]
+    """Return the advice that follows from the result of a run, the most urgent first."""
+    return [advice for rule in _RULES if (advice := rule(result)) is not None]

@@ -1,4 +1,4 @@
-"""Whether the best of a search lie at a bound of its space: beyond it, there may be better ones."""
+"""Advise to widen the search space if the best evaluations lie at a bound of a parameter."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _MAX_NAME_LENGTH = 28
 
 
 def advise_wider_space(result: RunResult) -> Advice | None:
-    """Advise to widen the search space where the best lie at its bounds."""
+    """Advise to widen the search space if the best evaluations lie at its bounds."""
     if result.manifest.objectives.is_multi_objective:
-        return None  # the ends of a front are where losses, or something else, are the lowest
-    founders = [one for one in result.rank_complete() if one.inherits is None]
+        return None  # The ends of a front lie at bounds naturally.
+    founders = [evaluation for evaluation in result.rank_complete() if evaluation.inherits is None]
     found = find_crowded_bounds(founders, result.distributions)
     if not found:
         return None
@@ -22,8 +22,7 @@ def advise_wider_space(result: RunResult) -> Advice | None:
         "bounds",
         f"Widen the search space, if such values make sense: {format_list(map(_describe_beyond, found))}.",
         f"Of the best {BEST_COUNT}, {format_list(map(_describe_count, found))}; and the nearer to it, the lower is "
-        f"the loss. "
-        f"A new run can start from what this one knows{after}.",
+        f"the loss. A new run can start from the evaluations of this run{after}.",
         result.format_new_command("--warm-start", str(result.run_dir)),
     )
 

@@ -1,4 +1,4 @@
-"""Whether a search should have more epochs, and whether it has had enough evaluations."""
+"""Advise to train for more epochs, or to stop a search that has had enough evaluations."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from collections.abc import Sequence
 from hpo.results.advice.run_result import Advice, RunResult, compute_relative_gap, format_percent
 from hpo.results.search_history import sort_by_end
 
-_CURVE_COUNT = 5  # evaluations whose curves are looked at
-_MIN_EPOCHS = 4  # epochs
-_MIN_EPOCH_GAIN = 0.02  # of a loss, for twice as many epochs
+_CURVE_COUNT = 5  # Number of best evaluations whose loss curves are used.
+_MIN_EPOCHS = 4
+_MIN_EPOCH_GAIN = 0.02  # Share of the loss that twice as many epochs must gain.
 _MIN_COMPLETE = 30
-_SMALL_GAIN = 0.01  # of a loss, for as many evaluations again
-_MAX_LOSSES = 30  # losses: those behind them tell nothing of the lowest any more
+_SMALL_GAIN = 0.01  # Share of the loss that twice as many evaluations gain at most.
+_MAX_LOSSES = 30  # Higher losses contain no information about the lowest.
 
 
 def advise_more_epochs(result: RunResult) -> Advice | None:
-    """Advise to train for longer where the losses of the best still fall at the end, and as long again would help.
+    """Advise to train for more epochs if the losses of the best still fall at the end, and twice as many would help.
 
-    Five curves that have come to rest are all lowest at their last epoch in one of 4^5 = 1,024 runs, or more rarely.
+    False alarms are rare. If five curves no longer fall, all of them are lowest at the last of at least 4 epochs with a
+    probability of at most 4^-5 = 1/1,024.
     """
     if result.has_inheritance:
-        return None  # individuals go on in those that inherit from them
-    own = [one for one in result.rank_complete() if not one.imported_from][:_CURVE_COUNT]
-    curves = [[one.curve[epoch] for epoch in sorted(one.curve)] for one in own]
+        return None  # The training of parents continues in their offspring.
+    own = [evaluation for evaluation in result.rank_complete() if not evaluation.imported_from][:_CURVE_COUNT]
+    curves = [[evaluation.curve[epoch] for epoch in sorted(evaluation.curve)] for evaluation in own]
     if len(curves) < _CURVE_COUNT or not all(map(_is_falling, curves)):
         return None
     if statistics.median(map(_estimate_epoch_gain, curves)) < _MIN_EPOCH_GAIN:
@@ -35,10 +36,9 @@ def advise_more_epochs(result: RunResult) -> Advice | None:
     twice = 2 * epochs if type(epochs) is int and epochs > 0 and "epochs" not in result.distributions else 0
     return Advice(
         "epochs",
-        "Train for more epochs, in a new run, since losses after more epochs do not compare with these.",
+        "Train for more epochs, in a new run, because losses after more epochs cannot be compared with these.",
         f"The loss of each of the best {_CURVE_COUNT} is lowest after its last epoch; the last quarter of the "
-        f"epochs lowered "
-        f"it by {' to '.join(dict.fromkeys(map(format_percent, (min(falls), max(falls)))))}.",
+        f"epochs lowered it by {' to '.join(dict.fromkeys(map(format_percent, (min(falls), max(falls)))))}.",
         result.format_new_command(epochs=twice) if twice else "",
     )
 
@@ -48,7 +48,7 @@ def _is_falling(curve: Sequence[float]) -> bool:
 
 
 def _estimate_epoch_gain(curve: Sequence[float]) -> float:
-    """Estimate how far as many epochs again lower a loss, as a share of it: each quarter by so much of the last one."""
+    """Estimate the share of the loss that twice as many epochs gain, if gains decrease by a constant factor."""
     quarter = len(curve) // 4
     scale = max(map(abs, curve))
     before, then, now = (loss / scale for loss in (curve[-1 - 2 * quarter], curve[-1 - quarter], curve[-1]))
@@ -59,23 +59,25 @@ def _estimate_epoch_gain(curve: Sequence[float]) -> float:
 
 
 def advise_stop(result: RunResult) -> Advice | None:
-    """Advise to stop where the second half of a search found nothing, and as much again would find little.
+    """Advise to stop if the second half of the search found nothing better, and twice as many evaluations gain little.
 
-    That the best was found in the first half says little: in a random search, it is so in one of two runs. How close
-    together the best losses are says more, see `_estimate_search_gain`. Of several objectives, the others may still
-    gain. With inheritance, each line continues from losses that are close together.
+    The first condition alone is weak: random search finds its best in the first half with a probability of 1/2. So the
+    best losses must also be close together. Runs with several objectives get no such advice, because other objectives
+    may still improve. Runs with inheritance get none either, because the losses of a lineage are always close together.
     """
     if result.manifest.objectives.is_multi_objective or result.has_inheritance:
         return None
     ended = sort_by_end(result.evaluations)
-    complete = [one for one in ended if one.state == "complete"]
+    complete = [evaluation for evaluation in ended if evaluation.state == "complete"]
     best = result.rank_complete()[:_MAX_LOSSES]
     if result.is_running or result.is_exhausted or len(complete) < _MIN_COMPLETE or not best:
         return None
     found = (
-        0 if best[0].imported_from else 1 + min(place for place, one in enumerate(ended) if one.loss == best[0].loss)
+        0
+        if best[0].imported_from
+        else 1 + min(index for index, evaluation in enumerate(ended) if evaluation.loss == best[0].loss)
     )
-    gain = _estimate_search_gain([one.loss for one in best])
+    gain = _estimate_search_gain([evaluation.loss for evaluation in best])
     if 2 * found > len(ended) or gain > _SMALL_GAIN:
         return None
     after = f"after {found} of {len(ended)} evaluations" if found else "before this run"
@@ -88,11 +90,11 @@ def advise_stop(result: RunResult) -> Advice | None:
 
 
 def _estimate_search_gain(losses: Sequence[float]) -> float:
-    """Estimate how far as many evaluations again lower the lowest loss, as a share of it.
+    """Estimate the share of the lowest loss that twice as many evaluations gain.
 
-    That is what they gain over a half of them, drawn at random: its best is the best of all in one of two cases, the
-    second best in one of four, and so on. What comes next gains less, since there is less and less to gain.
+    It is the mean gain of all evaluations over a random half of them. The best of this half is the best of all with a
+    probability of 1/2, the second best with 1/4, and so on. The estimate is an upper bound, because gains decrease.
     """
     lowest = losses[0]
-    gain = sum((loss - lowest) * 0.5 ** (place + 1) for place, loss in enumerate(losses))
+    gain = sum((loss - lowest) * 0.5 ** (rank + 1) for rank, loss in enumerate(losses))
     return gain / abs(lowest) if lowest else math.inf if gain else 0.0

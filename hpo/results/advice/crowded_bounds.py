@@ -1,4 +1,4 @@
-"""Bounds of hyperparameters on which the best evaluations lie, where that is no chance and makes a difference."""
+"""Find bounds of hyperparameters at which the best evaluations lie, if this is significant and matters for the loss."""
 
 from __future__ import annotations
 
@@ -16,55 +16,64 @@ if TYPE_CHECKING:
     Vector = npt.NDArray[np.float64]
 
 _MIN_COMPLETE = 20
-BEST_COUNT, _MIN_ON_BOUND = 5, 3  # of the best, so many have to lie on a bound
-_RANGE_PARTS = 50  # of a range: what is in the first or the last part lies on a bound
+BEST_COUNT, _MIN_ON_BOUND = 5, 3  # At least 3 of the 5 best evaluations must lie at a bound.
+_RANGE_PARTS = 50  # A value in the first or the last fiftieth of a range lies at a bound.
 
-# Where a hyperparameter does not matter, the best of a random search lie anywhere in its range: each with a chance of
-# 2% on this bound, and three of five with one of 10 * 0.02^3 = 8e-5 (the tail of a binomial distribution). That times
-# the number of all bounds (Bonferroni) is the chance that any of them looks so: 1% at most. Of an Int with few values,
-# more lie on a bound by chance: from 1 to 6, all five have to (6^-5 = 1.3e-4), and from 1 to 3, beside another number,
-# not even five are enough.
+# If a hyperparameter does not matter, the best of a random search lie anywhere in its range. Each lies at a given bound
+# with a probability of 2%, and at least three of five with 10 * 0.02^3 = 8e-5 (the tail of a binomial distribution).
+# Multiplied by the number of all bounds (Bonferroni), this is the probability of a false alarm, which must be below 1%.
+# An Int with few values has more values at a bound by chance. In a range from 1 to 6, all five must lie there
+# (6^-5 = 1.3e-4). In a range from 1 to 3, not even five are enough if there is another number.
 _MAX_FALSE_ALARM_RATE = 0.01
 
-# A search that learns crowds on bounds without a cause: what does not matter is inherited with what does, and a model
-# explores the edges. So it has to matter, too: losses are lower near the bound, all other hyperparameters taken into
-# account, with this t statistic. The first evaluations tell it, before the search settles. In simulated searches by
-# `ga`, with 7 hyperparameters and up to 256 evaluations, 2 to 6% got this advice about a bound that the best lies
-# inside of, most of them where it is near by; without the second condition, it would be 9 to 71%.
-_FIRST_EVALUATIONS, _FIRST_PER_PARAMETER = 48, 4  # evaluations, or so many for each hyperparameter
+# A search that learns has crowded bounds without a cause. Unimportant values are inherited together with important
+# ones, and a surrogate explores the edges. So the second condition is that losses are lower near the bound, adjusted
+# for all other hyperparameters, by this t statistic. Only the first evaluations are used, before the search converges.
+# In simulated searches by `ga`, with 7 hyperparameters and up to 256 evaluations, 2 to 6% of the searches got wrong
+# advice, mostly about bounds close to the optimum. Without the second condition, 9 to 71% of them would get it.
+_FIRST_EVALUATIONS, _FIRST_PER_PARAMETER = 48, 4  # Evaluations in all, or for each hyperparameter: the larger number.
 _MIN_T_STATISTIC = 3.0
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class CrowdedBound:
-    """A bound, and how many of the best lie on it; `upper` tells which of the two it is."""
+    """A bound of a hyperparameter at which best evaluations lie."""
 
     name: str
+    """The name of the hyperparameter."""
     bound: float
+    """The value of the bound."""
     is_upper: bool
+    """Whether it is the upper bound."""
     count: int
+    """How many of the 5 best evaluations lie at the bound."""
 
 
 def find_crowded_bounds(ranked: Sequence[Evaluation], distributions: Mapping[str, Any]) -> list[CrowdedBound]:
-    """Return the bounds on which the best evaluations lie; `ranked` are all that are complete, best first."""
+    """Return the bounds at which the best evaluations lie, if this is significant and matters for the loss.
+
+    Args:
+        ranked: All complete evaluations, best first.
+        distributions: The Optuna distribution of each hyperparameter by its name.
+    """
     if len(ranked) < _MIN_COMPLETE:
         return []
-    numbers = {name: one for name, one in distributions.items() if hasattr(one, "low") and one.low < one.high}
+    numbers = {name: kind for name, kind in distributions.items() if hasattr(kind, "low") and kind.low < kind.high}
     crowded = [
         CrowdedBound(
-            name, one.high if upper else one.low, upper, _count_on_bound(ranked[:BEST_COUNT], name, one, upper)
+            name, kind.high if upper else kind.low, upper, _count_on_bound(ranked[:BEST_COUNT], name, kind, upper)
         )
-        for name, one in numbers.items()
+        for name, kind in numbers.items()
         for upper in (False, True)
-        if _can_widen(one, upper)
+        if _can_widen(kind, upper)
     ]
     found = [edge for edge in crowded if _is_significant(edge, numbers[edge.name], 2 * len(numbers))]
     return [edge for edge in found if _compute_t_statistic(ranked, distributions, edge.name) > _MIN_T_STATISTIC]
 
 
 def _can_widen(distribution: Any, upper: bool) -> bool:
-    """Tell whether there are values beyond a bound: below 1, a logarithmic scale has no integers."""
+    """Return whether there are values beyond a bound. A logarithmic scale has no integers below 1."""
     return upper or not (distribution.log and isinstance(distribution.low, int) and distribution.low <= 1)
 
 
@@ -78,38 +87,39 @@ def _is_significant(edge: CrowdedBound, distribution: Any, bounds: int) -> bool:
 
 
 def _count_on_bound(best: Sequence[Evaluation], name: str, distribution: Any, upper: bool) -> int:
-    places = [_scale_value(one.params[name], distribution) for one in best if name in one.params]
+    positions = [_scale_value(e.params[name], distribution) for e in best if name in e.params]
     steps = _count_steps(distribution)
     width = 1 / _RANGE_PARTS if steps is None else steps // _RANGE_PARTS / steps
-    return sum((1 - place if upper else place) <= width + _ROUNDING for place in places)
+    return sum((1 - position if upper else position) <= width + _ROUNDING for position in positions)
 
 
 def _count_steps(distribution: Any) -> int | None:
-    """Return how many steps there are from one bound to the other; None where there are none, or on a log scale."""
+    """Return the number of steps between the bounds; None for a continuous or logarithmic scale."""
     width = distribution.high - distribution.low
     return round(width / distribution.step) if distribution.step and not distribution.log else None
 
 
 def _scale_value(value: float, distribution: Any) -> float:
-    """Return where a value lies in its range, from 0 to 1, on the scale that is searched."""
+    """Return the position of a value in its range, from 0 to 1, linear or logarithmic."""
     low, high = distribution.low, distribution.high
     if distribution.log:
         value, low, high = math.log(value), math.log(low), math.log(high)
-    width = high / 2 - low / 2  # halves: the difference of two floats may be none
+    width = high / 2 - low / 2  # Halves, because the difference of two floats may overflow.
     return (value / 2 - low / 2) / width if width else 0.5
 
 
 def _compute_t_statistic(ranked: Sequence[Evaluation], distributions: Mapping[str, Any], name: str) -> float:
-    """Return the t statistic of how the rank of the loss grows with the distance from the best in one hyperparameter.
+    """Return the t statistic of the slope of the rank of the loss along the distance from the best in a hyperparameter.
 
-    It is that of a linear model of the distances in all hyperparameters; 0 where there are too few evaluations for one,
-    or where those that are far from the best in this one are so in others, too.
+    It belongs to a linear model of the distances in all hyperparameters. It is 0 if there are too few evaluations, or
+    if the distance in this hyperparameter is a linear combination of the others.
     """
     import numpy as np
 
-    first = sorted(one.trial for one in ranked)[: max(_FIRST_EVALUATIONS, _FIRST_PER_PARAMETER * len(distributions))]
-    early = [one for one in ranked if one.trial <= first[-1]]
-    distances = {other: _compute_distances(early, ranked[0], other, one) for other, one in distributions.items()}
+    count = max(_FIRST_EVALUATIONS, _FIRST_PER_PARAMETER * len(distributions))
+    first = sorted(evaluation.trial for evaluation in ranked)[:count]
+    early = [evaluation for evaluation in ranked if evaluation.trial <= first[-1]]
+    distances = {key: _compute_distances(early, ranked[0], key, kind) for key, kind in distributions.items()}
     own = np.array(distances.pop(name))
     others = np.array([[1.0] * len(early), *distances.values()]).T
     freedom = len(early) - others.shape[1] - 1
@@ -122,7 +132,7 @@ def _compute_t_statistic(ranked: Sequence[Evaluation], distributions: Mapping[st
 
 
 def _compute_residuals(others: Vector, values: Vector) -> Vector:
-    """Return what a linear model of some columns does not explain of values."""
+    """Return the residuals of a linear model of `values` on the columns of `others`."""
     import numpy as np
 
     rest: Vector = values - others @ np.linalg.lstsq(others, values, rcond=None)[0]
@@ -132,14 +142,14 @@ def _compute_residuals(others: Vector, values: Vector) -> Vector:
 def _compute_distances(
     evaluations: Sequence[Evaluation], best: Evaluation, name: str, distribution: Any
 ) -> list[float]:
-    """Return how far evaluations are from the best in one hyperparameter, from 0 to 1.
+    """Return the distances of evaluations from the best in one hyperparameter, from 0 to 1.
 
-    Where one of the two does not have it, the difference lies in what it depends on, and nothing is said here.
+    The distance is 0 if the hyperparameter is inactive in either. Then its condition accounts for the difference.
     """
-    there: Any = best.params.get(name)
-    values = [one.params.get(name, there) for one in evaluations]
-    if there is None:
+    target: Any = best.params.get(name)
+    values = [evaluation.params.get(name, target) for evaluation in evaluations]
+    if target is None:
         return [0.0] * len(values)
     if not hasattr(distribution, "low"):
-        return [float(value != there) for value in values]
-    return [abs(_scale_value(value, distribution) - _scale_value(there, distribution)) for value in values]
+        return [float(value != target) for value in values]
+    return [abs(_scale_value(value, distribution) - _scale_value(target, distribution)) for value in values]

@@ -1,4 +1,4 @@
-"""What advice is, and what it is worked out from."""
+"""The result of a run as the input of advice, and the advice itself."""
 
 from __future__ import annotations
 
@@ -17,85 +17,89 @@ from hpo.store.recorded_options import OPTIONS, from_json
 from hpo.store.storage_url import has_hidden_password, is_url
 from hpo.store.successive_halving import is_search_over
 
-# Options that describe a program, each with a value.
+# Options that describe a training script. Each has a value.
 _SCRIPT_OPTIONS = ("--space", "--loss", "--metric", "--flag", "--resume-args", "--first-report")
-_MAX_COMMAND_LENGTH = 1000  # characters of a command: nobody types more
-_MAX_LISTED = 5  # things in a list
+_MAX_COMMAND_LENGTH = 1000  # Characters. Longer commands are left out, because no user types them.
+_MAX_LISTED = 5
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do, the evidence for it, and the command to type; "" where there is none.
-
-    `kind` is worker, confirm, bounds, epochs, flat or idle. Commands begin with the program that mpirun or another
-    launcher starts.
-    """
+    """A recommendation for the next step after a run."""
 
     kind: str
+    """worker, confirm, bounds, epochs, flat or idle."""
     text: str
+    """What to do."""
     evidence: str
+    """The reason for the advice."""
     command: str = ""
+    """The command to type after `mpirun` or another launcher; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What is known of a run: `manifest` is its run.json, and `since` when its last session began, if that is known.
-
-    `ended` is the summary.json of that session, empty while it goes on, or where it has died; `goes_on` tells whether
-    it does, for all that can be told. Of the search space, there are the Optuna distributions.
-    """
+    """The result of a run up to now: the input of all advice."""
 
     run_dir: Path
     manifest: Manifest
+    """The content of run.json."""
     evaluations: Sequence[Evaluation]
+    """All evaluations of the search."""
     confirmations: Sequence[Evaluation]
+    """The planned confirmations."""
     distributions: Mapping[str, Any]
+    """The Optuna distribution of each hyperparameter by its name."""
     session_start: float
+    """The start of the last session in seconds since the epoch; minus infinity if it is unknown."""
     last_summary: Mapping[str, Any]
+    """The content of summary.json of the last session; empty if this session runs or has crashed."""
     is_running: bool
+    """Whether the last session probably still runs."""
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether there is nothing left to evaluate in the search space."""
+        """Whether all individuals of the search space have been evaluated."""
         return self.last_summary.get("exhausted") is True
 
     @property
     def is_spent(self) -> bool:
-        """Whether the search is at its end: a resumed run would train nothing else."""
+        """Whether the search is complete, so that a resumed run would train nothing more."""
         run = self.manifest
         is_over_now = is_search_over(self.evaluations, run.budget, run.pruner, run.objectives)
         return self.is_exhausted or is_over_now or self.is_target_reached
 
     @property
     def is_target_reached(self) -> bool:
-        """Whether a loss is as low as --target-loss of the last session."""
+        """Whether a loss is at most --target-loss of the last session."""
         found, target = find_best(self.evaluations), from_json("target_loss", self.options.get("target_loss"))
         return found is not None and target is not None and found.loss <= target
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The options of the last session, as JSON holds them."""
+        """The options of the last session as JSON values."""
         return self.manifest.sessions[-1].options
 
     @property
     def has_inheritance(self) -> bool:
-        """Whether any evaluation inherits, so that losses are not those of hyperparameters alone."""
+        """Whether any evaluation has a parent, so that losses do not depend on hyperparameters alone."""
         return has_inheritance(self.evaluations)
 
     def rank_complete(self) -> list[Evaluation]:
-        """Return the complete evaluations that have a loss, best first."""
-        finite = [one for one in self.evaluations if math.isfinite(one.loss)]
+        """Return the complete evaluations with a finite loss, best first."""
+        finite = [evaluation for evaluation in self.evaluations if math.isfinite(evaluation.loss)]
         return rank_evaluations(finite, len(finite))
 
     def select_session(self) -> list[Evaluation]:
-        """Return what the last session has evaluated."""
-        everything = [*self.evaluations, *self.confirmations]
+        """Return the evaluations and confirmations that the last session has ended."""
         return [
-            one for one in everything if one.has_ended and not one.imported_from and one.started >= self.session_start
+            evaluation
+            for evaluation in (*self.evaluations, *self.confirmations)
+            if evaluation.has_ended and not evaluation.imported_from and evaluation.started >= self.session_start
         ]
 
     def format_resume_command(self, *options: str) -> str:
-        """Write the command that resumes the run; it has the options that a resumed run does not keep."""
+        """Return the command that resumes the run, with all options that a resumed run would not keep."""
         storage = self.manifest.storage
         kept = {name for name, option in OPTIONS.items() if option.is_kept_on_resume}
         again = [
@@ -105,25 +109,35 @@ class RunResult:
         return self._format_command("--run-dir", str(self.run_dir), "--resume", *again, *options)
 
     def format_confirm_command(self, seeds: int) -> str:
-        """Write the command that trains the best again with other seeds; a script without a place for them gets one."""
+        """Return the command that trains the best again with other seeds.
+
+        If the command of a script does not have the placeholder `{seed}`, the option `--seed '{seed}'` is added.
+
+        Args:
+            seeds: The number of seeds.
+        """
         command = self.format_resume_command("--confirm-seeds", str(seeds))
         return f"{command} --seed '{{seed}}'" if command and self.lacks_seed else command
 
     @property
     def has_space_in_command(self) -> bool:
-        """Whether the search space was given on the command line, with a script."""
+        """Whether the command line defines the search space of a script."""
         return "--" in self._split_command()
 
     @property
     def lacks_seed(self) -> bool:
-        """Whether the command of a script has no place for a seed."""
+        """Whether the command of a script lacks the placeholder `{seed}`."""
         words = self._split_command()
         return "--" in words and not any("{seed}" in word for word in words[words.index("--") :])
 
     def format_new_command(self, *options: str, **settings: object) -> str:
-        """Write the command that starts another run, with the options and settings of this one and those given.
+        """Return the command that starts a new run with the options and settings of this run.
 
-        A target that this run has reached is left out.
+        A target loss that this run has reached is left out.
+
+        Args:
+            *options: Options to add or change.
+            **settings: Settings to add or change.
         """
         values = [f"{name}={text}" for name, text in {**self.manifest.set, **settings}.items()]
         without = {name for name, option in OPTIONS.items() if option.name in options}
@@ -140,16 +154,16 @@ class RunResult:
         return list(itertools.chain.from_iterable(words))
 
     def _format_command(self, *options: str) -> str:
-        """Write a command with the program and the search space that the last session was started with."""
+        """Return a command with the program and the search space of the last session; empty if it is too long."""
         words = self._split_command()
-        place = words.index("--") if "--" in words else len(words)
-        command = shlex.join([*self._find_program(words[:place]), *options, *words[place:]])
+        end = words.index("--") if "--" in words else len(words)
+        command = shlex.join([*self._find_program(words[:end]), *options, *words[end:]])
         return command if len(command) <= _MAX_COMMAND_LENGTH else ""
 
     def _split_command(self) -> list[str]:
         try:
             return shlex.split(self.manifest.command)
-        except ValueError:  # a user has edited it
+        except ValueError:  # A user has edited run.json.
             return []
 
     def _find_program(self, words: list[str]) -> list[str]:
@@ -166,20 +180,20 @@ class RunResult:
         return [words[0], search_space] if search_space in words[1:] else words[:1]
 
 
-def compute_relative_gap(one: float, other: float) -> float:
-    """Return the distance of two losses as a share of the larger one."""
-    return abs(one - other) / max(abs(one), abs(other)) if one != other else 0.0
+def compute_relative_gap(first: float, second: float) -> float:
+    """Return the distance of two losses as a share of the larger absolute value."""
+    return abs(first - second) / max(abs(first), abs(second)) if first != second else 0.0
 
 
 def format_percent(share: float) -> str:
-    """Write a share as people read it."""
+    """Return a share as a percentage with two significant digits."""
     if 0 < share < 0.001:
         return "less than 0.1%"
     return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
 
 
 def format_list(items: Iterable[object], limit: int = _MAX_LISTED) -> str:
-    """Write things in a row, the first few of many."""
+    """Return the items as text, separated by commas and "and". Only the first `limit` are listed."""
     texts = list(map(str, items))
     rest = len(texts) - limit
     texts = [*texts[:limit], f"{rest} more"] if rest > 0 else texts

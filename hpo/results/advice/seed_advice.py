@@ -1,4 +1,4 @@
-"""Whether the winner is as good as the best, and how many seeds show it."""
+"""Advise to confirm the winner with other seeds, or with more of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hpo.results.advice.run_result import Advice, RunResult, compute_relative_ga
 from hpo.results.confirmation import compare_confirmed, compute_margin, count_seeds_needed, select_comparable
 from hpo.text_format import format_count, format_number
 
-_MAX_RELATIVE_GAP = 0.02  # of a loss: other seeds may well turn two evaluations around
-_MIN_SEEDS, _MAX_SEEDS = 3, 30  # seeds for each of the best: who would give more?
+_MAX_RELATIVE_GAP = 0.02  # Share of a loss. Other seeds may easily swap two evaluations that are so close.
+_MIN_SEEDS, _MAX_SEEDS = 3, 30  # Seeds for each of the best.
 
 
 def advise_confirmation(result: RunResult) -> Advice | None:
@@ -22,7 +22,11 @@ def advise_confirmation(result: RunResult) -> Advice | None:
     if not result.is_spent:
         return None  # A resumed run would search first.
     entries = compare_confirmed(result.confirmations)
-    if not all(one.is_finished for one in result.confirmations) or len(entries) < 2 or entries[0]["mean"] is None:
+    if (
+        not all(evaluation.is_finished for evaluation in result.confirmations)
+        or len(entries) < 2
+        or entries[0]["mean"] is None
+    ):
         return None
     if select_comparable(entries):
         return None if result.manifest.objectives.is_multi_objective else _advise_after_comparison(result, entries)
@@ -38,7 +42,7 @@ def advise_confirmation(result: RunResult) -> Advice | None:
 
 
 def _advise_first_confirmation(result: RunResult) -> Advice | None:
-    """Advise to train the best again where the runner-up is close; of a front, several are chosen anyway."""
+    """Advise to confirm if the second best is close. A Pareto front has several best individuals anyway."""
     if result.manifest.objectives.is_multi_objective:
         return None
     best = result.rank_complete()[:2]
@@ -62,7 +66,7 @@ def _format_seed_hint(result: RunResult) -> str:
 
 
 def _advise_after_comparison(result: RunResult, entries: Sequence[dict[str, Any]]) -> Advice | None:
-    """Advise to choose among those that are as good as the best, or to give more seeds if none is certain to be."""
+    """Advise to choose among individuals that are as good as the best, or to use more seeds if none certainly is."""
     seeds, first, margin = result.manifest.confirm_seeds, entries[0], compute_margin(entries) or 0.0
     given = f"With {format_count(seeds, 'other seed')} each"
     deviation = f"{format_number(margin)}, one standard deviation by seeds"

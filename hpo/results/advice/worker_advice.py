@@ -1,4 +1,4 @@
-"""Whether workers are broken, or idle."""
+"""Advise on workers that are broken or idle."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from hpo.store.json_values import is_number
 from hpo.text_format import format_duration, make_show_command
 
 _MIN_FAILED = 3
-_MAX_FALSE_ALARM_RATE = 0.01  # of all runs in which workers fail by chance
-_MIN_BUSY_FRACTION = 0.5  # of the workers' time
-_MIN_SESSION_SECONDS = 60.0  # of a session: time that is worth saving
-_SHORT_EVALUATION_SECONDS = 1.0  # second: of an evaluation, beside what is done between two of them
+_MAX_FALSE_ALARM_RATE = 0.01  # Probability of advice if all workers fail equally often.
+_MIN_BUSY_FRACTION = 0.5
+_MIN_SESSION_SECONDS = 60.0  # Shorter sessions have no time that is worth saving.
+_SHORT_EVALUATION_SECONDS = 1.0  # Shorter evaluations do not take long compared with the pauses between them.
 
 
 def advise_on_broken_workers(result: RunResult) -> Advice | None:
-    """Name the workers of which all evaluations fail, where this is no chance: most of the others' succeed."""
+    """Advise to check workers whose evaluations all fail, if most evaluations of other workers succeed."""
     ours = result.select_session()
     broken = _find_broken_workers(ours)
     if not broken:
         return None
-    theirs = [one for one in ours if one.worker in broken]
-    others = [one.state for one in ours if one.worker not in broken]
-    last = max(theirs, key=lambda one: (one.ended, one.trial))
+    theirs = [evaluation for evaluation in ours if evaluation.worker in broken]
+    others = [evaluation.state for evaluation in ours if evaluation.worker not in broken]
+    last = max(theirs, key=lambda evaluation: (evaluation.ended, evaluation.trial))
     named = f"worker {broken[0]}" if len(broken) == 1 else f"workers {format_list(broken)}"
     return Advice(
         "worker",
@@ -41,22 +41,24 @@ def advise_on_broken_workers(result: RunResult) -> Advice | None:
 
 def _find_broken_workers(ours: Sequence[Evaluation]) -> list[int]:
     failed: dict[int, list[bool]] = {}
-    for one in ours:
-        failed.setdefault(one.worker, []).append(one.state == "failed")
+    for evaluation in ours:
+        failed.setdefault(evaluation.worker, []).append(evaluation.state == "failed")
     others = [is_failed for ended in failed.values() if not all(ended) for is_failed in ended]
     if 2 * sum(others) >= len(others):
         return []
-    usual = (sum(others) + 1) / (len(others) + 2)  # Laplace's rule of succession: few evaluations tell little
+    usual = (sum(others) + 1) / (
+        len(others) + 2
+    )  # Laplace's rule of succession: few evaluations contain little information.
     return sorted(
         worker
         for worker, ended in failed.items()
-        # A worker fails as the others do, and that for so long, with this chance; of all workers, one does.
+        # The probability that any worker always fails by chance, if it fails as often as the others.
         if all(ended) and len(ended) >= _MIN_FAILED and usual ** len(ended) * len(failed) < _MAX_FALSE_ALARM_RATE
     )
 
 
 def _format_ranks(workers: Sequence[int], layout: Layout) -> str:
-    """Say which ranks a worker has, which leads to its host."""
+    """Return the ranks of a single worker as text, which identify its host."""
     size = layout.ranks_per_worker
     if len(workers) > 1:
         return ""
@@ -65,15 +67,25 @@ def _format_ranks(workers: Sequence[int], layout: Layout) -> str:
 
 
 def advise_on_idle_workers(result: RunResult) -> Advice | None:
-    """Say what to change where the workers of the last session were idle for most of its time."""
+    """Advise what to change if the workers of the last session were idle for most of the time."""
     busy, wall = (_to_float(result.last_summary.get(name)) for name in ("worker_busy_fraction", "wall_seconds"))
     workers, size = result.manifest.layout.workers, result.manifest.layout.ranks_per_worker
-    ours = [one for one in result.select_session() if math.isfinite(one.started) and math.isfinite(one.ended)]
+    ours = [
+        evaluation
+        for evaluation in result.select_session()
+        if math.isfinite(evaluation.started) and math.isfinite(evaluation.ended)
+    ]
     if not (0 <= busy < _MIN_BUSY_FRACTION and wall >= _MIN_SESSION_SECONDS and 1 < workers < len(ours)):
         return None
-    first, last = min(one.started for one in ours), max(one.ended for one in ours)
-    helped = [(part.worker, part.stop) for one in ours for part in find_help_periods(one, one.ended)]
-    ends = dict(sorted([*((one.worker, one.ended) for one in ours), *helped], key=lambda end: end[1]))
+    first, last = min(evaluation.started for evaluation in ours), max(evaluation.ended for evaluation in ours)
+    helped = [
+        (period.worker, period.stop)
+        for evaluation in ours
+        for period in find_help_periods(evaluation, evaluation.ended)
+    ]
+    ends = dict(
+        sorted([*((evaluation.worker, evaluation.ended) for evaluation in ours), *helped], key=lambda end: end[1])
+    )
     at_the_end = sum(last - ends.get(worker, first) for worker in range(workers))
     between = (1 - busy) * workers * (last - first) - at_the_end
     rarely = f"Workers were busy {format_percent(busy)} of the time"
@@ -81,18 +93,22 @@ def advise_on_idle_workers(result: RunResult) -> Advice | None:
     can_halve = workers % 2 == 0 and islands <= workers // 2
     fewer = result.format_new_command("--ranks-per-worker", str(2 * size)) if can_halve else ""
     if at_the_end >= between:
-        why = f"{rarely}: most of the rest, they had nothing left to do while others were at the last evaluations."
+        why = f"{rarely}. They were mostly idle at the end, while other workers ran the last evaluations."
         can_grow = not (result.has_space_in_command or result.options.get("elastic"))
-        if can_grow and any(one.checkpoint_step for one in ours) and not any(one.worker_groups for one in ours):
-            text = "Let workers that have nothing left to do join the others."
-            why += " These evaluations save what they go on from."
+        if (
+            can_grow
+            and any(evaluation.checkpoint_step for evaluation in ours)
+            and not any(evaluation.worker_groups for evaluation in ours)
+        ):
+            text = "Let idle workers join other workers at the end."
+            why += " These evaluations save checkpoints."
             return Advice("idle", text, why, result.format_new_command("--elastic"))
         return Advice("idle", "Use fewer workers of more ranks each, or more evaluations.", why, fewer)
-    seconds = statistics.median(one.ended - one.started for one in ours)
+    seconds = statistics.median(evaluation.ended - evaluation.started for evaluation in ours)
     pause = format_duration(between / len(ours))
     takes = f"an evaluation takes {format_duration(seconds)}, and then its worker waits for {pause}"
     if seconds < _SHORT_EVALUATION_SECONDS:
-        text = "Use fewer workers of more ranks each: evaluations are short for so many."
+        text = "Use fewer workers of more ranks each: evaluations are too short for this many workers."
         return Advice("idle", text, f"{rarely}: {takes}.", fewer)
     text = "Find out what workers wait for: the disk of the run directory may be slow, or the database of --storage."
     return Advice("idle", text, f"{rarely}: {takes}.")

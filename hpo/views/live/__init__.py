@@ -1,1 +1,1 @@
-"""A run while it goes on, as a terminal shows it: what there is to show, how it is drawn, what keeps it up to date."""
+"""Show a run in a terminal while it is active: its status, the screen of `hpo watch`, and plain lines."""

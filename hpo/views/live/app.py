@@ -1,4 +1,4 @@
-"""The screen of `hpo watch`: a run in tabs, with evaluations that are sorted, filtered and opened."""
+"""Define the screen of `hpo watch`: tabs with the run's status, and evaluations that can be sorted and filtered."""
 
 from __future__ import annotations
 
@@ -44,25 +44,31 @@ from hpo.views.live.table_widget import Table
 
 _TABS = ("overview", "evaluations", "failures", "rungs", "islands", "workers")
 _QUIT_TOOLTIP = "the run continues"
-_MAX_BEST = 10  # individuals in the overview of a run that has ended
+_MAX_BEST = 10  # individuals in the overview of an ended run
 
 
 @dataclass
 class RunUpdated(Message):
-    """A run as it was read."""
+    """The run was read again."""
 
-    look: RunSnapshot
+    snapshot: RunSnapshot
     status: RunStatus
 
 
 class WatchApp(App[int]):
-    """Shows the run in a directory as `looks` returns it again and again, each with the pause until the next.
+    """Textual app that shows a run.
 
-    `standing` is the last of them, and `error` the reason if the run cannot be read any more.
+    Args:
+        path: The run directory.
+        updates: Yields a snapshot, its status, and the seconds to wait before the next update.
+
+    Attributes:
+        run_status: The latest status; None before the first update.
+        error: The exception that stopped the updates, if there is one.
     """
 
     ENABLE_COMMAND_PALETTE = False
-    VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012 - as in Textual
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (20, "-high")]  # noqa: RUF012 - Textual declares it like this.
     CSS = """
     #title { height: 1; text-wrap: nowrap; text-overflow: ellipsis; padding: 0 1; }
     #head { height: auto; padding: 0 1; }
@@ -74,7 +80,7 @@ class WatchApp(App[int]):
     #count { width: auto; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[Any]] = [
-        *(Binding(str(place), f"go('{name}')", name, show=False) for place, name in enumerate(_TABS, 1)),
+        *(Binding(str(number), f"go('{name}')", name, show=False) for number, name in enumerate(_TABS, 1)),
         Binding("tab", "go_by(1)", "next tab", priority=True),
         Binding("shift+tab", "go_by(-1)", "previous tab", show=False, priority=True),
         Binding("slash", "filter", "filter"),
@@ -98,12 +104,12 @@ class WatchApp(App[int]):
         self.run_status: RunStatus | None = None
         self.error: Exception | None = None
         self._path, self._updates = path, updates
-        self._look: RunSnapshot | None = None
+        self._snapshot: RunSnapshot | None = None
         self._row_order = RowOrder()
         self._headings: list[str] = []
 
     def compose(self) -> ComposeResult:
-        """Make the tabs."""
+        """Create the tabs."""
         yield Static(make_printable(f"reading {self._path}"), id="title", markup=False)
         with TabbedContent():
             for name in _TABS:
@@ -121,7 +127,7 @@ class WatchApp(App[int]):
     @on(Mount)
     def _start_following(self) -> None:
         self.query_one(Tabs).can_focus = False
-        # Not a worker of Textual's: the app would wait for it, and reading 10,000 evaluations takes seconds.
+        # A worker of Textual would delay the exit of the app, since reading 10,000 evaluations takes seconds.
         self.call_after_refresh(threading.Thread(target=self._follow_updates, daemon=True).start)
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         if not self.is_headless:
@@ -130,8 +136,8 @@ class WatchApp(App[int]):
 
     def _follow_updates(self) -> None:
         try:
-            for look, run, pause in self._updates:
-                if not self.post_message(RunUpdated(look, run)):
+            for snapshot, run, pause in self._updates:
+                if not self.post_message(RunUpdated(snapshot, run)):
                     return
                 time.sleep(pause)
         except Exception as error:
@@ -142,13 +148,13 @@ class WatchApp(App[int]):
     def _show_update(self, message: RunUpdated) -> None:
         if message.status is self.run_status:
             return
-        self._look, self.run_status = message.look, message.status
+        self._snapshot, self.run_status = message.snapshot, message.status
         self._show_active_tab()
         if isinstance(self.screen, EvaluationScreen) and not self.screen.evaluation.has_ended:
             self.screen.show(*self._find_evaluation(self.screen.evaluation.label))
 
     def _show_active_tab(self, from_first: bool = False) -> None:
-        """Show the tab that is in front, its rows from the first on if asked to."""
+        """Show the active tab, scrolled to its first row if `from_first`."""
         if self.run_status is None:
             return
         run, tab = replace(self.run_status, at=time.time()), self._tabs.active
@@ -167,7 +173,7 @@ class WatchApp(App[int]):
     def _make_rows(self, tab: str, run: RunStatus) -> TableRows:
         evaluations, choice = self._evaluations, self._row_order
         if tab == "overview" and not run.running and not run.idle_workers:
-            evaluations = select_top(self._look.evaluations if self._look else [], _MAX_BEST, run.objectives)
+            evaluations = select_top(self._snapshot.evaluations if self._snapshot else [], _MAX_BEST, run.objectives)
             choice = RowOrder("loss", reverse=False)
         elif tab != "evaluations":
             return {
@@ -186,7 +192,7 @@ class WatchApp(App[int]):
 
     @property
     def _evaluations(self) -> list[Evaluation]:
-        return [*self._look.evaluations, *self._look.confirmations] if self._look else []
+        return [*self._snapshot.evaluations, *self._snapshot.confirmations] if self._snapshot else []
 
     @property
     def _tabs(self) -> TabbedContent:
@@ -207,10 +213,12 @@ class WatchApp(App[int]):
         self.push_screen(EvaluationScreen(*self._find_evaluation(event.key)))
 
     def _find_evaluation(self, label: str) -> tuple[EvaluationLookup, Evaluation]:
-        assert self._look
-        look, run_dir = self._look, RunDir(self._path)
-        lookup = EvaluationLookup(run_dir, look.manifest, look.is_in_use, look.evaluations, look.confirmations)
-        return lookup, next(one for one in self._evaluations if one.label == label)
+        assert self._snapshot
+        snapshot, run_dir = self._snapshot, RunDir(self._path)
+        lookup = EvaluationLookup(
+            run_dir, snapshot.manifest, snapshot.is_in_use, snapshot.evaluations, snapshot.confirmations
+        )
+        return lookup, next(evaluation for evaluation in self._evaluations if evaluation.label == label)
 
     @on(Table.Sorted)
     def _sort_rows(self, event: Table.Sorted) -> None:
@@ -228,7 +236,7 @@ class WatchApp(App[int]):
         self._table.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:  # noqa: ARG002
-        """Return whether a key has an effect here."""
+        """Return whether a key has an effect on the current screen."""
         if isinstance(self.screen, EvaluationScreen):
             return action not in ("go", "go_by", "filter", "clear", "sort_by")
         return action != "sort_by" or self._tabs.active == "evaluations"
@@ -238,8 +246,8 @@ class WatchApp(App[int]):
             self._tabs.active = tab
 
     def _action_go_by(self, step: int) -> None:
-        there = [name for name in _TABS if self._tabs.get_tab(name).display]
-        self._tabs.active = there[(there.index(self._tabs.active) + step) % len(there)]
+        visible = [name for name in _TABS if self._tabs.get_tab(name).display]
+        self._tabs.active = visible[(visible.index(self._tabs.active) + step) % len(visible)]
 
     def _action_filter(self) -> None:
         self._tabs.active = "evaluations"
@@ -251,8 +259,8 @@ class WatchApp(App[int]):
 
     def _action_sort_by(self, step: int) -> None:
         if self._row_order.heading in self._headings:
-            place = self._headings.index(self._row_order.heading) + step
-            self._row_order.sort_by(self._headings[place % len(self._headings)])
+            index = self._headings.index(self._row_order.heading) + step
+            self._row_order.sort_by(self._headings[index % len(self._headings)])
             self._show_active_tab(from_first=True)
 
     def _action_copy(self) -> None:

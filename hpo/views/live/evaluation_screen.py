@@ -1,4 +1,4 @@
-"""The screen of one evaluation: its losses as a plot, and all that `hpo show` prints."""
+"""Define the screen of one evaluation: a plot of its losses, and the text of `hpo show`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from hpo.views.live.plot import Plot
 
 
 class EvaluationScreen(Screen[None]):
-    """Everything about one evaluation."""
+    """Screen with all facts about one evaluation."""
 
     BINDINGS: ClassVar[list[Any]] = [Binding("escape", "app.pop_screen", "close")]
     CSS = "EvaluationScreen Static { padding: 0 1; }"
 
     @dataclass
     class DetailsRead(Message):
-        """An evaluation was read."""
+        """The details of the evaluation were read."""
 
         lines: list[str]
 
@@ -40,7 +40,7 @@ class EvaluationScreen(Screen[None]):
         self._lookup = lookup
 
     def compose(self) -> ComposeResult:
-        """Make the plot and the text."""
+        """Create the plot and the text."""
         yield Static(id="title")
         yield Plot()
         with VerticalScroll():
@@ -52,7 +52,7 @@ class EvaluationScreen(Screen[None]):
         self.show(self._lookup, self.evaluation)
 
     def show(self, lookup: EvaluationLookup, evaluation: Evaluation) -> None:
-        """Show the evaluation as it is now."""
+        """Show the current state of the evaluation."""
         self._lookup, self.evaluation = lookup, evaluation
         curve = sorted(evaluation.curve.items())
         first, last = (curve[0][0], curve[-1][0]) if curve else (0, 0)
@@ -61,7 +61,7 @@ class EvaluationScreen(Screen[None]):
         self.run_worker(self._read_details, thread=True, exclusive=True)
 
     def _read_details(self) -> None:
-        """Read what it printed, in a thread, since a file system may be slow."""
+        """Read the log in a thread, because the file system may be slow."""
         details = self._lookup.collect_details(self.evaluation)
         self.post_message(self.DetailsRead(format_evaluation(details, self._lookup.run_dir.path, "", time.time())))
 

@@ -1,4 +1,4 @@
-"""A small plot for a terminal, of braille dots: a loss over time, as steps."""
+"""Plot losses in a terminal with braille dots."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from textual.widget import Widget
 from hpo.text_format import format_number
 from hpo.views.loss_scale import make_loss_scale
 
-_DOT_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # the bit of each dot, by row and column
+_DOT_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bit of each dot by row and column
 _EMPTY_CELL = 0x2800
 
 
 class Plot(Widget):
-    """A plot that fills its space."""
+    """Widget with a plot that fills its area."""
 
     DEFAULT_CSS = """
     Plot { height: 1fr; max-height: 12; margin: 1 1 0 1; }
@@ -29,13 +29,13 @@ class Plot(Widget):
     def plot(
         self, title: str, points: Sequence[tuple[float, float]], losses: Sequence[float], ends: tuple[str, str]
     ) -> None:
-        """Draw what `plot_steps` draws, if there are two points at least."""
+        """Draw a plot with the arguments of `plot_steps`, or hide it if there are fewer than two points."""
         self._plot_arguments = title, points, losses, ends
         self.set_class(len(points) < 2, "-empty")
         self.refresh()
 
     def render(self) -> Text:
-        """Return the plot."""
+        """Return the plot as text."""
         return plot_steps(*self._plot_arguments, self.size) if self._plot_arguments else Text()
 
 
@@ -46,10 +46,14 @@ def plot_steps(
     ends: tuple[str, str],
     size: tuple[int, int],
 ) -> Text:
-    """Draw a loss over time, in `size` columns and lines.
+    """Return a plot of a loss over time, as steps.
 
-    `points` are pairs of a moment, counted from 0, and the loss from then on; the last moment is the right edge, and
-    `ends` are the texts below both edges. The scale is that of a run with these `losses`; others are left out.
+    Args:
+        title: Title above the plot.
+        points: Pairs of a time and the loss from then on. Times start at 0, and the last one is the right edge.
+        losses: Losses of all complete evaluations, which determine the scale; points above the scale are not drawn.
+        ends: Texts below the left and the right edge.
+        size: Width and height in characters, title and texts included.
     """
     drawn = [(moment, loss) for moment, loss in points if math.isfinite(loss)]
     scale, height = make_loss_scale([loss for _, loss in drawn], losses), size[1] - 2
@@ -63,9 +67,9 @@ def plot_steps(
     left = max(map(len, labels))
     width = max(2, size[0] - left - 1)
     moments = [moment for moment, _ in drawn]
-    shares = [None if scale.is_out_of_range(loss) else scale.compute_fraction(loss) for _, loss in drawn]
-    places = [bisect_right(moments, moments[-1] * dot / (2 * width - 1)) - 1 for dot in range(2 * width)]
-    lines = _draw_levels([None if place < 0 else shares[place] for place in places], height)
+    fractions = [None if scale.is_out_of_range(loss) else scale.compute_fraction(loss) for _, loss in drawn]
+    indices = [bisect_right(moments, moments[-1] * dot / (2 * width - 1)) - 1 for dot in range(2 * width)]
+    lines = _draw_levels([None if index < 0 else fractions[index] for index in indices], height)
     text = Text(f"{title}{', logarithmic' if scale.is_logarithmic else ''}", "bold", no_wrap=True)
     for label, line in zip(labels, lines, strict=True):
         text.append_text(Text.assemble(f"\n{label:>{left}} ", (line, "green"), style="not bold"))
@@ -73,7 +77,7 @@ def plot_steps(
 
 
 def _draw_levels(levels: Sequence[float | None], height: int) -> list[str]:
-    """Draw a level from 0 to 1 for each column of dots, or nothing, and connect each with the one before it."""
+    """Draw a level from 0 to 1, or None, for each column of dots, and connect neighbouring levels."""
     cells = [[_EMPTY_CELL] * (len(levels) // 2) for _ in range(height)]
     before = None
     for column, level in enumerate(levels):

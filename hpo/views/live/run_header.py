@@ -1,4 +1,4 @@
-"""A run in a few lines: how far it is, how fast, what is best, and what to do if it has stopped."""
+"""Summarize a run in a few lines: progress, pace, best result, and how to resume it."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _PHASE_TITLES = {
     "ending": ("ending", "bold"),
     "finished": ("finished", "bold green"),
     "stopped": ("stopped", "bold yellow"),
-    "died": ("died", "bold red"),
+    "crashed": ("crashed", "bold red"),
     "unknown": ("running or not?", "bold yellow"),
 }
-_MAX_LINE_LENGTH = 500  # characters of a line
-_STATES = ("complete", "pruned", "paused", "failed", "running", "waiting", "taken over", "promoted", "interrupted")
-_STATE_NAMES = {"promoted": "promoted to go on", "interrupted": "interrupted and repeated"}
+_MAX_LINE_LENGTH = 500  # characters
+_STATES = ("complete", "pruned", "paused", "failed", "running", "waiting", "imported", "promoted", "interrupted")
+_STATE_NAMES = {"promoted": "promoted and continued", "interrupted": "interrupted and retried"}
 TEXT_STYLES = {"failed": "red", "pruned": "yellow", "paused": "yellow"}
 
 
 def format_header(run: RunStatus, path: Path) -> list[Text]:
-    """Return the lines; the first one has the phase and the progress."""
+    """Return the lines of the header; the first one has the phase and the progress."""
     title = Text.assemble(_PHASE_TITLES[run.phase], f"  {format_progress(run)}  {make_printable(str(path))}")
     return [
         title,
@@ -82,13 +82,13 @@ def _format_results(run: RunStatus, path: Path) -> Iterator[Text]:
 def _describe_best(run: RunStatus, best: Evaluation) -> Text:
     found = f"found {format_clock(run.at - best.ended)} ago on island {best.island} by worker {best.worker}"
     if best.imported_from:
-        found = cut_text(make_printable(f"taken over from {best.imported_from}"), _MAX_LINE_LENGTH)
+        found = cut_text(make_printable(f"imported from {best.imported_from}"), _MAX_LINE_LENGTH)
     name = f"front {len(run.front)}  lowest loss" if run.front else "best"
     return Text.assemble((f"{name} {format_number(best.loss)}", "bold green"), f"  trial {best.trial}, {found}")
 
 
 def format_progress(run: RunStatus) -> str:
-    """Return how far a run is, how fast, and how much time is left, as text, as far as that is known."""
+    """Return the number of evaluations, the pace and the remaining time as text, as far as they are known."""
     text = f"{run.done}/{run.total} {'confirmations' if run.phase == 'confirming' else 'evaluations'}"
     if run.pace.per_minute is not None:
         rate = run.pace.per_minute
@@ -102,11 +102,11 @@ def format_progress(run: RunStatus) -> str:
 
 
 def _explain(run: RunStatus, path: Path) -> list[str]:
-    """Return a sentence on why a run does not go on, or may not; nothing if there is nothing to say."""
-    go_on = f"To go on: the same command with --run-dir {shlex.quote(str(path))} --resume"
+    """Return a sentence on why a run is not active, or may not be; empty if the phase explains itself."""
+    resume = f"To resume: the same command with --run-dir {shlex.quote(str(path))} --resume"
     if run.phase == "stopped" and run.reason != EXHAUSTED_REASON:
         remedy = f" and {run.remedy}" if run.remedy else ""
-        return [f"{run.reason or 'no run is going on here'}. {go_on}{remedy}"]
-    if run.phase == "died":
-        return [f"no run is going on here: {run.reason} has died. {go_on}"]
+        return [f"{run.reason or 'the run is not active'}. {resume}{remedy}"]
+    if run.phase == "crashed":
+        return [f"the run is not active: {run.reason} has crashed. {resume}"]
     return [run.reason] if run.reason else []

@@ -1,4 +1,4 @@
-"""How a run stands at a moment: how far it is, how fast, and what its islands and workers do. Pure computation."""
+"""Compute the status of a run from a snapshot: its phase, progress and pace, and the state of islands and workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ ACTIVE_PHASES = ("searching", "confirming", "ending", "unknown")
 
 @dataclass(frozen=True)
 class IslandStatus:
-    """An island: how many individuals have been evaluated on it, its best, and how many of them failed."""
+    """Status of one island.
+
+    Attributes:
+        index: Number of the island, from 0.
+        population: Number of its individuals that are evaluated.
+        best: Its evaluation with the lowest loss.
+        failed: Number of failed evaluations.
+    """
 
     index: int
     population: int
@@ -34,19 +41,30 @@ class IslandStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What is shown of a run.
+    """Status of a run at one moment.
 
-    `phase` is searching, confirming, ending, finished, stopped, died or unknown (whether it goes on cannot be told from
-    this host), and `why` says more of it. `done` of `total` evaluations are those of the search, or of its
-    confirmation while that goes on. `running` holds one evaluation per worker, the oldest first, and `idle` the other
-    workers of this session, of which some are `helping`, with a text of what; `rungs` are those of
-    `hpo.results.summary`.
-    `front` are the individuals that no other one dominates in the `objectives`, and `best` is the first of them; the
-    front is empty where the loss is the only objective.
-    `improvements` are pairs: the seconds in which something was evaluated before a new best was found, and its loss.
-    `worked` is the sum of such seconds until now, and `losses` are those of all complete evaluations. `to_confirm` says
-    that the best will be confirmed, and `confirmed` what came out of it, as `hpo.results.confirmation.compare` returns
-    it.
+    Attributes:
+        at: Time of the snapshot, in seconds since the epoch.
+        phase: searching, confirming, ending, finished, stopped, crashed, or unknown if this host cannot see the lock.
+        reason: More about the phase, such as why the run stopped; may be empty.
+        remedy: Change to the command that resumes the run; may be empty.
+        done: Number of ended individuals of the search, or of its confirmation in the phase "confirming".
+        total: Number of individuals that `done` will reach.
+        pace: Pace and remaining time.
+        counts: Number of evaluations by state; imported ones have a state of their own.
+        objectives: The objectives of the run.
+        best: The first individual of the front, or the evaluation with the lowest loss if that is the only objective.
+        front: The Pareto front; empty if the loss is the only objective.
+        islands: Status of each island with evaluations.
+        running: The running evaluation of each worker, the oldest first.
+        idle_workers: Workers of this session without an evaluation of their own.
+        helper_texts: Text for each worker that helps with an evaluation of another worker.
+        rungs: Rungs as in summary.json.
+        improvements: Working seconds at which a new best was found, and its loss.
+        working_seconds: Working time of the run until now.
+        losses: Losses of all complete evaluations.
+        to_confirm: Whether the best will be confirmed with other seeds after the search.
+        confirmed: Results of `hpo.results.confirmation.compare_confirmed`.
     """
 
     at: float
@@ -73,82 +91,83 @@ class RunStatus:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run has ended by itself, or has done all it was to do."""
+        """Whether the run has stopped by itself or finished."""
         return self.phase in ("finished", "stopped")
 
     @property
     def may_be_running(self) -> bool:
-        """Whether the run goes on, or may go on for all that can be told."""
+        """Whether the run is active, or may be active as far as this host can see."""
         return self.phase in ACTIVE_PHASES
 
 
-def compute_run_status(look: RunSnapshot) -> RunStatus:
-    """Return how a run stands."""
-    evaluations, confirmations = look.evaluations, look.confirmations
+def compute_run_status(snapshot: RunSnapshot) -> RunStatus:
+    """Compute the status of a run."""
+    evaluations, confirmations = snapshot.evaluations, snapshot.confirmations
     everything = [*evaluations, *confirmations]
-    phase, why = _find_phase(look)
+    phase, reason = _find_phase(snapshot)
     shown = confirmations if phase == "confirming" else evaluations
-    total = len(confirmations) if phase == "confirming" else look.manifest.budget
+    total = len(confirmations) if phase == "confirming" else snapshot.manifest.budget
     done = sum(
         any(evaluation.has_ended_in_run for evaluation in group) for group in group_by_individual(shown).values()
     )
-    goes_on = phase in ACTIVE_PHASES
+    may_be_running = phase in ACTIVE_PHASES
     running = _find_running(everything)
-    since = parse_session_start(look.manifest)
-    objectives = look.manifest.objectives
+    since = parse_session_start(snapshot.manifest)
+    objectives = snapshot.manifest.objectives
     found = find_front(evaluations, objectives) if objectives.is_multi_objective else []
-    time = WorkingTime(everything, look.taken_at if goes_on else None)
+    time = WorkingTime(everything, snapshot.taken_at if may_be_running else None)
     return RunStatus(
-        at=look.taken_at,
+        at=snapshot.taken_at,
         phase=phase,
-        reason=why,
-        remedy=look.remedy,
+        reason=reason,
+        remedy=snapshot.remedy,
         done=done,
         total=total,
-        pace=compute_pace(shown, total - done, since, look.taken_at if goes_on else None),
+        pace=compute_pace(shown, total - done, since, snapshot.taken_at if may_be_running else None),
         counts=_count_states(evaluations),
         objectives=objectives,
         best=found[0] if found else find_best(evaluations),
         front=found,
-        islands=_summarize_islands(evaluations, look.manifest.layout.islands),
+        islands=_summarize_islands(evaluations, snapshot.manifest.layout.islands),
         running=running,
-        idle_workers=_find_idle_workers(everything, running, since) if goes_on else [],
-        helper_texts=_describe_helpers(running) if goes_on else {},
-        rungs=summarize_rungs(evaluations, look.manifest.pruner, look.manifest.objectives),
+        idle_workers=_find_idle_workers(everything, running, since) if may_be_running else [],
+        helper_texts=_describe_helpers(running) if may_be_running else {},
+        rungs=summarize_rungs(evaluations, snapshot.manifest.pruner, snapshot.manifest.objectives),
         improvements=_find_improvements(evaluations, time),
         working_seconds=time.total,
         losses=find_complete_losses(evaluations),
-        to_confirm=phase == "searching" and look.manifest.confirm_seeds > 0,
+        to_confirm=phase == "searching" and snapshot.manifest.confirm_seeds > 0,
         confirmed=compare_confirmed(confirmations) if confirmations else [],
     )
 
 
-def _find_phase(look: RunSnapshot) -> tuple[str, str]:
-    """Return the phase that a run is in, and a text that says more of it."""
-    confirming = any(evaluation.state == "running" for evaluation in look.confirmations)
-    unconfirmed = confirming or any(evaluation.state == "waiting" for evaluation in look.confirmations)
-    searching = any(evaluation.state == "running" for evaluation in look.evaluations)
-    run = look.manifest
-    spent = is_search_over(look.evaluations, run.budget, run.pruner, run.objectives)
-    to_confirm = look.manifest.confirm_seeds and not look.confirmations and find_best(look.evaluations) is not None
+def _find_phase(snapshot: RunSnapshot) -> tuple[str, str]:
+    """Return the phase of a run and a text with more about it."""
+    confirming = any(evaluation.state == "running" for evaluation in snapshot.confirmations)
+    unconfirmed = confirming or any(evaluation.state == "waiting" for evaluation in snapshot.confirmations)
+    searching = any(evaluation.state == "running" for evaluation in snapshot.evaluations)
+    run = snapshot.manifest
+    spent = is_search_over(snapshot.evaluations, run.budget, run.pruner, run.objectives)
+    to_confirm = (
+        snapshot.manifest.confirm_seeds and not snapshot.confirmations and find_best(snapshot.evaluations) is not None
+    )
     finished = spent and not searching and not unconfirmed and not to_confirm
-    if look.is_in_use:
+    if snapshot.is_in_use:
         confirming = confirming or (unconfirmed and spent and not searching)
         return ("ending" if finished else "confirming" if confirming else "searching"), ""
     if finished:
         return "finished", ""
-    if look.is_in_use is None:
-        return "unknown", f"{look.holder or 'the run'} may still go on; its lock cannot be seen from this host"
-    return ("died", look.holder.split(" since ")[0]) if look.holder else ("stopped", look.stop_reason)
+    if snapshot.is_in_use is None:
+        return "unknown", f"{snapshot.holder or 'the run'} may still be active; this host cannot see its lock"
+    return ("crashed", snapshot.holder.split(" since ")[0]) if snapshot.holder else ("stopped", snapshot.stop_reason)
 
 
 def _count_states(evaluations: Iterable[Evaluation]) -> dict[str, int]:
-    """Return the number of evaluations by state; those that were taken over are counted apart."""
-    return dict(Counter("taken over" if evaluation.imported_from else evaluation.state for evaluation in evaluations))
+    return dict(Counter("imported" if evaluation.imported_from else evaluation.state for evaluation in evaluations))
 
 
 def _summarize_islands(evaluations: Sequence[Evaluation], count: int) -> list[IslandStatus]:
-    """Return the islands on which something was evaluated; evaluations of islands that are gone are dealt to them."""
+    """Return the islands with evaluations; evaluations of island `i` of a larger layout count for `i % count`."""
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in evaluations:
         if evaluation.is_finished or evaluation.state == "running":
@@ -165,7 +184,7 @@ def _summarize_islands(evaluations: Sequence[Evaluation], count: int) -> list[Is
 
 
 def _find_running(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
-    """Return what each worker evaluates; of several that a session has left when it died, the last one counts."""
+    """Return the running evaluation of each worker: the latest one, if a crashed session has left several."""
     by_worker: dict[int, Evaluation] = {}
     for evaluation in sorted((e for e in evaluations if e.state == "running"), key=lambda e: e.started):
         by_worker[evaluation.worker] = evaluation
@@ -178,14 +197,21 @@ def _find_idle_workers(evaluations: Iterable[Evaluation], running: Iterable[Eval
 
 
 def _describe_helpers(running: Sequence[Evaluation]) -> dict[int, str]:
-    """Return what workers do that are at evaluations of others."""
-    # A worker may have parted, and begun another evaluation, before the one that it has helped with is over.
-    own = {one.worker for one in running}
-    return {worker: f"helps worker {one.worker}" for one in running for worker in one.workers[1:] if worker not in own}
+    """Return a text for each worker that helps with the evaluation of another worker."""
+    # A helper may have left, and started an evaluation of its own, before the evaluation that it helped with ends.
+    own = {evaluation.worker for evaluation in running}
+    return {
+        worker: f"helps worker {evaluation.worker}"
+        for evaluation in running
+        for worker in evaluation.workers[1:]
+        if worker not in own
+    }
 
 
 def _find_improvements(evaluations: Sequence[Evaluation], time: WorkingTime) -> list[tuple[float, float]]:
-    """Return when there was a new best, and its loss; what was taken over was there from the beginning."""
-    first = find_best(one for one in evaluations if one.imported_from)
+    """Return the working time and loss of each new best; the best imported evaluation counts from time 0."""
+    first = find_best(evaluation for evaluation in evaluations if evaluation.imported_from)
     found = [(0.0, first.loss)] if first else []
-    return found + [(time.compute_seconds(one.ended), one.loss) for one in find_improvements(evaluations)]
+    return found + [
+        (time.compute_seconds(evaluation.ended), evaluation.loss) for evaluation in find_improvements(evaluations)
+    ]

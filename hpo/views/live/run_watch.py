@@ -1,4 +1,4 @@
-"""A run while it goes on: on a screen if there is a terminal, or else a line for each evaluation that ends."""
+"""Watch a run: on a screen if there is a terminal, otherwise with a line per ended evaluation."""
 
 from __future__ import annotations
 
@@ -22,53 +22,58 @@ from hpo.views.live.run_header import format_header, format_progress
 from hpo.views.live.run_status import RunStatus, compute_run_status
 from hpo.views.progress import SECONDS_BETWEEN_ESTIMATES, ProgressLines
 
-_MIN_SECONDS_BETWEEN_LOOKS = 1.0
-_MAX_CPU_SHARE = 0.02  # of a core that looking may take: at 10,000 evaluations, it is this which makes looks rarer
+_MIN_POLL_SECONDS = 1.0
+_MAX_CPU_SHARE = 0.02  # of a core, used for reading; with 10,000 evaluations, this makes updates less frequent
 
 
 def watch_run(path: Path, storage: str | None = None) -> int:
-    """Show a run until the user quits, or as lines until it ends; return the exit status.
+    """Show a run until the user quits, or print lines until it ends; return the exit status.
 
-    Raises UsageError if the directory holds no run.
+    Args:
+        path: The run directory.
+        storage: Storage URL of the study; default: the storage recorded in run.json.
+
+    Raises:
+        UsageError: The directory contains no run.
     """
-    RunDir(path).read_manifest()  # a mistake is told before the terminal is taken over
+    RunDir(path).read_manifest()  # Errors are raised before the screen replaces the terminal's content.
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # of hyperparameters, in a terminal that cannot show them
+        sys.stdout.reconfigure(errors="replace")  # The terminal may not support characters of hyperparameters.
     try:
         return _show_screen(path, storage) if _has_capable_terminal() else _print_listing(path, storage)
     except KeyboardInterrupt:
         return 0
-    except BrokenPipeError:  # the pipe's reader has gone; Python would try to write once more when it ends
+    except BrokenPipeError:  # The reader has closed the pipe. At its exit, Python would try to write again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def _has_capable_terminal() -> bool:
-    """Tell whether there is a terminal that can be taken over: Textual reads from stdin, and writes to stderr."""
+    """Return whether Textual can use the terminal: it reads from stdin and writes to stderr."""
     terminals = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     is_capable = os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
     return terminals and is_capable and sys.stdout.encoding.lower().startswith("utf")
 
 
 def _read_updates(path: Path, storage: str | None) -> Iterator[tuple[RunSnapshot, RunStatus, float]]:
-    """Yield the run as it is, again and again, each time with the seconds to wait before the next.
+    """Yield a snapshot, its status and the seconds to wait before the next one, without end.
 
-    How a run stands is the same object as before if it has ended and nothing has changed.
+    The status is the same object as before if the run has ended and its data have not changed.
     """
     follower = RunReader(path, storage).make_follower()
-    look = follower.take_snapshot()
-    run, pause = compute_run_status(look), _MIN_SECONDS_BETWEEN_LOOKS  # the first look alone reads everything
+    snapshot = follower.take_snapshot()
+    run, pause = compute_run_status(snapshot), _MIN_POLL_SECONDS  # Only the first snapshot reads everything.
     while True:
-        yield look, run, pause
+        yield snapshot, run, pause
         began = time.thread_time()
-        before, look = look, follower.take_snapshot()
-        if run.may_be_running or replace(look, taken_at=before.taken_at) != before:
-            run = compute_run_status(look)
-        pause = max(_MIN_SECONDS_BETWEEN_LOOKS, (time.thread_time() - began) / _MAX_CPU_SHARE)
+        before, snapshot = snapshot, follower.take_snapshot()
+        if run.may_be_running or replace(snapshot, taken_at=before.taken_at) != before:
+            run = compute_run_status(snapshot)
+        pause = max(_MIN_POLL_SECONDS, (time.thread_time() - began) / _MAX_CPU_SHARE)
 
 
 def _show_screen(path: Path, storage: str | None) -> int:
-    from hpo.views.live.app import WatchApp  # Textual takes 0.3 s
+    from hpo.views.live.app import WatchApp  # The import of Textual takes 0.3 s.
 
     app = WatchApp(path, _read_updates(path, storage))
     status = app.run() or 0
@@ -81,15 +86,15 @@ def _show_screen(path: Path, storage: str | None) -> int:
 
 
 def _print_listing(path: Path, storage: str | None) -> int:
-    """Print how the run stands, and a line for each evaluation that ends until it does."""
+    """Print the status of the run, then a line per ended evaluation until the run ends."""
     listing: RunListing | None = None
-    for look, run, pause in _read_updates(path, storage):
+    for snapshot, run, pause in _read_updates(path, storage):
         if listing is None:
             _print_lines(format_header(run, path))
             if not run.may_be_running:
                 return 0
-            listing = RunListing(look, path)
-        _print_lines(Text(make_printable(line)) for line in listing.format_lines(look, run))
+            listing = RunListing(snapshot, path)
+        _print_lines(Text(make_printable(line)) for line in listing.format_lines(snapshot, run))
         if not run.may_be_running:
             _print_lines(format_header(run, path))
             return 0
@@ -98,30 +103,30 @@ def _print_listing(path: Path, storage: str | None) -> int:
 
 
 class RunListing:
-    """Writes a line for each evaluation that has ended since the look before, and now and then the time left."""
+    """Formats a line for each evaluation that has ended since the last snapshot, and regularly the remaining time."""
 
-    def __init__(self, first_look: RunSnapshot, path: Path) -> None:
+    def __init__(self, first_snapshot: RunSnapshot, path: Path) -> None:
         self._path = path
         self._stages = [
-            ProgressLines(past, 0, first_look.manifest.objectives)
-            for past in (first_look.evaluations, first_look.confirmations)
+            ProgressLines(past, 0, first_snapshot.manifest.objectives)
+            for past in (first_snapshot.evaluations, first_snapshot.confirmations)
         ]
         self._stages_with_heading: set[ProgressLines] = set()
         self._estimated_at = time.monotonic()
 
-    def format_lines(self, look: RunSnapshot, run: RunStatus) -> Iterator[str]:
-        """Yield the lines; the search and its confirmation each have a heading."""
-        budgets = look.manifest.budget, len(look.confirmations)
+    def format_lines(self, snapshot: RunSnapshot, run: RunStatus) -> Iterator[str]:
+        """Yield the new lines; the search and its confirmation each have a heading."""
+        budgets = snapshot.manifest.budget, len(snapshot.confirmations)
         for stage, evaluations, budget in zip(
-            self._stages, (look.evaluations, look.confirmations), budgets, strict=True
+            self._stages, (snapshot.evaluations, snapshot.confirmations), budgets, strict=True
         ):
             stage.budget = budget
-            for one in stage.take_ended(evaluations):
+            for evaluation in stage.take_ended(evaluations):
                 if stage not in self._stages_with_heading:
                     self._stages_with_heading.add(stage)
                     yield stage.heading
-                yield stage.format_line(one) + (
-                    f"  ({make_show_command(self._path, one.label)})" * (one.state == "failed")
+                yield stage.format_line(evaluation) + (
+                    f"  ({make_show_command(self._path, evaluation.label)})" * (evaluation.state == "failed")
                 )
         if time.monotonic() - self._estimated_at > SECONDS_BETWEEN_ESTIMATES and run.done < run.total:
             self._estimated_at = time.monotonic()
@@ -129,7 +134,7 @@ class RunListing:
 
 
 def _print_lines(lines: Iterable[Text]) -> None:
-    """Print lines, in colour if a terminal can show it."""
+    """Print lines, in colour if the terminal supports it."""
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     for line in lines:
         console.print(line)

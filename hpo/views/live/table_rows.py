@@ -1,4 +1,4 @@
-"""What the tables of a run show: evaluations, sorted and filtered, failures, rungs, islands, workers."""
+"""Compute the rows of tables in `hpo watch`: evaluations, failures, rungs, islands and workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpo.views.live.run_header import TEXT_STYLES
 from hpo.views.live.run_status import RunStatus
 from hpo.views.rung_columns import make_rung_columns
 
-_LONGEST_VALUE = 24  # characters of a hyperparameter's value
+_LONGEST_VALUE = 24  # characters
 _LONGEST_NAME = 60
 _LONGEST_REASON = 300
 _RESERVED_COLUMNS = ("trial", "state", "loss", "seconds", "epochs", "island", "worker", "ago", "failure")
@@ -29,7 +29,13 @@ _WORKER_COLUMNS = ("worker", "evaluated", "failed", "trial", "epochs", "loss", "
 
 
 class TableRows(NamedTuple):
-    """Rows of a table: the headings of columns, the evaluation that each row opens, and the cells of a row."""
+    """Rows of a table.
+
+    Attributes:
+        headings: Headings of the columns.
+        keys: Label of the evaluation that each row opens; "" for none.
+        cells: Returns the cells of a row by its index.
+    """
 
     headings: Sequence[str]
     keys: Sequence[str]
@@ -37,7 +43,13 @@ class TableRows(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of evaluations: its heading, what it is sorted by (None for nothing), and what it shows."""
+    """A column of a table of evaluations.
+
+    Attributes:
+        heading: Heading of the column.
+        find_value: Returns the value to sort by; None if there is none.
+        format_value: Returns the text of a cell.
+    """
 
     heading: str
     find_value: Callable[[Evaluation], Any]
@@ -46,64 +58,90 @@ class Column(NamedTuple):
 
 @dataclass
 class RowOrder:
-    """Which evaluations are shown, those with all words, and the column by whose heading they are sorted."""
+    """Order and filter of a table of evaluations.
+
+    Attributes:
+        heading: Heading of the column to sort by.
+        reverse: Whether to sort in descending order.
+        filter_words: Words separated by spaces; only evaluations that match all of them are shown.
+    """
 
     heading: str = "trial"
     reverse: bool = True
     filter_words: str = ""
 
     def sort_by(self, heading: str) -> None:
-        """Sort by a column, or the other way round if it is the one already."""
+        """Sort by a column, or reverse the order if the table is already sorted by it."""
         self.heading, self.reverse = heading, heading == self.heading and not self.reverse
 
     def make_rows(self, evaluations: Sequence[Evaluation], columns: Sequence[Column]) -> TableRows:
-        """Return the rows of the evaluations; those without a value come last, and an arrow marks the column."""
+        """Return the matching rows in order, those without a value last, and mark the sorted column with an arrow."""
         words = self.filter_words.lower().split()
-        column = next((column for column in columns if column.heading == self.heading), columns[0])
+        sort_column = next((column for column in columns if column.heading == self.heading), columns[0])
         chosen = [
-            (column.find_value(one), one) for one in evaluations if all(_matches_word(one, word) for word in words)
+            (sort_column.find_value(evaluation), evaluation)
+            for evaluation in evaluations
+            if all(_matches_word(evaluation, word) for word in words)
         ]
         ranked = [pair for pair in chosen if pair[0] is not None]
         ranked.sort(key=lambda pair: (isinstance(pair[0], str), pair[0]), reverse=self.reverse)
-        shown = [one for _, one in [*ranked, *(pair for pair in chosen if pair[0] is None)]]
+        shown = [evaluation for _, evaluation in [*ranked, *(pair for pair in chosen if pair[0] is None)]]
         arrow = "\u25bc" if self.reverse else "\u25b2"
-        headings = [f"{one.heading}{arrow if one is column else ' '}" for one in columns]
+        headings = [f"{column.heading}{arrow if column is sort_column else ' '}" for column in columns]
         return TableRows(
-            headings, [one.label for one in shown], lambda row: [column.format_value(shown[row]) for column in columns]
+            headings,
+            [evaluation.label for evaluation in shown],
+            lambda row: [column.format_value(shown[row]) for column in columns],
         )
 
 
-def _matches_word(one: Evaluation, word: str) -> bool:
-    """Tell whether a word is the number of a trial, or in its state, its hyperparameters or its failure."""
+def _matches_word(evaluation: Evaluation, word: str) -> bool:
+    """Return whether a word is the trial number, or occurs in the label, state, hyperparameters or failure."""
     if word.isdigit():
-        return word == str(one.trial)
-    params = " ".join(f"{name}={item}" for name, item in one.params.items())
-    return word in f"{one.label} {one.state} {params} {one.failure or ''}".lower()
+        return word == str(evaluation.trial)
+    params = " ".join(f"{name}={item}" for name, item in evaluation.params.items())
+    return word in f"{evaluation.label} {evaluation.state} {params} {evaluation.failure or ''}".lower()
 
 
 def make_columns(evaluations: Sequence[Evaluation], objectives: Objectives, now: float) -> list[Column]:
     """Return the columns for some evaluations; `now` is in seconds since the epoch."""
-    params = name_params(collect_names(one.params for one in evaluations), _RESERVED_COLUMNS)
-    found = put_objectives_first(sorted({name for one in evaluations for name in one.metrics}), objectives)
+    params = name_params(collect_names(evaluation.params for evaluation in evaluations), _RESERVED_COLUMNS)
+    found = put_objectives_first(
+        sorted({name for evaluation in evaluations for name in evaluation.metrics}), objectives
+    )
     metrics = name_metrics(found, params, _RESERVED_COLUMNS)
     columns = [
-        Column("trial", lambda one: (one.confirms is not None, one.trial), lambda one: one.label),
-        Column("state", lambda one: one.state, lambda one: Text(one.state, TEXT_STYLES.get(one.state, ""))),
-        _make_column("loss", lambda one: one.loss),
+        Column(
+            "trial",
+            lambda evaluation: (evaluation.confirms is not None, evaluation.trial),
+            lambda evaluation: evaluation.label,
+        ),
+        Column(
+            "state",
+            lambda evaluation: evaluation.state,
+            lambda evaluation: Text(evaluation.state, TEXT_STYLES.get(evaluation.state, "")),
+        ),
+        _make_column("loss", lambda evaluation: evaluation.loss),
         *(_make_column(shown, partial(_find_metric, name)) for name, shown in metrics.items()),
         *(
             Column(_format_name(shown), partial(_find_param, name), partial(_format_param, name))
             for name, shown in params.items()
         ),
-        _make_column("seconds", lambda one: one.seconds if one.has_ended else math.nan, format_tenths),
-        _make_column("epochs", lambda one: max(one.curve, default=0)),
-        _make_column("island", lambda one: one.island),
-        _make_column("worker", lambda one: one.worker),
-        _make_column("ago", lambda one: now - one.ended, format_clock),
+        _make_column(
+            "seconds", lambda evaluation: evaluation.seconds if evaluation.has_ended else math.nan, format_tenths
+        ),
+        _make_column("epochs", lambda evaluation: max(evaluation.curve, default=0)),
+        _make_column("island", lambda evaluation: evaluation.island),
+        _make_column("worker", lambda evaluation: evaluation.worker),
+        _make_column("ago", lambda evaluation: now - evaluation.ended, format_clock),
     ]
-    if any(one.state == "failed" for one in evaluations):
+    if any(evaluation.state == "failed" for evaluation in evaluations):
         columns.append(
-            Column("failure", lambda one: format_reason(one) or None, lambda one: _format_reason(format_reason(one)))
+            Column(
+                "failure",
+                lambda evaluation: format_reason(evaluation) or None,
+                lambda evaluation: _format_reason(format_reason(evaluation)),
+            )
         )
     return columns
 
@@ -111,13 +149,17 @@ def make_columns(evaluations: Sequence[Evaluation], objectives: Objectives, now:
 def _make_column(
     heading: str, value: Callable[[Evaluation], float], text: Callable[[float], str] = format_number
 ) -> Column:
-    """Make a column of numbers; one that is not finite is left out."""
+    """Return a column of numbers; cells of values that are not finite are empty."""
 
-    def find_finite(one: Evaluation) -> float | None:
-        found = value(one)
+    def find_finite(evaluation: Evaluation) -> float | None:
+        found = value(evaluation)
         return found if math.isfinite(found) else None
 
-    return Column(_format_name(heading), find_finite, lambda one: "" if find_finite(one) is None else text(value(one)))
+    return Column(
+        _format_name(heading),
+        find_finite,
+        lambda evaluation: "" if find_finite(evaluation) is None else text(value(evaluation)),
+    )
 
 
 def _format_name(name: str) -> str:
@@ -128,20 +170,20 @@ def _format_reason(reason: str) -> str:
     return cut_text(make_printable(reason), _LONGEST_REASON)
 
 
-def _find_metric(name: str, one: Evaluation) -> float:
-    return one.metrics.get(name, math.nan)
+def _find_metric(name: str, evaluation: Evaluation) -> float:
+    return evaluation.metrics.get(name, math.nan)
 
 
-def _find_param(name: str, one: Evaluation) -> Any:
-    return one.params.get(name)
+def _find_param(name: str, evaluation: Evaluation) -> Any:
+    return evaluation.params.get(name)
 
 
-def _format_param(name: str, one: Evaluation | None) -> str:
-    return cut_text(format_value(one.params.get(name, "")), _LONGEST_VALUE) if one else ""
+def _format_param(name: str, evaluation: Evaluation | None) -> str:
+    return cut_text(format_value(evaluation.params.get(name, "")), _LONGEST_VALUE) if evaluation else ""
 
 
 def make_failure_rows(evaluations: Sequence[Evaluation]) -> TableRows:
-    """Return a row for each reason of failures, with the latest of them."""
+    """Return a row for each reason of failures, with the latest evaluation that failed with it."""
     groups = summarize_failures(evaluations)
     labels = [format_label(group["trial"], group["confirms"] is not None) for group in groups]
     counts = [str(group["count"]) for group in groups]
@@ -150,45 +192,54 @@ def make_failure_rows(evaluations: Sequence[Evaluation]) -> TableRows:
 
 
 def make_rung_rows(run: RunStatus) -> TableRows:
-    """Return a row for each rung, with what goes on next."""
+    """Return a row for each rung, with the trial that is promoted next."""
     labels = [str(rung["next"]["trial"]) if rung["next"] else "" for rung in run.rungs]
     return _make_table_rows(dict(make_rung_columns(run.rungs)), labels)
 
 
 def make_island_rows(run: RunStatus) -> TableRows:
-    """Return a row for each island, with its best."""
-    labels = ["" if one.best is None else one.best.label for one in run.islands]
+    """Return a row for each island, with its best evaluation."""
+    labels = ["" if island.best is None else island.best.label for island in run.islands]
     columns = {
-        "island": [str(one.index) for one in run.islands],
-        "population": [str(one.population) for one in run.islands],
-        "failed": [str(one.failed) for one in run.islands],
-        "best": ["" if one.best is None else format_number(one.best.loss) for one in run.islands],
+        "island": [str(island.index) for island in run.islands],
+        "population": [str(island.population) for island in run.islands],
+        "failed": [str(island.failed) for island in run.islands],
+        "best": ["" if island.best is None else format_number(island.best.loss) for island in run.islands],
         "trial": labels,
     }
     return _make_table_rows(columns, labels)
 
 
 def make_worker_rows(run: RunStatus, evaluations: Sequence[Evaluation] = ()) -> TableRows:
-    """Return a row for each worker, with what it evaluates now, and what it has evaluated of some evaluations."""
-    ended = Counter(one.worker for one in evaluations if one.has_ended_in_run)
-    failed = Counter(one.worker for one in evaluations if one.state == "failed")
-    own = {one.worker: one for one in run.running}
+    """Return a row for each worker: its running evaluation, and its number of ended and failed `evaluations`."""
+    ended = Counter(evaluation.worker for evaluation in evaluations if evaluation.has_ended_in_run)
+    failed = Counter(evaluation.worker for evaluation in evaluations if evaluation.state == "failed")
+    own = {evaluation.worker: evaluation for evaluation in run.running}
     workers = sorted({*ended, *own, *run.idle_workers})
     now = [own.get(worker) for worker in workers]
-    labels = [one.label if one else "" for one in now]
+    labels = [evaluation.label if evaluation else "" for evaluation in now]
     idle = "idle" if run.may_be_running else ""
     columns = {
         "worker": [str(worker) for worker in workers],
         **({"evaluated": [str(ended[worker]) for worker in workers]} if ended else {}),
         **({"failed": [str(failed[worker]) for worker in workers]} if ended else {}),
         "trial": [text or run.helper_texts.get(worker, idle) for worker, text in zip(workers, labels, strict=True)],
-        "epochs": [str(len(one.curve)) if one else "" for one in now],
-        "loss": [format_number(min(one.curve.values())) if one and one.curve else "" for one in now],
-        "for": [format_clock(run.at - one.started) if one and run.may_be_running else "" for one in now],
+        "epochs": [str(len(evaluation.curve)) if evaluation else "" for evaluation in now],
+        "loss": [
+            format_number(min(evaluation.curve.values())) if evaluation and evaluation.curve else ""
+            for evaluation in now
+        ],
+        "for": [
+            format_clock(run.at - evaluation.started) if evaluation and run.may_be_running else "" for evaluation in now
+        ],
     }
-    params = name_params(collect_names(one.params for one in run.running), _WORKER_COLUMNS)
+    params = name_params(collect_names(evaluation.params for evaluation in run.running), _WORKER_COLUMNS)
     return _make_table_rows(
-        {**columns, **{shown: [_format_param(name, one) for one in now] for name, shown in params.items()}}, labels
+        {
+            **columns,
+            **{shown: [_format_param(name, evaluation) for evaluation in now] for name, shown in params.items()},
+        },
+        labels,
     )
 
 

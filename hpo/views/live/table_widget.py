@@ -1,4 +1,4 @@
-"""A table of any number of rows, which makes only those in sight: Textual's DataTable takes 4 s to add 10,000."""
+"""Display a table that creates only visible rows, because Textual's DataTable takes 4 s to add 10,000 rows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hpo.views.live.table_rows import TableRows
 _GAP = 2
 _FAR = 10**9
 _ARROWS = " \u25b2\u25bc"
-_LEFT_ALIGNED = ("state", "failure", "reason", "next to go on")  # columns of texts; all others are aligned to the right
+_LEFT_ALIGNED = ("state", "failure", "reason", "next promotion")  # Columns of numbers are aligned to the right.
 
 
 class Table(ScrollView, can_focus=True):
-    """Shows rows with a cursor, which stays on its row as others come, or in the first row."""
+    """Table widget whose cursor stays on its evaluation when rows are added, unless it is in the first row."""
 
     BINDINGS: ClassVar[list[Any]] = [
         Binding("up", "move(-1)", "row above", show=False),
@@ -45,13 +45,13 @@ class Table(ScrollView, can_focus=True):
 
     @dataclass
     class Opened(Message):
-        """A row was chosen, that of this evaluation."""
+        """The user chose the row of an evaluation."""
 
         key: str
 
     @dataclass
     class Sorted(Message):
-        """The heading of a column was clicked."""
+        """The user clicked the heading of a column."""
 
         column: int
 
@@ -61,11 +61,11 @@ class Table(ScrollView, can_focus=True):
 
     @property
     def key(self) -> str:
-        """The evaluation of the row with the cursor, empty without one."""
+        """Label of the evaluation in the row of the cursor; empty if the table is empty."""
         return self._rows.keys[self._cursor_row] if self._rows.keys else ""
 
     def show(self, rows: TableRows, from_first: bool = False) -> None:
-        """Show rows, if asked to from the first on."""
+        """Show other rows, scrolled to the first one if `from_first`."""
         if len(rows.headings) != len(self._widths):
             self._widths = (0,) * len(rows.headings)
         key = self.key if self._cursor_row and not from_first else ""
@@ -77,7 +77,7 @@ class Table(ScrollView, can_focus=True):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Return the headings, or a row."""
+        """Return a line of the widget: the headings for y = 0, otherwise a row."""
         row, style = self.scroll_offset.y + y - 1, self.rich_style
         if row >= len(self._rows.keys) and y > 0:
             return Strip.blank(self.scrollable_content_region.width, style)
@@ -92,7 +92,7 @@ class Table(ScrollView, can_focus=True):
             style += self.get_component_rich_style("table--cursor" if y > 0 else "table--heading")
         left, right = self.scroll_offset.x, self.scroll_offset.x + self.scrollable_content_region.width
         whole = [edge for edge in self._edges if edge <= right]
-        # A number that is not whole is left out, unless there is nothing else.
+        # Hide a column of numbers that would be cut off, because a part of a number misleads, except the only column.
         if (
             whole
             and left < whole[-1]
@@ -108,7 +108,7 @@ class Table(ScrollView, can_focus=True):
         return list(accumulate(width + _GAP for width in self._widths))
 
     def _widen(self, cells: list[Text]) -> None:
-        """Make columns as wide as these cells; all rows are drawn again where one was too narrow."""
+        """Widen columns to fit these cells, and draw all rows again if a column was too narrow."""
         widths = tuple(max(width, cell.cell_len) for width, cell in zip(self._widths, cells, strict=True))
         if widths != self._widths:
             self._widths = widths
@@ -145,5 +145,4 @@ class Table(ScrollView, can_focus=True):
 
 
 def _is_left_aligned(heading: str) -> bool:
-    """Tell whether a column is aligned to the left."""
     return heading.rstrip(_ARROWS) in _LEFT_ALIGNED

@@ -1,1 +1,1 @@
-"""The report of a run as a page: its figures, its template, and how it is written."""
+"""Write the HTML report of a run: its figures, template and content."""

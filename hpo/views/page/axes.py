@@ -1,4 +1,4 @@
-"""Axes of figures: linear, logarithmic, and those of categories."""
+"""Make axes for figures: linear, logarithmic and categorical."""
 
 from __future__ import annotations
 
@@ -13,16 +13,23 @@ from hpo.text_format import cut_text, format_value
 
 _MAX_WHOLE_TICKS = 6
 _LONGEST_TICK = 24  # characters
-_LARGEST_POWER = 308  # of ten, that a float can be
+_LARGEST_POWER = 308  # largest exponent of ten of a float
 
 
 def is_log(distribution: Any) -> bool:
-    """Tell whether a hyperparameter is searched on a logarithmic scale."""
+    """Return whether a hyperparameter is searched on a logarithmic scale."""
     return bool(getattr(distribution, "log", False))
 
 
 def make_axis(title: str, values: Sequence[float] = (), *, log: bool = False, whole: bool = False) -> dict[str, Any]:
-    """Return a plotly axis; a logarithmic one and one of whole numbers need the values that will be on it."""
+    """Return a plotly axis.
+
+    Args:
+        title: Title of the axis.
+        values: Values on the axis; needed only for `log` and `whole`.
+        log: Whether the scale is logarithmic.
+        whole: Whether the ticks are whole numbers.
+    """
     made: dict[str, Any] = {"title": {"text": escape_markup(title)}, "zeroline": False}
     if log and values:
         ticks = _compute_log_ticks(min(values), max(values))
@@ -34,7 +41,7 @@ def make_axis(title: str, values: Sequence[float] = (), *, log: bool = False, wh
 
 
 def wrap_name(text: str, width: int) -> list[str]:
-    """Return the lines of a name, which are broken behind underscores if possible, as plotly shows them."""
+    """Split a name into lines of at most `width` characters, after underscores if possible, escaped for plotly."""
     lines = [""]
     for part in re.findall(r"[^_]*_+|[^_]+", cut_text(text, 80)):
         for start in range(0, len(part), width):
@@ -46,24 +53,24 @@ def wrap_name(text: str, width: int) -> list[str]:
 
 
 def shorten_middle(text: str) -> str:
-    """Return a text that may be long with its middle left out, as plotly shows it."""
+    """Cut out the middle of a long text, and escape it for plotly."""
     half = _LONGEST_TICK // 2
     return escape_markup(text if len(text) <= _LONGEST_TICK else f"{text[:half]}\N{HORIZONTAL ELLIPSIS}{text[-half:]}")
 
 
 def make_category_ticks(choices: Sequence[Any]) -> dict[str, Any]:
-    """Return the ticks of an axis on which values are drawn at these places: 0, 1, 2..."""
+    """Return the ticks of an axis with categories at 0, 1, 2..."""
     return {"tickvals": list(range(len(choices))), "ticktext": [shorten_middle(format_value(item)) for item in choices]}
 
 
 def make_upright_axis(
     values: Sequence[Any], distribution: Any, log: bool
 ) -> tuple[list[float], list[tuple[float, str]]]:
-    """Return the heights of values, from 0 to 1, on an upright axis of their own, and its ticks: heights and texts."""
+    """Return the heights of values on a vertical axis from 0 to 1, and its ticks as pairs of a height and a text."""
     choices = getattr(distribution, "choices", None)
     if choices is not None:
         span = max(1, len(choices) - 1)
-        heights = {choice: place / span for place, choice in enumerate(choices)}
+        heights = {choice: index / span for index, choice in enumerate(choices)}
         return [heights[item] for item in values], [(heights[choice], format_value(choice)) for choice in choices]
     low, high = min(values), max(values)
     if log:
@@ -78,8 +85,8 @@ def make_upright_axis(
             return 0.5
         if log:
             return round((math.log10(item) - math.log10(low)) / (math.log10(high) - math.log10(low)), 4)
-        share = (item / 2 - low / 2) / (high / 2 - low / 2)  # halves: the difference of two floats may overflow
-        return float(round(share, 4))
+        fraction = (item / 2 - low / 2) / (high / 2 - low / 2)  # Halves, because a difference may overflow.
+        return float(round(fraction, 4))
 
     def format_tick(tick: float) -> str:
         return f"{tick:g}" if log and tick not in (low, high) else format_value(tick)
@@ -90,7 +97,7 @@ def make_upright_axis(
 
 
 def _compute_log_ticks(low: float, high: float, margin: float = 0.0) -> list[float]:
-    """Return round numbers between two others: powers of ten, with twos and fives where there are few."""
+    """Return round numbers between two others: powers of ten, and their 2 and 5 times if there are few powers."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if len(powers) < 5 else (1,)
     least, most = math.log10(low), math.log10(high)
@@ -111,10 +118,10 @@ def compute_linear_ticks(low: float, high: float) -> list[float]:
 
 
 def escape_markup(text: str) -> str:
-    """Return a text so that plotly, which takes < and & for markup, shows it as it is; it is cut if it is too long."""
+    """Escape < and &, which plotly takes for markup, and cut a text of more than 80 characters."""
     return cut_text(text, 80).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def round_number(item: float, digits: int = 6) -> float:
-    """Return a number with so many significant digits: more than six can seldom be seen, and take half of the file."""
+    """Round a number to significant digits: more than six are seldom visible and would double the file size."""
     return float(f"{item:.{digits}g}")

@@ -1,4 +1,4 @@
-"""What all figures are made of, as plotly.js takes them.
+"""Provide the parts that figures have in common, as data for plotly.js.
 
 A text that begins with -- is the name of a colour in page.css.
 """
@@ -16,7 +16,7 @@ from hpo.views.page.axes import escape_markup, round_number
 
 Trace = dict[str, Any]
 
-# The states in which evaluations are drawn, with their colours and symbols.
+# Evaluations are drawn by state, in this order, with these colours and symbols.
 STATE_MARKERS = (
     ("complete", "--muted", "circle"),
     ("pruned", "--island-1", "triangle-down"),
@@ -27,17 +27,25 @@ STATE_MARKERS = (
     ("running", "--island-2", "triangle-right"),
 )
 
-_MAX_LABEL_PARAMS = 12  # hyperparameters in the label of a point; each point has a label
+_MAX_LABEL_PARAMS = 12  # hyperparameters in the label of a point, because the labels of all points make the file large
 _ISLAND_COLOURS = 8
 _ISLAND_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "pentagon", "star", "hexagram")
-MAX_POINTS = 2000  # what a browser draws at once as SVG without being slow
+MAX_POINTS = 2000  # points that a browser draws as SVG without noticeable delay
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure by its `name` in the page: plotly's traces and layout, what it is called, and how to read it.
+    """A figure of the report.
 
-    `beyond` says how much is beyond its scale, if anything is.
+    Attributes:
+        name: Identifier in the page.
+        title: Title, read aloud by screen readers.
+        description: Caption that explains the figure.
+        data: Traces for plotly.
+        layout: Layout for plotly.
+        height: Height in pixels.
+        min_width: Minimum width in pixels.
+        out_of_range_note: Sentence on the values above the scale; empty without any.
     """
 
     name: str
@@ -51,7 +59,7 @@ class Figure:
 
 
 def sample_evaluations(evaluations: Sequence[Evaluation], max_count: int = MAX_POINTS) -> list[Evaluation]:
-    """Return the evaluations that are drawn: all, or of very many the best, and as many others, taken evenly."""
+    """Return at most `max_count` evaluations: half of them the best, and the others at regular intervals."""
     if len(evaluations) <= max_count:
         return list(evaluations)
     ordered = sorted(evaluations, key=lambda evaluation: evaluation.loss)
@@ -62,10 +70,10 @@ def sample_evaluations(evaluations: Sequence[Evaluation], max_count: int = MAX_P
 
 
 def make_points(x: Sequence[Any], evaluations: Sequence[Evaluation], name: str) -> Trace:
-    """Return a point for each evaluation, labelled with what it was; the caller has to add their heights."""
+    """Return a trace with a labelled point per evaluation; the caller adds the y values."""
     return {
         "x": list(x),
-        "text": [format_label(one) for one in evaluations],
+        "text": [format_label(evaluation) for evaluation in evaluations],
         "hovertemplate": "%{text}<extra></extra>",
         "name": name,
         "mode": "markers",
@@ -73,7 +81,7 @@ def make_points(x: Sequence[Any], evaluations: Sequence[Evaluation], name: str) 
 
 
 def format_label(evaluation: Evaluation) -> str:
-    """Return what an evaluation was, one fact per line."""
+    """Return the label of an evaluation, with one fact per line."""
     loss = f"loss {format_number(evaluation.loss)}" if math.isfinite(evaluation.loss) else evaluation.state
     params = [f"{name} = {format_value(item)}" for name, item in evaluation.params.items()][:_MAX_LABEL_PARAMS]
     facts = [f"trial {evaluation.trial}: {loss}", *params, f"island {evaluation.island}, worker {evaluation.worker}"]
@@ -81,17 +89,17 @@ def format_label(evaluation: Evaluation) -> str:
 
 
 def find_island_colour(island: int) -> str:
-    """Return an island's colour."""
+    """Return the colour of an island."""
     return f"--island-{island % _ISLAND_COLOURS}"
 
 
 def find_island_symbol(island: int) -> str:
-    """Return an island's symbol, which tells it from others of its colour."""
+    """Return the symbol of an island, which distinguishes islands of the same colour."""
     return _ISLAND_SYMBOLS[island // _ISLAND_COLOURS % len(_ISLAND_SYMBOLS)]
 
 
 def join_lines(lines: Iterable[tuple[list[Any], list[Any]]]) -> tuple[list[Any], list[Any]]:
-    """Return many lines as one, with gaps between them: thousands of traces would take a browser minutes."""
+    """Join lines to one trace with gaps, because a browser needs minutes for thousands of traces."""
     x: list[Any] = []
     y: list[Any] = []
     for xs, ys in lines:
@@ -100,12 +108,12 @@ def join_lines(lines: Iterable[tuple[list[Any], list[Any]]]) -> tuple[list[Any],
     return x, y
 
 
-def spread_points(places: Sequence[int]) -> list[float]:
-    """Return points around the numbers of their categories, so that they do not hide each other."""
-    golden = (math.sqrt(5) - 1) / 2  # steps of it fill an interval evenly
-    return [round(place + (count * golden % 1 - 0.5) * 0.5, 3) for count, place in enumerate(places)]
+def spread_points(positions: Sequence[int]) -> list[float]:
+    """Shift points around the positions of their categories, so that they do not hide each other."""
+    golden = (math.sqrt(5) - 1) / 2  # Multiples of the golden ratio, modulo 1, fill an interval evenly.
+    return [round(position + (count * golden % 1 - 0.5) * 0.5, 3) for count, position in enumerate(positions)]
 
 
 def round_floats(values: Iterable[Any]) -> list[Any]:
-    """Return values, floats with only as many digits as can be seen."""
+    """Round floats to visible digits, and return other values unchanged."""
     return [round_number(item) if isinstance(item, float) else item for item in values]

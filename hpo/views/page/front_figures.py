@@ -1,4 +1,4 @@
-"""The Pareto front as figures: what was found, what of it nobody dominates, and how that came to be."""
+"""Draw the Pareto front: evaluations, the front, earlier fronts, and the hypervolume over time."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from hpo.views.page.out_of_range import (
     make_separator,
 )
 
-_MIN_EVALUATIONS = 8  # evaluations: before, there is no earlier front to see
-_MIN_FRONT_FRACTION = 1 / 4  # of an axis, from the best to a little behind the front
+_MIN_EVALUATIONS = 8  # Runs with fewer evaluations have no earlier fronts.
+_MIN_FRONT_FRACTION = 1 / 4  # of an axis, for the range from the best value to the reference point of the front
 _EDGES = {
     "right": ("triangle-right", "\N{BLACK RIGHT-POINTING TRIANGLE} at the right edge"),
     "upper": ("triangle-up", "\N{BLACK UP-POINTING TRIANGLE} at the upper edge"),
@@ -36,9 +36,14 @@ _EDGES = {
 
 @dataclass(frozen=True)
 class _FrontAxis:
-    """An objective as an axis, at this `place` among all; `edge` is where values are drawn that are beyond its scale.
+    """An objective as an axis.
 
-    If it is `turned`, the scale is that of the values with the other sign, of which the lowest are at the top.
+    Attributes:
+        name: Name of the objective.
+        index: Index of the objective, 0 for the loss.
+        scale: Scale of the values, or of the negative values if `is_reversed`.
+        edge: Key in _EDGES of the edge where out-of-range values are drawn.
+        is_reversed: Whether the axis shows negative values of the scale, the lowest at the top.
     """
 
     name: str
@@ -47,20 +52,20 @@ class _FrontAxis:
     edge: str
     is_reversed: bool = False
 
-    def compute_value(self, one: Evaluation) -> float:
+    def compute_value(self, evaluation: Evaluation) -> float:
         """Return an evaluation's value on the scale."""
-        return -one.values[self.index] if self.is_reversed else one.values[self.index]
+        return -evaluation.values[self.index] if self.is_reversed else evaluation.values[self.index]
 
     def compute_heights(self, evaluations: Sequence[Evaluation]) -> list[float]:
-        """Return where on the axis evaluations are drawn."""
+        """Return the positions of evaluations on the axis."""
         return compute_loss_heights(map(self.compute_value, evaluations), self.scale)
 
-    def is_out_of_range(self, one: Evaluation) -> bool:
-        """Tell whether an evaluation is beyond the scale."""
-        return self.scale.is_out_of_range(self.compute_value(one))
+    def is_out_of_range(self, evaluation: Evaluation) -> bool:
+        """Return whether an evaluation is beyond the scale."""
+        return self.scale.is_out_of_range(self.compute_value(evaluation))
 
     def make_layout(self, cut: bool, title: str) -> dict[str, Any]:
-        """Return the axis, with room for what is beyond the scale if it is `cut`."""
+        """Return the axis for plotly, with space for out-of-range values if `cut`."""
         scale = self.scale
         made = (
             make_cut_axis(title, scale)
@@ -74,8 +79,8 @@ class _FrontAxis:
         return {**made, "tickvals": ticks, "ticktext": [f"{-tick or 0.0:.8g}" for tick in ticks], **ends}
 
     def describe_out_of_range(self, evaluations: Sequence[Evaluation]) -> str:
-        """Return a sentence on how many evaluations are beyond the scale; empty where none is."""
-        far = [one.values[self.index] for one in evaluations if self.is_out_of_range(one)]
+        """Return a sentence on how many evaluations are beyond the scale; empty without any."""
+        far = [evaluation.values[self.index] for evaluation in evaluations if self.is_out_of_range(evaluation)]
         if not far:
             return ""
         verb, to = "goes" if len(far) == 1 else "go", f"down to {format_number(min(far))}"
@@ -87,10 +92,10 @@ class _FrontAxis:
 def _make_front_axis(
     evaluations: Sequence[Evaluation], objectives: Objectives, index: int, box: ReferenceBox | None
 ) -> _FrontAxis:
-    """Return the axis of an objective; what is far worse than usual, or than the front, is beyond its scale."""
-    name, values = objectives.names[index], [one.values[index] for one in evaluations]
+    """Return the axis of an objective; values far worse than usual, or than the front, are out of range."""
+    name, values = objectives.names[index], [evaluation.values[index] for evaluation in evaluations]
     whole = LossScale(min(values), max(values))
-    costs = [-one for one in values] if name in objectives.maximized else values
+    costs = [-value for value in values] if name in objectives.maximized else values
     scale = _limit_scale(make_loss_scale(costs, costs), costs, float(box.reference[index]) if box else math.inf)
     if name not in objectives.maximized:
         return _FrontAxis(name, index, scale, "upper" if index else "right")
@@ -100,7 +105,7 @@ def _make_front_axis(
 
 
 def _limit_scale(scale: LossScale, costs: Sequence[float], reference: float) -> LossScale:
-    """Return a scale of which what lies before the reference has a quarter at least."""
+    """Return a scale on which the values up to `reference` fill at least a quarter."""
     if scale.is_out_of_range(reference) or scale.compute_fraction(reference) >= _MIN_FRONT_FRACTION:
         return scale
     end = scale.compute_loss(scale.compute_fraction(reference) / _MIN_FRONT_FRACTION)
@@ -108,24 +113,26 @@ def _limit_scale(scale: LossScale, costs: Sequence[float], reference: float) -> 
 
 
 def draw_fronts(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Figure]:
-    """Draw each objective but the loss over the loss, and the front; nothing without any."""
+    """Draw each further objective over the loss, with the front; empty with a single objective."""
     complete = _find_complete(evaluations, objectives)
     if not complete or not objectives.is_multi_objective:
         return []
     groups, box = _group_by_progress(evaluations, objectives), make_box(complete, objectives)
-    across, *others = [_make_front_axis(complete, objectives, place, box) for place in range(len(objectives.names))]
+    across, *others = [_make_front_axis(complete, objectives, index, box) for index in range(len(objectives.names))]
     return [_draw_front(complete, groups, objectives, (across, up)) for up in others]
 
 
 def _find_complete(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Evaluation]:
-    """Return the complete evaluations with a finite value of each objective."""
-    complete = [one for one in evaluations if one.state == "complete"]
-    return [one for one in complete if all(map(math.isfinite, objectives.compute_costs(one.values)))]
+    """Return the complete evaluations whose objectives are all finite."""
+    complete = [evaluation for evaluation in evaluations if evaluation.state == "complete"]
+    return [
+        evaluation for evaluation in complete if all(map(math.isfinite, objectives.compute_costs(evaluation.values)))
+    ]
 
 
 def _group_by_progress(evaluations: Sequence[Evaluation], objectives: Objectives) -> dict[str, list[Evaluation]]:
-    """Return what was complete after a quarter and a half of the run and is now, each with a name."""
-    given, ended = [one for one in evaluations if one.imported_from], sort_by_end(evaluations)
+    """Return the complete evaluations after a quarter of the run, after half of it, and now, by name."""
+    given, ended = [evaluation for evaluation in evaluations if evaluation.imported_from], sort_by_end(evaluations)
     counts = (len(ended) // 4, len(ended) // 2) if len(ended) >= _MIN_EVALUATIONS else ()
     before = {f"after {count} evaluations": _find_complete([*given, *ended[:count]], objectives) for count in counts}
     return {**before, "front": _find_complete(evaluations, objectives)}
@@ -139,8 +146,8 @@ def _draw_front(
 ) -> Figure:
     best = find_front(complete, objectives)
     across, up = sides
-    on_front = {one.trial for one in best}
-    others = sample_evaluations([one for one in complete if one.trial not in on_front])
+    on_front = {evaluation.trial for evaluation in best}
+    others = sample_evaluations([evaluation for evaluation in complete if evaluation.trial not in on_front])
     look, accent = {"color": "--muted", "size": 6, "opacity": 0.6}, {"color": "--accent", "size": 8, "opacity": 1}
     traces = [_draw_points(others, (across, up), objectives, "dominated", look)] if others else []
     traces += _draw_stairs(groups, (across, up), objectives)
@@ -151,19 +158,25 @@ def _draw_front(
         title = f"{side.name} (maximised)" if side.name in objectives.maximized else side.name
         layout[f"{which}axis"] = side.make_layout(cut, title)
         shapes += [make_separator(which, side.scale.compute_loss(SEPARATOR_POSITION))] if cut else []
-    beyond = " ".join(filter(None, (side.describe_out_of_range(complete) for side in (across, up))))
-    about = _describe_figure(objectives, up.name, len(groups) > 1)
+    out_of_range_note = " ".join(filter(None, (side.describe_out_of_range(complete) for side in (across, up))))
+    description = _describe_figure(objectives, up.name, len(groups) > 1)
     title = f"{up.name} over the loss"
     return Figure(
-        f"front-{up.index}", title, about, traces, {**layout, "shapes": shapes}, height=420, out_of_range_note=beyond
+        f"front-{up.index}",
+        title,
+        description,
+        traces,
+        {**layout, "shapes": shapes},
+        height=420,
+        out_of_range_note=out_of_range_note,
     )
 
 
 def _describe_figure(objectives: Objectives, name: str, has_past: bool) -> str:
     text = "Each point is a complete evaluation. The line is the front"
     if len(objectives.names) > 2:
-        text += f" of loss and {name} alone; individuals of the front that are not on it are better in something else"
-    return text + (". Thinner lines are what it was before." if has_past else ".")
+        text += f" of loss and {name} alone; other individuals of the front are better in another objective"
+    return text + (". Thinner lines are earlier fronts." if has_past else ".")
 
 
 def _draw_points(
@@ -173,52 +186,52 @@ def _draw_points(
     name: str,
     look: dict[str, Any],
 ) -> Trace:
-    """Draw evaluations as points, and as triangles at the edges where they are beyond a scale.
+    """Draw evaluations as points, and out-of-range ones as triangles at the edges.
 
-    These come last: the legend has the first symbol.
+    Triangles come last, because the legend shows the first symbol.
     """
     across, up = sides
-    evaluations = sorted(evaluations, key=lambda one: any(side.is_out_of_range(one) for side in sides))
-    edges = [next((side.edge for side in sides if side.is_out_of_range(one)), "") for one in evaluations]
+    evaluations = sorted(evaluations, key=lambda evaluation: any(side.is_out_of_range(evaluation) for side in sides))
+    edges = [next((side.edge for side in sides if side.is_out_of_range(evaluation)), "") for evaluation in evaluations]
     marker = {**look, "symbol": [_EDGES[edge][0] if edge else "circle" for edge in edges]}
     marker |= {"size": [TRIANGLE_SIZE if edge else look["size"] for edge in edges], "line": {"width": 0}}
     trace = make_points(across.compute_heights(evaluations), evaluations, name)
-    texts = [_format_front_label(one, objectives) for one in evaluations]
+    texts = [_format_front_label(evaluation, objectives) for evaluation in evaluations]
     return {**trace, "y": up.compute_heights(evaluations), "text": texts, "marker": marker}
 
 
-def _format_front_label(one: Evaluation, objectives: Objectives) -> str:
-    """Return what an evaluation was, one fact per line, with the values of all objectives."""
-    first, rest = format_label(one).split("<br>", 1)
-    others = zip(objectives.metric_names, one.other_values, strict=True)
+def _format_front_label(evaluation: Evaluation, objectives: Objectives) -> str:
+    """Return the label of an evaluation, with the values of all objectives."""
+    first, rest = format_label(evaluation).split("<br>", 1)
+    others = zip(objectives.metric_names, evaluation.other_values, strict=True)
     return "<br>".join([first, *(escape_markup(f"{name} {format_number(value)}") for name, value in others), rest])
 
 
 def _draw_stairs(
     groups: Mapping[str, Sequence[Evaluation]], sides: tuple[_FrontAxis, _FrontAxis], objectives: Objectives
 ) -> list[Trace]:
-    """Draw the front of each group in two objectives as stairs, the last one strongest."""
+    """Draw the front of each group in two objectives as stairs, the latest one in the strongest colour."""
     across, up = sides
     looks = (("--muted", 1, "dot"), ("--accent-soft", 1.5, "solid"), ("--accent", 2, "solid"))[-len(groups) :]
     traces: list[Trace] = []
     for (name, group), (colour, width, dash) in zip(groups.items(), looks, strict=True):
         stairs = _find_stairs(group, objectives, up.index)
-        # What one of them dominates begins at its place, to the right of it, and ends above the next one.
+        # The area that an evaluation dominates extends from it to the right and upwards.
         line = {"color": colour, "width": width, "dash": dash, "shape": "hv"}
-        place = {"x": across.compute_heights(stairs), "y": up.compute_heights(stairs)}
-        traces.append({**place, "name": name, "mode": "lines", "line": line, "hoverinfo": "skip"})
+        index = {"x": across.compute_heights(stairs), "y": up.compute_heights(stairs)}
+        traces.append({**index, "name": name, "mode": "lines", "line": line, "hoverinfo": "skip"})
     return traces
 
 
-def _find_stairs(evaluations: Sequence[Evaluation], objectives: Objectives, place: int) -> list[Evaluation]:
-    """Return the evaluations that nobody dominates in the loss and one other objective, the lowest loss first."""
-    costs = compute_costs(evaluations, objectives)[:, [0, place]]
-    kept = [one for one, is_kept in zip(evaluations, find_non_dominated(costs), strict=True) if is_kept]
-    return sorted(kept, key=lambda one: one.loss)
+def _find_stairs(evaluations: Sequence[Evaluation], objectives: Objectives, index: int) -> list[Evaluation]:
+    """Return the non-dominated evaluations in the loss and one other objective, sorted by loss."""
+    costs = compute_costs(evaluations, objectives)[:, [0, index]]
+    kept = [evaluation for evaluation, is_kept in zip(evaluations, find_non_dominated(costs), strict=True) if is_kept]
+    return sorted(kept, key=lambda evaluation: evaluation.loss)
 
 
 def draw_hypervolume(evaluations: Sequence[Evaluation], objectives: Objectives) -> Figure | None:
-    """Draw how the hypervolume has grown; None where there is none, or nothing to see of it."""
+    """Draw the growth of the hypervolume; None if it cannot be computed or fewer than two evaluations have ended."""
     grown, ended = compute_shares_over_time(evaluations, objectives), len(sort_by_end(evaluations))
     if not grown or ended < 2:
         return None
@@ -231,5 +244,5 @@ def draw_hypervolume(evaluations: Sequence[Evaluation], objectives: Objectives) 
         "yaxis": {**make_axis("share of the box"), "tickformat": ".0%", "rangemode": "tozero"},
         "showlegend": False,
     }
-    about = "How much of the box between the best and the worst of the front its individuals dominate, by then."
-    return Figure("hypervolume", "Hypervolume", about, [trace], layout, height=280)
+    description = "The part of the box between the best and the worst values of the front that the front dominates."
+    return Figure("hypervolume", "Hypervolume", description, [trace], layout, height=280)

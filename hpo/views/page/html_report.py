@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that opens anywhere, with no network and no server."""
+"""Write the report of a run as one HTML file that needs neither network nor server."""
 
 from __future__ import annotations
 
@@ -59,23 +59,32 @@ _TEMPLATE_FOLDER = Path(__file__).parent
 
 
 def write_report(run: RunReader, path: Path, ask_models: bool = True) -> None:
-    """Write the report of a run as it stands; raises RunError where the file cannot be written."""
+    """Write the report of the current state of a run.
+
+    Args:
+        run: Reader of the run.
+        path: The HTML file.
+        ask_models: Whether surrogates compute importances and expected losses, which takes seconds.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
     write_atomically(path, make_report(run, top_n=10, ask_models=ask_models))
 
 
 def make_report(run: RunReader, top_n: int, ask_models: bool = True) -> bytes:
-    """Return the content of the report of a run as it stands."""
+    """Return the report of the current state of a run as bytes; `top_n` is the number of individuals in its table."""
     return render_report(run, top_n, time.time(), ask_models).encode(errors="backslashreplace")
 
 
 def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = True) -> str:
-    """Return the report of a run as HTML; evaluations that still run are drawn until `now`, seconds since the epoch."""
-    goes_on = run.run_dir.is_in_use is not False
+    """Return the report of a run as HTML; running evaluations are drawn until `now`, in seconds since the epoch."""
+    may_be_running = run.run_dir.is_in_use is not False
     evaluations, confirmations = run.read_evaluations(), run.read_confirmations()
     distributions = run.read_distributions()
     summary = summarize(evaluations, run.manifest, top_n, confirmations, ask_models)
     important = find_important_names(summary)
-    # A conditional hyperparameter that no evaluation has is in the space, and has no distribution.
+    # A conditional hyperparameter without any evaluation is in the space, but has no distribution.
     ranked = [entry["name"] for entry in summary["importances"] if entry["name"] in distributions]
     order = list(dict.fromkeys([*ranked, *distributions]))
     objectives = run.manifest.objectives
@@ -93,7 +102,9 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
         "schedule": lineage_figures.draw_schedule(evaluations, best, distributions),
         "descent": lineage_figures.draw_descent(evaluations, best),
         "curves": loss_figures.draw_learning_curves(evaluations, best),
-        "timeline": timeline.draw_timeline([*evaluations, *confirmations], layout.workers, now if goes_on else None),
+        "timeline": timeline.draw_timeline(
+            [*evaluations, *confirmations], layout.workers, now if may_be_running else None
+        ),
         "immigrants": timeline.draw_immigrants(evaluations),
     }
     slices = hyperparameter_figures.draw_slices(evaluations, distributions, order)
@@ -118,7 +129,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
         space=run.manifest.space,
         name=run.run_dir.study_name,
         made=now,
-        goes_on=goes_on,
+        may_be_running=may_be_running,
         summary=summary,
         best=best,
         test=read_winner_test(run.run_dir, best) if best else None,
@@ -136,7 +147,14 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
         pruner=run.manifest.pruner,
         rungs=make_rung_columns(summary["rungs"]),
         runner_up=loss_figures.find_runner_up(evaluations, best),
-        first=min((one.started for one in evaluations if not one.imported_from and one.started > 0), default=now),
+        first=min(
+            (
+                evaluation.started
+                for evaluation in evaluations
+                if not evaluation.imported_from and evaluation.started > 0
+            ),
+            default=now,
+        ),
         importances=summary["importances"],
         important=important,
         conditional=any(map(is_conditional, run.manifest.space.values())),
@@ -158,7 +176,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
 
 
 def _describe_run(run: Manifest) -> list[tuple[str, str]]:
-    """Return what the last session has run, as pairs of names and texts."""
+    """Return facts about the latest session, as pairs of names and texts."""
     return [
         ("command", run.command),
         ("search space", run.search_space),
@@ -176,7 +194,7 @@ def _describe_run(run: Manifest) -> list[tuple[str, str]]:
 
 
 def _find_confirmation(summary: Mapping[str, Any], best: Evaluation | None) -> dict[str, Any] | None:
-    """Return the best individual's confirmation; None where the best was not chosen by a confirmation."""
+    """Return the confirmation of the best individual; None unless a finished confirmation has chosen it."""
     first: dict[str, Any] | None = next(iter(summary["confirmed"]), None)
     if first is None or best is None or summary["unconfirmed"] or first["mean"] is None:
         return None
@@ -193,7 +211,7 @@ def _make_headings(
     distributions: Mapping[str, Any],
     objectives: Objectives,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the metrics and the hyperparameters that a table of individuals has columns for, with their headings."""
+    """Return the headings of metrics and of hyperparameters in a table of individuals, by name."""
     shown = choose_names([entry["params"] for entry in entries], important)
     metrics = put_objectives_first(sorted({name for entry in entries for name in entry["metrics"]}), objectives)
     params = {name: text for name, text in name_params(distributions, _RESERVED_COLUMNS).items() if name in shown}
@@ -203,7 +221,7 @@ def _make_headings(
 def _make_front_table(
     run: RunReader, entries: Sequence[Mapping[str, Any]], important: Sequence[str], distributions: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the content of the table of the front; of a long front, individuals that are far apart."""
+    """Return the content of the table of the front; individuals of a long front are far apart."""
     objectives = run.manifest.objectives
     entries = entries if len(entries) <= _MAX_FRONT_ROWS else group_ties(entries, objectives)
     rows = [entries[index] for index in select_far_apart(compute_entry_costs(entries, objectives), _MAX_FRONT_ROWS)]
@@ -215,29 +233,29 @@ def _make_front_table(
 
 
 def _summarize_islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return what each island evaluated, its best, and the immigrants on it at its last evaluation."""
+    """Return the number of evaluations of each island, its best, and the immigrants at its last evaluation."""
     found = []
-    for island in sorted({one.island for one in evaluations if one.counts_for_budget}):
-        own = [one for one in evaluations if one.island == island and one.counts_for_budget]
-        last = max(own, key=lambda one: one.started)
+    for island in sorted({evaluation.island for evaluation in evaluations if evaluation.counts_for_budget}):
+        own = [evaluation for evaluation in evaluations if evaluation.island == island and evaluation.counts_for_budget]
+        last = max(own, key=lambda evaluation: evaluation.started)
         found.append({"island": island, "evaluations": len(own), "best": best_of(own), "immigrants": last.immigrants})
     return found
 
 
 def _group_failures(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return failures by their reasons, the most frequent first, with the last evaluation of each."""
+    """Return failures by reason, the most frequent first, with the last evaluation of each."""
     groups = group_by_reason(evaluations)[:_MAX_FAILURES]
     return [{"reason": reason, "count": len(group), "last": group[-1]} for reason, group in groups]
 
 
 def _compress(text: str | bytes) -> str:
-    """Return a text compressed, for the page to unpack: plotly.js takes 2 MB like this, and 4.8 MB otherwise."""
+    """Compress a text for the page to unpack: plotly.js takes 2 MB instead of 4.8 MB."""
     content = text.encode() if isinstance(text, str) else text
     return base64.b64encode(zlib.compress(content, 6)).decode()
 
 
 def _read_plotly() -> bytes:
-    """Return the script that draws; plotly itself, which takes 0.4 s to import, is not needed."""
+    """Return plotly.js; the Python package is not imported, since that takes 0.4 s."""
     package = importlib.util.find_spec("plotly")
     if package is None or package.origin is None:
         raise UsageError("the report needs the package plotly: pip install plotly")

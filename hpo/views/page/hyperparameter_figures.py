@@ -1,4 +1,4 @@
-"""Figures of hyperparameters: all of them at once, and the loss over each."""
+"""Draw hyperparameters: parallel coordinates, and the loss over each hyperparameter."""
 
 from __future__ import annotations
 
@@ -39,32 +39,32 @@ from hpo.views.page.out_of_range import (
     make_loss_markers,
 )
 
-_LINE_HEIGHT, _LETTER_WIDTH = 15, 8  # height and width in pixels
-_TITLE_WIDTH = 20  # characters in a line of a title
-_MAX_LEVEL_LABELS = 12  # names of categories that are written level
-_MIN_SLICE_POINTS, _MAX_TOTAL_POINTS = 200, 40_000  # of slices
+_LINE_HEIGHT, _LETTER_WIDTH = 15, 8  # pixels
+_TITLE_WIDTH = 20  # characters per line of a title
+_MAX_LEVEL_LABELS = 12  # More labels of categories are written vertically.
+_MIN_SLICE_POINTS, _MAX_TOTAL_POINTS = 200, 40_000  # points per slice, points of all slices
 
 
 def draw_parallel_coordinates(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any]) -> Figure | None:
-    """Draw each complete evaluation as a line over its hyperparameters; None where there are too few of either.
+    """Draw each complete evaluation as a line over its hyperparameters; None with fewer than two of either.
 
-    Plotly's own parallel coordinates need WebGL, which many remote desktops do not have, and show no categories.
+    Plotly's own parallel coordinates support no categories, and need WebGL, which many remote desktops lack.
     """
     shown = rank_evaluations(sample_evaluations(evaluations), len(evaluations))
-    names = [name for name in distributions if any(name in one.params for one in shown)]
+    names = [name for name in distributions if any(name in evaluation.params for evaluation in shown)]
     if len(shown) < 2 or len(names) < 2:
         return None
     losses = find_complete_losses(evaluations)
     scale = make_loss_scale(losses, losses)
     axes = [_make_loss_axis(shown, scale), *(_make_value_axis(shown, name, distributions[name]) for name in names)]
     lines = list(zip(*(heights for heights, _ in axes), strict=True))
-    places = list(range(len(axes)))
+    positions = list(range(len(axes)))
     traces = []
     for name, first, last, colour, width in _make_bands(len(shown)):
-        x, y = join_lines((places, list(line)) for line in lines[first:last])
+        x, y = join_lines((positions, list(line)) for line in lines[first:last])
         line = {"color": colour, "width": width}
         trace = {"x": x, "y": y, "name": name, "mode": "lines", "line": line, "hoverinfo": "skip", "legendgroup": name}
-        far = [one for one in shown[first:last] if scale.is_out_of_range(one.loss)]
+        far = [evaluation for evaluation in shown[first:last] if scale.is_out_of_range(evaluation.loss)]
         traces += [*_draw_triangles(far, name), trace]
     titles = [wrap_name(name, _TITLE_WIDTH) for name in ("loss", *name_params(names, ("loss",)).values())]
     widest = max(max(map(len, lines)) for lines in titles)
@@ -72,7 +72,7 @@ def draw_parallel_coordinates(evaluations: Sequence[Evaluation], distributions: 
     labels = {"showarrow": False, "xanchor": "left", "xshift": 4, "bgcolor": "--veil", "borderpad": 1}
     layout = {
         "xaxis": {
-            "tickvals": places,
+            "tickvals": positions,
             "ticktext": ["<br>".join(lines) for lines in titles],
             "side": "top",
             "range": [-0.1, len(axes) - 0.6],
@@ -82,48 +82,53 @@ def draw_parallel_coordinates(evaluations: Sequence[Evaluation], distributions: 
             "range": [-0.03, EDGE_POSITION + 0.03 if scale.is_out_of_range(shown[-1].loss) else 1.03],
         },
         "annotations": [
-            {**labels, "x": place, "y": height, "text": shorten_middle(text), "font": {"size": 11}}
-            for place, (_, ticks) in enumerate(axes)
+            {**labels, "x": position, "y": height, "text": shorten_middle(text), "font": {"size": 11}}
+            for position, (_, ticks) in enumerate(axes)
             for height, text in ticks
         ],
         "margin": {"l": 10, "r": 10, "t": 25 + _LINE_HEIGHT * max(map(len, titles)), "b": 40},
         "legend": {"orientation": "h", "y": 0, "yanchor": "top", "traceorder": "reversed"},
     }
-    about = "Each line is a complete evaluation. A click on the legend hides its lines."
-    if any(name not in one.params for one in shown for name in names):
-        about += " A line has a gap where a hyperparameter does not exist."
-    beyond = describe_out_of_range(losses, scale)
+    description = "Each line is a complete evaluation. A click on the legend hides its lines."
+    if any(name not in evaluation.params for evaluation in shown for name in names):
+        description += " A line has a gap if a hyperparameter is inactive."
+    out_of_range_note = describe_out_of_range(losses, scale)
     height, width = max(420, 100 + _LINE_HEIGHT * tallest), max(90, _LETTER_WIDTH * widest) * len(axes)
-    return Figure("parallel", "Parallel coordinates", about, traces[::-1], layout, height, width, beyond)
+    return Figure(
+        "parallel", "Parallel coordinates", description, traces[::-1], layout, height, width, out_of_range_note
+    )
 
 
 def _make_loss_axis(shown: Sequence[Evaluation], scale: LossScale) -> tuple[list[float], list[tuple[float, str]]]:
-    """Return the heights of losses on their upright axis, and its ticks."""
-    heights, ticks = make_upright_axis([min(one.loss, scale.highest) for one in shown], None, log=scale.is_logarithmic)
+    """Return the heights of losses on their vertical axis, and its ticks."""
+    heights, ticks = make_upright_axis(
+        [min(evaluation.loss, scale.highest) for evaluation in shown], None, log=scale.is_logarithmic
+    )
     return [
-        EDGE_POSITION if scale.is_out_of_range(one.loss) else at for one, at in zip(shown, heights, strict=True)
+        EDGE_POSITION if scale.is_out_of_range(evaluation.loss) else at
+        for evaluation, at in zip(shown, heights, strict=True)
     ], ticks
 
 
 def _make_value_axis(
     shown: Sequence[Evaluation], name: str, distribution: Any
 ) -> tuple[list[float | None], list[tuple[float, str]]]:
-    """Return the heights of a hyperparameter's values on its upright axis, None where it does not exist, and ticks."""
-    having = [one.params[name] for one in shown if name in one.params]
+    """Return the heights of a hyperparameter's values on its vertical axis, None if it is inactive, and the ticks."""
+    having = [evaluation.params[name] for evaluation in shown if name in evaluation.params]
     heights, ticks = make_upright_axis(having, distribution, log=is_log(distribution))
     each = iter(heights)
-    return [next(each) if name in one.params else None for one in shown], ticks
+    return [next(each) if name in evaluation.params else None for evaluation in shown], ticks
 
 
 def _draw_triangles(far: Sequence[Evaluation], group: str) -> list[Trace]:
-    """Mark lines that begin beyond the scale of losses."""
-    look = {"symbol": TRIANGLE_SYMBOL, "color": "--muted", "size": TRIANGLE_SIZE}
-    triangles = {**make_points([0] * len(far), far, group), "y": [EDGE_POSITION] * len(far), "marker": look}
+    """Mark the lines whose loss is out of range."""
+    marker = {"symbol": TRIANGLE_SYMBOL, "color": "--muted", "size": TRIANGLE_SIZE}
+    triangles = {**make_points([0] * len(far), far, group), "y": [EDGE_POSITION] * len(far), "marker": marker}
     return [{**triangles, "legendgroup": group, "showlegend": False}] if far else []
 
 
 def _make_bands(count: int) -> list[tuple[str, int, int, str, float]]:
-    """Return bands of places: for each a name, the first place, the one behind the last, a colour and a width."""
+    """Return bands of lines by rank: name, first index, end index, colour and width."""
     best, better = min(50, max(1, count // 10)), min(300, max(2, count // 2))
     bands = [
         (f"the best {best}", 0, best, "--accent", 2.0),
@@ -136,42 +141,45 @@ def _make_bands(count: int) -> list[tuple[str, int, int, str, float]]:
 def draw_slices(
     evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], order: Sequence[str]
 ) -> list[Figure]:
-    """Draw the loss over each hyperparameter, in the order given; later evaluations have a stronger colour."""
+    """Draw the loss over each hyperparameter in `order`; later evaluations have a stronger colour."""
     most = min(MAX_POINTS, max(_MIN_SLICE_POINTS, _MAX_TOTAL_POINTS // max(1, len(order))))
-    with_loss = [one for one in evaluations if one.is_finished and math.isfinite(one.loss)]
+    with_loss = [evaluation for evaluation in evaluations if evaluation.is_finished and math.isfinite(evaluation.loss)]
     if not with_loss:
         return []
-    scale = make_loss_scale([one.loss for one in with_loss], find_complete_losses(evaluations))
-    beyond = describe_out_of_range([one.loss for one in with_loss], scale)
+    scale = make_loss_scale([evaluation.loss for evaluation in with_loss], find_complete_losses(evaluations))
+    out_of_range_note = describe_out_of_range([evaluation.loss for evaluation in with_loss], scale)
     shown = sample_evaluations(with_loss, most)
     figures = []
     for count, name in enumerate(order):
-        having = [one for one in shown if name in one.params]
+        having = [evaluation for evaluation in shown if name in evaluation.params]
         trace, layout = _draw_slice(having, name, distributions[name], scale)
         choices = getattr(distributions[name], "choices", ())
         is_long = len(choices) > _MAX_LEVEL_LABELS
         width, height = (_LINE_HEIGHT * len(choices), 420) if is_long else (0, 280)
-        if is_long:  # plotly would turn them by less, so that they overlap
+        if is_long:  # Plotly's default angle is smaller, and the labels would overlap.
             layout["xaxis"] |= {"tickangle": 90, "tickfont": {"size": 11}, "automargin": True}
-        figures.append(Figure(f"slice-{count}", name, "", [trace], layout, height, width, beyond))
+        figures.append(Figure(f"slice-{count}", name, "", [trace], layout, height, width, out_of_range_note))
     return figures
 
 
 def _draw_slice(
     shown: Sequence[Evaluation], name: str, distribution: Any, scale: LossScale
 ) -> tuple[Trace, dict[str, Any]]:
-    """Return the points and the layout of the losses of some evaluations over one hyperparameter, which they have."""
-    losses, values = [one.loss for one in shown], [one.params[name] for one in shown]
-    look = {
-        "color": [one.trial for one in shown],
+    """Return the points and the layout of the loss over one hyperparameter that all `shown` evaluations have."""
+    losses, values = [evaluation.loss for evaluation in shown], [evaluation.params[name] for evaluation in shown]
+    marker = {
+        "color": [evaluation.trial for evaluation in shown],
         "colorscale": [[0, "--faint"], [1, "--accent"]],
         "size": 6,
-        "symbol": ["circle" if one.state == "complete" else "circle-open" for one in shown],
+        "symbol": ["circle" if evaluation.state == "complete" else "circle-open" for evaluation in shown],
     }
     choices = getattr(distribution, "choices", None)
-    places = spread_points([choices.index(item) for item in values]) if choices else round_floats(values)
-    trace = make_points(places, shown, name) | make_loss_markers(losses, scale, look)
-    texts = [escape_markup(f"trial {one.trial}: {name} = {format_value(one.params[name])}") for one in shown]
+    positions = spread_points([choices.index(item) for item in values]) if choices else round_floats(values)
+    trace = make_points(positions, shown, name) | make_loss_markers(losses, scale, marker)
+    texts = [
+        escape_markup(f"trial {evaluation.trial}: {name} = {format_value(evaluation.params[name])}")
+        for evaluation in shown
+    ]
     trace["text"] = [text + format_high_loss(loss, scale) for text, loss in zip(texts, losses, strict=True)]
     xaxis = make_axis(name, values, log=is_log(distribution))
     xaxis["title"]["text"] = "<br>".join(wrap_name(name, 2 * _TITLE_WIDTH))

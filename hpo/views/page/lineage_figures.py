@@ -1,4 +1,4 @@
-"""Figures of inheritance: who came from whom, and how hyperparameters changed along the line of the best."""
+"""Draw inheritance: which evaluation began from which, and how hyperparameters changed in the lineage of the best."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from hpo.views.page.figure import (
 from hpo.views.page.out_of_range import compute_loss_heights, describe_out_of_range, make_loss_layout, make_loss_markers
 
 _MAX_ROWS = 8
-_ROW_HEIGHT, _ROW_GAP = 90, 0.02  # pixels, share of the height
+_ROW_HEIGHT, _ROW_GAP = 90, 0.02  # pixels, fraction of the height
 
 
 def draw_descent(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Figure | None:
-    """Draw each loss over the epochs that its line was trained, and lines to it from whom it came; None without any."""
-    known = {one.trial: one for one in evaluations}
-    complete = [one for one in evaluations if one.state == "complete"]
-    if not any(one.inherits in known for one in complete):
+    """Draw losses over the epochs of their lineage, with lines from parents to children; None without inheritance."""
+    known = {evaluation.trial: evaluation for evaluation in evaluations}
+    complete = [evaluation for evaluation in evaluations if evaluation.state == "complete"]
+    if not any(evaluation.inherits in known for evaluation in complete):
         return None
     shown = sample_evaluations(complete)
     epochs = _count_epochs(evaluations)
-    losses = [one.loss for one in shown]
+    losses = [evaluation.loss for evaluation in shown]
     scale = make_loss_scale(losses, find_complete_losses(evaluations))
-    pairs = [(known[one.inherits], one) for one in shown if one.inherits in known]
+    pairs = [(known[evaluation.inherits], evaluation) for evaluation in shown if evaluation.inherits in known]
     x, y = join_lines(
         ([epochs[a.trial], epochs[b.trial]], compute_loss_heights([a.loss, b.loss], scale)) for a, b in pairs
     )
@@ -45,39 +45,48 @@ def draw_descent(evaluations: Sequence[Evaluation], winner: Evaluation | None) -
     traces: list[Trace] = [
         {"x": x, "y": y, "mode": "lines", "line": faint, "opacity": 0.5, "hoverinfo": "skip", "name": "inherits"}
     ]
-    for island in sorted({one.island for one in shown}):
-        group = [one for one in shown if one.island == island]
+    for island in sorted({evaluation.island for evaluation in shown}):
+        group = [evaluation for evaluation in shown if evaluation.island == island]
         look = {"color": find_island_colour(island), "symbol": find_island_symbol(island), "size": 6}
-        trace = make_points([epochs[one.trial] for one in group], group, f"island {island}")
-        traces.append(trace | make_loss_markers([one.loss for one in group], scale, look))
+        trace = make_points([epochs[evaluation.trial] for evaluation in group], group, f"island {island}")
+        traces.append(trace | make_loss_markers([evaluation.loss for evaluation in group], scale, look))
     if winner is not None:
         line = trace_lineage(winner, known)
-        path = {"x": [epochs[one.trial] for one in line], "y": compute_loss_heights([one.loss for one in line], scale)}
+        path = {
+            "x": [epochs[evaluation.trial] for evaluation in line],
+            "y": compute_loss_heights([evaluation.loss for evaluation in line], scale),
+        }
         look = {"color": "--accent", "width": 2.5}
-        traces.append({**path, "mode": "lines", "line": look, "name": "the line of the best", "hoverinfo": "skip"})
+        traces.append({**path, "mode": "lines", "line": look, "name": "lineage of the best", "hoverinfo": "skip"})
     layout = {
-        "xaxis": make_axis("epochs, of all its line", list(epochs.values()), whole=True),
+        "xaxis": make_axis("epochs of the whole lineage", list(epochs.values()), whole=True),
         **make_loss_layout(losses, scale),
     }
-    about = "Each point is a complete evaluation; a line leads to it from the one whose weights it began with."
-    return Figure("descent", "Lineage", about, traces, layout, out_of_range_note=describe_out_of_range(losses, scale))
+    description = "Each point is a complete evaluation. A line connects it with the trial whose weights it began with."
+    return Figure(
+        "descent", "Lineage", description, traces, layout, out_of_range_note=describe_out_of_range(losses, scale)
+    )
 
 
 def draw_schedule(
     evaluations: Sequence[Evaluation], winner: Evaluation | None, distributions: Mapping[str, Any]
 ) -> Figure | None:
-    """Draw the losses and the hyperparameters that changed along the winner's line; None where it has none."""
-    known = {one.trial: one for one in evaluations}
+    """Draw the losses of the winner's lineage and the hyperparameters that changed in it; None without inheritance."""
+    known = {evaluation.trial: evaluation for evaluation in evaluations}
     line = trace_lineage(winner, known) if winner is not None else []
     if len(line) < 2:
         return None
-    every = collect_names(one.params for one in line)
-    changed = [name for name in every if len({one.params.get(name) for one in line}) > 1]
+    every = collect_names(evaluation.params for evaluation in line)
+    changed = [name for name in every if len({evaluation.params.get(name) for evaluation in line}) > 1]
     names = changed[: _MAX_ROWS - 1]
-    ends = list(itertools.accumulate(len(one.curve) for one in line))
+    ends = list(itertools.accumulate(len(evaluation.curve) for evaluation in line))
     begins = [0, *ends[:-1]]
-    losses = [loss for one in line for loss in one.curve.values()]
-    texts = [f"trial {one.trial}: loss {format_number(loss)}" for one in line for loss in one.curve.values()]
+    losses = [loss for evaluation in line for loss in evaluation.curve.values()]
+    texts = [
+        f"trial {evaluation.trial}: loss {format_number(loss)}"
+        for evaluation in line
+        for loss in evaluation.curve.values()
+    ]
     scale = make_loss_scale(losses, find_complete_losses(evaluations))
     colour = {"color": "--accent", "width": 2}
     loss: Trace = {
@@ -91,24 +100,28 @@ def draw_schedule(
     layout: dict[str, Any] = make_loss_layout(losses, scale) | {"showlegend": False}
     layout["yaxis"]["domain"] = [max(0.0, tops[0] - height), tops[0]]
     for row, name in enumerate(names, start=2):
-        having = [(one.params[name], at) for one, *at in zip(line, begins, ends, strict=True) if name in one.params]
+        having = [
+            (evaluation.params[name], at)
+            for evaluation, *at in zip(line, begins, ends, strict=True)
+            if name in evaluation.params
+        ]
         values = [item for item, _ in having]
         choices = getattr(distributions[name], "choices", None)
         heights = [choices.index(item) for item in values] if choices else values
         x = [at for _, pair in having for at in pair]
         y = [item if isinstance(item, int) else round_number(item) for item in heights for _ in (0, 1)]
-        trials = [one.trial for one in line if name in one.params]
-        said = [
+        trials = [evaluation.trial for evaluation in line if name in evaluation.params]
+        labels = [
             escape_markup(f"trial {trial}: {name} = {format_value(item)}")
             for trial, item in zip(trials, values, strict=True)
             for _ in (0, 1)
         ]
-        own: Trace = {"x": x, "y": y, "text": said, "hovertemplate": "%{text}<extra></extra>", "mode": "lines"}
+        own: Trace = {"x": x, "y": y, "text": labels, "hovertemplate": "%{text}<extra></extra>", "mode": "lines"}
         traces.append({**own, "line": {"color": "--text", "width": 1.5}, "yaxis": f"y{row}"})
         upright = make_axis(name, heights, log=is_log(distributions[name]))
         if choices:
             upright |= make_category_ticks(choices)
-        elif len(upright.get("tickvals", [0, 0])) < 2:  # the range is too narrow for round numbers
+        elif len(upright.get("tickvals", [0, 0])) < 2:  # The range is too narrow for round numbers.
             ends_of_range = [min(heights), max(heights)]
             upright |= {
                 "tickvals": ends_of_range,
@@ -116,19 +129,19 @@ def draw_schedule(
             }
         layout[f"yaxis{row}"] = {**upright, "domain": [max(0.0, tops[row - 1] - height), tops[row - 1]]}
     layout["xaxis"] = {**make_axis("epoch", ends, whole=True), "anchor": f"y{len(names) + 1}" if names else "y"}
-    about = (
-        f"The best, trial {line[-1].trial}, goes back to trial {line[0].trial}: its losses, and how hyperparameters "
-        "changed from evaluation to evaluation. That is the schedule which was found."
+    description = (
+        f"The lineage of the best, trial {line[-1].trial}, begins with trial {line[0].trial}. The figure shows its "
+        "losses and how hyperparameters changed from trial to trial: the schedule that the search has found."
     )
     return Figure(
-        "schedule", "The line of the best", about, traces, layout, height=120 + _ROW_HEIGHT * (len(names) + 1)
+        "schedule", "Lineage of the best", description, traces, layout, height=120 + _ROW_HEIGHT * (len(names) + 1)
     )
 
 
 def _count_epochs(evaluations: Sequence[Evaluation]) -> dict[int, int]:
-    """Return how many epochs each evaluation has been trained for with all from whom it comes."""
+    """Return the number of epochs that each evaluation and its ancestors were trained for, by trial."""
     epochs: dict[int, int] = {}
-    for one in evaluations:  # who inherits has a higher number
-        before = 0 if one.inherits is None else epochs.get(one.inherits, 0)
-        epochs[one.trial] = before + len(one.curve)
+    for evaluation in evaluations:  # A parent has a lower trial number than its child.
+        before = 0 if evaluation.inherits is None else epochs.get(evaluation.inherits, 0)
+        epochs[evaluation.trial] = before + len(evaluation.curve)
     return epochs

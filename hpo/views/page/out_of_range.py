@@ -1,4 +1,4 @@
-"""How a figure shows losses beyond its scale: as triangles at its upper edge, and with a text that counts them."""
+"""Show losses above the scale of a figure as triangles at its upper edge, and count them in a sentence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hpo.text_format import format_count, format_number
 from hpo.views.loss_scale import LossScale
 from hpo.views.page.axes import compute_linear_ticks, make_axis, round_number
 
-EDGE_POSITION = 1.08  # where the triangles are, if 0 is the lowest loss and 1 the highest that is not beyond the scale
+EDGE_POSITION = 1.08  # position of the triangles; the scale is from 0 to 1
 TRIANGLE_SYMBOL = "triangle-up"
 TRIANGLE_SIZE = 9
 SEPARATOR_POSITION = 1.04
@@ -18,7 +18,7 @@ _AXIS_END, _AXIS_START = 1.12, -0.06
 
 
 def make_loss_layout(losses: Iterable[float], scale: LossScale) -> dict[str, Any]:
-    """Return the axis for losses and, where some are beyond the scale, a line that keeps them apart from all others."""
+    """Return the axis for losses, with a line between the scale and the out-of-range losses if there are any."""
     if not any(map(scale.is_out_of_range, losses)):
         return {"yaxis": make_axis("loss", [scale.lowest, scale.highest], log=scale.is_logarithmic)}
     return {
@@ -28,24 +28,24 @@ def make_loss_layout(losses: Iterable[float], scale: LossScale) -> dict[str, Any
 
 
 def make_cut_axis(title: str, scale: LossScale) -> dict[str, Any]:
-    """Return an axis with room at its end for what is beyond the scale."""
+    """Return an axis with space at its end for out-of-range values."""
     made = make_axis(title, [scale.lowest, scale.highest], log=scale.is_logarithmic)
-    ends = [scale.compute_loss(share) for share in (_AXIS_START, _AXIS_END)]
+    ends = [scale.compute_loss(fraction) for fraction in (_AXIS_START, _AXIS_END)]
     if scale.is_logarithmic:
         return made | {"range": [math.log10(end) for end in ends]}
-    ticks = compute_linear_ticks(scale.lowest, scale.highest)  # plotly's own ticks would go on to the edge
+    ticks = compute_linear_ticks(scale.lowest, scale.highest)  # Plotly's own ticks would extend to the edge.
     return made | {"tickvals": ticks, "ticktext": [f"{tick:.8g}" for tick in ticks], "range": ends}
 
 
 def make_separator(along: str, at: float) -> dict[str, Any]:
-    """Return a dotted line at a place on the axis x or y, which keeps what is at the edge apart from all others."""
+    """Return a dotted line at position `at` of axis "x" or "y", between the scale and out-of-range values."""
     across = "y" if along == "x" else "x"
     ends = {f"{across}ref": "paper", f"{across}0": 0, f"{across}1": 1, f"{along}0": at, f"{along}1": at}
     return {"type": "line", **ends, "line": {"color": "--muted", "width": 1, "dash": "dot"}, "layer": "below"}
 
 
 def compute_loss_heights(losses: Iterable[float], scale: LossScale) -> list[float]:
-    """Return the heights on an axis at which losses are drawn, with as many digits as tell them apart there."""
+    """Return the positions of losses on an axis, with enough digits to distinguish them."""
     largest, length = max(abs(scale.lowest), abs(scale.highest)), scale.highest / 2 - scale.lowest / 2
     more = math.floor(math.log10(largest / length / 2)) if length and largest > 2 * length else 0
     return [
@@ -55,7 +55,7 @@ def compute_loss_heights(losses: Iterable[float], scale: LossScale) -> list[floa
 
 
 def make_loss_markers(losses: Sequence[float], scale: LossScale, marker: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the heights of points at losses, and their marker, which is a triangle for those at the edge."""
+    """Return the heights of points and their marker, with triangles for out-of-range losses."""
     made = dict(marker)
     triangles = [scale.is_out_of_range(loss) for loss in losses]
     if any(triangles):
@@ -65,22 +65,22 @@ def make_loss_markers(losses: Sequence[float], scale: LossScale, marker: Mapping
             _find_triangle_symbol(own) if triangle else own for triangle, own in zip(triangles, symbols, strict=True)
         ]
         made["size"] = [TRIANGLE_SIZE if triangle else size for triangle in triangles]
-        made |= {"opacity": 1, "line": {"width": 0}}  # plotly draws points of different sizes as bubbles otherwise
+        made |= {"opacity": 1, "line": {"width": 0}}  # Plotly would draw points of different sizes as bubbles.
     return {"y": compute_loss_heights(losses, scale), "marker": made}
 
 
 def _find_triangle_symbol(symbol: str) -> str:
-    """Return the triangle in the place of a symbol: open where the symbol is open."""
+    """Return the triangle that replaces a symbol: open if the symbol is open."""
     return f"{TRIANGLE_SYMBOL}-open" if "-open" in symbol else TRIANGLE_SYMBOL
 
 
 def format_high_loss(loss: float, scale: LossScale, more: str = "") -> str:
-    """Return a label's line with a loss that is beyond the scale; empty for others, whose height shows it."""
+    """Return a label's line with an out-of-range loss; empty for other losses, whose height shows them."""
     return f"<br>loss {format_number(loss)}{more}" if scale.is_out_of_range(loss) else ""
 
 
 def describe_out_of_range(losses: Iterable[float], scale: LossScale, noun: str = "evaluation") -> str:
-    """Return a sentence on how many losses are beyond the scale, one per `noun`; empty where none is."""
+    """Return a sentence on how many losses are out of range, one per `noun`; empty without any."""
     far = [loss for loss in losses if scale.is_out_of_range(loss)]
     if not far:
         return ""

@@ -8,11 +8,11 @@
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).text();
   };
 
-  // Colours stand in the style sheet alone: a text that begins with -- is the name of one.
+  // Only the style sheet defines colours. A text that begins with -- is the name of a colour.
   const coloured = (item, style) => {
     if (typeof item === "string") return item.startsWith("--") ? style.getPropertyValue(item).trim() : item;
     if (Array.isArray(item)) {
-      return item.some((one) => typeof one === "string" || typeof one === "object") ? item.map((one) => coloured(one, style)) : item;
+      return item.some((entry) => typeof entry === "string" || typeof entry === "object") ? item.map((entry) => coloured(entry, style)) : item;
     }
     if (item === null || typeof item !== "object") return item;
     return Object.fromEntries(Object.entries(item).map(([name, value]) =>
@@ -25,7 +25,7 @@
     const line = {gridcolor: style.getPropertyValue("--grid"), linecolor: style.getPropertyValue("--grid"), automargin: true};
     const layout = coloured(figure.layout, style);
     drawn.add(div);
-    // Without the bar of buttons: it would cover titles and legends, and one button sends the figure to a server.
+    // The bar of buttons is off: it would cover titles and legends, and one of its buttons sends the figure to a server.
     return Plotly.react(div, coloured(figure.data, style), {
       margin: {l: 55, r: 10, t: 10, b: 45},
       paper_bgcolor: "rgba(0,0,0,0)",
@@ -40,13 +40,13 @@
     }, {responsive: true, displayModeBar: false});
   };
 
-  // A figure is drawn when it is about to be seen: a long report opens as fast as a short one.
+  // A figure is drawn shortly before it becomes visible, so that a long report opens as fast as a short one.
   const watch = () => {
     const seen = new IntersectionObserver((entries) => {
       for (const {isIntersecting, target} of entries) {
         if (!isIntersecting) continue;
         seen.unobserve(target);
-        // Plotly puts the legend of a figure that has grown where its rows of before had room: over the curves.
+        // When a figure grows, Plotly does not move the legend to its new rows, so it would cover the curves.
         draw(target).then(() => target.on("plotly_relayout", ({autosize}) => { if (autosize) Plotly.redraw(target); }));
       }
     }, {rootMargin: "400px"});
@@ -59,7 +59,7 @@
   };
 
   const compare = (a, b) => {
-    if (a === null || b === null) return (a === null) - (b === null);  // what is missing comes last, whichever way
+    if (a === null || b === null) return (a === null) - (b === null);  // Missing values come last in both directions.
     return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
   };
 
@@ -85,7 +85,7 @@
 
   for (const button of document.querySelectorAll(".copy")) {
     button.addEventListener("click", async () => {
-      const area = document.createElement("textarea");  // navigator.clipboard is closed to files
+      const area = document.createElement("textarea");  // navigator.clipboard is not available for pages opened from files.
       area.value = button.dataset.copy;
       document.body.append(area);
       area.select();

@@ -1,4 +1,4 @@
-"""Figures of the work: what each worker did when, and what islands sent each other."""
+"""Draw what each worker did over time, and the exchange between islands."""
 
 from __future__ import annotations
 
@@ -15,32 +15,44 @@ from hpo.views.page.axes import make_axis
 from hpo.views.page.figure import STATE_MARKERS, Figure, Trace, find_island_colour, join_lines
 from hpo.views.working_time import WorkingTime, compute_end
 
-_MIN_HEIGHT = 220  # holds five rows of the legend, in a narrow window: Plotly never makes axes lower than 64 for it
+_MIN_HEIGHT = 220  # pixels; has space for a legend of five rows, because Plotly keeps at least 64 pixels for the axes
 
 
 def draw_timeline(evaluations: Sequence[Evaluation], workers: int, now: float | None) -> Figure | None:
-    """Draw what each worker did when; running evaluations end at `now`, which is None if the run does not go on."""
-    own = [one for one in evaluations if not one.imported_from and math.isfinite(one.started)]
+    """Draw the evaluations of each worker over time; None without any.
+
+    Args:
+        evaluations: Evaluations of the search and its confirmation.
+        workers: Number of workers in the layout.
+        now: End of running evaluations, in seconds since the epoch; None if the run is not active.
+    """
+    own = [
+        evaluation for evaluation in evaluations if not evaluation.imported_from and math.isfinite(evaluation.started)
+    ]
     if not own:
         return None
-    zone = _compute_utc_offset(own[0].started)
+    utc_offset = _compute_utc_offset(own[0].started)
     traces: list[Trace] = []
     for state, colour, _ in STATE_MARKERS:
-        group = [one for one in own if one.state == state]
+        group = [evaluation for evaluation in own if evaluation.state == state]
         if not group:
             continue
-        spans = [(one.started + zone, compute_end(one, now) + zone) for one in group]
-        x, y = join_lines(([1000 * a, 1000 * b], [one.worker] * 2) for one, (a, b) in zip(group, spans, strict=True))
+        spans = [(evaluation.started + utc_offset, compute_end(evaluation, now) + utc_offset) for evaluation in group]
+        x, y = join_lines(
+            ([1000 * a, 1000 * b], [evaluation.worker] * 2) for evaluation, (a, b) in zip(group, spans, strict=True)
+        )
         x = [None if item is None else round(item) for item in x]
-        texts = [text for one in group for text in [_format_label(one)] * 2 + [None]]
+        texts = [text for evaluation in group for text in [_format_label(evaluation)] * 2 + [None]]
         line = {"color": "--good" if state == "complete" else colour, "width": 11}
         traces.append({"x": x, "y": y, "text": texts, "name": state, "mode": "lines", "line": line})
         traces[-1]["hovertemplate"] = "%{text}<extra></extra>"
-    traces += _draw_helpers(own, zone, now)
-    there = {one.worker for one in own}.union(*(team["workers"] for one in own for team in one.worker_groups))
-    lanes = max(workers, 1 + max(there))
+    traces += _draw_helpers(own, utc_offset, now)
+    seen_workers = {evaluation.worker for evaluation in own}.union(
+        *(group["workers"] for evaluation in own for group in evaluation.worker_groups)
+    )
+    lanes = max(workers, 1 + max(seen_workers))
     layout = {
-        "xaxis": {"type": "date", "rangebreaks": _find_pauses(WorkingTime(own, now), zone)},
+        "xaxis": {"type": "date", "rangebreaks": _find_pauses(WorkingTime(own, now), utc_offset)},
         "yaxis": {
             "title": {"text": "worker"},
             "range": [lanes - 0.4, -0.6],
@@ -50,26 +62,36 @@ def draw_timeline(evaluations: Sequence[Evaluation], workers: int, now: float | 
         },
         "hovermode": "closest",
     }
-    about = "A bar is an evaluation, a thin one a worker that helps another; a gap is a worker that waits."
-    about += " Pauses between sessions are left out."
-    return Figure("timeline", "Timeline", about, traces, layout, height=max(_MIN_HEIGHT, 110 + 18 * min(lanes, 64)))
+    description = (
+        "A bar is an evaluation, a thin bar is a worker that helps another one, and a gap is a waiting worker."
+    )
+    description += " Pauses between sessions are not shown."
+    return Figure(
+        "timeline", "Timeline", description, traces, layout, height=max(_MIN_HEIGHT, 110 + 18 * min(lanes, 64))
+    )
 
 
-def _draw_helpers(evaluations: Sequence[Evaluation], zone: float, now: float | None) -> list[Trace]:
-    """Draw who helped others with their evaluations, with thin bars; nothing where nobody did."""
-    parts = [(one, part) for one in evaluations for part in find_help_periods(one, compute_end(one, now))]
+def _draw_helpers(evaluations: Sequence[Evaluation], utc_offset: float, now: float | None) -> list[Trace]:
+    """Draw thin bars for workers that helped with the evaluations of others; empty without any."""
+    parts = [
+        (evaluation, part)
+        for evaluation in evaluations
+        for part in find_help_periods(evaluation, compute_end(evaluation, now))
+    ]
     if not parts:
         return []
-    x, y = join_lines(([1000 * (p.start + zone), 1000 * (p.stop + zone)], [p.worker] * 2) for _, p in parts)
-    about = [
-        f"helps worker {one.worker} with trial {one.label}, after {format_count(p.from_step, 'epoch')}"
-        for one, p in parts
+    x, y = join_lines(
+        ([1000 * (part.start + utc_offset), 1000 * (part.stop + utc_offset)], [part.worker] * 2) for _, part in parts
+    )
+    labels = [
+        f"helps worker {evaluation.worker} with trial {evaluation.label}, after {format_count(part.from_step, 'epoch')}"
+        for evaluation, part in parts
     ]
     return [
         {
             "x": [None if item is None else round(item) for item in x],
             "y": y,
-            "text": [text for one in about for text in (one, one, None)],
+            "text": [text for label in labels for text in (label, label, None)],
             "name": "helping",
             "mode": "lines",
             "line": {"color": "--island-2", "width": 5},
@@ -85,34 +107,38 @@ def _format_label(evaluation: Evaluation) -> str:
 
 
 def _compute_utc_offset(at: float) -> float:
-    """Return the seconds that local time was ahead of UTC: plotly shows dates as they are given."""
+    """Return the offset of local time from UTC in seconds, because plotly shows dates without a time zone."""
     offset = datetime.fromtimestamp(at).astimezone().utcoffset()
     return offset.total_seconds() if offset else 0.0
 
 
-def _find_pauses(time: WorkingTime, zone: float) -> list[dict[str, Any]]:
-    """Return the times in which no worker did anything, if they are longer than an idle worker explains."""
+def _find_pauses(time: WorkingTime, utc_offset: float) -> list[dict[str, Any]]:
+    """Return periods without any evaluation that are too long for idle workers to explain."""
     longest = max(60.0, (time.spans[-1][1] - time.spans[0][0]) / 50)
     between = [(end, start) for (_, end), (start, _) in pairwise(time.spans) if start - end > longest]
-    return [{"bounds": [round(1000 * (at + zone)) for at in (end + 1, start - 1)]} for end, start in between]
+    return [{"bounds": [round(1000 * (at + utc_offset)) for at in (end + 1, start - 1)]} for end, start in between]
 
 
 def draw_immigrants(evaluations: Sequence[Evaluation]) -> Figure | None:
-    """Draw how many individuals of other islands lived on each island; None where there never were any."""
-    began = [one for one in evaluations if not one.imported_from and one.propagator and math.isfinite(one.started)]
-    if not any(one.immigrants for one in began):
+    """Draw the number of immigrants on each island; None if there never were any."""
+    began = [
+        evaluation
+        for evaluation in evaluations
+        if not evaluation.imported_from and evaluation.propagator and math.isfinite(evaluation.started)
+    ]
+    if not any(evaluation.immigrants for evaluation in began):
         return None
     traces: list[Trace] = []
-    for island in sorted({one.island for one in began}):
-        group = [one for one in began if one.island == island]
+    for island in sorted({evaluation.island for evaluation in began}):
+        group = [evaluation for evaluation in began if evaluation.island == island]
         line = {"color": find_island_colour(island), "shape": "hv", "width": 2}
-        counts = [sum(one.immigrants.values()) for one in group]
-        trials = [one.trial for one in group]
+        counts = [sum(evaluation.immigrants.values()) for evaluation in group]
+        trials = [evaluation.trial for evaluation in group]
         traces.append({"x": trials, "y": counts, "name": f"island {island}", "mode": "lines", "line": line})
     highest = [max(trace["y"]) for trace in traces]
     layout = {
         "xaxis": make_axis("trial"),
         "yaxis": {**make_axis("immigrants", highest, whole=True), "rangemode": "tozero"},
     }
-    about = "How many individuals that other islands bred lived on an island when it began an evaluation."
-    return Figure("immigrants", "Exchange between islands", about, traces, layout, height=300)
+    description = "The number of individuals from other islands on an island when it began an evaluation."
+    return Figure("immigrants", "Exchange between islands", description, traces, layout, height=300)
