@@ -200,8 +200,8 @@ def test_two_runs_side_by_side_do_not_disturb_each_other(mpi: Mpi, tmp_path: Pat
 
 _UNPICKLED = "'TextIOWrapper' instances" if sys.version_info >= (3, 13) else "'_io.TextIOWrapper' object"
 OPENED = (
-    f"what prepare returned cannot be copied for each evaluation (TypeError: cannot pickle {_UNPICKLED}): "
-    "return arrays, tensors and plain values, and open files in the objective"
+    f"prepare must return data that can be copied for each evaluation, got TypeError: cannot pickle {_UNPICKLED}. "
+    "Return arrays, tensors and plain values, and open files in the objective"
 )
 
 
