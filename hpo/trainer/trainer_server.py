@@ -154,7 +154,8 @@ class TrainerServer:
         except Exception as error:
             text = (
                 "prepare must return data that can be copied for each evaluation, got "
-                f"{type(error).__name__}: {error}. Return arrays, tensors and plain values, and open files in the objective"
+                f"{type(error).__name__}: {error}. "
+                "Return arrays, tensors and plain values, and open files in the objective"
             )
             self._channel.send("prepared", mistake=text)
         else:
