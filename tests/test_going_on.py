@@ -301,7 +301,7 @@ def test_invalid_save_checkpoint_fails_with_its_line(mpi: Mpi, folder: Path) -> 
         "function of an object": r"TypeError: .* got the Linear itself: save its state_dict\(\) at \['network'\]",
         "failing function": r"rank 1, saving.py:\d+: ValueError: injected: gathering",
         "one function": r"not all ranks saved a function, .*: rank 0 did not at saving.py:\d+, rank 1 did at .*",
-        "late": r"RuntimeError: worker.checkpoint is asked for before the first loss, to go on from",
+        "late": r"RuntimeError: worker.checkpoint must be read before the first loss",
         "none": "",
     }
     enqueue(folder, *((number + 0.5) / 10 for number in range(len(ways))))

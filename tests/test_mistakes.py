@@ -67,8 +67,8 @@ def test_objective_that_changes_its_arguments_is_isolated(
 def test_mistake_failure_names_line_and_remedy(mpi: Mpi, tmp_path: Path) -> None:
     computes = r"\w+Error: .* \(worker\.device is where this rank computes: .*\)"
     reasons = {
-        "tuple": f"{match_line('yield wrong')}: TypeError: metrics are a dict of numbers by name, not 0\\.9: .*",
-        "text": f"{match_line('yield wrong')}: TypeError: metric 'note' must be a number, not 'good'",
+        "tuple": f"{match_line('yield wrong')}: TypeError: metrics must be a dict of numbers by name, got 0\\.9\\. .*",
+        "text": f"{match_line('yield wrong')}: TypeError: metric 'note' must be a number, got 'good'",
         "model": rf"{match_line('offer_weights(model)')}: TypeError: .* offer model\.state_dict\(\)",
         "sharded": f"{match_line('offer_weights(model.state_dict())')}: TypeError: "
         ".* is sharded: offer, on all ranks, get_model_.*",

@@ -24,7 +24,7 @@ def test_it_has_the_layers_that_were_asked_for(shape: tuple[int, int, int], conv
 
 
 def test_what_it_cannot_be_is_said() -> None:
-    with pytest.raises(ValueError, match="relu, sigmoid, tanh, not 'gelu'"):
+    with pytest.raises(ValueError, match="relu, sigmoid, tanh, got 'gelu'"):
         Net((1, 8, 8), 10, conv_layers=2, activation="gelu")
-    with pytest.raises(ValueError, match="at least 1, not 0"):
+    with pytest.raises(ValueError, match="at least 1, got 0"):
         Net((1, 8, 8), 10, conv_layers=0, activation="relu")

@@ -31,7 +31,7 @@ REASONS = {
     "interrupt": "KeyboardInterrupt: injected: interrupt",
     "nan": "ValueError: the validation loss is nan",
     "inf": "ValueError: the validation loss is inf",
-    "text": "TypeError: an objective yields its validation loss, a number, not 'low'",
+    "text": "TypeError: an objective must yield its validation loss, a number, got 'low'",
     "nothing": "ValueError: the objective yielded no loss",
     "backward": "ValueError: injected: in the backward pass",
     "keep@training": "ValueError: injected: with the model kept",

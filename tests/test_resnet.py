@@ -52,5 +52,5 @@ def test_it_learns_small_images() -> None:
 
 @pytest.mark.parametrize(("shape", "classes"), [((0, 8, 8), 10), ((1, 8, 8), 0)])
 def test_what_it_cannot_be_is_said(shape: tuple[int, int, int], classes: int) -> None:
-    with pytest.raises(ValueError, match=r"images of shape \(., 8, 8\) in \d+ classes: each size must be at least 1"):
+    with pytest.raises(ValueError, match=r"image_shape and classes must be at least 1, got \(., 8, 8\) and \d+"):
         resnet18(shape, classes)

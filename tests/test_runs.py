@@ -200,8 +200,8 @@ def test_runs_at_the_same_time_have_separate_directories(mpi: Mpi, tmp_path: Pat
 
 _UNPICKLED = "'TextIOWrapper' instances" if sys.version_info >= (3, 13) else "'_io.TextIOWrapper' object"
 OPENED = (
-    f"what prepare returned cannot be copied for each evaluation (TypeError: cannot pickle {_UNPICKLED}): "
-    "return arrays, tensors and plain values, and open files in the objective"
+    f"prepare must return data that can be copied for each evaluation, got TypeError: cannot pickle {_UNPICKLED}. "
+    "Return arrays, tensors and plain values, and open files in the objective"
 )
 
 

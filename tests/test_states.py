@@ -433,7 +433,7 @@ def test_snapshot_buffer_restores_until_next_loss(tmp_path: Path) -> None:
     )
     copy_after_loss(buffer, is_best=False)
     assert buffer.load_checkpoint(has_loss=True) == (None, 0)
-    with pytest.raises(RuntimeError, match=r"worker\.parent_checkpoint is asked for before the first loss"):
+    with pytest.raises(RuntimeError, match=r"worker\.parent_checkpoint must be read before the first loss"):
         buffer.load_parent_checkpoint(has_loss=True)
-    with pytest.raises(RuntimeError, match=r"worker\.checkpoint is asked for before the first loss"):
+    with pytest.raises(RuntimeError, match=r"worker\.checkpoint must be read before the first loss"):
         SnapshotBuffer(PARAMS, True, state, None).load_checkpoint(has_loss=True)

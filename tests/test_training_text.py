@@ -133,10 +133,10 @@ def test_the_first_samples_of_the_same_shuffle_are_taken(text: TextDataset) -> N
     np.testing.assert_array_equal(part.train, text.train[:50])
     np.testing.assert_array_equal(part.validation, text.validation[:7])
     many = len(text.train) + 1
-    message = rf"train_samples={many}: the text has {many - 1} such samples of 64 characters; 0 takes all of them"
+    message = rf"train_samples must be at most {many - 1}, .* of 64 characters, or 0 for all of them, got {many}"
     with pytest.raises(ValueError, match=message):
         load_text(CONTEXT, train_samples=many)
-    with pytest.raises(ValueError, match="validation_samples=-1: the text has"):
+    with pytest.raises(ValueError, match=r"validation_samples must be at most .*, got -1"):
         load_text(CONTEXT, validation_samples=-1)
 
 
@@ -159,18 +159,18 @@ def test_what_is_encoded_is_decoded_or_is_one_symbol_for_all_that_is_rare(
 
 
 def test_what_is_no_symbol_is_said(text: TextDataset) -> None:
-    with pytest.raises(ValueError, match="symbols go from 0 to 96, and these from 3 to 97"):
+    with pytest.raises(ValueError, match="symbols must be from 0 to 96, got 3 to 97"):
         text.decode([3, 97])
 
 
 @pytest.mark.parametrize("context", [0, -3])
 def test_a_context_of_nothing_is_refused(context: int) -> None:
-    with pytest.raises(ValueError, match=f"context must be at least 1, not {context}"):
+    with pytest.raises(ValueError, match=f"context must be at least 1, got {context}"):
         load_text(context)
 
 
 def test_a_context_longer_than_the_text_is_told_how_long_that_is() -> None:
-    with pytest.raises(ValueError, match=r"context=90000000: the training part of the text has \d{7} characters"):
+    with pytest.raises(ValueError, match=r"context must be less than \d{7}, .* of the training part, got 90000000"):
         load_text(90_000_000)
 
 
@@ -179,7 +179,7 @@ def test_a_library_without_source_is_named(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "stripped").mkdir()
     (tmp_path / "stripped" / "os.pyc").write_bytes(b"")
     use_library(monkeypatch, tmp_path / name)
-    with pytest.raises(FileNotFoundError, match=rf"no text to learn from: {tmp_path}/{name} holds no \*.py"):
+    with pytest.raises(FileNotFoundError, match=rf"{tmp_path}/{name} must hold the \*.py files"):
         load_test_text(CONTEXT)
 
 

@@ -141,12 +141,12 @@ def test_what_it_writes_follows_from_the_seed_and_temperature_makes_it_bolder(te
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"depth": 0}, "depth must be at least 1, not 0"),
-        ({"heads": 0}, "heads must be at least 1, not 0"),
-        ({"context": -1}, "context must be at least 1, not -1"),
-        ({"heads": 5}, "heads must divide width, which is 32: 5 does not"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, not 1.0"),
-        ({"dropout": float("nan")}, "dropout must be at least 0 and less than 1, not nan"),
+        ({"depth": 0}, "depth must be at least 1, got 0"),
+        ({"heads": 0}, "heads must be at least 1, got 0"),
+        ({"context": -1}, "context must be at least 1, got -1"),
+        ({"heads": 5}, "heads must divide width, which is 32, got 5"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and less than 1, got 1.0"),
+        ({"dropout": float("nan")}, "dropout must be at least 0 and less than 1, got nan"),
     ],
 )
 def test_what_it_cannot_be_is_said(changes: dict[str, int], message: str) -> None:
@@ -155,10 +155,10 @@ def test_what_it_cannot_be_is_said(changes: dict[str, int], message: str) -> Non
 
 
 def test_what_it_cannot_read_or_write_is_said(text: TextDataset) -> None:
-    with pytest.raises(ValueError, match="the network reads 32 symbols, and was given 33"):
+    with pytest.raises(ValueError, match="the number of symbols must be at most 32, got 33"):
         small()(torch.zeros(1, 33, dtype=torch.int64))
     for temperature in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"temperature must be a number above 0, not {temperature}"):
+        with pytest.raises(ValueError, match=f"temperature must be a finite number greater than 0, got {temperature}"):
             generate(small(), text, "", 1, temperature)
-    with pytest.raises(ValueError, match="length must be at least 0, not -1"):
+    with pytest.raises(ValueError, match="length must be at least 0, got -1"):
         generate(small(), text, "", -1)

@@ -250,8 +250,8 @@ def test_winner_test_needs_weights_with_the_same_settings(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        ({"loss": float("nan")}, "the test metric 'loss' must be a finite number, not nan"),
-        (({}, [3]), "test returns metrics, and a list of hpo.Prediction and hpo.TextSample: 3 is neither"),
+        ({"loss": float("nan")}, "the test metric 'loss' must be a finite number, got nan"),
+        (({}, [3]), "test must return metrics and a list of hpo.Prediction and hpo.TextSample, got 3"),
         ("fine", "dictionary update sequence"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Checking a search space: one individual, evaluated shortly on all ranks, again, and on one; and what is wrong."""
+"""`hpo check`: evaluate one individual briefly on all ranks, again, and on one rank, and report problems."""

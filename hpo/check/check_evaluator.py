@@ -1,4 +1,4 @@
-"""The bench on which one individual is evaluated several times, as a run evaluates it, and looked at."""
+"""The evaluator of a check: it evaluates one individual several times, as a run does, and traces the training."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ MAX_LOSSES = 3
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """An evaluation on some ranks: the record's entry, what each rank has `seen`, and whether weights were `offered`.
-
-    `is_fine` says that only torch's check of collectives failed it, which is stricter than collectives are. `rejected`
-    is why it could not continue from the state that it was given; empty if it could, or was given none.
-    """
+    """The outcome of one evaluation of a check."""
 
     evaluation: Evaluation
+    """The entry in the record."""
     traces: list[Trace]
+    """The trace of each rank."""
     has_offered_weights: bool
+    """Whether the objective has offered weights."""
     is_false_alarm: bool = False
+    """Whether only torch's check of collectives has failed it, which rejects some correct collectives."""
     rejection: str = ""
+    """The reason why it could not resume from its checkpoint; empty if it could, or had none."""
 
     @property
     def ranks(self) -> int:
@@ -58,29 +59,29 @@ class CheckOutcome:
 
     @property
     def failure(self) -> str:
-        """Why it failed; empty if it did not."""
+        """The reason of a failure; empty if it succeeded."""
         return self.evaluation.failure or ""
 
     @property
     def losses(self) -> list[float]:
-        """The losses, in their order."""
+        """The losses in their order."""
         return list(self.evaluation.curve.values())
 
 
 @dataclass(frozen=True)
 class WeightsTest:
-    """What a run would hand over: the names of the weights that were kept, None without any, and how `test` ended.
-
-    `failure` is why `test` failed, empty if it did not; `seconds` is how long it took, None if it was not called.
-    """
+    """The result of a call of `test` with the weights that a run would keep."""
 
     weight_names: list[str] | None = None
+    """The names of the kept weights; None without weights."""
     failure: str = ""
+    """The reason why `test` failed; empty if it succeeded."""
     seconds: float | None = None
+    """The duration of `test`; None if it was not called or failed."""
 
 
 class _FirstLossCheckpointer(Checkpointer):
-    """Keeps the state of an evaluation's first loss, also when the evaluation has ended."""
+    """Keeps the checkpoint of an evaluation's first loss, also after the evaluation."""
 
     def __init__(self, states: CheckpointStore) -> None:
         super().__init__(states, every=0.0)
@@ -88,21 +89,21 @@ class _FirstLossCheckpointer(Checkpointer):
         self._is_first = True
 
     def is_copy_due(self) -> bool:
-        """Tell whether this is the first loss with a state."""
+        """Return whether this is the first loss with a checkpoint."""
         is_first, self._is_first = self._is_first, False
         return is_first
 
     def reject_checkpoint(self, assignment: Assignment, reason: str) -> None:
-        """Remember why an evaluation cannot continue, and let it begin again."""
+        """Record why an evaluation cannot resume, and discard the checkpoint, so that it begins again."""
         self.rejection = reason
         super().discard_checkpoint(assignment)
 
     def discard_checkpoint(self, assignment: Assignment) -> None:
-        """Keep the state of an evaluation that has ended."""
+        """Keep the checkpoint of an evaluation that has ended."""
 
 
 class _ShortLeader(Leader):
-    """A leader that ends each evaluation after some losses; all else is as in a run."""
+    """A leader that ends each evaluation after some losses."""
 
     def __init__(
         self, recorder: StudyClient, slot: TrainerSlot, keeper: WeightsSaver | None, saver: _FirstLossCheckpointer
@@ -112,7 +113,7 @@ class _ShortLeader(Leader):
         self.has_offered = False
 
     def decide(self, attempt: Attempt, verdict: Verdict, printed: str) -> Verdict:
-        """Record what all ranks have reported of a step, as a leader does; the last loss that is wanted is the end."""
+        """Decide about a step as a leader does, and end the evaluation at its last loss."""
         self.has_offered |= attempt.offers_weights
         decided = super().decide(attempt, verdict, printed)
         is_last = decided.loss is not None and len(attempt.losses) + 1 >= MAX_LOSSES
@@ -123,7 +124,7 @@ class _ShortLeader(Leader):
 class CheckEvaluator:
     """Evaluates one individual on a worker, whose leader is the job's first rank.
 
-    Only that rank has `params`, the hyperparameters; in `folder`, weights that are offered are kept once.
+    Only that rank has the hyperparameters `params`. Files of the evaluations are written to `folder`.
     """
 
     ready: RankState
@@ -132,7 +133,7 @@ class CheckEvaluator:
     params: Mapping[str, Any] | None
     _record: Record | None = field(default=None, init=False)
     file_snapshots: list[FileSnapshot] = field(default_factory=list, init=False)
-    """The files below the working directory, before the first evaluation and after each, on the first rank."""
+    """The files below the working directory before the first evaluation and after each one, on the first rank."""
 
     def __post_init__(self) -> None:
         if self.params is not None:
@@ -145,10 +146,10 @@ class CheckEvaluator:
     def evaluate(
         self, group: RankGroup, keeps_weights: bool = False, previous: CheckOutcome | None = None
     ) -> CheckOutcome | None:
-        """Evaluate the individual on all ranks of a worker, and return the outcome on the job's first rank.
+        """Evaluate the individual, and return the outcome on the job's first rank. Collective: call on all ranks.
 
-        If it `keeps`, the weights that are offered are kept. The evaluation may continue from the state that the
-        evaluation `previous` has saved with its first loss. The worker is this rank's, as its watch knows it.
+        If `keeps_weights`, offered weights are kept. With `previous`, the evaluation resumes from the checkpoint of the
+        first loss of that evaluation. `group` must be the worker that this rank has joined with its watch.
         """
         leader, assignment = None, None
         if self._record is not None and self.params is not None:
@@ -158,52 +159,52 @@ class CheckEvaluator:
             leader = _ShortLeader(
                 recorder, slot, keeper, _FirstLossCheckpointer(CheckpointStore(self._run_dir.checkpoints))
             )
-            place = {"island": 0, "worker": 0, "generation": 0}
-            assignment = self._record.start_trial(self.params, problem.space.make_distributions(), place)
+            origin = {"island": 0, "worker": 0, "generation": 0}
+            assignment = self._record.start_trial(self.params, problem.space.make_distributions(), origin)
             if previous is not None:
                 assignment = replace(assignment, root=previous.evaluation.trial)
         program = Program.from_problem(self.ready.problem)
         states = self.folder / "checkpoints"
-        terms = EvaluationContext(
+        context = EvaluationContext(
             self.ready.user_frames, 0, self.folder / "trials", program=program, checkpoint_folder=states
         )
-        evaluator = Evaluator(terms, group, self.watch, leader, is_traced=True)
+        evaluator = Evaluator(context, group, self.watch, leader, is_traced=True)
         if leader is not None and program is not None and not self.file_snapshots:
             self.file_snapshots.append(take_file_snapshot(Path()))
         evaluator(None if leader is None else lambda: assignment)
         if leader is not None and program is not None:
             self.file_snapshots.append(take_file_snapshot(Path()))
-        seen = group.own_comm.gather(Trace.from_data(evaluator.trace))
-        if leader is None or self._record is None or seen is None:
+        traces = group.own_comm.gather(Trace.from_data(evaluator.trace))
+        if leader is None or self._record is None or traces is None:
             return None
         evaluation = self._record.read_evaluations()[-1]
-        mismatch = find_mismatch(evaluation.failure or "", seen)
+        mismatch = find_mismatch(evaluation.failure or "", traces)
         if mismatch is not None:
             evaluation = replace(evaluation, failure=mismatch.text)
-        is_fine = mismatch is not None and mismatch.is_false_alarm
-        return CheckOutcome(evaluation, seen, leader.has_offered, is_fine, leader.checkpointer.rejection)
+        is_false_alarm = mismatch is not None and mismatch.is_false_alarm
+        return CheckOutcome(evaluation, traces, leader.has_offered, is_false_alarm, leader.checkpointer.rejection)
 
     def _make_writer(self, record: Record) -> StudyWriter:
         """Return a writer of the record, in this thread."""
-        claims = Claims(record, self.ready.problem.space.make_distributions(), budget=0)  # nothing is claimed
+        claims = Claims(record, self.ready.problem.space.make_distributions(), budget=0)  # A check claims nothing.
         log, states = OutputLog(self._run_dir.get_log_path), CheckpointStore(self._run_dir.checkpoints)
         return StudyWriter(record, claims, log, states, weights=BestWeights(self._run_dir, record.objectives))
 
     def test_weights(self) -> WeightsTest:
-        """Hand the weights that were kept to `test`, if there is one, as a run does at its end; on the first rank.
+        """Call `test` with the kept weights, as a run does at its end; call it on the job's first rank.
 
-        The result of `test` is not shown: test data are for the winner of a search.
+        The metrics are not shown, since test data are for the winner of a search.
         """
         problem, path = self.ready.problem, self._run_dir.best_weights
-        about = read_weights_info(path)
-        if about is None:
+        info = read_weights_info(path)
+        if info is None:
             return WeightsTest()
         if not problem.file.has_test:
-            return WeightsTest(about.names)
+            return WeightsTest(info.names)
         began, failure, has_metrics = time.monotonic(), "", False
-        for part in run_test_in_trainer(self.ready.slot.fork_other, about.params, path):
+        for part in run_test_in_trainer(self.ready.slot.fork_other, info.params, path):
             has_metrics |= part["kind"] == "metrics"
             failure = part["text"] if part["kind"] == "failure" else failure
         if failure or not has_metrics:
-            return WeightsTest(about.names, failure or "it gave no metrics")
-        return WeightsTest(about.names, seconds=time.monotonic() - began)
+            return WeightsTest(info.names, failure or "it gave no metrics")
+        return WeightsTest(info.names, seconds=time.monotonic() - began)

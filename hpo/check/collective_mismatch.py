@@ -1,8 +1,7 @@
-"""Which collectives the ranks were in, if torch's check of collectives has failed an evaluation.
+"""Find the collectives of the ranks if torch's check of collectives has failed an evaluation.
 
-The check (`hpo.trainer.collective_check`) is stricter than collectives are: it compares shapes, though only the number
-of elements matters, and numbers of calls, which include each send and recv (torch 2.15), as between the stages of a
-pipeline.
+The check (`hpo.trainer.collective_check`) rejects some correct collectives. It compares shapes, though only the number
+of elements matters. It also counts each send and recv as a call (torch 2.15), as between the stages of a pipeline.
 """
 
 from __future__ import annotations
@@ -25,36 +24,38 @@ _COLLECTIVE_PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class CollectiveMismatch:
-    """An evaluation that torch's check has failed: a `text` for a user, and whether the collectives are right."""
+    """The collectives of the ranks in an evaluation that torch's check has failed."""
 
     text: str
+    """The message for a user."""
     is_false_alarm: bool
+    """Whether the collectives are correct."""
 
 
-def find_mismatch(failure: str, seen: Sequence[Trace]) -> CollectiveMismatch | None:
-    """Return what is known if torch's check of collectives has failed an evaluation; None if something else has.
+def find_mismatch(failure: str, traces: Sequence[Trace]) -> CollectiveMismatch | None:
+    """Return the mismatch if torch's check of collectives has failed an evaluation; None otherwise.
 
-    `failure` is what the record has of it, and `seen` what each rank has seen.
+    `failure` is the reason in the record, and `traces` has the trace of each rank.
     """
     if _MISMATCH not in failure:
         return None
-    called = [_find_collective(one.failures) for one in seen]
-    shown = ", ".join(
-        f"rank {rank} {collective}{f' at {seen[rank].place}' if seen[rank].place else ''}"
-        for rank, collective in enumerate(called)
+    collectives = [_find_collective(trace.failures) for trace in traces]
+    descriptions = ", ".join(
+        f"rank {rank} {collective}{f' at {traces[rank].place}' if traces[rank].place else ''}"
+        for rank, collective in enumerate(collectives)
         if collective
     )
-    essences = {_compute_signature(collective) for collective in called if collective}
-    return CollectiveMismatch(f"the ranks are in different collectives: {shown}", len(essences) == 1)
+    signatures = {_compute_signature(collective) for collective in collectives if collective}
+    return CollectiveMismatch(f"the ranks are in different collectives: {descriptions}", len(signatures) == 1)
 
 
 def _find_collective(messages: Sequence[str]) -> str:
-    """Return the collective that a rank was in, from the messages of its exceptions; empty if they do not say it."""
+    """Return a rank's collective according to the messages of its exceptions; an empty text if none names it."""
     for message in messages:
-        called = _COLLECTIVE_PATTERN.search(message) if _MISMATCH in message else None
-        if called is not None:
-            kind, shape, dtype = called.groups()
-            # Only a barrier takes no tensor.
+        match = _COLLECTIVE_PATTERN.search(message) if _MISMATCH in message else None
+        if match is not None:
+            kind, shape, dtype = match.groups()
+            # Only a barrier has no tensor.
             return f"{kind.lower()} of {dtype.lower()} {shape}" if shape and dtype else "barrier"
     return ""
 

@@ -1,4 +1,4 @@
-"""What a check finds: a point for each thing that was looked at."""
+"""The findings of a check about failures, losses, gradients, weights and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from hpo.check.training_comparison import compare_networks
 from hpo.problem import Problem
 from hpo.text_format import cut_text, format_count, format_duration
 
-_MAX_FAILURE_LENGTH = 400  # characters of a failure
+_MAX_FAILURE_LENGTH = 400  # Characters of a failure that are shown.
 
 
 def inspect_outcomes(
     problem: Problem, outcomes: Sequence[CheckOutcome], went_on: CheckOutcome | None, handed: WeightsTest
 ) -> list[Finding]:
-    """Return what was found in evaluations on all ranks, again on all ranks, and on 1 rank, as far as there are any.
+    """Return the findings about the evaluations of a check.
 
-    `went_on` is the one on all ranks that went on from the first loss of another.
+    `outcomes` are those on all ranks, again on all ranks, and on 1 rank; later ones may be missing. `went_on` is the
+    evaluation that resumed from the checkpoint of the second one, and `handed` the result of `test`.
     """
     points = [*_inspect_evaluations(outcomes), *_inspect_gradients(outcomes)]
     if problem.file.script is None:
@@ -31,7 +32,7 @@ def inspect_outcomes(
 
 
 def has_passed(points: Sequence[Finding]) -> bool:
-    """Tell whether nothing is wrong."""
+    """Return whether nothing is wrong."""
     return all(point.level != "wrong" for point in points)
 
 
@@ -76,16 +77,16 @@ def _inspect_failures(whole: CheckOutcome, alone: CheckOutcome | None) -> Iterat
 
 
 def _inspect_gradients(outcomes: Sequence[CheckOutcome]) -> Iterator[Finding]:
-    seen = next((one.traces[0] for one in outcomes if one.traces[0].shapes), None)
-    if seen is None:
-        if not any(one.failure for one in outcomes):
+    trace = next((outcome.traces[0] for outcome in outcomes if outcome.traces[0].shapes), None)
+    if trace is None:
+        if not any(outcome.failure for outcome in outcomes):
             yield Finding(
                 "look", "No optimizer of torch took a step", "Nothing is known of gradients, steps and weights"
             )
         return
     if outcomes[0].failure:
         return
-    missing = sorted({name for one in outcomes[0].traces for name in one.without_gradient})
+    missing = sorted({name for trace in outcomes[0].traces for name in trace.without_gradient})
     if missing:
         yield Finding(
             "look",

@@ -1,4 +1,4 @@
-"""What to do about a failure: the usual mistakes, by what an evaluation says of them."""
+"""Advice for failures of evaluations: the usual mistakes, by patterns of their messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _EPOCHS_ADVICE = (
     "was all_reduced"
 )
 
-# The first that is found in the failure or in the traceback is meant.
+# The first pattern that matches the failure or the traceback determines the advice.
 _ADVICE_BY_PATTERN = [
     (r"the ranks yielded different losses", _REDUCE_ADVICE),
     (r"do not yield equally many losses", _EPOCHS_ADVICE),
@@ -51,7 +51,7 @@ _ADVICE_BY_PATTERN = [
         "Yield the validation loss after each epoch; a function without any yield may return it",
     ),
     (
-        r"an objective yields its validation loss, a number, not None",
+        r"an objective must yield its validation loss, a number, got None",
         "Every rank has to yield the loss: where only one computes it, dist.broadcast it to the others",
     ),
     (
@@ -63,18 +63,18 @@ _ADVICE_BY_PATTERN = [
 
 
 def find_failure_advice(outcome: CheckOutcome) -> str:
-    """Return what to do about an evaluation that has failed; empty where that is not known."""
-    said = f"{outcome.failure}\n{outcome.evaluation.traceback}"
-    text = next((text for pattern, text in _ADVICE_BY_PATTERN if re.search(pattern, said)), "")
+    """Return the advice for a failed evaluation; an empty text if the failure is unknown."""
+    messages = f"{outcome.failure}\n{outcome.evaluation.traceback}"
+    text = next((text for pattern, text in _ADVICE_BY_PATTERN if re.search(pattern, messages)), "")
     return text.format(unused=_format_unused(outcome.traces))
 
 
-def _format_unused(seen: Sequence[Trace]) -> str:
-    names = sorted({name for one in seen for name in one.without_gradient})
+def _format_unused(traces: Sequence[Trace]) -> str:
+    names = sorted({name for trace in traces for name in trace.without_gradient})
     return f" ({format_name_list(names)})" if names else ""
 
 
 def format_name_list(names: Sequence[str]) -> str:
-    """Return names as text, the first of them where they are many."""
+    """Return names as text; of many, the first five and the number of others."""
     rest = len(names) - _MAX_NAMES
     return ", ".join(names[:_MAX_NAMES]) + (f" and {format_count(rest, 'more')}".removesuffix("s") if rest > 0 else "")

@@ -1,4 +1,4 @@
-"""The files below a folder at one time, by which a check sees what an evaluation has written."""
+"""Snapshots of the files below a folder, which show the files that an evaluation has written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ FileSnapshot = Mapping[str, tuple[int, int]]
 
 
 def take_file_snapshot(folder: Path) -> FileSnapshot:
-    """Return the size and the time of change of each file below a folder, by its relative path; of many, the first."""
-    found: dict[str, tuple[int, int]] = {}
+    """Return the size and the modification time of each file below a folder, by its relative path.
+
+    Only the first 20,000 files are read.
+    """
+    snapshot: dict[str, tuple[int, int]] = {}
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in _EXCLUDED_FOLDERS)
         for name in sorted(names):
@@ -23,7 +26,7 @@ def take_file_snapshot(folder: Path) -> FileSnapshot:
                 status = path.lstat()
             except OSError:
                 continue
-            found[str(path.relative_to(folder))] = status.st_size, status.st_mtime_ns
-            if len(found) == _MAX_FILES:
-                return found
-    return found
+            snapshot[str(path.relative_to(folder))] = status.st_size, status.st_mtime_ns
+            if len(snapshot) == _MAX_FILES:
+                return snapshot
+    return snapshot

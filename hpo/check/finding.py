@@ -1,4 +1,4 @@
-"""One point of a check: what was found, and what to do."""
+"""A finding of a check: a text and an advice."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Finding:
-    """One point: `state` is ok, look (for a person to judge) or wrong; `text` what was found, `advice` what to do."""
+    """One finding of a check."""
 
     level: Literal["ok", "look", "wrong"]
+    """"look" means that a person must decide whether it is a problem."""
     text: str
+    """The description of the finding."""
     advice: str = ""
+    """The remedy; empty if there is none."""

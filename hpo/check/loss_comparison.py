@@ -1,4 +1,4 @@
-"""Comparing evaluations of one individual: of the same ranks, of all ranks and one, and of the ranks of one."""
+"""Compare the losses of evaluations of one individual: repeated, resumed, and on all ranks and one rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hpo.text_format import format_count
 
 
 def compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
-    """Return whether the same seed had the same losses twice."""
+    """Return a finding about whether two evaluations with the same seed have the same losses."""
     text = f"The same seed on {format_count(first.ranks, 'rank')}"
     if first.traces[0].steps and not again.traces[0].steps:
         return Finding(
@@ -51,7 +51,7 @@ def compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
 
 
 def compare_continuation(whole: CheckOutcome, went_on: CheckOutcome) -> Finding:
-    """Return whether an evaluation that went on from its first loss had the losses of one that was not interrupted."""
+    """Return a finding about whether a resumed evaluation has the losses of an uninterrupted one."""
     if len(whole.losses) == 1:
         return Finding("look", "It saves its state with its only loss", "Two losses show whether it goes on: epochs=2")
     off = _compute_difference(whole.losses, went_on.losses)
@@ -69,9 +69,10 @@ def compare_continuation(whole: CheckOutcome, went_on: CheckOutcome) -> Finding:
 
 
 def compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield whether all ranks and 1 rank have the same losses, and if not, what is likely to be the cause.
+    """Yield a finding about whether all ranks and 1 rank have the same losses, and findings about likely causes.
 
-    Only what is not explained is wrong by itself, and causes that are mistakes on any number of ranks.
+    Different losses are "wrong" only without an explanation. A cause is "wrong" if it is a mistake on any number of
+    ranks.
     """
     ranks, off = format_count(whole.ranks, "rank"), _compute_difference(whole.losses, alone.losses)
     if len(whole.losses) != len(alone.losses):
@@ -92,7 +93,7 @@ def compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fi
 
 
 def _find_causes(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield why losses on all ranks may differ from those on one, the surest alone, or all that may be."""
+    """Yield why losses on all ranks may differ from those on one rank: a certain cause, or all possible ones."""
     ratios = [ours / theirs for ours, theirs in zip(whole.losses, alone.losses, strict=False) if theirs]
     layers = list(_find_rank_dependent_layers(whole.traces[0]))
     for factor in (whole.ranks, 1 / whole.ranks):
@@ -167,7 +168,7 @@ def _find_shared_norms(seen: Trace) -> Iterator[Finding]:
 
 
 def _compute_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the largest relative difference of losses of the same epoch."""
+    """Return the largest relative difference between losses of the same epoch."""
     pairs = list(zip(ours, theirs, strict=False))
     return max((abs(a - b) / max(abs(a), abs(b)) for a, b in pairs if a != b), default=0.0)
 

@@ -1,4 +1,4 @@
-"""The output of a check: a headline, a table of the evaluations, and the points."""
+"""The output of a check: a headline, a table of the evaluations, and the findings."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from hpo.check.finding import Finding
 from hpo.text_format import format_count, format_number, format_tenths, make_printable
 from hpo.views.table_format import format_table, make_table
 
-_LINE_WIDTH = 100  # of sentences
+_LINE_WIDTH = 100  # Findings are wrapped at this width, in characters.
 _MEBIBYTE = 1 << 20
 
 
-def print_headline(what: str, ranks: int) -> None:
-    """Print what is going to be evaluated, and on how many ranks."""
+def print_headline(description: str, ranks: int) -> None:
+    """Print the description of the evaluation and the number of ranks."""
     where = "once again, and on 1 rank" if ranks > 1 else "and once again"
-    print(make_printable(what))
+    print(make_printable(description))
     print(f"on {format_count(ranks, 'rank')}, {where}; {MAX_LOSSES} losses each at most\n", flush=True)
 
 
 def print_outcomes(outcomes: Sequence[CheckOutcome]) -> None:
     """Print a table with a row for each evaluation."""
-    columns = [("", [_name_outcome(outcomes, place) for place in range(len(outcomes))])]
+    columns = [("", [_name_outcome(outcomes, index) for index in range(len(outcomes))])]
     for epoch in range(max(len(outcome.losses) for outcome in outcomes)):
-        cells = [format_number(one.losses[epoch]) if epoch < len(one.losses) else "" for one in outcomes]
+        cells = [format_number(outcome.losses[epoch]) if epoch < len(outcome.losses) else "" for outcome in outcomes]
         columns.append((f"loss {epoch + 1}", cells))
     columns += [
         ("steps", [_format_steps(outcome) for outcome in outcomes]),
@@ -38,7 +38,7 @@ def print_outcomes(outcomes: Sequence[CheckOutcome]) -> None:
 
 
 def print_findings(points: Sequence[Finding]) -> None:
-    """Print what was found, and how many points are wrong."""
+    """Print the findings, and the number of wrong ones."""
     for point in points:
         lines = textwrap.wrap(make_printable(point.text), _LINE_WIDTH - 7)
         lines += textwrap.wrap(make_printable(point.advice), _LINE_WIDTH - 7)
@@ -53,13 +53,14 @@ def print_findings(points: Sequence[Finding]) -> None:
         print(f"\nNothing is wrong{', ' if look else ''}{look}", flush=True)
 
 
-def _name_outcome(outcomes: Sequence[CheckOutcome], place: int) -> str:
-    name = format_count(outcomes[place].ranks, "rank")
-    return f"{name}, again" if any(one.ranks == outcomes[place].ranks for one in outcomes[:place]) else name
+def _name_outcome(outcomes: Sequence[CheckOutcome], index: int) -> str:
+    ranks = outcomes[index].ranks
+    name = format_count(ranks, "rank")
+    return f"{name}, again" if any(outcome.ranks == ranks for outcome in outcomes[:index]) else name
 
 
 def _format_steps(outcome: CheckOutcome) -> str:
-    """Return the optimizer's steps for each loss, or their number where that does not vary."""
+    """Return the numbers of the optimizer's steps for the losses, or one number if all are equal."""
     until = outcome.traces[0].steps_at_losses
     steps = [after - before for before, after in zip([0, *until], until, strict=False)]
     if not steps:
@@ -68,4 +69,4 @@ def _format_steps(outcome: CheckOutcome) -> str:
 
 
 def _format_memory(outcome: CheckOutcome) -> str:
-    return " ".join(f"{one.memory / _MEBIBYTE:.0f}" for one in outcome.traces)
+    return " ".join(f"{trace.memory / _MEBIBYTE:.0f}" for trace in outcome.traces)

@@ -1,4 +1,4 @@
-"""The points of a check about a program: ranks, environment variables, files and processes."""
+"""The findings of a check about a program: ranks, environment variables, files and processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TORCHRUN_VARIABLES = (*_RANK_VARIABLES, "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE
 def inspect_program(
     script: Script, outcomes: Sequence[CheckOutcome], files: Sequence[FileSnapshot]
 ) -> Iterator[Finding]:
-    """Yield the points about a program; `files` are those before and after each of its first two evaluations."""
+    """Yield the findings about a program; `files` are the snapshots before and after its first two evaluations."""
     whole = outcomes[0]
     yield from _inspect_ranks(whole)
     if not whole.failure:
@@ -33,12 +33,12 @@ def inspect_program(
         way = f"--loss '{script.loss}'" if script.loss is not None else "hpo.report"
         yield Finding("ok", f"{format_count(len(whole.losses), 'report')} by {way} in the first evaluation")
     yield from _inspect_files(files)
-    if any(one.has_children for outcome in outcomes for one in outcome.traces):
+    if any(trace.has_children for outcome in outcomes for trace in outcome.traces):
         yield Finding("look", "Processes are left when the program ends", "They are killed then: let it wait for them")
 
 
 def _inspect_ranks(whole: CheckOutcome) -> Iterator[Finding]:
-    read = sorted({name for one in whole.traces for name in one.variables if name in _TORCHRUN_VARIABLES})
+    read = sorted({name for trace in whole.traces for name in trace.variables if name in _TORCHRUN_VARIABLES})
     if read:
         yield Finding("ok", f"It reads {format_name_list(read)}")
     if whole.ranks > 1 and whole.traces[0].steps and not set(read) & set(_RANK_VARIABLES):

@@ -1,4 +1,4 @@
-"""A check from its options to its verdict, on all ranks together."""
+"""A check from its options to its exit status, on all ranks together."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 def run_check(options: Options, layout: Layout, job: Job) -> int:
-    """Check a search space, and return 0 if nothing is wrong, or else 1; collective over the job's ranks.
+    """Check a search file, and return status 0 if nothing is wrong, 1 otherwise. Collective: call on all ranks.
 
-    Raises UsageError, on all ranks alike, before anything starts if a person has to mend something first.
+    Raises UsageError on all ranks, before anything starts, if the options or the search file are invalid.
     """
     from hpo.check.check_evaluator import CheckEvaluator
     from hpo.check.evaluation_findings import has_passed, inspect_outcomes
@@ -77,14 +77,13 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
             points = inspect_outcomes(ready.problem, found, continued, bench.test_weights())
             points += inspect_program(script, found, bench.file_snapshots) if script is not None else []
             print_findings(points)
-            status = (
-                ExitStatus.BUDGET_SPENT if has_passed(points) else ExitStatus.CRASHED
-            )  # 0 and 1, as linters have them
+            # The statuses are 0 and 1, as linters have them.
+            status = ExitStatus.BUDGET_SPENT if has_passed(points) else ExitStatus.CRASHED
         return int(world.bcast(status))
 
 
 def _describe_evaluation(ready: RankState, params: Mapping[str, Value]) -> str:
-    """Return what is evaluated, for a person: hyperparameters, or the command of a program."""
+    """Return a description of the evaluation for a user: hyperparameters, or the command of a program."""
     if (program := Program.from_problem(ready.problem)) is not None:
         known = {"trial": "{trial}", "folder": "{folder}", "seed": "{seed}"}
         return shlex.join(program.make_command(params, known, continues=False))
@@ -92,9 +91,9 @@ def _describe_evaluation(ready: RankState, params: Mapping[str, Value]) -> str:
 
 
 def make_middle_params(space: SearchSpace) -> dict[str, Value]:
-    """Return the individual in the middle of a space: of each range, on its own scale, and the first of all choices.
+    """Return the middle of each range on its scale, and the first of the choices of each categorical parameter.
 
-    If rules do not allow it, it is one that they allow, drawn at random and always the same.
+    If the constraints do not allow this individual, return one that they allow, drawn with a fixed seed.
     """
     genes = {
         name: low if isinstance(space.parameters[name], Categorical) else (low + high) / 2
@@ -105,9 +104,9 @@ def make_middle_params(space: SearchSpace) -> dict[str, Value]:
 
 
 def _evaluate_on_all(bench: CheckEvaluator, group: RankGroup) -> list[CheckOutcome | None]:
-    """Evaluate twice on all ranks, the first time with all collectives compared; once if that fails.
+    """Evaluate twice on all ranks, or once if that fails; collectives are compared in the first evaluation.
 
-    The environment variable of torch for this check decides if a user has set it.
+    If the user has set torch's environment variable for this comparison, the variable decides.
     """
     comm = group.own_comm
     group.compares_collectives = DEBUG_VARIABLE not in os.environ
@@ -121,11 +120,11 @@ def _evaluate_on_all(bench: CheckEvaluator, group: RankGroup) -> list[CheckOutco
 
 
 def _evaluate_continuation(bench: CheckEvaluator, group: RankGroup, before: CheckOutcome | None) -> CheckOutcome | None:
-    """Let the individual continue from what it has saved with its first loss, if it has saved anything."""
+    """Evaluate again from the checkpoint of the first loss; None without a checkpoint."""
     has_saved = before is not None and not before.failure and before.evaluation.checkpoint_step > 0
     return bench.evaluate(group, previous=before) if group.own_comm.bcast(has_saved) else None
 
 
 def _is_stopping(job: Job) -> bool:
-    """Tell whether the first rank has to stop."""
+    """Return whether the first rank has to stop. Collective: call on all ranks."""
     return bool(job.world.bcast(job.watch.active_stop is not None))

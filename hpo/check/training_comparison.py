@@ -1,4 +1,4 @@
-"""Comparing how an individual is trained: the networks of the ranks, and samples, steps and gradients with 1 rank's."""
+"""Compare the training of an individual between ranks (networks), and with 1 rank (samples, steps and gradients)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hpo.check.finding import Finding
 from hpo.process.trace import Fingerprint, Trace, compute_distance, compute_norm
 from hpo.text_format import format_count
 
-# Relative. Ranks that take the mean of their gradients have the same weights to the last bit; of networks that are
-# trained alike on 1 and on 2 or 3 ranks, losses differed by 1e-7 after three epochs (float32, Adam and Adadelta on
-# digits), and first gradients by 3e-7.
+# Relative tolerances. Ranks that average their gradients have equal weights to the last bit. For the same training on
+# 1 and on 2 or 3 ranks, losses differed by 1e-7 after three epochs (float32, Adam and Adadelta on digits), and first
+# gradients by 3e-7.
 _FINGERPRINT_TOLERANCE = 1e-9
 TOLERANCE = 1e-4
-# Of ResNet-18 in float32: first gradients were 4e-3 off on one rank where a batch merely listed its samples in another
-# order, and 1e-14 in float64.
+# Another order of the samples in a batch changed the first gradients of ResNet-18 on one rank by 4e-3 in float32, and
+# by 1e-14 in float64.
 _BATCH_NORM_TOLERANCE = 0.02
-SMALL_FRACTION = 0.1  # of the samples, which a sampler may repeat or leave out to give all ranks as many
+SMALL_FRACTION = 0.1  # A sampler may repeat or omit this fraction of the samples to give all ranks equally many.
 
 _WRAP_ADVICE = (
     "Each rank trains a network of its own, on its share of the samples. Wrap it, model = "
@@ -31,10 +31,10 @@ _WRAP_ADVICE = (
 
 
 def compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Finding | None:
-    """Return a point if the networks of the ranks are not the same; None if they are, or cannot be compared.
+    """Return a finding if the networks of the ranks differ; None if they are equal or cannot be compared.
 
-    Ranks that hold parts of the network that 1 rank holds `alone` cannot be compared. What counts is the last time that
-    a network was seen on two ranks: some programs average weights only now and then.
+    Ranks that hold only parts of the network of 1 rank (`alone`) cannot be compared. The last common fingerprint of a
+    network on two ranks decides, since some programs average weights only at some steps.
     """
     first, *others = whole.traces
     if whole.failure and "different losses" not in whole.failure:
@@ -42,9 +42,9 @@ def compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Finding
     shapes = _get_shapes(first)
     if first.sharded or any(_get_shapes(other) != shapes for other in others):
         return None
-    # A program that is cut off is cut off on each rank at a step of its own.
-    if any(other.steps != first.steps for other in others) and not any(one.was_cut for one in whole.traces):
-        steps = ", ".join(f"rank {rank} {one.steps}" for rank, one in enumerate(whole.traces))
+    # A cancelled program is cut off at a different step on each rank.
+    if any(other.steps != first.steps for other in others) and not any(trace.was_cut for trace in whole.traces):
+        steps = ", ".join(f"rank {rank} {trace.steps}" for rank, trace in enumerate(whole.traces))
         return Finding(
             "wrong",
             f"The ranks take different numbers of steps: {steps}",
@@ -65,7 +65,7 @@ def _get_shapes(seen: Trace) -> list[tuple[int, ...]]:
 
 
 def _find_difference(one: Trace, other: Trace) -> int | None:
-    """Return the steps after which a network is not the same on two ranks, and does not become the same again."""
+    """Return the step at which a network begins to differ between two ranks for good; None if it does not."""
     mine, others = _get_networks(one), _get_networks(other)
     found = []
     for number in {key[0] for key in mine}:
@@ -77,19 +77,19 @@ def _find_difference(one: Trace, other: Trace) -> int | None:
 
 
 def count_equal_steps(whole: CheckOutcome) -> int:
-    """Return the most steps after which the networks of all ranks were seen, and were the same; 0 without any."""
+    """Return the largest number of steps after which the networks of all ranks were equal; 0 without any."""
     first, *others = (_get_networks(seen) for seen in whole.traces)
     common = [key for key in first if all(key in other for other in others)]
     return max((key[1] for key in common if not any(is_different(first[key], one[key]) for one in others)), default=0)
 
 
 def _get_networks(seen: Trace) -> Mapping[tuple[int, int, bool], Fingerprint]:
-    """Return prints of a rank's networks; if it trains no module, those of its optimizers' parameters."""
+    """Return fingerprints of a rank's networks, or of its optimizers' parameters if it trains no module."""
     return seen.networks or {(number, 0, True): weights for number, weights in seen.weights.items()}
 
 
 def compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield the first thing that is seen to be different in training itself."""
+    """Yield the first difference in training: samples, steps per epoch, or gradients."""
     many = whole.traces[0]
     samples = list(_compare_samples(whole, alone))
     if samples:
@@ -109,7 +109,7 @@ def compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
 
 
 def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield what is different about the samples that the ranks trained on until the first loss, each of them hashed."""
+    """Yield a finding about the hashed samples that the ranks trained on until the first loss, if they differ."""
     if not has_samples(whole, alone) or not _has_same_networks(whole, alone):
         return
     ours, theirs = _count_samples(alone), _count_samples(whole)
@@ -149,41 +149,42 @@ def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
 
 
 def has_samples(whole: CheckOutcome, alone: CheckOutcome) -> bool:
-    """Return whether the samples that the ranks trained on were seen."""
+    """Return whether samples of all ranks were hashed."""
     return all(any(hashes for _, hashes in seen.samples) for seen in [*whole.traces, *alone.traces])
 
 
 def _count_samples(outcome: CheckOutcome) -> Counter[bytes]:
-    """Return the samples of the first epoch, on all ranks, by their hashes."""
-    limit = min([_count_epoch_steps(outcome) or outcome.traces[0].steps, *(seen.steps for seen in outcome.traces)])
-    return Counter(one for seen in outcome.traces for steps, hashes in seen.samples if steps < limit for one in hashes)
+    """Return the numbers of the samples of the first epoch on all ranks by their hashes."""
+    limit = min([_count_epoch_steps(outcome) or outcome.traces[0].steps, *(trace.steps for trace in outcome.traces)])
+    batches = [hashes for trace in outcome.traces for steps, hashes in trace.samples if steps < limit]
+    return Counter(chain.from_iterable(batches))
 
 
 def _take_first_samples(seen: Trace, count: int) -> set[bytes]:
-    """Return the different samples among the first that a rank has trained on."""
+    """Return the distinct samples among the first `count` samples of a rank."""
     return set(islice(chain.from_iterable(hashes for _, hashes in seen.samples), count))
 
 
 def _is_randomly_sampled(alone: CheckOutcome) -> bool:
-    """Return whether samples come again before all others have come: batches are drawn at random, not as an epoch."""
+    """Return whether batches are drawn with replacement, so that samples repeat before the others have occurred."""
     count = len(_count_samples(alone))
     return len(_take_first_samples(alone.traces[0], count)) < (1 - SMALL_FRACTION) * count
 
 
 def has_same_batches(whole: CheckOutcome) -> bool:
-    """Return whether most of the batches are the same on all ranks, and not all alike."""
+    """Return whether most batches are the same on all ranks, although a rank has different batches."""
     same, count = count_same_batches(whole)
     return same > count / 2 and len({tuple(hashes) for _, hashes in whole.traces[0].samples}) > 1
 
 
 def count_same_batches(whole: CheckOutcome) -> tuple[int, int]:
-    """Return how many of the batches are the same on all ranks, and the number of batches on each."""
+    """Return the number of batches that are the same on all ranks, and the number of batches of each rank."""
     batches = list(zip(*(seen.samples for seen in whole.traces), strict=False))
     return sum(bool(first[1]) and all(other == first for other in others) for first, *others in batches), len(batches)
 
 
 def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield what is different about the first step's gradients; it is wrong only if its samples are the same."""
+    """Yield a finding if the first gradients differ. It is "wrong" only if the samples of the step are the same."""
     many = whole.traces[0]
     if any(is_different(many.gradients[0], other.gradients.get(0, ())) for other in whole.traces[1:]):
         yield Finding(
@@ -217,24 +218,25 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
 
 
 def _count_first_step_samples(outcome: CheckOutcome) -> Counter[bytes]:
-    """Return the samples of the first step, on all ranks."""
-    return Counter(one for seen in outcome.traces for steps, hashes in seen.samples if steps == 0 for one in hashes)
+    """Return the numbers of the samples of the first step on all ranks by their hashes."""
+    batches = [hashes for trace in outcome.traces for steps, hashes in trace.samples if steps == 0]
+    return Counter(chain.from_iterable(batches))
 
 
 def has_same_parameters(whole: CheckOutcome, alone: CheckOutcome) -> bool:
-    """Return whether the optimizers of all ranks have the same parameters as 1 rank's, each of them all of it."""
+    """Return whether the optimizers of all ranks have the same whole parameters as those of 1 rank."""
     shapes = alone.traces[0].shapes
     return bool(shapes) and not any(one.sharded or one.shapes != shapes for one in [*whole.traces, *alone.traces])
 
 
 def _has_same_networks(whole: CheckOutcome, alone: CheckOutcome) -> bool:
-    """Return whether all ranks hold the same networks as 1 rank does, each of them all of it."""
+    """Return whether all ranks hold the same whole networks as 1 rank."""
     shapes = _get_shapes(alone.traces[0])
     return bool(shapes) and not any(one.sharded or _get_shapes(one) != shapes for one in [*whole.traces, *alone.traces])
 
 
 def _count_epoch_steps(outcome: CheckOutcome) -> int | None:
-    """Return the steps of the first epoch; of a program, those until its last loss. None if they are not known."""
+    """Return the steps of the first epoch, or of a program until its last loss; None if they are unknown."""
     seen, losses = outcome.traces[0], len(outcome.losses)
     if seen.steps_at_losses:
         return next((steps for steps in seen.steps_at_losses if steps), seen.steps)
@@ -245,7 +247,7 @@ def _count_epoch_steps(outcome: CheckOutcome) -> int | None:
 
 
 def is_different(one: Fingerprint, other: Fingerprint) -> bool:
-    """Return whether two prints are of different parameters."""
+    """Return whether two fingerprints belong to different parameters."""
     return len(one) != len(other) or not compute_distance(one, other) <= _FINGERPRINT_TOLERANCE
 
 

@@ -1,1 +1,1 @@
-"""The process in which an objective runs: its template, process group and worker. torch, and no MPI."""
+"""The process in which an objective runs: its template, process group and worker. It uses torch, and no MPI."""

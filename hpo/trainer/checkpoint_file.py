@@ -1,4 +1,4 @@
-"""What an evaluation continues from: written to a file with the weights of its lowest loss, and read again."""
+"""Write and read checkpoint files: the state of an evaluation with the weights of its lowest loss."""
 
 from __future__ import annotations
 
@@ -21,21 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of an evaluation: what is known of it, the tensors of its tree, and the weights of its lowest loss.
-
-    The weights are None if another individual is the best of the run.
-    """
+    """The checkpoint of an evaluation."""
 
     metadata: CheckpointInfo
+    """The hyperparameters, losses and tree of the state."""
     tensors: Mapping[str, Tensor] = field(repr=False)
+    """The tensors of the state by their names in the tree."""
     weights: Mapping[str, Tensor] | None = field(default=None, repr=False)
+    """The weights of its lowest loss; None if another individual is the best of the run."""
 
 
 def write_checkpoint_file(path: Path, state: Checkpoint) -> None:
-    """Write a state; it is durable when this returns.
-
-    Raises OSError if the disk would be full, and whatever writing raises.
-    """
+    """Write a checkpoint durably. Raises OSError if the disk has too little space or writing fails."""
     tensors = _name_tensors(state)
     size = sum(tensor.nbytes for tensor in tensors.values())
     check_space(path, size)
@@ -45,20 +42,20 @@ def write_checkpoint_file(path: Path, state: Checkpoint) -> None:
 
 
 def read_checkpoint_file(path: Path) -> Checkpoint:
-    """Return the state in a file; tensors are read when used. Raises ValueError, saying why, if it cannot be read.
+    """Return the checkpoint in a file, whose checksum the supervisor has verified. Raises ValueError if it is damaged.
 
-    The supervisor has compared the bytes with their checksum.
+    Tensors are mapped, and read from disk when they are used.
     """
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no dict
-        about = parse_checkpoint_info(json.loads(metadata["about"]))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - This is not a dict.
+        checkpoint_info = parse_checkpoint_info(json.loads(metadata["about"]))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {format_error(error)}") from error
     weights = {name.removeprefix(WEIGHTS_PREFIX): t for name, t in tensors.items() if name.startswith(WEIGHTS_PREFIX)}
     state = {name.removeprefix(STATE_PREFIX): t for name, t in tensors.items() if name.startswith(STATE_PREFIX)}
-    return Checkpoint(about, state, weights or None)
+    return Checkpoint(checkpoint_info, state, weights or None)
 
 
 def _name_tensors(state: Checkpoint) -> dict[str, Tensor]:
@@ -67,5 +64,5 @@ def _name_tensors(state: Checkpoint) -> dict[str, Tensor]:
 
 
 def _view_bytes(tensor: Tensor) -> Any:
-    """Return the bytes of a tensor that is contiguous and on the CPU, of any type."""
+    """Return the bytes of a contiguous tensor of any type on the CPU."""
     return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""

@@ -1,4 +1,4 @@
-"""The rules of a search space, asked by ranks: their functions are code of the user."""
+"""Evaluation of the constraints of a search space for ranks, which do not import the user's code."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 def answer_constraint_request(file: SearchFile, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer a request about the rules of a search file.
+    """Answer a request about the constraints of a search file.
 
-    ``{"params": [...]}``, the hyperparameters of several candidates, is answered by ``{"violated": [...]}``: the index
-    of the first rule that each candidate breaks, or None. ``{"check": True}`` is answered by ``{"problem": text}``: why
-    the rules are unsound, empty if they are sound.
+    A request ``{"params": [...]}`` has the hyperparameters of several candidates. The answer ``{"violated": [...]}``
+    has the index of the first constraint that each candidate violates, or None. A request ``{"check": True}`` gets the
+    answer ``{"problem": text}``, which describes an invalid constraint, or is empty.
     """
     if content.get("check"):
         try:

@@ -1,4 +1,4 @@
-"""Drafts that a script writes for its supervisor: checkpoints and weights. The supervisor keeps those it wants."""
+"""Write drafts of checkpoints and weights in a script; its supervisor keeps or removes them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hpo.trainer.state_tree import copy_parts, is_state_function, join_state, sp
 from hpo.trainer.worker import check_weights
 
 _draft_numbers = itertools.count()
-_last_drafts: dict[str, tuple[int, Path]] = {}  # of each kind, the last draft with the number of reports before it
+_last_drafts: dict[str, tuple[int, Path]] = {}  # The last draft of each kind, and the number of reports before it.
 _warned_kinds: set[str] = set()
 
 
 def write_checkpoint(drafts: Path, state: Any) -> None:
-    """Write a checkpoint on rank 0; on all ranks, gather its sharded tensors. See ``hpo.save_checkpoint``."""
+    """Write a checkpoint on rank 0, and gather its sharded tensors from all ranks. See ``hpo.save_checkpoint``."""
     is_first = _find_rank() == 0
     parts = split_state(state() if is_state_function(state) else state)
     if not is_first and not parts.is_sharded:
@@ -38,24 +38,22 @@ def write_checkpoint(drafts: Path, state: Any) -> None:
 
 
 def write_weights(drafts: Path, weights: Mapping[str, Any] | Callable[[], Any]) -> None:
-    """Write weights on rank 0; on all ranks, call a function that gathers them. See ``hpo.offer_weights``."""
+    """Write weights on rank 0; a function that returns them is called on all ranks. See ``hpo.offer_weights``."""
     is_function_given = callable(weights) and not isinstance(weights, (Mapping, torch.nn.Module))
     whole = weights() if is_function_given else weights  # type: ignore[operator]
     if _find_rank() == 0:
-        checked = check_weights(whole)
-        _write_draft(
-            "weights", drafts, {name: one.detach().cpu().clone().contiguous() for name, one in checked.items()}, {}
-        )
+        checked = check_weights(whole).items()
+        _write_draft("weights", drafts, {name: t.detach().cpu().clone().contiguous() for name, t in checked}, {})
 
 
 def read_checkpoint(path: Path) -> Any:
-    """Return the state in a checkpoint. Raises ValueError if the file cannot be read."""
+    """Return the state in a checkpoint file. Raises ValueError if the file cannot be read."""
     state = read_checkpoint_file(path)
     return join_state(state.metadata.tree, state.tensors)
 
 
 def _find_rank() -> int:
-    """Return the rank in the process group; a script may have started the processes of its ranks itself."""
+    """Return the rank in the process group, which may differ from RANK if a script has started its own processes."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
@@ -63,14 +61,14 @@ def _find_rank() -> int:
 
 
 def _write_draft(kind: str, drafts: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str]) -> None:
-    """Write a draft, and send its name. A full disk is a warning: the evaluation is worth more than the file."""
+    """Write a draft, and send its name. If this fails, print a warning, so that the evaluation continues."""
     name = f"{os.getpid()}-{next(_draft_numbers)}"
     path = drafts.with_name(f"{drafts.name}-{name}.safetensors")
     try:
         path.parent.mkdir(exist_ok=True)
         check_space(path, sum(tensor.nbytes for tensor in tensors.values()))
         save_file(dict(tensors), path, dict(texts))
-    except Exception as error:  # of the file system, or of safetensors
+    except Exception as error:  # The file system and safetensors raise exceptions of many types.
         path.unlink(missing_ok=True)
         if kind not in _warned_kinds:
             _warned_kinds.add(kind)
@@ -79,5 +77,5 @@ def _write_draft(kind: str, drafts: Path, tensors: Mapping[str, torch.Tensor], t
     send_draft(kind, name)
     reports, before = _last_drafts.get(kind, (-1, path))
     if reports == count_reports() and not reads_lines():
-        before.unlink(missing_ok=True)  # no loss belongs to it
+        before.unlink(missing_ok=True)  # No loss was reported for the earlier draft.
     _last_drafts[kind] = count_reports(), path

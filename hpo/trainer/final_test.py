@@ -1,4 +1,4 @@
-"""The test of the best network: calls `test` of a search file with the weights that a run has kept."""
+"""The test of the best network: call `test` of a search file with the weights that a run has kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run_test(search: BoundSearch, params: Mapping[str, Any], weights_path: Path) -> Iterator[dict[str, Any]]:
-    """Call the file's `test` with kept weights, and yield the parts of its result as data that JSON can hold.
+    """Call the file's `test` with kept weights, and yield the parts of its result as JSON data.
 
     The parts are ``{"kind": "metrics", "metrics": {...}}``, then ``{"kind": "samples", "predictions": [...], "texts":
     [...]}``. If either fails, the last part is ``{"kind": "failure", "text": ...}``.
@@ -36,22 +36,22 @@ def run_test(search: BoundSearch, params: Mapping[str, Any], weights_path: Path)
         yield {"kind": "metrics", "metrics": finite}
         yield {"kind": "samples", **_encode_samples(samples)}
     except (Exception, SystemExit) as error:
-        place = UserFrames(search.file.location).find_position(extract_error_frames(error))
+        line = UserFrames(search.file.location).find_position(extract_error_frames(error))
         yield {
             "kind": "failure",
-            "text": f"{f'{place}: ' if place else ''}{type(error).__name__}: {format_with_hint(error)}",
+            "text": f"{f'{line}: ' if line else ''}{type(error).__name__}: {format_with_hint(error)}",
         }
 
 
 def _to_finite(name: object, value: object) -> float:
     value = value.item() if hasattr(value, "item") else value
     if not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError(f"the test metric {name!r} must be a finite number, not {value!r}")
+        raise ValueError(f"the test metric {name!r} must be a finite number, got {value!r}")
     return float(value)
 
 
 def _encode_samples(samples: Iterable[object]) -> dict[str, list[Any]]:
-    """Return the first predictions and the first texts among samples, as JSON can hold them."""
+    """Return the first predictions and the first texts among the samples as JSON data."""
     predictions: list[dict[str, Any]] = []
     texts: list[dict[str, str]] = []
     for sample in samples:
@@ -61,14 +61,13 @@ def _encode_samples(samples: Iterable[object]) -> dict[str, list[Any]]:
             texts += [shorten_text(sample.prompt, sample.text)] if len(texts) < MOST_TEXTS else []
         else:
             raise ValueError(
-                f"test returns metrics, and a list of hpo.Prediction and hpo.TextSample: {format_repr(sample)} is "
-                f"neither"
+                f"test must return metrics and a list of hpo.Prediction and hpo.TextSample, got {format_repr(sample)}"
             )
     return {"predictions": predictions, "texts": texts}
 
 
 def _encode_prediction(prediction: Prediction) -> dict[str, Any]:
-    """Return a prediction as JSON can hold it, its image as the URL of a PNG."""
+    """Return a prediction as JSON data, with its image as the data URL of a PNG."""
     from PIL import Image
 
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Processes that an objective forks: they are not the trainer, and must not go on as if they were."""
+"""Processes that an objective forks: they must end when they leave the objective, and not act as the trainer."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from contextlib import suppress
 
 from hpo.process.failure import format_traceback
 
-# A scheduler sends them to all processes of a job; the supervisor decides what they mean.
+# A scheduler sends these signals to all processes of a job, but only the supervisor reacts to them.
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 _trainer_pid = os.getpid()
 
 
 def register_trainer_process(ignored: tuple[signal.Signals, ...]) -> None:
-    """Take this process for the trainer; processes that it forks do not ignore the signals that it ignores."""
+    """Register this process as the trainer, and let it ignore signals, which processes that it forks do not ignore."""
     global _trainer_pid
     _trainer_pid = os.getpid()
     for number in ignored:
-        signal.signal(
-            number, _ignore_signal
-        )  # a handler, since what is ignored would stay so in programs that are started
-    # A signal that comes before a forked process has let go of the handler is not to be lost.
+        signal.signal(number, _ignore_signal)  # Programs would inherit SIG_IGN, but do not inherit a handler.
+    # Blocked signals are not lost if they arrive before a forked process has reset the handler.
     masks = threading.local()
 
     def block_signals() -> None:
@@ -46,12 +44,12 @@ def _ignore_signal(*_: object) -> None:
 
 
 def is_forked() -> bool:
-    """Tell whether an objective has forked this process."""
+    """Return whether an objective has forked this process."""
     return os.getpid() != _trainer_pid
 
 
 def end_if_forked(error: BaseException | None = None) -> None:
-    """End this process, as Python would, if an objective has forked it and it has left the objective."""
+    """End this process as Python would if an objective has forked it. Call it when the objective is left."""
     if not is_forked():
         return
     status = 0

@@ -1,4 +1,4 @@
-"""How a supervisor interrupts an objective: a signal, which raises an exception in the trainer's main thread."""
+"""Interruption of an objective by its supervisor: a signal raises an exception in the trainer's main thread."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hpo.process.stacks import INTERRUPT
 
 
 class Cancelled(BaseException):
-    """Raised in an objective that is to end; not an Exception, so that ``except Exception`` does not catch it."""
+    """Ends an objective. It is not an Exception, so that ``except Exception`` does not catch it."""
 
 
 class InterruptHandler:
-    """Raises Cancelled in an objective when the supervisor asks for it, and acknowledges that it has done so."""
+    """Raises Cancelled in an objective when the supervisor requests it, and acknowledges the request."""
 
     def __init__(self, acknowledge: Callable[[], None]) -> None:
         self._acknowledge = acknowledge
@@ -23,13 +23,13 @@ class InterruptHandler:
         self.is_cancel_requested = False
 
     def begin_evaluation(self) -> None:
-        """Begin an evaluation."""
+        """Reset the handler, and register it for the signal."""
         self.is_cancel_requested = False
         signal.signal(INTERRUPT, self._on_signal)
 
     @contextmanager
     def allow_cancellation(self) -> Iterator[None]:
-        """Let Cancelled be raised inside ``with``, in which only an objective may run."""
+        """Return a context in which Cancelled may be raised; only the objective may run in it."""
         try:
             self.allows_cancellation = True
             if self.is_cancel_requested:
@@ -40,7 +40,7 @@ class InterruptHandler:
 
     @contextmanager
     def block_cancellation(self) -> Iterator[None]:
-        """Do not raise Cancelled inside ``with``, in which an objective has called this program."""
+        """Return a context in which Cancelled is not raised, for functions that the objective calls."""
         self.allows_cancellation = False
         try:
             yield
@@ -49,7 +49,7 @@ class InterruptHandler:
 
     @contextmanager
     def only_acknowledge(self) -> Iterator[None]:
-        """Acknowledge requests inside ``with``, in which a program ends by itself, and let it end."""
+        """Return a context in which requests are only acknowledged, since a program is ending by itself."""
         self._only_acknowledges = True
         try:
             yield
@@ -57,7 +57,7 @@ class InterruptHandler:
             self._only_acknowledges = False
 
     def _on_signal(self, *_: object) -> None:
-        """Raise Cancelled once in an evaluation: a supervisor repeats the signal until it is acknowledged."""
+        """Raise Cancelled once per evaluation; the supervisor repeats the signal until it is acknowledged."""
         is_first, self.is_cancel_requested = not self.is_cancel_requested, True
         if self._only_acknowledges:
             self._acknowledge()

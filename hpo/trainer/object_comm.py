@@ -11,38 +11,39 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_HEADER_BYTES = 8  # bytes, with the length of what follows
+_HEADER_BYTES = 8  # The header has the length of the object in bytes.
 
 
 class Comm:
     """Communicates Python objects among a worker's ranks, over torch.distributed with gloo.
 
-    ``rank`` and ``size`` are as in mpi4py. Objects are pickled. All methods but `send` and `recv` are collective: call
-    them on all ranks. A rank that waits for others for longer than `--collective-timeout` raises RuntimeError.
+    It has ``rank`` and ``size`` as in mpi4py. Objects are pickled. All methods except `send` and `recv` are collective:
+    call them on all ranks. A rank that waits for others for longer than `--collective-timeout` raises RuntimeError.
 
-    ::
+    Example:
+        ::
 
-        losses = worker.comm.allgather(loss)
+            losses = worker.comm.allgather(loss)  # one loss per rank
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._group: Any = None  # of its own where the default group is not gloo's
-        self._pending_sends: list[tuple[Any, Any]] = []  # work, with the tensors that it sends
+        self._group: Any = None  # None is the default group.
+        self._pending_sends: list[tuple[Any, Any]] = []  # Each work is kept with the tensor that it sends.
 
     def connect(self) -> None:
-        """Make a group for objects if the default group's backend is not gloo, and wait until all ranks have connected.
+        """Make a group with gloo if the default group has another backend, and wait until all ranks have connected.
 
-        Otherwise an objective that fails at once would break the connections that its peers are still making, and gloo
-        prints an error on each of them. Collective.
+        Without the wait, an objective that fails at once would break the connections that its peers are still making,
+        and gloo would print an error on each peer. Collective: call on all ranks.
         """
         self._group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
         if self.size > 1:
             dist.barrier(self._group)
 
     def Get_rank(self) -> int:  # noqa: N802 - mpi4py's name
-        """Return this rank's number in the worker."""
+        """Return the rank of this process in the worker."""
         return self.rank
 
     def Get_size(self) -> int:  # noqa: N802 - mpi4py's name
@@ -54,7 +55,7 @@ class Comm:
         self.allgather(None)
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        """Return the object of the rank `root` on all ranks."""
+        """Return the object of the rank `root` on all ranks. `obj` is ignored on the other ranks."""
         objects = [obj]
         if self.size > 1:
             dist.broadcast_object_list(objects, src=root, group=self._group, device=torch.device("cpu"))
@@ -76,16 +77,16 @@ class Comm:
         return objects
 
     def allreduce(self, sendobj: Any, op: Callable[[Any, Any], Any] = operator.add) -> Any:
-        """Return the objects of all ranks, combined by a function of two of them in the order of ranks."""
+        """Return the objects of all ranks, combined by a function of two objects in the order of ranks."""
         return functools.reduce(op, self.allgather(sendobj))
 
     def reduce(self, sendobj: Any, op: Callable[[Any, Any], Any] = operator.add, root: int = 0) -> Any:
-        """Return what `allreduce` returns on the rank `root`, None on the others."""
+        """Return the result of `allreduce` on the rank `root`; None on the others."""
         result = self.allreduce(sendobj, op)
         return result if self.rank == root else None
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object to a rank, and do not wait for the receiver."""
+        """Send an object to the rank `dest` without waiting for the receiver."""
         payload = pickle.dumps(obj)
         header = torch.frombuffer(bytearray(len(payload).to_bytes(_HEADER_BYTES, "little")), dtype=torch.uint8)
         body = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
@@ -94,7 +95,7 @@ class Comm:
             self._pending_sends.append((dist.isend(tensor, dest, group=self._group, tag=tag), tensor))
 
     def recv(self, source: int | None = None, tag: int = 0) -> Any:
-        """Receive an object from a rank, or from any if `source` is None or negative, sent with the same tag."""
+        """Receive an object with the same tag from the rank `source`; None or a negative number means any rank."""
         header = torch.empty(_HEADER_BYTES, dtype=torch.uint8)
         known = None if source is None or source < 0 else source
         sender = dist.recv(header, known, group=self._group, tag=tag)
@@ -104,5 +105,5 @@ class Comm:
 
     @property
     def has_pending_sends(self) -> bool:
-        """Whether this rank has sent what has not been received."""
+        """Whether the receiver of an object has not received it yet."""
         return not all(work.is_completed() for work, _ in self._pending_sends)

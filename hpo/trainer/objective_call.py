@@ -1,4 +1,4 @@
-"""An objective that is being evaluated: called on one rank, taken from loss to loss, and closed."""
+"""The call of an objective on one rank: start it, advance it from loss to loss, and close it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NOT_FINITE_PREFIX = "the validation loss is"
 
 
 class ObjectiveCall:
-    """The objective of a search space file for one individual; called when its first loss is asked for.
+    """The call of a search file's objective for one individual. The first request for a loss starts it.
 
-    ``has_loss`` is whether there was a loss, yielded or reported, and ``has_ended`` whether there is no other step.
+    ``has_loss`` is whether a loss was yielded or reported, and ``has_ended`` whether the objective has ended.
     """
 
     def __init__(self, search: BoundSearch, params: Mapping[str, Any]) -> None:
@@ -35,9 +35,10 @@ class ObjectiveCall:
         self.has_ended = False
 
     def advance_to_loss(self, worker: Worker) -> tuple[float, dict[str, float]] | None:
-        """Go on to the next validation loss that is yielded or returned, and return it with its metrics.
+        """Run the objective to the next loss that it yields or returns, and return the loss with its metrics.
 
-        Returns None where there are no more. What a function returns that has reported losses is none.
+        Returns None if the objective has ended without another loss. The return value of a function that has reported
+        losses is ignored.
         """
         if self.has_ended:
             return None
@@ -54,46 +55,49 @@ class ObjectiveCall:
             if self.has_loss:
                 return None
             value = end.value
-            lost = "" if value is None else f", but returned {reprlib.repr(value)}: it has a yield somewhere"
-            raise ValueError(f"the objective yielded no loss{lost}") from None
+            returned = "" if value is None else f", but returned {reprlib.repr(value)}: it has a yield somewhere"
+            raise ValueError(f"the objective yielded no loss{returned}") from None
         self.has_loss = True
         return parse_loss(value)
 
     def list_frames(self) -> list[traceback.FrameSummary]:
-        """Return the frames in which the objective waits at a yield; an empty list where it has returned."""
+        """Return the frames in which the objective waits at a yield; an empty list if it has returned."""
         return extract_generator_frames(self._losses) if self._losses is not None else []
 
     def call_gather_function(self, function: Callable[[], Any]) -> Any:
-        """Return what a function of the objective gathers; it is called here to be found as a part of the objective."""
+        """Call a function that the objective has offered.
+
+        This frame marks where the user's code begins in a traceback.
+        """
         return function()
 
     def find_line(self, frames: Sequence[traceback.FrameSummary]) -> str:
-        """Return the line of the user's code in these frames; "" where there is none."""
+        """Return the innermost line of the user's code in these frames; an empty text without one."""
         return self._user_frames.find_position(frames)
 
     def list_definition_frames(self) -> list[traceback.FrameSummary]:
-        """Return where the objective is defined, for a failure that no single line in it has caused."""
+        """Return the definition of the objective as a frame, for failures without a line in the objective."""
         code = getattr(self._losses, "gi_code", None) or getattr(self._search.file.objective, "__code__", None)
         return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)] if code else []
 
     def close(self) -> None:
-        """End the objective where it has not ended by itself."""
+        """End the objective if it has not ended by itself."""
         self.has_ended = True
         if self._losses is not None:
             self._losses.close()
 
 
 def parse_loss(value: Any) -> tuple[float, dict[str, float]]:
-    """Return the loss and the finite metrics of what an objective yielded: a loss, or a tuple of a loss and metrics.
+    """Return the loss and the finite metrics of a yielded value: a loss, or a tuple of a loss and metrics.
 
-    Raises TypeError where it is neither, and ValueError where the loss is not finite.
+    Raises TypeError if the value is neither, and ValueError if the loss is not finite.
     """
     loss, metrics = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
     if not isinstance(_unwrap_scalar(loss), Real):
-        raise TypeError(f"an objective yields its validation loss, a number, not {reprlib.repr(value)}")
+        raise TypeError(f"an objective must yield its validation loss, a number, got {reprlib.repr(value)}")
     if not isinstance(metrics, Mapping):
         raise TypeError(
-            f"metrics are a dict of numbers by name, not {reprlib.repr(metrics)}: yield loss, {{'accuracy': 0.9}}"
+            f"metrics must be a dict of numbers by name, got {reprlib.repr(metrics)}. Yield loss, {{'accuracy': 0.9}}"
         )
     return parse_report(loss, metrics)
 
@@ -101,11 +105,11 @@ def parse_loss(value: Any) -> tuple[float, dict[str, float]]:
 def parse_report(loss: Any, metrics: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
     """Return the loss and the finite metrics that an objective has reported.
 
-    Raises TypeError where one of them is no number, and ValueError where the loss is not finite.
+    Raises TypeError if one of them is not a number, and ValueError if the loss is not finite.
     """
     plain = _unwrap_scalar(loss)
     if not isinstance(plain, Real):
-        raise TypeError(f"worker.report takes the validation loss, a number, not {reprlib.repr(loss)}")
+        raise TypeError(f"the loss of worker.report must be a number, got {reprlib.repr(loss)}")
     if not math.isfinite(plain):
         raise ValueError(f"{_NOT_FINITE_PREFIX} {float(plain)}")
     numbers = {str(name): _to_number(name, metric) for name, metric in metrics.items()}
@@ -113,19 +117,19 @@ def parse_report(loss: Any, metrics: Mapping[str, Any]) -> tuple[float, dict[str
 
 
 def has_diverged(error: BaseException) -> bool:
-    """Tell whether an error says that a loss is not finite."""
+    """Return whether an error means that a loss is not finite."""
     return isinstance(error, ValueError) and bool(error.args) and str(error.args[0]).startswith(_NOT_FINITE_PREFIX)
 
 
 def _to_number(name: object, metric: Any) -> float:
     plain = _unwrap_scalar(metric)
     if not isinstance(plain, Real):
-        raise TypeError(f"metric {str(name)!r} must be a number, not {reprlib.repr(metric)}")
+        raise TypeError(f"metric {str(name)!r} must be a number, got {reprlib.repr(metric)}")
     return float(plain)
 
 
 def _unwrap_scalar(value: Any) -> Any:
-    """Return the number in a tensor or a numpy scalar; a value that does not hold just one number stays as it is."""
+    """Return the number in a tensor or numpy array of one element; return any other value unchanged."""
     try:
         return value.item() if hasattr(value, "item") else value
     except (RuntimeError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""One evaluation on a trainer: it reports each loss of the objective to its supervisor, which says what follows."""
+"""One evaluation on a trainer: it sends each loss of the objective to its supervisor, and obeys the verdict."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from hpo.trainer.snapshot_buffer import SnapshotBuffer
 from hpo.trainer.trainer_group import TrainerGroup
 from hpo.trainer.worker import Worker, WorkerCallbacks
 
-# What gloo says if a peer has ended the connection, or has crashed.
+# gloo's messages if a peer has closed the connection, or has crashed.
 CONNECTION_ERRORS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-# What it says if a rank has waited in vain, in a collective or in the check of torch's own before it.
-_TIMEOUT_CLOSURE = "Application timeout caused pair closure"  # also if an earlier collective has timed out
+# gloo's messages if a rank has waited too long, in a collective or in torch's check before it.
+_TIMEOUT_CLOSURE = "Application timeout caused pair closure"  # It also follows an earlier timeout.
 TIMEOUT_ERRORS = ("Timed out waiting", _TIMEOUT_CLOSURE, "failed to pass monitoredBarrier")
 
 _MAX_MESSAGES = 10
@@ -40,10 +40,10 @@ Frames = Sequence[traceback.FrameSummary]
 
 
 class ObjectiveRunner:
-    """Runs an objective on one rank, as the other trainers of the worker do at the same time.
+    """Runs an objective on one rank, while the other trainers of the worker do the same.
 
-    ``on_loss`` is called after each loss that all ranks have agreed on. ``failures`` are the messages of the exception
-    that has ended the objective, if one has, and ``place`` is the line of the objective where it was raised.
+    ``on_loss`` is called after each loss on which all ranks have agreed. ``failure_messages`` are the messages of the
+    exception that has ended the objective, and ``failure_line`` is the line of the objective that raised it.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class ObjectiveRunner:
         objective: ObjectiveCall,
         group: TrainerGroup,
         interrupts: InterruptHandler,
-        keeper: SnapshotBuffer,
+        snapshots: SnapshotBuffer,
     ) -> None:
         self._channel = channel
         self._objective_call = objective
         self._group = group
         self._interrupts = interrupts
-        self._snapshots = keeper
+        self._snapshots = snapshots
         self._is_over = self._has_ended = False
         self._last_step: dict[str, Any] | None = None
         self._is_processing_step = False
@@ -71,10 +71,10 @@ class ObjectiveRunner:
     def run(
         self, seed: int, data: Callable[[], Any], ticket: Mapping[str, Any] | None, is_compared: bool = False
     ) -> dict[str, Any] | None:
-        """Take the objective to its end, in the process group of a ticket if there is one.
+        """Run the objective to its end, in the process group of the `ticket` if it is given.
 
-        If `is_compared`, the ranks compare their collectives before these begin. Returns the last step if the objective
-        has returned with it, and nothing of it is to be gathered: it is not sent yet. Returns None otherwise.
+        If `is_compared`, the ranks compare their collectives before these begin. Returns the last step, which the
+        caller must send, if the objective has returned and no data have to be gathered. Returns None otherwise.
         """
         self._interrupts.begin_evaluation()
         joined = self._catch_failure(lambda: self._enter_group(ticket, is_compared))
@@ -110,26 +110,26 @@ class ObjectiveRunner:
     # Steps
 
     def _advance(self, worker: Worker) -> None:
-        """Let the objective go on to its next yield, or to its end, and settle what comes of it."""
-        said = self._catch_failure(lambda: self._objective_call.advance_to_loss(worker))
+        """Run the objective to its next yield, or to its end, and process the step."""
+        result = self._catch_failure(lambda: self._objective_call.advance_to_loss(worker))
         if not self._is_over:
             frames = self._objective_call.list_frames()
-            self._process_step(said if isinstance(said, dict) else self._make_step(said, frames), frames)
+            self._process_step(result if isinstance(result, dict) else self._make_step(result, frames), frames)
 
     def _process_report(self, loss: Any, metrics: Mapping[str, Any]) -> None:
-        """Settle a loss that the objective reports.
+        """Process a loss that the objective reports.
 
-        Raises Cancelled if the evaluation is over, and RuntimeError if it is not the objective that calls this.
+        Raises Cancelled if the evaluation is over, and RuntimeError if the caller is not the objective.
         """
         if is_forked():
-            raise RuntimeError("worker.report is called by the worker's ranks, not by processes that they have forked")
+            raise RuntimeError("worker.report must be called by the worker's ranks, not by processes that they fork")
         if threading.current_thread() is not threading.main_thread():
             name = threading.current_thread().name
-            raise RuntimeError(f"worker.report is called in the main thread, in which the objective is, not in {name}")
+            raise RuntimeError(f"worker.report must be called in the main thread, got a call in {name}")
         if self._is_processing_step:
-            raise RuntimeError("worker.report is called in a function that was given to worker.offer_weights")
+            raise RuntimeError("worker.report must not be called in a function given to worker.offer_weights")
         if self._has_ended or not self._interrupts.allows_cancellation:
-            raise RuntimeError("worker.report is called after the evaluation of this worker has ended")
+            raise RuntimeError("worker.report must not be called after the evaluation of its worker has ended")
         with self._interrupts.block_cancellation():
             if not self._is_over:
                 self._process_step(
@@ -141,16 +141,16 @@ class ObjectiveRunner:
 
     def _make_report_step(self, loss: Any, metrics: Mapping[str, Any], frames: Frames) -> dict[str, Any]:
         try:
-            if self._interrupts.is_cancel_requested:  # the objective has caught Cancelled
+            if self._interrupts.is_cancel_requested:  # The objective has caught Cancelled.
                 raise Cancelled
-            said = parse_report(loss, metrics)
+            report = parse_report(loss, metrics)
         except (Cancelled, TypeError, ValueError) as error:
             return self._make_failed_step(error, frames)
         self._objective_call.has_loss = True
-        return self._make_step(said, frames)
+        return self._make_step(report, frames)
 
     def _process_step(self, step: dict[str, Any], frames: Frames) -> None:
-        """Send a step, and do what the supervisor says: keep what belongs to the loss, go on, or end."""
+        """Send a step, and obey the verdict: keep weights and state, continue or end."""
         self._is_processing_step = True
         try:
             if step.get("failure") is not None:
@@ -180,14 +180,14 @@ class ObjectiveRunner:
             if self._last_step is None:
                 self._snapshots.clear_offers()
 
-    def _make_step(self, said: tuple[float, dict[str, float]] | None, frames: Frames) -> dict[str, Any]:
+    def _make_step(self, report: tuple[float, dict[str, float]] | None, frames: Frames) -> dict[str, Any]:
         _flush_streams()
-        loss, metrics = said if said is not None else (None, {})
-        place, ended = self._objective_call.find_line(frames), self._objective_call.has_ended
-        return {"loss": loss, "metrics": metrics, "place": place, "ended": ended, **self._snapshots.make_flags()}
+        loss, metrics = report if report is not None else (None, {})
+        line, ended = self._objective_call.find_line(frames), self._objective_call.has_ended
+        return {"loss": loss, "metrics": metrics, "place": line, "ended": ended, **self._snapshots.make_flags()}
 
     def _make_failed_step(self, error: BaseException, frames: Frames) -> dict[str, Any]:
-        """Return what the objective has raised as a step that has failed."""
+        """Return an exception of the objective as a failed step."""
         _flush_streams()
         seconds = time.monotonic() - self._start_time
         reason = f"{type(error).__name__}: {format_with_hint(error)}"
@@ -213,22 +213,22 @@ class ObjectiveRunner:
         }
 
     def _catch_failure(self, act: Callable[[], T], frames: Frames = ()) -> T | dict[str, Any]:
-        """Let the objective act; whatever it raises is caught, and becomes a step that has failed.
+        """Call a function that runs code of the objective; return a failed step if it raises.
 
-        `frames` is where the objective is, if it is not `act` that takes it there.
+        `frames` is the position of the objective if `act` does not run the objective itself.
         """
         self._start_time = time.monotonic()
         try:
             with self._interrupts.allow_cancellation():
-                done = act()
+                result = act()
         except BaseException as error:
             end_if_forked(error)
             if not self._is_over:
                 return self._make_failed_step(error, frames)
-            _log_error(error)  # it was raised because the evaluation was over
+            _log_error(error)  # It was raised because the evaluation was over.
             return {}
         end_if_forked()
-        return done
+        return result
 
     def _close_objective(self) -> None:
         """End an objective that has not ended by itself."""
@@ -237,7 +237,7 @@ class ObjectiveRunner:
         except BaseException as error:
             _log_error(error)
 
-    # What the objective asks for
+    # Callbacks of the worker
 
     def _load_checkpoint(self) -> Any:
         state, losses = self._snapshots.load_checkpoint(self._objective_call.has_loss)
@@ -253,7 +253,7 @@ class ObjectiveRunner:
         try:
             self._channel.send(kind, **content)
         except ChannelClosed:
-            os._exit(1)  # not an exception, which the objective may catch
+            os._exit(1)  # The objective could catch an exception.
 
     def _request_verdict(self, kind: str, **content: Any) -> Message:
         """Send a message, and return the verdict on it."""
@@ -268,7 +268,7 @@ class ObjectiveRunner:
 
 
 def _list_messages(error: BaseException | None) -> list[str]:
-    """Return the messages of an exception, and of those during the handling of which it was raised."""
+    """Return the messages of an exception and of its causes and contexts."""
     messages: list[str] = []
     while error is not None and len(messages) < _MAX_MESSAGES:
         messages.append(message_of(error))
@@ -277,14 +277,14 @@ def _list_messages(error: BaseException | None) -> list[str]:
 
 
 def _flush_streams() -> None:
-    """Let the supervisor have what the objective has printed, lines without an end too."""
+    """Send the printed output of the objective to the supervisor, including incomplete lines."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # the objective may have closed it
+        with suppress(Exception):  # The objective may have closed the stream.
             stream.flush()
 
 
 def _log_error(error: BaseException) -> None:
-    """Log what an objective has raised while it was closed, unless it was only told to end."""
+    """Log an exception that an objective has raised while it was closed, except Cancelled."""
     if not isinstance(error, Cancelled):
         text = "".join(traceback.format_exception(error))
         logging.getLogger(__name__).info("while an objective was closed:\n%s", text)

@@ -1,4 +1,4 @@
-"""A probe of one rank: torch's own hooks, through which it sees what an objective does, and changes nothing of it."""
+"""A probe of one rank: it observes the training of an objective through torch's hooks, without changing it."""
 
 from __future__ import annotations
 
@@ -22,35 +22,32 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hpo.process.trace import HASH_BYTES, Fingerprint, Trace
 
-_MAX_SAMPLES = 200_000  # whose hashes are kept
-_MAX_VALUES_PER_SAMPLE = 1024  # that are hashed, at most, evenly taken
-_WRAPPER_PREFIXES = (
-    "module.",
-    "_orig_mod.",
-    "_forward_module.",
-)  # in names, of DistributedDataParallel, compile and Fabric
+_MAX_SAMPLES = 200_000  # Hashes are kept for this many samples.
+_MAX_VALUES_PER_SAMPLE = 1024  # Of larger samples, evenly spaced values are hashed.
+# Prefixes of parameter names by DistributedDataParallel, torch.compile and Fabric.
+_WRAPPER_PREFIXES = ("module.", "_orig_mod.", "_forward_module.")
 
 
 class Probe:
-    """Sees what an objective does on this rank inside ``with``.
+    """Observes the training of an objective on this rank inside ``with``.
 
-    It holds no parameter and no network: those of an evaluation that has failed must be freed. It draws no random
-    numbers, and begins no communication.
+    It keeps no reference to parameters and networks, since those of a failed evaluation must be freed. It draws no
+    random numbers, and does not communicate.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.trace = Trace()
         self._device = device
         self._optimizers: list[weakref.ref[Optimizer]] = []
-        self._step_counts: list[int] = []  # steps of each
-        self._networks: list[weakref.ref[nn.Module]] = []  # those that were trained, without their layers
+        self._step_counts: list[int] = []  # The number of steps of each optimizer.
+        self._networks: list[weakref.ref[nn.Module]] = []  # Outermost modules that were trained.
         self._known_modules: set[int] = set()
-        self._parameter_names: dict[int, str] = {}  # of parameters, by id
-        self._without_gradient: dict[int, str] = {}  # parameters that have had no gradient so far
+        self._parameter_names: dict[int, str] = {}  # By the id of the parameter.
+        self._without_gradient: dict[int, str] = {}  # Names of parameters without a gradient so far, by id.
         self._with_gradient: set[int] = set()
         self._hash_count = 0
-        self._awaits_samples = False  # for the samples of a batch, in a call of the network
-        self._initial_random_states: list[torch.Tensor] | None = None  # generators before the first call of a network
+        self._awaits_samples = False  # Whether a call of the network has begun without a hashed batch so far.
+        self._initial_random_states: list[torch.Tensor] | None = None  # States before the first call of a network.
         self._handles: list[Any] = []
 
     def __enter__(self) -> Probe:
@@ -67,22 +64,22 @@ class Probe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        seen = self.trace
-        seen.seconds, seen.memory = time.monotonic() - self._start_time, _read_peak_memory(self._device)
-        seen.without_gradient = list(self._without_gradient.values())
+        trace = self.trace
+        trace.seconds, trace.memory = time.monotonic() - self._start_time, _read_peak_memory(self._device)
+        trace.without_gradient = list(self._without_gradient.values())
         for handle in self._handles:
             handle.remove()
 
     def record_loss(self) -> None:
-        """Note that there is a loss."""
+        """Record the steps and the fingerprints of the parameters at a loss."""
         self.trace.steps_at_losses.append(self.trace.steps)
         optimizers = [reference() for reference in self._optimizers]
-        prints = [
+        fingerprints = [
             _compute_fingerprint(_list_optimizer_parameters(optimizer))
             for optimizer in optimizers
             if optimizer is not None
         ]
-        self.trace.at_loss.append(tuple(one for each in prints for one in each))
+        self.trace.at_loss.append(tuple(pair for fingerprint in fingerprints for pair in fingerprint))
         for reference in self._networks:
             if (network := reference()) is not None:
                 self._record_network(network, trains=False)
@@ -92,22 +89,22 @@ class Probe:
         if self._step_counts[number] == 0:
             parameters = _list_optimizer_parameters(optimizer)
             self.trace.weights[number] = _compute_fingerprint(parameters)
-            self.trace.gradients[number] = _compute_fingerprint([one.grad for one in parameters])
-            self.trace.shapes += [tuple(one.shape) for one in parameters]
-            self.trace.sharded |= any(hasattr(one, "to_local") for one in parameters)
+            self.trace.gradients[number] = _compute_fingerprint([parameter.grad for parameter in parameters])
+            self.trace.shapes += [tuple(parameter.shape) for parameter in parameters]
+            self.trace.sharded |= any(hasattr(parameter, "to_local") for parameter in parameters)
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
         number = self._find_optimizer_number(optimizer)
         self._step_counts[number] += 1
-        self.trace.steps = max(self._step_counts)  # an optimizer may be made of others
-        for place, one in enumerate(_list_optimizer_parameters(optimizer)):
-            if one.grad is not None:
-                self._with_gradient.add(id(one))
-                self._without_gradient.pop(id(one), None)
-            elif one.requires_grad and id(one) not in self._with_gradient:
-                self._without_gradient[id(one)] = self._parameter_names.get(
-                    id(one), f"parameter {place} of the optimizer"
-                )
+        self.trace.steps = max(self._step_counts)  # An optimizer may contain others, whose steps are not added.
+        for index, parameter in enumerate(_list_optimizer_parameters(optimizer)):
+            key = id(parameter)
+            if parameter.grad is not None:
+                self._with_gradient.add(key)
+                self._without_gradient.pop(key, None)
+            elif parameter.requires_grad and key not in self._with_gradient:
+                name = self._parameter_names.get(key, f"parameter {index} of the optimizer")
+                self._without_gradient[key] = name
 
     def _find_optimizer_number(self, optimizer: Optimizer) -> int:
         for number, reference in enumerate(self._optimizers):
@@ -132,51 +129,50 @@ class Probe:
             self._record_samples(given, is_first)
 
     def _record_samples(self, given: tuple[Any, ...], is_first: bool) -> None:
-        """Keep hashes of a batch, as the network has it, or if it has keyword arguments, the first of its layers."""
+        """Keep hashes of a batch, the input of the network, or of its first layer if the network gets keywords."""
         self._awaits_samples |= is_first
         hashes = _hash_samples(given[0]) if self._awaits_samples and given else []
-        if hashes and (is_first or given[0].dim() > 1):  # one dimension has the positions of tokens
+        if hashes and (is_first or given[0].dim() > 1):  # One-dimensional inputs of layers are positions of tokens.
             self.trace.samples.append((self.trace.steps, hashes))
             self._hash_count += len(hashes)
             self._awaits_samples = False
 
     def _after_forward(self, module: nn.Module, *_: object) -> None:
-        """Learn whether a network draws random numbers, in its first call."""
+        """Record whether a network draws random numbers in its first call."""
         if torch.compiler.is_compiling() or not self._networks or self._networks[0]() is not module:
             return
         self._awaits_samples = False
         if not self._initial_random_states:
             return
-        has_drawn = any(
-            not one.equal(other) for one, other in zip(self._initial_random_states, _get_random_states(), strict=False)
-        )
+        states = zip(self._initial_random_states, _get_random_states(), strict=False)
+        has_drawn = any(not before.equal(after) for before, after in states)
         self._initial_random_states = []
         is_known = self.trace.random_layers or any(_is_independent_of_ranks(layer) for layer in module.modules())
         if has_drawn and not is_known:
             self.trace.random_layers[_name_innermost_network(module)] += 1
 
     def _record_network(self, module: nn.Module, trains: bool) -> None:
-        """Print the parameters of a network that was trained, once for the same number of steps.
+        """Record a fingerprint of a trained network, once per number of steps.
 
-        This is not done after a step of an optimizer: ranks may still exchange their results then.
+        It is not recorded right after a step of an optimizer, since ranks may still exchange their results.
         """
-        number = next((number for number, one in enumerate(self._networks) if one() is module), None)
+        number = next((number for number, network in enumerate(self._networks) if network() is module), None)
         if number is None or (number, self.trace.steps, trains) in self.trace.networks:
             return
         parameters = _list_trained_parameters(module)
         if not parameters or any(map(is_lazy, parameters)):
             return
         if not any(number == other for other, _, _ in self.trace.networks):
-            self.trace.network_shapes += [tuple(one.shape) for one in parameters]
-            self.trace.sharded |= any(hasattr(one, "to_local") for one in parameters)
-        with suppress(RuntimeError):  # inside torch.func's transformations, tensors have no numbers
+            self.trace.network_shapes += [tuple(parameter.shape) for parameter in parameters]
+            self.trace.sharded |= any(hasattr(parameter, "to_local") for parameter in parameters)
+        with suppress(RuntimeError):  # Inside transformations of torch.func, tensors have no values.
             self.trace.networks[number, self.trace.steps, trains] = _compute_fingerprint(parameters)
 
     def _register_network(self, module: nn.Module) -> None:
-        """Learn the names of a network's parameters, and its layers, when it is first trained."""
+        """Record the parameter names and layers of a network when it is first trained."""
         self._known_modules.update(map(id, module.modules()))
         named = list(module.named_parameters())
-        self._parameter_names.update((id(one), _strip_wrapper_prefixes(name)) for name, one in named)
+        self._parameter_names.update((id(parameter), _strip_wrapper_prefixes(name)) for name, parameter in named)
         if named:
             self._networks.append(weakref.ref(module))
         for layer in module.modules():
@@ -228,7 +224,7 @@ def _get_random_states() -> list[torch.Tensor]:
 
 
 def _is_independent_of_ranks(layer: nn.Module) -> bool:
-    """Return whether this is a layer whose dropout is the same on any number of ranks."""
+    """Return whether the random numbers of a layer are the same on any number of ranks."""
     return type(layer).__module__.startswith("hpo.training.")
 
 
@@ -236,14 +232,15 @@ def _draws_random_numbers(layer: nn.Module) -> bool:
     if _is_independent_of_ranks(layer):
         return False
     if "drop" not in type(layer).__name__.lower() and type(layer).__name__ != "StochasticDepth":
-        chance = getattr(layer, "dropout", 0.0)  # of recurrent and attention layers; others have a layer of that name
-        return isinstance(chance, float) and chance > 0
-    chance = getattr(layer, "p", 1.0)
-    return not isinstance(chance, float) or chance > 0
+        # Recurrent and attention layers have a probability of this name, other modules a layer.
+        probability = getattr(layer, "dropout", 0.0)
+        return isinstance(probability, float) and probability > 0
+    probability = getattr(layer, "p", 1.0)
+    return not isinstance(probability, float) or probability > 0
 
 
 def _hash_samples(batch: object) -> list[bytes]:
-    """Return a hash of each sample of a batch, a tensor (N, ...); none of anything else."""
+    """Return a hash of each sample of a batch, a tensor of shape (N, ...); an empty list for any other object."""
     if not isinstance(batch, torch.Tensor) or batch.dim() < 1 or hasattr(batch, "to_local") or batch.is_meta:
         return []
     with torch.no_grad():
@@ -260,12 +257,12 @@ def _iterate_rows(rows: torch.Tensor) -> Iterator[memoryview]:
 def _reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    with suppress(OSError):  # no Linux, or not allowed: then the peak is that of the whole process
+    with suppress(OSError):  # Without Linux or permission, the peak is that of the whole process.
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def _read_peak_memory(device: torch.device) -> int:
-    """Return the most bytes since `_reset_peak_memory`: of the GPU's memory, or of what was resident on a CPU."""
+    """Return the peak in bytes since `_reset_peak_memory`: GPU memory, or resident memory on a CPU."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     with suppress(OSError):

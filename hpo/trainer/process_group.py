@@ -1,7 +1,7 @@
-"""`torch.distributed.init_process_group` as objectives see it: the worker's process group is up before they are called.
+"""A replacement of `torch.distributed.init_process_group`, since the worker's group exists before an objective starts.
 
-Code that is written for torchrun makes the group itself. It gets the one that is up, if it asks for nothing else;
-otherwise its own group replaces that one.
+Code for torchrun calls this function. It gets the existing group if that has the requested backend and ranks.
+Otherwise, a new group replaces the existing one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _init_process_group = dist.init_process_group
 
 
 class DefaultGroup:
-    """What this trainer knows of the default process group: the backend, the store and how often it was asked for."""
+    """The default process group of this trainer: its backend and store, and how often it was requested and replaced."""
 
     def __init__(self) -> None:
         self.store: Store | None = None
@@ -29,7 +29,10 @@ class DefaultGroup:
         self._replacement_count = 0
 
     def make_process_group(self, device: Any) -> None:
-        """Make the worker's process group; collective. Raises RuntimeError if the ranks cannot connect."""
+        """Make the worker's process group. Collective: call on all ranks.
+
+        Raises RuntimeError if the ranks cannot connect.
+        """
         assert self.store is not None
         _init_process_group(
             self.backend,
@@ -37,26 +40,25 @@ class DefaultGroup:
             rank=self.rank,
             world_size=self.size,
             timeout=self.timeout,
-            # nccl would have to guess the device of a collective without a tensor, and groups of some ranks are split
-            # from a group that knows it.
+            # With a device, nccl need not guess it for collectives without a tensor, and can split the group.
             device_id=device if self.backend == "nccl" else None,
         )
         self._made_group, self._is_requested = dist.group.WORLD, False
 
     def begin_evaluation(self) -> None:
-        """Let an evaluation ask for the group that is up."""
+        """Let the next call of init_process_group get the existing group."""
         self._is_requested = False
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the group that `make` has made is the default one, and the only one."""
+        """Whether the group of `make_process_group` is the default group, and the only one."""
         groups = dist.distributed_c10d._world.pg_map
         return dist.is_initialized() and dist.group.WORLD is self._made_group and len(groups) == 1
 
     def handle_init(
         self, backend: str | None = None, init_method: str | None = None, *arguments: Any, **options: Any
     ) -> None:
-        """Do what `torch.distributed.init_process_group` does, for an objective."""
+        """Handle an objective's call of `torch.distributed.init_process_group`."""
         own = self.store is not None and not arguments and not set(options) - {"timeout", "device_id", "pg_options"}
         own = own and init_method in (None, "env://") and options.get("rank", self.rank) in (-1, self.rank)
         if own and dist.is_initialized() and not self._is_requested and _is_same_backend(backend, self.backend):
@@ -79,7 +81,7 @@ default_group = DefaultGroup()
 
 
 def replace_init_process_group() -> None:
-    """Let `torch.distributed.init_process_group` be this module's, before a search file imports it."""
+    """Replace `torch.distributed.init_process_group`; call it before a search file imports that function."""
 
     @functools.wraps(_init_process_group)
     def init_process_group(*arguments: Any, **options: Any) -> None:
@@ -90,7 +92,7 @@ def replace_init_process_group() -> None:
 
 
 def _is_same_backend(backend: str | None, own: str) -> bool:
-    """Tell whether a backend that is asked for is the one that is up; one may be named for each type of device."""
+    """Return whether the requested backend is the existing one; it may name a backend for each type of device."""
     if backend is None:
         return True
     names = {part.rpartition(":")[2] for part in str(backend).lower().split(",")}

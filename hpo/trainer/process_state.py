@@ -1,4 +1,4 @@
-"""Undoing what an objective has changed in its process, so that it does not affect the next evaluations."""
+"""Restore the state of a process after an objective, so that its changes do not affect the next evaluations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 from torch.backends import cudnn
 
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-# The signals that people catch; to ask for the handlers of all signals takes 0.1 ms.
+# Signals that programs usually catch. Reading the handlers of all signals would take 0.1 ms.
 _SIGNALS = [
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGALRM, signal.SIGTERM, signal.SIGCHLD),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG, signal.SIGVTALRM, signal.SIGPROF),
@@ -27,7 +27,7 @@ _SIGNALS = [
 
 
 def _set_device(device: torch.device) -> None:
-    torch.set_default_device(device if device.type != "cpu" else None)  # a default device costs time in each call
+    torch.set_default_device(device if device.type != "cpu" else None)  # A default device slows each call down.
 
 
 def _get_deterministic() -> tuple[bool, bool]:
@@ -67,21 +67,21 @@ def _set_streams(before: tuple[Any, Any, Any]) -> None:
 
 
 def _make_list_functions(module: ModuleType, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """Return two functions for a module's list: one reads it, and the other puts it back, with its old content."""
+    """Return two functions for a list of a module: the first reads it, the second restores it and its content."""
 
     def get_list() -> tuple[list[Any], list[Any]]:
-        kept = getattr(module, name)
-        return kept, list(kept)
+        values = getattr(module, name)
+        return values, list(values)
 
     def set_list(before: tuple[list[Any], list[Any]]) -> None:
-        kept, content = before
-        kept[:] = content
-        setattr(module, name, kept)
+        values, content = before
+        values[:] = content
+        setattr(module, name, values)
 
     return get_list, set_list
 
 
-# How each state is read, and how it is set.
+# The functions that read and set each part of the state.
 _PROCESS_STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
     (_get_environment, _set_environment),
     (_get_streams, _set_streams),
@@ -104,30 +104,30 @@ _PROCESS_STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
 
 @contextmanager
 def restore_process_state() -> Iterator[None]:
-    """Undo what changes inside ``with``: `_STATES`, signal handlers, timers, the umask and the working directory.
+    """Restore after ``with``: `_PROCESS_STATES`, signal handlers, timers, the umask and the working directory.
 
-    Compiled code is dropped: torch's compiler gives up on code that it has compiled eight times.
+    Compiled code is dropped, since torch's compiler gives up on code that it has compiled eight times.
     """
     folder, mask = _get_working_directory(), _get_umask()
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    states = [look() for look, _ in _PROCESS_STATES]
+    states = [get_state() for get_state, _ in _PROCESS_STATES]
     try:
         yield
     finally:
-        for timer in _TIMERS:  # first: without its handler, a timer's signal ends the process
+        for timer in _TIMERS:  # Timers come first, since their signals end a process without a handler.
             signal.setitimer(timer, 0)
         for number, handler in handlers.items():
-            if handler is not None and signal.getsignal(number) != handler:  # None: the handler is not Python's
+            if handler is not None and signal.getsignal(number) != handler:  # None is a handler outside of Python.
                 signal.signal(number, handler)
-        for (look, put), state in zip(_PROCESS_STATES, states, strict=True):
-            if look() != state:
-                put(state)
+        for (get_state, set_state), state in zip(_PROCESS_STATES, states, strict=True):
+            if get_state() != state:
+                set_state(state)
         os.umask(mask)
         if folder is not None:
-            with suppress(OSError):  # it is gone
+            with suppress(OSError):  # The directory may have been removed.
                 os.chdir(folder)
         if (compiler := sys.modules.get("torch._dynamo")) is not None:
-            compiler.reset()  # 0.1 ms
+            compiler.reset()  # This takes 0.1 ms.
 
 
 def _get_working_directory() -> Path | None:

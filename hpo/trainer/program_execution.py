@@ -1,4 +1,4 @@
-"""How a trainer executes a program: a Python script or module as `__main__`, or a command as a child process."""
+"""Execution of a program in a trainer: a Python script or module as `__main__`, or a command as a child process."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ import torch
 from hpo.process.failure import describe_status
 from hpo.trainer.interrupts import Cancelled
 
-_TERMINATION_SECONDS = 2.0  # of a command that is cancelled
-_ABORT_STATUSES = (
-    -signal.SIGABRT,
-    128 + signal.SIGABRT,
-)  # the second is a shell's status if its last process has aborted
+_TERMINATION_SECONDS = 2.0  # A cancelled command has this time before it is killed.
+# The second is the status of a shell whose last process has aborted.
+_ABORT_STATUSES = (-signal.SIGABRT, 128 + signal.SIGABRT)
 
 
 class ExitStatusError(Exception):
-    """A command has ended with a status other than 0, or by a signal; SIGABRT if `is_abort`."""
+    """A command has ended with a status other than 0, or by a signal, which is SIGABRT if `is_abort`."""
 
     def __init__(self, text: str, is_abort: bool) -> None:
         super().__init__(text)
@@ -42,8 +40,8 @@ class ExitStatusError(Exception):
 
 
 def reset_process() -> None:
-    """Make this process, which was forked from a template, like a new one for a program."""
-    # Forked processes would draw the same numbers, for batches as well as for names of files.
+    """Reset random generators and logging of this process, which was forked from a template, for a program."""
+    # Forked processes would draw the same numbers, for example for batches and names of files.
     random.seed()
     np.random.seed()
     torch.seed()
@@ -52,7 +50,7 @@ def reset_process() -> None:
 
 
 def end_process() -> None:
-    """End as Python does: wait for threads that are not daemons, call the functions registered for the exit, flush."""
+    """End as Python does: wait for non-daemon threads, call the functions of atexit, and flush files."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for file in gc.get_objects():
@@ -64,7 +62,7 @@ def end_process() -> None:
 def execute_program(command: Sequence[str], source: bytes | None) -> None:
     """Run a program to its end. `source` is the content of a Python script, or None to read it.
 
-    Raises the exceptions of the program, and StatusError if a command fails.
+    Raises the exceptions of the program, and ExitStatusError if a command fails.
     """
     if command[0] == "-m":
         _run_module(command[1], command[2:])
@@ -98,15 +96,15 @@ def _run_module(name: str, arguments: Sequence[str]) -> None:
 
 
 def _run_main(code: CodeType, **names: object) -> None:
-    """Run code as `__main__`, which stays for threads, finalizers and processes that are spawned."""
+    """Run code as `__main__`. The module stays for threads, finalizers and spawned processes."""
     module = ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins, __cached__=None, **names)
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module
-    exec(code, module.__dict__)  # noqa: S102 - a user's own program
+    exec(code, module.__dict__)  # noqa: S102 - It is the user's program.
 
 
 def _run_command(command: Sequence[str]) -> None:
-    # Its lines are read while it runs, so that pruners see its losses.
+    # Unbuffered lines are read while it runs, so that pruners get its losses in time.
     process = subprocess.Popen(command, env={"PYTHONUNBUFFERED": "1", **os.environ})
     try:
         status = process.wait()

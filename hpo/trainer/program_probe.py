@@ -13,25 +13,25 @@ from hpo.trainer.probe import Probe
 
 
 class ProgramProbe:
-    """Sees what a program does in this process, from now on until `end`."""
+    """Observes a program in this process, from construction to `stop_probe`."""
 
     def __init__(self) -> None:
         self._variables = set[str]()
         variables, look_up = self._variables, os._Environ.__getitem__
 
-        def look_up_and_note(environment: Any, name: Any) -> Any:
+        def look_up_and_record(environment: Any, name: Any) -> Any:
             variables.add(str(name))
             return look_up(environment, name)
 
-        # Of this process alone, which ends with the program.
-        os._Environ.__getitem__ = look_up_and_note  # type: ignore[method-assign]
+        # The change need not be undone, since this process ends with the program.
+        os._Environ.__getitem__ = look_up_and_record  # type: ignore[method-assign]
         self._probe = Probe(torch.device("cpu"))
         self._probe.__enter__()
 
     def stop_probe(self, is_cut: bool) -> Trace:
-        """Return what was seen of a program, which may have been cut off before its end."""
+        """Return the trace of the program; `is_cut` is whether it was cancelled before its end."""
         self._probe.__exit__(None, None, None)
-        seen = self._probe.trace
-        seen.variables, seen.has_children = sorted(self._variables), has_children()
-        seen.was_cut = is_cut
-        return seen
+        trace = self._probe.trace
+        trace.variables, trace.has_children = sorted(self._variables), has_children()
+        trace.was_cut = is_cut
+        return trace

@@ -1,4 +1,4 @@
-"""A training program in a trainer: it runs to its end, which is the end of this process, and is reported."""
+"""A training program in a trainer: run it to its end, report its last step, and end the process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from hpo.trainer.objective_runner import CONNECTION_ERRORS, TIMEOUT_ERRORS
 from hpo.trainer.program_execution import ExitStatusError, end_process, execute_program, reset_process
 from hpo.trainer.program_probe import ProgramProbe
 
-_CANCEL_WAIT_SECONDS = 3.0  # after a peer was, before an error of its connection is shown
+_CANCEL_WAIT_SECONDS = 3.0  # Time to be cancelled before a connection error counts as the cause of a failure.
 
 
 class ProgramRunner:
-    """A program that this process runs to its end, and with which it ends.
+    """Runs a program to its end, and then ends this process.
 
-    `source` is the content of a Python script as it was read first, None to read it.
+    `source` is the content of a Python script when it was first read; None to read it.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class ProgramRunner:
         self._probe: ProgramProbe | None = None
 
     def start_probe(self) -> None:
-        """See what the program does, for `hpo check`."""
+        """Observe the program for `hpo check`."""
         self._probe = ProgramProbe()
 
     def run(self, environment: Mapping[str, str]) -> NoReturn:
-        """Run the program, send its end to the supervisor, and end this process."""
+        """Run the program, send its last step to the supervisor, and end this process."""
         os.environ.update(environment)
         reset_process()
         self._interrupts.begin_evaluation()
@@ -56,13 +56,13 @@ class ProgramRunner:
                 stream.flush()  # type: ignore[union-attr]
         with suppress(ChannelClosed):
             if self._probe is not None:
-                seen = self._probe.stop_probe(is_cut=bool(step.get("is_cancelled")))
-                self._channel.send("seen", **seen.to_data())
+                trace = self._probe.stop_probe(is_cut=bool(step.get("is_cancelled")))
+                self._channel.send("seen", **trace.to_data())
             self._channel.send("step", **step, is_clean=False)
-        os._exit(status)  # without destructors of native code, in which torch aborts now and then
+        os._exit(status)  # This skips destructors of native code, in which torch sometimes aborts.
 
     def _run_to_end(self) -> tuple[dict[str, Any], int]:
-        """Return the last step of the program, and its exit status; functions for the exit run after a failure, too."""
+        """Return the last step of the program and its exit status. Functions of atexit also run after a failure."""
         step: dict[str, Any] = {"ended": True}
         status = 0
         try:
@@ -76,8 +76,8 @@ class ProgramRunner:
         if step.get("is_cancelled"):
             return step, status
         try:
-            # Without Cancelled, which functions for the exit would print. If it is cancelled now, it has some seconds
-            # to end: on busy cores it needs more than one, and `hpo check` would see nothing of it.
+            # Cancelled is not raised here, since functions of atexit would print it. A cancelled program has some
+            # seconds to end: it needs more than one on busy cores, and `hpo check` needs its trace.
             with self._interrupts.only_acknowledge():
                 end_process()
         except BaseException as error:
@@ -87,7 +87,7 @@ class ProgramRunner:
         return step, status
 
     def _find_cause(self, error: BaseException) -> BaseException:
-        """Return Cancelled instead of an error about the connection to a peer, if the evaluation was called off."""
+        """Return Cancelled instead of a connection error if the supervisor cancels the evaluation."""
         if any(text in str(error) for text in CONNECTION_ERRORS):
             try:
                 with self._interrupts.allow_cancellation():
@@ -97,7 +97,7 @@ class ProgramRunner:
         return error
 
     def _make_failed_step(self, error: BaseException) -> dict[str, Any]:
-        """Return the failure of the program as a step; print an exception as Python does."""
+        """Return the failure of the program as a step, and print an exception as Python does."""
         is_status = isinstance(error, (ExitStatusError, SystemExit))
         reason = f"{type(error).__name__}: {format_with_hint(error)}"
         if isinstance(error, ExitStatusError):
@@ -122,12 +122,12 @@ class ProgramRunner:
             "traceback": format_stack(frames) if isinstance(error, Cancelled) else format_traceback(error, frames),
         }
 
-    def _trim_traceback(self, found: Any) -> Any:
+    def _trim_traceback(self, traceback_object: Any) -> Any:
         """Return the part of a traceback that begins in the script."""
-        begin = found
+        begin = traceback_object
         while begin is not None and begin.tb_frame.f_globals.get("__name__") != "__main__":
             begin = begin.tb_next
-        return begin or found
+        return begin or traceback_object
 
 
 def _compute_exit_status(error: BaseException) -> int:

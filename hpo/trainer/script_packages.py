@@ -1,4 +1,4 @@
-"""The packages that a training script imports at its top: a template imports them once for all evaluations."""
+"""Packages that a training script imports at its top: a template imports them once for all evaluations."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _EFFECTLESS_STATEMENTS = (ast.FunctionDef, ast.ClassDef, ast.Try)
 
 
 def import_packages(path: Path, source: bytes, skipped: Container[str]) -> Iterator[str]:
-    """Import the installed packages that a script imports, and yield the name of each after its import.
+    """Import the installed packages that a script imports, except `skipped`, and yield each name after its import.
 
-    The script reports an import that fails. The `skipped` ones are left out.
+    Failures are ignored, since the script itself reports an import that fails.
     """
     with suppress(SyntaxError, ValueError):
         for module, names in _find_imports(ast.parse(source)):
@@ -25,13 +25,13 @@ def import_packages(path: Path, source: bytes, skipped: Container[str]) -> Itera
             if package not in skipped and _is_installed(module, path.absolute().parent):
                 with suppress(Exception, SystemExit):
                     imported = importlib.import_module(module)
-                    for name in names:  # some packages, such as transformers, import a module when its name is read
+                    for name in names:  # Some packages, such as transformers, import a module when its name is read.
                         getattr(imported, name, None)
                 yield package
 
 
 def find_fork_hazard() -> str:
-    """Return why this process is not safe to fork; empty if it is."""
+    """Return the reason why this process is unsafe to fork; an empty text if it is safe."""
     import torch
 
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -41,9 +41,9 @@ def find_fork_hazard() -> str:
 
 
 def _find_imports(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
-    """Yield the modules at the top of a script, and the names that it takes from each.
+    """Yield the modules that a script imports at its top, and the names that it imports from each.
 
-    A statement with an effect ends the search: it may set an environment variable for the imports behind it.
+    A statement with an effect ends the search, since it may set an environment variable for later imports.
     """
     for node in tree.body:
         if isinstance(node, ast.Import):
@@ -58,7 +58,7 @@ def _find_imports(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
 
 
 def _is_installed(name: str, folder: Path) -> bool:
-    """Return whether a module belongs to an installed package, and not to the user's own code, also in a folder."""
+    """Return whether a module belongs to an installed package, and not to the user's files in `folder`."""
     root = name.partition(".")[0]
     if (folder / root).exists() or (folder / f"{root}.py").exists():
         return False

@@ -1,4 +1,4 @@
-"""The search file: its space, its functions and its settings. Only this module imports a user's file."""
+"""The search file: its space, its functions and its settings. Only this module imports the user's file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 
 @dataclass(frozen=True)
 class SearchFile:
-    """A search file that was imported, with its functions; `hpo.problem.SearchDescription` is the same file as data."""
+    """An imported search file with its functions. `hpo.problem.SearchDescription` describes the same file as data."""
 
     path: Path
     """The path that the user gave."""
@@ -62,7 +62,7 @@ class SearchFile:
 
     @functools.cached_property
     def program_source(self) -> bytes:
-        """The content of the script, as it was read first: it may change while a run continues."""
+        """The content of the script when it was first read, since the file may change during a run."""
         assert self.program is not None
         try:
             return self.program.read_bytes()
@@ -70,7 +70,7 @@ class SearchFile:
             raise UsageError(f"{self.program} cannot be read: {error.strerror}") from error
 
     def describe(self) -> dict[str, Any]:
-        """Return the file as data that JSON can hold, from which `SearchDescription.from_data` makes a description."""
+        """Return a description of the file as JSON data for `SearchDescription.from_data`."""
         return SearchDescription(
             self.path,
             self.location,
@@ -84,17 +84,17 @@ class SearchFile:
         ).data
 
     def make_setting_values(self, assignments: Sequence[str]) -> dict[str, Any]:
-        """Return the values of the settings that NAME=VALUE texts make, as data that JSON can hold."""
+        """Return the settings made from NAME=VALUE texts as JSON data."""
         return {"values": self.bind_settings(assignments).values}
 
     def bind_settings(self, assignments: Sequence[str]) -> BoundSearch:
-        """Return this file with settings made from NAME=VALUE texts. Raises UsageError as `settings` does."""
+        """Return this file with settings made from NAME=VALUE texts. Raises UsageError as `make_settings` does."""
         return BoundSearch(self, self.make_settings(assignments))
 
     def make_settings(self, assignments: Sequence[str]) -> Any:
         """Return the file's Settings, made from NAME=VALUE texts; None for a file without Settings.
 
-        Raises UsageError for a name or a value that the Settings do not take.
+        Raises UsageError for a name or a value that the Settings do not accept.
         """
         if self.settings_type is None:
             for assignment in assignments:
@@ -102,25 +102,25 @@ class SearchFile:
             return None
         values = dict(self._parse_setting(assignment) for assignment in assignments)
         try:
-            return copy.deepcopy(self.settings_type(**values))  # Each call gets a copy, which has to be possible.
+            return copy.deepcopy(self.settings_type(**values))  # Each call gets a copy, so copying must work.
         except (TypeError, ValueError) as error:
             raise UsageError(f"the settings of {self.path}: {error}") from error
         except (Exception, SystemExit) as error:
             raise UsageError(f"the settings of {self.path}: {type(error).__name__}: {error}") from error
 
     def check_call(self, name: str, function: Callable[..., Any], *arguments: str) -> None:
-        """Raise a UsageError unless a function of the file takes the arguments that it will get."""
+        """Raise a UsageError unless a function of the file accepts the arguments that it will get."""
         expected = [*arguments, *(["settings"] if self.settings_type else [])]
         try:
             inspect.signature(function).bind(*expected)
         except TypeError as error:
             raise UsageError(f"{self.path}: {name} is called as {name}({', '.join(expected)}): {error}") from None
-        except ValueError:  # A builtin has no signature to look at.
+        except ValueError:  # A builtin has no signature.
             return
 
     def check_script(self, script: Script) -> None:
-        """Raise a UsageError unless a program is there, and all of its placeholders have names that there are."""
-        settings = [one.name for one in dataclasses.fields(self.settings_type)] if self.settings_type else []
+        """Raise a UsageError unless a program exists and all of its placeholders are known."""
+        settings = [setting.name for setting in dataclasses.fields(self.settings_type)] if self.settings_type else []
         try:
             script.check(self.space.parameters, settings)
             find_program(script)
@@ -132,7 +132,7 @@ class SearchFile:
             raise UsageError(f"{self.path}: {error}") from None
 
     def check_setting(self, assignment: str) -> None:
-        """Raise a UsageError unless the file's Settings can have this NAME=VALUE."""
+        """Raise a UsageError unless the file's Settings accept this NAME=VALUE."""
         if self.settings_type is None:
             raise UsageError(f"--set {assignment}: {self.path} has no Settings to set")
         self._parse_setting(assignment)
@@ -169,7 +169,7 @@ class BoundSearch:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The values of the settings, as JSON can hold them; it has no NaN and no infinite numbers."""
+        """The values of the settings as JSON data; NaN, infinite and other values are texts."""
         values = dataclasses.asdict(self.settings) if self.settings is not None else {}
         return {name: value if _is_json_value(value) else str(value) for name, value in values.items()}
 
@@ -213,7 +213,7 @@ class SearchSource:
 
     @classmethod
     def read(cls, sent: Sequence[Any] | None) -> SearchSource | None:
-        """Return what an earlier self of this process has sent, with the content in a file descriptor, if it has."""
+        """Return the search that a template has sent before its restart; `sent` has a descriptor of the content."""
         if sent is None:
             return None
         path, source, assignments = sent
@@ -226,9 +226,9 @@ class SearchSource:
 
 @functools.cache
 def load_search_file(path: Path, source: bytes | None = None) -> SearchFile:
-    """Import a search file, and return it; `source` is its content, if it has been read before.
+    """Import a search file, and return it; `source` is its content if it has been read before.
 
-    Raises UsageError if it is not a search file, or with the file's own traceback if the import fails.
+    Raises UsageError if it is not a search file, or with the file's traceback if the import fails.
     """
     location, source = path.absolute(), read_source(path) if source is None else source
     module = import_source(path, location, source)
@@ -278,7 +278,7 @@ def _is_json_value(value: object) -> bool:
 
 
 def _parse_value(text: str, kind: Any) -> Any:
-    """Return a setting's text as a value of its type. Raises ValueError with the values that the type takes."""
+    """Return a setting's text as a value of its type. Raises ValueError with the values that the type accepts."""
     if kind is bool:
         if text.lower() not in _BOOLEANS:
             raise ValueError("true or false")

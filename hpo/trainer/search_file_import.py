@@ -1,4 +1,4 @@
-"""Import a search file: the content that was read, under a module name of its own."""
+"""Import a search file from the content that was read, with a unique module name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_source(path: Path) -> bytes:
         source = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    if b"argparse" in source and b"space" not in source:  # to import it would train
+    if b"argparse" in source and b"space" not in source:  # It is a training script, which trains when it is imported.
         raise UsageError(f"{path}: has no `space`; {EXAMPLE_HINT}. A training script stands behind --: -- {path}")
     return source
 
@@ -45,7 +45,7 @@ def import_source(path: Path, location: Path, source: bytes) -> ModuleType:
     spec = importlib.util.spec_from_file_location(loader.name, location, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[loader.name] = module  # dataclasses look their module up
+    sys.modules[loader.name] = module  # Dataclasses look up their module.
     sys.path.insert(0, str(location.parent))  # The file can import modules next to it, as a script can.
     sys.meta_path.insert(0, _NamesakeFinder(location))
     _register_pickle_by_value(module)
@@ -62,14 +62,14 @@ def import_source(path: Path, location: Path, source: bytes) -> ModuleType:
 
 
 def _register_pickle_by_value(module: ModuleType) -> None:
-    """Let processes of joblib and dask use classes of a search file, which they cannot import by its module's name."""
+    """Let processes of joblib and dask use classes of a search file, which they cannot import by module name."""
     sys.meta_path.insert(0, _CloudpickleFinder(module))
     for name in _PICKLER_MODULES & sys.modules.keys():
         sys.modules[name].register_pickle_by_value(module)
 
 
 class _CloudpickleFinder(MetaPathFinder):
-    """Finds cloudpickle, and registers a module when it is imported: it takes too long to import it in advance."""
+    """Finds cloudpickle, and registers a module when cloudpickle is imported, which is too slow to do in advance."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -92,7 +92,7 @@ class _CloudpickleFinder(MetaPathFinder):
 
 
 class _SourceLoader(SourceFileLoader):
-    """Imports content that was read before; bytecode next to the file may be of other content."""
+    """Imports content that was read before, since bytecode next to the file may have other content."""
 
     def __init__(self, name: str, location: Path, source: bytes) -> None:
         super().__init__(name, str(location))
@@ -100,7 +100,7 @@ class _SourceLoader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - importlib's argument
         code = self.source_to_code(self._source, self.path)
-        # Python keeps an entry without a time: tracebacks show the lines that run, and not lines that were saved since.
+        # Python never refreshes an entry without a time, so tracebacks show the imported lines, not later edits.
         lines = io.StringIO(importlib.util.decode_source(self._source)).readlines()
         linecache.cache[self.path] = (len(self._source), None, lines, self.path)
         return code

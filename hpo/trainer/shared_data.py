@@ -1,4 +1,4 @@
-"""What a search prepares: one copy for all trainers of a host, which each evaluation gets as it was prepared."""
+"""The data that `prepare` returns: one copy for all trainers of a host, which each evaluation gets unchanged."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from typing import Any
 
 _ALIGNMENT = 64
-_MAX_MAPPINGS = 16  # each has a descriptor; those of past evaluations live as long as reference cycles hold them
+_MAX_MAPPINGS = 16  # Each has a descriptor, and reference cycles may keep those of past evaluations.
 
 
 class SharedData:
-    """Reads what `pack_data` has written into a file without a name; one that is not there (-1) is None.
+    """Reads the object that `pack_data` has written; the descriptor -1 means None.
 
-    The contents of numpy arrays and torch tensors (the buffers that pickle's protocol 5 leaves out) are mapped.
+    The contents of numpy arrays and torch tensors, the out-of-band buffers of pickle's protocol 5, are mapped.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -29,14 +29,13 @@ class SharedData:
         self._mappings: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
     def load(self) -> Any:
-        """Return a new copy of the object, as it was prepared; changes to it, or to its arrays, change this copy only.
+        """Return a new copy of the object; changes to it and to its arrays stay in this copy.
 
-        The arrays are mapped, not copied: pages are shared with all trainers and all other evaluations until they are
-        written to.
+        The arrays are mapped, so all trainers and evaluations share pages until they write to them.
         """
         if self._descriptor < 0:
             return None
-        # Private and writable: torch warns of read-only arrays, and writing to read-only pages would end the process.
+        # The mapping is private and writable: torch warns of read-only arrays, and a write would crash the process.
         mapped = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_COPY)
         self._mappings.add(mapped)
         if len(self._mappings) > _MAX_MAPPINGS:
@@ -47,15 +46,15 @@ class SharedData:
 
 
 def pack_data(obj: Any) -> int:
-    """Write an object into a file without a name, in the folder for temporary files, and return its descriptor.
+    """Write an object into an unlinked temporary file, and return its descriptor.
 
-    Raises whatever pickling raises, and OSError if the disk is full.
+    Raises the exceptions of pickle, and OSError if the disk is full.
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     _TensorPickler(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
     payload = stream.getvalue()
-    pickle.loads(payload, buffers=buffers)  # it may be one that cannot be read back
+    pickle.loads(payload, buffers=buffers)  # Some objects can be pickled, but not unpickled.
     spans = []
     with tempfile.TemporaryFile() as file:
         for part in (memoryview(payload), *(buffer.raw() for buffer in buffers)):
@@ -72,7 +71,7 @@ def pack_data(obj: Any) -> int:
 
 
 class _TensorPickler(pickle.Pickler):
-    """Leaves the contents of tensors out of the pickle, as numpy's arrays do by themselves."""
+    """Writes the contents of tensors to out-of-band buffers, as pickle does for numpy arrays."""
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
@@ -81,7 +80,7 @@ class _TensorPickler(pickle.Pickler):
         if obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_quantized or obj.__dict__:
             return NotImplemented
         plain = obj.resolve_conj().resolve_neg()
-        order = sorted(range(plain.dim()), key=plain.stride, reverse=True)  # such as channels last
+        order = sorted(range(plain.dim()), key=plain.stride, reverse=True)  # This keeps formats such as channels-last.
         dense = plain.permute(order).contiguous().view(-1)
         if dense.stride(0) != 1:
             return NotImplemented

@@ -1,4 +1,4 @@
-"""What a trainer keeps of an evaluation: the weights of its lowest loss, and what it continues from."""
+"""The snapshots of an evaluation in its trainer: the weights of its lowest loss, and its last checkpoint."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class SnapshotBuffer:
-    """Keeps what one evaluation offers and saves, as its supervisor wants it; only the leader's trainer copies any.
+    """Copies the weights and states that an evaluation offers if its supervisor requests it, on the leader's trainer.
 
-    `restored` is what this evaluation continues from if the objective asks for it, `inherited` what it begins with.
+    `restored` is the checkpoint that the evaluation may resume from, and `inherited` the checkpoint of its parent.
     """
 
     def __init__(
@@ -44,29 +44,29 @@ class SnapshotBuffer:
     # For the objective
 
     def offer_weights(self, weights: OfferedWeights) -> None:
-        """Remember the weights that the next loss belongs to, or what gathers them."""
+        """Keep a reference to the weights of the next loss, or to the function that gathers them."""
         self._offered_weights = weights
 
     def save_checkpoint(self, state: Any) -> None:
-        """Remember what the objective continues from after its next loss."""
+        """Keep a reference to the state that belongs to the next loss, or to the function that returns it."""
         self._saved_state = state if is_state_function(state) else split_state(state)
 
     def load_checkpoint(self, has_loss: bool) -> tuple[Any, int]:
-        """Return what the interrupted evaluation has saved, and the number of its losses; (None, 0) without one."""
+        """Return the state of the interrupted evaluation and its number of losses; (None, 0) without a checkpoint."""
         if has_loss and not self._has_resumed:
-            raise RuntimeError("worker.checkpoint is asked for before the first loss, to go on from")
+            raise RuntimeError("worker.checkpoint must be read before the first loss")
         if self._checkpoint is None:
             return None, 0
         if not self._has_resumed:
             self._has_resumed = True
             self._best_weights = dict(self._checkpoint.weights) if self._checkpoint.weights else None
-        about = self._checkpoint.metadata
-        return join_state(about.tree, self._checkpoint.tensors), len(about.losses)
+        metadata = self._checkpoint.metadata
+        return join_state(metadata.tree, self._checkpoint.tensors), len(metadata.losses)
 
     def load_parent_checkpoint(self, has_loss: bool) -> Any:
-        """Return what the parent has saved last; None without one."""
+        """Return the last state of the parent; None without a parent."""
         if has_loss:
-            raise RuntimeError("worker.parent_checkpoint is asked for before the first loss, to begin with")
+            raise RuntimeError("worker.parent_checkpoint must be read before the first loss")
         if self._parent_checkpoint is None:
             return None
         self._has_loaded_parent = True
@@ -75,7 +75,7 @@ class SnapshotBuffer:
     # For a step
 
     def make_flags(self) -> dict[str, Any]:
-        """Return what a supervisor needs to know of what is offered and saved."""
+        """Return the flags of offered weights and saved states for a message to the supervisor."""
         saving = self._saved_state
         return {
             "offers": self._offered_weights is not None,
@@ -87,7 +87,7 @@ class SnapshotBuffer:
         }
 
     def gather_offers(self, objective: ObjectiveCall, verdict: Message) -> None:
-        """Call the functions that all ranks have offered, or saved; collective over the worker's ranks."""
+        """Call the offered functions, and gather sharded states. Collective: call on all ranks."""
         if verdict["keep"] and callable(self._offered_weights):
             weights = objective.call_gather_function(self._offered_weights)
             self._offered_weights = check_weights(weights) if self._is_leader else None
@@ -99,9 +99,9 @@ class SnapshotBuffer:
             self._gathered_state = copy_parts(parts, is_kept=self._is_leader)
 
     def copy_requested(self, verdict: Message) -> dict[str, Any] | None:
-        """Keep what the supervisor wants of a loss, and return what came of it; None if it wants nothing."""
+        """Copy the weights and the state that the verdict requests, and return the result; None without a request."""
         if verdict["has_loss"]:
-            self._checkpoint = self._parent_checkpoint = None  # their files may be replaced from now on
+            self._checkpoint = self._parent_checkpoint = None  # Their files may be replaced from now on.
         if verdict["is_best"]:
             self._best_weights = None
         if not self._is_leader or not (verdict["keep"] or verdict["save"]):
@@ -117,16 +117,16 @@ class SnapshotBuffer:
         return found
 
     def clear_offers(self) -> None:
-        """Forget what was offered and saved for a loss: it holds the model."""
+        """Drop the references to offered weights and states, which hold the model."""
         self._offered_weights = self._saved_state = self._gathered_state = None
 
     def _copy_weights(self) -> list[str]:
         assert isinstance(self._offered_weights, Mapping)
         try:
             self._best_weights = {
-                name: one.detach().cpu().clone().contiguous() for name, one in self._offered_weights.items()
+                name: tensor.detach().cpu().clone().contiguous() for name, tensor in self._offered_weights.items()
             }
-        except Exception as error:  # any kind of tensor may raise, a sharded one for example, or memory is full
+        except Exception as error:  # Some kinds of tensors raise, and memory may be full.
             return [f"the weights of the best so far cannot be kept: {format_error(error)}"]
         return []
 
@@ -138,7 +138,7 @@ class SnapshotBuffer:
                 if self._gathered_state is None and isinstance(saved, StateParts)
                 else self._gathered_state
             )
-        except Exception as error:  # a device may fail, or memory be full
+        except Exception as error:  # A device may fail, and memory may be full.
             return {"state_error": format_error(error)}
         assert parts is not None
         known = CheckpointInfo(self._params, about["losses"], about["metrics"], about["seconds"], parts.tree)
@@ -148,26 +148,26 @@ class SnapshotBuffer:
     # For the supervisor, also after the evaluation
 
     def write_checkpoint(self, path: str) -> dict[str, Any]:
-        """Write the last state that was copied to a path, and return its number of losses, or an error."""
+        """Write the last copied checkpoint, and return its number of losses, or an error."""
         began = time.monotonic()
         if self._copied_checkpoint is None:
             return {"losses": 0, "seconds": 0.0}
         try:
             write_checkpoint_file(Path(path), self._copied_checkpoint)
-        except Exception as error:  # the search is worth more than this file
+        except Exception as error:  # A failure to write must not end the search.
             return {"error": format_error(error), "losses": 0, "seconds": time.monotonic() - began}
         return {"losses": len(self._copied_checkpoint.metadata.losses), "seconds": time.monotonic() - began}
 
     def write_weights(self, path: str, about: Mapping[str, str]) -> dict[str, Any]:
-        """Write the weights of the lowest loss to a path, with texts about them; return an error, or an empty text."""
+        """Write the weights of the lowest loss with the metadata `about`; return an error, which may be empty."""
         try:
             assert self._best_weights is not None
             write_tensors(Path(path), self._best_weights, about)
-        except Exception as error:  # the evaluation is safe, and worth more than this file
+        except Exception as error:  # A failure to write must not fail the evaluation.
             return {"error": format_error(error)}
         return {"error": ""}
 
 
 def read_optional_checkpoint(path: str | None) -> Checkpoint | None:
-    """Return the state in a file; None without a path."""
+    """Return the checkpoint in a file; None without a path."""
     return read_checkpoint_file(Path(path)) if path else None

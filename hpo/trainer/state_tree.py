@@ -1,4 +1,4 @@
-"""Take the state that an objective saves apart, into a tree of plain values and its tensors, and build it again."""
+"""Split the state that an objective saves into a tree of plain values and its tensors, and join it again."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-_MAX_DEPTH = 100  # levels of a state
-_PLAIN_TYPES = (str, int, float, type(None))  # and bool, which is an int
+_MAX_DEPTH = 100  # The most nested levels of a state.
+_PLAIN_TYPES = (str, int, float, type(None))  # bool is a subclass of int.
 # Kinds of mappings, and the functions that a defaultdict may call for a missing key.
 _MAPPINGS = {kind.__name__: kind for kind in (dict, Counter, OrderedDict)}
 _FACTORIES = {kind.__name__: kind for kind in (int, float, bool, str, list, tuple, *_MAPPINGS.values())}
-# Kinds of sequences; the kinds of namedtuples are named by module and class.
+# Kinds of sequences. The tree names a namedtuple by its module and class instead.
 _SEQUENCES: Mapping[str, Callable[[Iterable[Any]], Any]] = {"list": list, "tuple": tuple, "Size": torch.Size}
 
 
 @dataclass(frozen=True)
 class StateParts:
-    """A state in parts: a tree that JSON can hold, and the tensors and arrays of it by their names in the tree."""
+    """A split state: a tree as JSON data, and its tensors and arrays by their names in the tree."""
 
     tree: Any
     leaves: dict[str, Any]
@@ -34,17 +34,17 @@ class StateParts:
 
 
 def is_state_function(state: Any) -> bool:
-    """Tell whether what was saved is a function that returns a state."""
+    """Return whether a saved object is a function that returns a state."""
     return callable(state) and not isinstance(state, (Mapping, torch.nn.Module))
 
 
 def split_state(state: Any) -> StateParts:
-    """Take a state apart; raises TypeError where it holds what cannot be saved, naming the place.
+    """Split a state. Raises TypeError, with the position, if it has a value that cannot be saved.
 
-    Tensors and arrays are the objective's own, and change with them; all else stays as it is now.
+    Tensors and arrays are not copied; all other values are.
     """
     leaves: dict[str, Any] = {}
-    names: dict[int, str] = {}  # a tensor may stand in several places
+    names: dict[int, str] = {}  # By id, since a tensor may occur several times.
 
     def add_leaf(value: Any) -> Any:
         name = names.setdefault(id(value), str(len(leaves)))
@@ -57,9 +57,9 @@ def split_state(state: Any) -> StateParts:
 
 
 def copy_parts(parts: StateParts, is_kept: bool = True) -> StateParts:
-    """Return parts with a copy of each tensor on the CPU, and with arrays as tensors of bytes.
+    """Return the parts with copies of the tensors on the CPU, and with arrays as tensors of bytes.
 
-    Sharded tensors are gathered, by all ranks together; nothing is copied where it is not to be kept.
+    Collective if tensors are sharded: call on all ranks. If not `is_kept`, this rank only helps to gather them.
     """
     copies: dict[str, torch.Tensor] = {}
     for name, value in parts.leaves.items():
@@ -75,11 +75,11 @@ def copy_parts(parts: StateParts, is_kept: bool = True) -> StateParts:
 
 
 def _is_sharded(value: Any) -> bool:
-    return hasattr(value, "full_tensor")  # a DTensor, without importing what defines it
+    return hasattr(value, "full_tensor")  # This identifies a DTensor without an import of torch.distributed.tensor.
 
 
 def join_state(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the state that was taken apart. Raises ValueError if a kind of the tree is unknown."""
+    """Return the state with this tree and these tensors. Raises ValueError if the tree has an unknown kind of node."""
     if not isinstance(tree, dict):
         return tree
     ((kind, value),) = tree.items()
@@ -99,7 +99,7 @@ def join_state(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if kind == "complex":
         return torch.view_as_complex(tensors[value].clone())
     if kind == "tensor":
-        return tensors[value].clone()  # of a file that may be replaced
+        return tensors[value].clone()  # The file that the tensor is mapped from may be replaced.
     raise ValueError(f"there is no {kind!r} in a state")
 
 
@@ -153,7 +153,7 @@ def _name_factory(state: defaultdict[Any, Any], place: Sequence[Any]) -> str | N
 
 
 def _find_namedtuple(module: str, name: str, fields: Sequence[str]) -> Any:
-    """Return the class of a namedtuple; a class like it if this process has not imported the class."""
+    """Return the class of a namedtuple, or a new similar class if this process has not imported it."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

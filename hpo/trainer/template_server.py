@@ -1,7 +1,7 @@
 """The template: a process that imports torch and the search file once, and from which trainers are forked.
 
-It is started by exec before its rank initialises MPI, and computes nothing: a process in which OpenMP, autograd or CUDA
-has run is not safe to fork. Several ranks of a host may use one template, each over a connection of its own.
+It is started by exec before its rank initialises MPI. It computes nothing, since a process in which OpenMP, autograd or
+CUDA has run is not safe to fork. Several ranks of a host may use one template, each over its own connection.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class _Child:
 class TemplateServer:
     """Serves the ranks that connect to a listening socket.
 
-    If importing the search file made this process unsafe to fork, it replaces itself by a new one, in which trainers
-    import the file themselves (`cold`). If a package of a script did, the new one leaves that package to trainers:
-    `skipped` are the packages and what they do.
+    If the import of the search file makes this process unsafe to fork, it replaces itself by a new process, in which
+    trainers import the file themselves (`cold`). If the import of a script's package does, the new process leaves that
+    package to the trainers; `skipped` maps such packages to the reasons.
     """
 
     def __init__(
@@ -56,12 +56,11 @@ class TemplateServer:
         self._unimported_search = cold
         self._skipped = dict(skipped or {})
         self._assignments: list[str] = []
-        self._data = -1  # the descriptor of what `prepare` has returned
-        self._requester = 0  # the index of the connection whose request is answered
+        self._data = -1  # The descriptor of the data that `prepare` returned.
+        self._requester = 0  # The index of the connection whose request is being answered.
         self._has_preloaded = self._has_forked = False
-        self._foreign_children = set(
-            find_children(os.getpid())
-        )  # which the search file has started when it was imported
+        # Processes that the import of the search file has started.
+        self._foreign_children = set(find_children(os.getpid()))
         self._wakeup_reader, self._wakeup_writer = os.pipe()
         for end in (self._wakeup_reader, self._wakeup_writer):
             os.set_blocking(end, False)
@@ -75,7 +74,7 @@ class TemplateServer:
         }
 
     def serve(self) -> None:
-        """Answer requests for as long as the process lives."""
+        """Answer requests until the process ends."""
         while True:
             waiting: list[Any] = [self._listener, self._wakeup_reader, *self._channels]
             ready = select.select(waiting, [], [], _IDLE_SECONDS if self._may_preload else None)[0]
@@ -91,12 +90,12 @@ class TemplateServer:
                 try:
                     while (message := channel.receive(0)) is not None:
                         self._answer_request(channel, message)
-                except ChannelClosed:  # noqa: PERF203 - of one of them
+                except ChannelClosed:  # noqa: PERF203 - The other connections stay open.
                     self._drop_connection(channel)
 
     @property
     def _may_preload(self) -> bool:
-        """Whether to import what trainings use as soon as there is time: while `prepare` runs, and ranks begin."""
+        """Whether to import torch's compiler while this process is idle, since `prepare` runs or ranks start."""
         has_prepare = self._file is not None and self._file.prepare is not None
         return self._file is not None and not self._has_preloaded and (self._has_forked or not has_prepare)
 
@@ -109,7 +108,7 @@ class TemplateServer:
             connection.close()
 
     def _drop_connection(self, channel: Channel) -> None:
-        """Kill the trainers of a rank that has gone."""
+        """Kill the trainers of a rank that has disconnected."""
         self._channels.remove(channel)
         channel.close()
         for child in self._children.values():
@@ -130,12 +129,10 @@ class TemplateServer:
             if message.kind == "bind" and self._unimported_search is not None:
                 self._restart_process(self._unimported_search, "cold")
 
-    def bind_again(self, search: SearchSource, asker: int) -> None:
-        """Load the search file as an earlier self of this process has, and answer the request to bind it."""
+    def bind_again(self, search: SearchSource, requester: int) -> None:
+        """Load the search file again after a restart of this process, and answer the request to bind its settings."""
         self._file = load_search_file(search.path, search.source)
-        self._answer_request(self._channels[asker], Message("bind", {"assignments": search.assignments}))
-
-    # Requests
+        self._answer_request(self._channels[requester], Message("bind", {"assignments": search.assignments}))
 
     def _load_search_file(self, message: Message) -> dict[str, Any]:
         source = base64.b64decode(message["source"]) if "source" in message.content else None
@@ -148,7 +145,7 @@ class TemplateServer:
         return {}
 
     def _bind_settings(self, message: Message) -> dict[str, Any]:
-        """Make the settings; trainers that are forked from now on have them."""
+        """Make the settings of all trainers that are forked later."""
         import torch
 
         assert self._file is not None
@@ -160,7 +157,7 @@ class TemplateServer:
         else:
             self._import_packages()
         gc.freeze()
-        gpus = torch.cuda.device_count()  # does not initialise CUDA
+        gpus = torch.cuda.device_count()  # This does not initialise CUDA.
         return {**answer, "unsafe": unsafe, "skipped": self._skipped, "gpus": gpus}
 
     def _make_search_source(self) -> SearchSource:
@@ -168,15 +165,15 @@ class TemplateServer:
         return SearchSource(self._file.path, self._file.source, self._assignments)
 
     def _import_packages(self) -> None:
-        """Import the packages of a script; start again without one that makes this process unsafe to fork.
+        """Import the packages of a script; restart without a package that makes this process unsafe to fork.
 
-        The new process answers the request that this one answers.
+        The new process then answers the current request.
         """
         if self._file is None or (path := self._file.program) is None:
             return
         for package in import_packages(path, self._file.program_source, self._skipped):
-            if danger := find_fork_hazard():
-                self._skipped[package] = danger
+            if hazard := find_fork_hazard():
+                self._skipped[package] = hazard
                 self._restart_process(self._make_search_source(), "source")
 
     def _keep_data(self, message: Message) -> dict[str, Any]:
@@ -184,9 +181,9 @@ class TemplateServer:
         return {}
 
     def _restart_process(self, search: SearchSource, kind: str) -> NoReturn:
-        """Replace this process by one that has not imported the search file; connections stay.
+        """Replace this process by one that has not imported the search file, and keep all connections.
 
-        Its trainers import the file if the `kind` is "cold", otherwise it does so itself.
+        If the `kind` is "cold", its trainers import the file. If it is "source", the new process does.
         """
         for number in (self._listener.fileno(), *(channel.fileno() for channel in self._channels)):
             os.set_inheritable(number, True)
@@ -209,7 +206,7 @@ class TemplateServer:
 
         self._has_preloaded = True
         import_compiler()
-        gc.freeze()  # garbage collection in trainers is quick if it leaves out what stays
+        gc.freeze()  # Garbage collection in trainers is faster without these objects.
 
     def _spawn_trainer(self, channel: Channel, message: Message) -> None:
         if message["trains"] and not self._has_preloaded:
@@ -231,7 +228,7 @@ class TemplateServer:
         channel.send("spawned", process=process)
 
     def _become_trainer(self, template: int, message: Message) -> None:
-        """Leave the template's connections, and serve a rank; does not return."""
+        """Close the template's connections, and serve a rank; does not return."""
         status = 1
         try:
             end_with_parent(template)
@@ -256,10 +253,8 @@ class TemplateServer:
                 sys.stderr.flush()
             os._exit(status)
 
-    # Children
-
     def _reap_trainers(self) -> None:
-        """Report the trainers that have ended, and kill what they have left behind."""
+        """Report the trainers that have ended, and kill the processes that they have left behind."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -270,9 +265,9 @@ class TemplateServer:
             child = self._children.pop(ended.si_pid, None)
             if child is not None:
                 with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(child.process, signal.SIGKILL)  # its number is taken until it is waited for
+                    os.killpg(child.process, signal.SIGKILL)  # The process id is not reused before waitpid.
             _, status = os.waitpid(ended.si_pid, 0)
-            for orphan in find_children(os.getpid()):  # those of a trainer, then those of such an orphan
+            for orphan in find_children(os.getpid()):  # The children of killed orphans are found next time.
                 if orphan not in self._children and orphan not in self._foreign_children:
                     with suppress(ProcessLookupError):
                         os.kill(orphan, signal.SIGKILL)
@@ -282,14 +277,14 @@ class TemplateServer:
 
 
 def main(state: Mapping[str, Any]) -> None:
-    """Become a template; `state` is what `hpo.process.template_start` gives, or an earlier self of this process."""
+    """Run a template; `state` comes from `hpo.process.template_start`, or from this process before a restart."""
     if "parent" in state:
         end_with_parent(state["parent"])
     adopt_orphans()
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
-    gc.disable()  # imports make many objects that stay
+    gc.disable()  # Imports create many objects that are never freed.
     from hpo.trainer.preloading import import_torch
 
     import_torch()

@@ -21,11 +21,11 @@ from hpo.trainer.process_group import default_group
 from hpo.trainer.worker import Worker, WorkerCallbacks, seed_torch
 
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
-_CONNECT_TIMEOUT = timedelta(minutes=5)  # to connect
+_CONNECT_TIMEOUT = timedelta(minutes=5)
 
 
 class TrainerGroup:
-    """The ranks of a worker as one trainer knows them, and their torch process group."""
+    """The rank and devices of one trainer in its worker, and the torch process group."""
 
     def __init__(self) -> None:
         self.rank = 0
@@ -37,13 +37,13 @@ class TrainerGroup:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was changed in the process group, and all messages were received."""
+        """Whether the process group is unchanged, and all sent objects were received."""
         return default_group.is_unchanged and not self.comm.has_pending_sends
 
     def join(self, ticket: Mapping[str, Any]) -> None:
-        """Make the process group, in the place of the one before; collective over the worker's ranks.
+        """Replace the process group by a new one. Collective: call on all ranks.
 
-        `ticket` is what `hpo.evaluation.rank_group.Group` has written. Raises RuntimeError if the ranks cannot connect.
+        `ticket` comes from `hpo.evaluation.rank_group.RankGroup`. Raises RuntimeError if the ranks cannot connect.
         """
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -62,13 +62,13 @@ class TrainerGroup:
             _get_default_group()._get_backend(self.devices[0])._set_default_timeout(timeout)
             self.comm = Comm(self.rank, self.size)
             self.comm.connect()
-        except RuntimeError as error:  # torch's own errors among them
+        except RuntimeError as error:  # torch's connection errors are subclasses.
             raise self._make_connection_error(error) from error
 
     def compare_collectives(self, is_compared: bool) -> None:
-        """Compare the collectives of the worker's ranks from now on, or no longer; collective over the ranks.
+        """Enable or disable the comparison of the collectives of the worker's ranks. Collective: call on all ranks.
 
-        TORCH_DISTRIBUTED_DEBUG=DETAIL asks for it always. Raises RuntimeError if the ranks cannot connect.
+        TORCH_DISTRIBUTED_DEBUG=DETAIL always enables it. Raises RuntimeError if the ranks cannot connect.
         """
         if self.size > 1 and (is_compared or is_check_always_on()):
             assert default_group.store is not None
@@ -88,7 +88,7 @@ class TrainerGroup:
         return RuntimeError(f"cannot connect to its peers{hint}: {format_error(error)}")
 
     def make_worker(self, seed: int, calls: WorkerCallbacks) -> Worker:
-        """Return the worker as one objective sees it, and seed all random numbers with `seed`."""
+        """Make the worker for one evaluation, and seed all random generators with `seed`."""
         seed_torch(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
@@ -98,8 +98,8 @@ class TrainerGroup:
     def _open_store(self, ticket: Mapping[str, Any]) -> Store:
         """Open the store through which the worker's ranks find each other.
 
-        On one host, it is a file: torch's TCPStore asks the name service for the name of each address, even of
-        127.0.0.1, which takes 5 s and more if no answer comes, as on compute nodes without a network.
+        On one host, it is a file. torch's TCPStore asks the name service for the name of each address, even of
+        127.0.0.1, which takes 5 s or more without an answer, as on compute nodes without a network.
         """
         if self.size == 1:
             return HashStore()
@@ -116,14 +116,14 @@ class TrainerGroup:
 
 
 def find_gpus() -> list[str]:
-    """Return what identifies each GPU that this process sees."""
+    """Return the UUID of each visible GPU."""
     if not torch.cuda.is_available():
         return []
     return [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
 
 
 def serve_store(address: str, port: int, listener: int) -> TCPStore:
-    """Serve torch's store on a port that another process listens to, as torchrun's agent does."""
+    """Serve torch's store on a socket on which another process already listens, as torchrun's agent does."""
     with suppress(RuntimeError):
         return TCPStore(
             address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener, timeout=_CONNECT_TIMEOUT
@@ -132,5 +132,5 @@ def serve_store(address: str, port: int, listener: int) -> TCPStore:
 
 
 def _get_default_group() -> Any:
-    """Return the default process group, as Any: torch's types lack most of its methods."""
+    """Return the default process group as Any, since torch's types lack most of its methods."""
     return dist.group.WORLD

@@ -1,4 +1,4 @@
-"""A trainer: a process forked from the template, which answers the requests of one rank until that rank lets it go."""
+"""A trainer: a process forked from the template, which serves one rank until that rank closes the connection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hpo.trainer.snapshot_buffer import SnapshotBuffer, read_optional_checkpoint
 from hpo.trainer.trainer_group import TrainerGroup, find_gpus, serve_store
 
 _EXIT_SECONDS = 5
-_HARMLESS_THREADS = ("TMonitor",)  # tqdm's, which looks at progress bars
+_HARMLESS_THREADS = ("TMonitor",)  # tqdm's thread that watches progress bars.
 
 
 class TrainerServer:
@@ -49,7 +49,7 @@ class TrainerServer:
 
     @property
     def search(self) -> BoundSearch:
-        """The search file, with its settings."""
+        """The search file with its settings."""
         assert self._search is not None
         return self._search
 
@@ -103,7 +103,7 @@ class TrainerServer:
             self._channel.send("ended", is_clean=is_clean)
 
     def _on_run(self, message: Message) -> None:
-        """Run a program in this process, which ends with it."""
+        """Run a program, and end this process with it."""
         file = self.search.file
         source = file.program_source if file.program is not None else None
         program = ProgramRunner(self._channel, self._interrupts, message["command"], source)
@@ -112,17 +112,17 @@ class TrainerServer:
         program.run(message["environment"])
 
     def _on_verdict(self, message: Message) -> None:
-        """Keep what belongs to a loss with which the objective has returned."""
+        """Copy the weights and the state that belong to the loss with which the objective has returned."""
         assert self._snapshots is not None
         if (kept := self._snapshots.copy_requested(message)) is not None:
             self._channel.send("kept", **kept)
         self._snapshots.clear_offers()
 
     def _is_clean(self, before: set[threading.Thread]) -> bool:
-        """Tell whether an evaluation has left nothing behind."""
+        """Return whether an evaluation has left no threads, processes, messages or closed streams behind."""
         if "torch.distributed.fsdp" in sys.modules:
-            gc.collect()  # FSDP's hooks and modules refer to each other: networks of many evaluations would pile up
-        threads = [one for one in threading.enumerate() if one not in before]
+            gc.collect()  # FSDP's hooks and modules form cycles, so networks of many evaluations would pile up.
+        threads = [thread for thread in threading.enumerate() if thread not in before]
         if any(type(thread).__name__ not in _HARMLESS_THREADS for thread in threads):
             return False
         if sys.stdout.closed or sys.stderr.closed:
@@ -138,7 +138,7 @@ class TrainerServer:
         self._channel.send("written", **self._snapshots.write_weights(message["path"], message["about"]))
 
     def _on_prepare(self, _: Message) -> None:
-        """Call `prepare`, and send what it returns as the descriptor of a file without a name."""
+        """Call `prepare`, and send the descriptor of an unlinked file with its result."""
         from hpo.errors import UsageError
 
         try:
@@ -149,12 +149,13 @@ class TrainerServer:
         try:
             descriptor = pack_data(data)
         except OSError as error:
-            text = f"no room for the data: {error.strerror}; TMPDIR=FOLDER names another place"
+            text = f"the data of prepare cannot be written: {error.strerror}. Set TMPDIR=FOLDER to use another folder"
             self._channel.send("prepared", mistake=text)
         except Exception as error:
             text = (
-                f"what prepare returned cannot be copied for each evaluation ({type(error).__name__}: {error}): return "
-                "arrays, tensors and plain values, and open files in the objective"
+                "prepare must return data that can be copied for each evaluation, got "
+                f"{type(error).__name__}: {error}. "
+                "Return arrays, tensors and plain values, and open files in the objective"
             )
             self._channel.send("prepared", mistake=text)
         else:
@@ -189,11 +190,11 @@ def serve_trainer(
     settings: list[str] | SearchSource,
     data: int,
 ) -> None:
-    """Become the trainer that a rank has asked for, and serve it; raises ChannelClosed when the rank lets it go."""
+    """Serve the rank that has requested this trainer. Raises ChannelClosed when the rank closes the connection."""
     number, out, err, stacks, *terminal = request.descriptors
     channel = Channel(socket.socket(fileno=number))
     raise_oom_score()
-    adopt_orphans()  # what an objective has left shows as a child of this process
+    adopt_orphans()  # Processes that an objective has left behind become children of this process.
     if request["is_attended"]:
         os.dup2(terminal[0], 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -233,13 +234,13 @@ def _bind_settings(file: SearchFile | None, settings: list[str] | SearchSource) 
 
 
 def _redirect_streams(out: int, err: int) -> None:
-    """Let what this process and those that it starts print go to the supervisor."""
+    """Redirect the output of this process and of its child processes to the supervisor."""
     for number, target in ((out, 1), (err, 2)):
         os.dup2(number, target)
     for number in {out, err} - {1, 2}:
         os.close(number)
     for name, target in (("stdout", 1), ("stderr", 2)):
-        binary = open(target, "wb", buffering=0, closefd=False)  # noqa: SIM115 - for as long as the process lives
+        binary = open(target, "wb", buffering=0, closefd=False)  # noqa: SIM115 - It stays open.
         stream = io.TextIOWrapper(
             io.BufferedWriter(binary), "utf-8", errors="backslashreplace", line_buffering=True, write_through=True
         )
@@ -250,12 +251,12 @@ def _redirect_streams(out: int, err: int) -> None:
 def _start_logging(level: str) -> None:
     """Show logs on standard error until a search file configures logging, which it may do at any time.
 
-    `basicConfig` would not have an effect if the root logger had a handler.
+    `basicConfig` would have no effect if the root logger had a handler.
     """
     if not logging.getLogger().handlers:
         logging.getLogger().setLevel(level)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setLevel(level)  # for libraries whose loggers have levels of their own
+    handler.setLevel(level)  # Some libraries set the levels of their loggers.
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logging.lastResort = handler
 
@@ -263,7 +264,7 @@ def _start_logging(level: str) -> None:
 def _set_threads(threads: int) -> None:
     """Let torch and BLAS use this rank's share of the host's cores; the template has one thread.
 
-    Frameworks and child processes read the variable. Without it, Lightning and Accelerate give each worker all cores.
+    Frameworks and child processes read OMP_NUM_THREADS. Without it, Lightning and Accelerate use all cores.
     """
     if "OMP_NUM_THREADS" in os.environ:
         with_default = os.environ["OMP_NUM_THREADS"].split(",")[0]
@@ -277,7 +278,7 @@ def _set_threads(threads: int) -> None:
 
 
 def _exit_process() -> None:
-    """End as Python does, but within some seconds, whatever is left."""
+    """Call the functions of atexit as Python does, but end after some seconds at the latest."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     signal.alarm(_EXIT_SECONDS)

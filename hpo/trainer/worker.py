@@ -1,4 +1,4 @@
-"""What an objective sees of the ranks that evaluate one individual together."""
+"""The worker: the ranks that evaluate one individual together, as an objective sees them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHARDED_ERROR = (
 
 @dataclass(frozen=True)
 class WorkerCallbacks:
-    """What is called when an objective asks its worker for something, or tells it something."""
+    """Functions that a `Worker` calls when the objective uses the property or method of the same purpose."""
 
     load_data: Callable[[], Any] = lambda: None
     offer_weights: Callable[[OfferedWeights], object] = lambda _: None
@@ -36,117 +36,165 @@ class WorkerCallbacks:
 
 @dataclass(eq=False, repr=False)
 class Worker:
-    """The ranks that evaluate one individual together, as an objective sees them; made anew for each evaluation.
+    """The ranks that evaluate one individual together, as an objective sees them.
 
-    While an objective runs, torch.distributed's default process group spans exactly these ranks. A rank that has waited
-    for its peers in a collective for `--collective-timeout` raises an error.
+    Each evaluation gets a new object on each of these ranks. While an objective runs, the default process group of
+    torch.distributed spans exactly these ranks. A rank that waits for its peers in a collective for longer than
+    `--collective-timeout` raises an error.
 
-    ::
+    Example:
+        ::
 
-        def objective(params, worker):
-            loss = train(params, worker.data, worker.device, share=(worker.rank, worker.size))
-            torch.distributed.all_reduce(loss)  # over the worker's ranks
-            return loss.item() / worker.size
+            def objective(params, worker):
+                network = make_network(params).to(worker.device)
+                for epoch in range(10):
+                    train_epoch(network, worker.data, worker.rank, worker.size)
+                    loss = compute_validation_loss(network, worker.data)  # this rank's share, a tensor
+                    torch.distributed.all_reduce(loss)  # over the worker's ranks
+                    worker.offer_weights(network.state_dict())
+                    yield loss.item() / worker.size
     """
 
     rank: int
-    """This rank's number in the worker, from 0; rank 0 is the leader."""
+    """The rank of this process in the worker, from 0; rank 0 is the leader."""
     size: int
     """The number of ranks in the worker."""
     devices: tuple[torch.device, ...]
-    """The devices of this rank alone: a CPU, or GPUs, of which there may be several, as for stages of a pipeline."""
+    """The devices of this rank alone. Either one CPU, or one or more GPUs."""
     seed: int
-    """The seed for weights and the order of samples: the run's, or another one where an individual is confirmed."""
+    """The seed for weights and the order of samples. Only `--confirm-seeds` uses a seed other than the run's."""
     comm: Comm
     """mpi4py's methods for Python objects among the worker's ranks; not an MPI communicator."""
     index: int
-    """The worker's number in the run, from 0."""
+    """The index of the worker in the run, from 0."""
 
     _callbacks: WorkerCallbacks
     trial: int = 0
-    """The number of the evaluation in the run; one that is repeated or continues has that of its first attempt."""
+    """The number of the evaluation in the run. A retry or a resumed evaluation has the number of its first attempt."""
     _folder: Path = Path()
 
     @cached_property
     def folder(self) -> Path:
-        """A folder of this evaluation alone, RUN_DIR/trials/N, made on first use; it stays there."""
+        """The directory of this evaluation, RUN_DIR/trials/N. It is created on first use and never removed."""
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder
 
     @property
     def device(self) -> torch.device:
-        """The `torch.device` that this rank computes on: the first of its devices."""
+        """The device that this rank computes on, the first of `devices`."""
         return self.devices[0]
 
     @cached_property
     def data(self) -> Any:
-        """What the search space's `prepare` returned, unchanged by other evaluations; None without a `prepare`."""
+        """A private copy of the object that `prepare` of the search file returned; None without a `prepare`."""
         return self._callbacks.load_data()
 
     @property
     def checkpoint(self) -> Any:
-        """What this evaluation has saved last before it was interrupted or paused, to go on from; None where it begins.
+        """The last checkpoint of this evaluation if it was interrupted or paused; None on a first start.
 
-        Tensors are on the CPU, and read anew each time this is asked for. An objective that has asked for it goes on:
-        its next loss is the one after those that it had when this was saved, which stay its own. Raises RuntimeError
-        once there is a next loss.
+        Tensors are on the CPU, and each access returns a new copy. Reading it resumes the evaluation: the losses before
+        the checkpoint are kept, and the next loss follows them.
+
+        Raises:
+            RuntimeError: The evaluation has already yielded or reported a loss in this process.
         """
         return self._callbacks.load_checkpoint()
 
     @property
     def parent_checkpoint(self) -> Any:
-        """What the individual has saved last from which this one was bred, to begin with; None where there is none.
+        """The last checkpoint of the parent, with `--pbt`; None without a parent or with a `checkpoint` to resume from.
 
-        With `--pbt`, that is an individual which differs in mutable parameters alone, and is among the best of its
-        island. Take over its weights, and what else can be, but not what follows from the mutable hyperparameters, as
-        learning rates do: this individual has its own. Tensors are on the CPU. An evaluation that goes on after it was
-        interrupted has `restored` instead. Raises RuntimeError once there is a loss.
+        The parent differs only in mutable parameters, and is among the best of its island. Load its weights and its
+        optimizer state, but not values that follow from mutable parameters, such as the learning rate. Tensors are on
+        the CPU, and each access returns a new copy.
+
+        Raises:
+            RuntimeError: The evaluation has already yielded or reported a loss.
         """
         return self._callbacks.load_parent_checkpoint()
 
     def save_checkpoint(self, state: Any) -> None:
-        """Offer what it takes to go on, before the loss that belongs to it is yielded or reported.
+        """Offer a checkpoint before the loss that belongs to it is yielded or reported.
 
-        `state` is made of dicts, lists and tuples of tensors, numpy arrays, numbers, texts, booleans and None, as
-        `state_dict()` of networks, optimizers, schedulers and scalers returns, and `get_state()` of generators. It is
-        copied after the loss where it is time to, so that training may go on afterwards: the last one comes back as
-        `worker.checkpoint` if the evaluation is interrupted, or paused by a pruner. It is gone when the evaluation has
-        ended, but with `--pbt`, where others may begin with it, as `worker.parent_checkpoint`.
+        The state is copied with the loss if a checkpoint is due (`--checkpoint-every`), so training may change it
+        afterwards. The last copy is `worker.checkpoint` if the evaluation is interrupted, or paused by a pruner. It is
+        removed when the evaluation ends; with `--pbt`, it is kept as `worker.parent_checkpoint` of other individuals.
 
-        It should not depend on the number of ranks, which may be another one then. Only the leader's is used; sharded
-        tensors are gathered, for which all ranks save them. `state` may be a function without arguments that returns
-        it, given by all ranks, which is called on all of them together, and only if it is time to.
+        Only the leader's state is used, but call it on all ranks if the state is a function or has sharded tensors,
+        which are gathered. The state must not depend on the number of ranks, which may differ when it is loaded.
 
-        Raises TypeError, naming the place, where `state` holds anything else; what a function returns fails the
-        evaluation then.
+        Args:
+            state: Dicts, lists and tuples of tensors, numpy arrays, numbers, texts, booleans and None, such as
+                ``state_dict()`` returns. Or a function without arguments that returns them: it is called on all ranks
+                together, and only if a checkpoint is due.
+
+        Raises:
+            TypeError: The state has another value; the message names its position. If a function returned the state,
+                the evaluation fails.
+
+        Example:
+            ::
+
+                start = 0
+                if (state := worker.checkpoint) is not None:
+                    network.load_state_dict(state["network"])
+                    start = state["epoch"]
+                for epoch in range(start, 10):
+                    loss = train_epoch(network)
+                    worker.save_checkpoint({"network": network.state_dict(), "epoch": epoch + 1})
+                    yield loss
         """
         self._callbacks.save_checkpoint(state)
 
     def report(self, loss: Any, /, **metrics: Any) -> None:
-        """Report a validation loss, as a yield does, from code that owns its loop; all ranks do so together.
+        """Report a validation loss from code that owns its loop. Collective: call on all ranks.
 
-        Returns where the evaluation goes on. Where it is over (pruned, at the target loss, out of time, failed on any
-        rank, or the run stops), the objective is ended by an exception that is no Exception, here and in any later
-        call. What a function returns that has reported counts no more: the loss is the lowest that it has reported.
+        It does the same as a yield. If the evaluation is over (pruned, target loss reached, out of time, failed on
+        any rank, or the run stops), it raises an exception that ``except Exception`` does not catch. The value that the
+        objective returns is ignored: the loss of the evaluation is the lowest reported loss.
 
-        A loss that is not finite, or is no number, fails the evaluation; so does a metric that is no number. Raises
-        RuntimeError in a thread that is not the main thread, and after the evaluation has ended.
+        Args:
+            loss: The validation loss, the same on all ranks: a finite number, or a tensor or numpy array of one
+                element. Any other value fails the evaluation.
+            metrics: Other numbers by their names. A metric that is not a number fails the evaluation; metrics that are
+                not finite are left out.
+
+        Raises:
+            RuntimeError: It is called outside the main thread, in a forked process, in a function given to
+                `offer_weights`, or after the evaluation.
+
+        Example:
+            ::
+
+                for epoch in range(10):
+                    loss, accuracy = train_epoch(network)
+                    worker.report(loss, accuracy=accuracy)
         """
         self._callbacks.report(loss, metrics)
 
     def offer_weights(self, weights: OfferedWeights) -> None:
-        """Offer the network's weights, as its `state_dict()`, before the loss that they have is yielded or reported.
+        """Offer the network's weights before the loss that belongs to them is yielded or reported.
 
-        The weights of the run's best individual are kept in RUN_DIR/best.safetensors, and with several objectives those
-        of ten of the front in RUN_DIR/front. With ``--confirm-seeds``, RUN_DIR/confirmed has those of the confirmed
-        winner. Only the leader's weights are used. They are copied with the loss if it is the best of the run so far,
-        or would be on the front, so that the network may train on afterwards.
+        Only the leader's weights are used. They are copied with the loss if it is the lowest of the run so far, or on
+        the Pareto front, so the network may train on afterwards. RUN_DIR/best.safetensors has the weights of the best
+        individual; with several objectives, RUN_DIR/front has those of up to ten individuals of the front. With
+        `--confirm-seeds`, RUN_DIR/confirmed has the weights of the confirmed winner.
 
-        `weights` may be a function without arguments that returns them, offered on all ranks. It is called on all ranks
-        together, and only if they are to be kept: gathering the weights of a sharded network takes time.
+        Args:
+            weights: Whole tensors by their names, such as ``state_dict()`` returns. Or a function without arguments
+                that returns them, offered on all ranks: it is called on all ranks together, and only if the weights are
+                kept. Gathering the weights of a sharded network takes time.
 
-        Raises TypeError where `weights` is neither a function nor a mapping of whole tensors by their names. So does,
-        and fails the evaluation, what a function returns on the leader.
+        Raises:
+            TypeError: `weights` is neither a function nor a mapping of whole tensors by their names. If a function
+                returned the weights, the evaluation fails.
+
+        Example:
+            ::
+
+                worker.offer_weights(network.state_dict())
+                yield loss
         """
         if isinstance(weights, Mapping) or not callable(weights) or isinstance(weights, torch.nn.Module):
             check_weights(weights)
@@ -154,7 +202,7 @@ class Worker:
 
 
 def check_weights(weights: Any) -> Mapping[str, torch.Tensor]:
-    """Return weights that were offered; raises TypeError where they are no mapping of whole tensors by their names."""
+    """Return offered weights. Raises TypeError unless they map names to whole tensors."""
     if isinstance(weights, torch.nn.Module):
         raise TypeError("offered weights must be a state_dict(), got a network: offer model.state_dict()")
     if not isinstance(weights, Mapping):
@@ -164,19 +212,20 @@ def check_weights(weights: Any) -> Mapping[str, torch.Tensor]:
             raise TypeError(
                 f"offered weights must be a dict of tensors by their names, got {name!r}: {_name_type(tensor)}"
             )
-        if hasattr(tensor, "full_tensor"):  # a DTensor, without importing what defines it
+        if hasattr(tensor, "full_tensor"):  # This identifies a DTensor without an import of torch.distributed.tensor.
             raise TypeError(_SHARDED_ERROR.format(name=name))
     return weights
 
 
-def _name_type(thing: object) -> str:
-    return type(thing).__name__
+def _name_type(value: object) -> str:
+    return type(value).__name__
 
 
 def seed_torch(seed: int) -> None:
-    """Seed torch as ``torch.manual_seed`` does, but only the devices that there are.
+    """Seed torch's generators of the devices that this host has.
 
-    For each kind that there is not, that function keeps the call for later, with a stack: 1 ms, and ever more of them.
+    ``torch.manual_seed`` also queues a call, with its stack, for each kind of device that is missing. Each queued call
+    takes 1 ms, and the queue grows.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What search spaces share: data sets, networks, and training on a worker's ranks."""
+"""Data sets, networks, and training on the ranks of a worker, for use in search files."""
 
 from hpo.training.fit import fit
 from hpo.training.image_data import ImageDataset, ImagesOnDevice, LabelledImages, load_data, load_test_data

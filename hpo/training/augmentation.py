@@ -1,4 +1,4 @@
-"""Augmentation of images in whole batches, on the device that they are on."""
+"""Augmentation of batches of images on their device."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ import torch.nn.functional as F
 
 AUGMENTATIONS = ("none", "crop", "crop-and-flip")
 
-DRAWS_PER_SAMPLE = 3  # that are drawn for each sample
+DRAWS_PER_SAMPLE = 3  # Random numbers per sample.
 
 
 def augment_images(images: torch.Tensor, drawn: torch.Tensor, augmentation: str) -> torch.Tensor:
-    """Return images (N, C, H, W), normalised, each moved by up to an eighth of its size, and perhaps mirrored.
+    """Shift each image by up to an eighth of its size, and mirror half of the images for "crop-and-flip".
 
-    `drawn` are random numbers, shape (N, 3), from 0 to 1: two for the move, one for the mirror. What moves in at the
-    border is the mean of all images. (He et al. 2016, section 4.2: four pixels of 32 for CIFAR-10.)
+    He et al. 2016, section 4.2, shift by up to four of 32 pixels for CIFAR-10. The border is filled with zeros, the
+    mean of normalised images.
+
+    Args:
+        images: Normalised images, shape (N, channels, height, width).
+        drawn: Random numbers from 0 to 1, shape (N, 3), on the CPU: two for the shift, one for the mirror.
+        augmentation: "none", "crop" or "crop-and-flip".
+
+    Returns:
+        Images of the same shape, in channels-last format if they were augmented.
     """
     if augmentation == "none":
         return images
@@ -27,5 +35,5 @@ def augment_images(images: torch.Tensor, drawn: torch.Tensor, augmentation: str)
     padded = F.pad(images, (width // 8, width // 8, height // 8, height // 8)).permute(0, 2, 3, 1)
     device = images.device
     samples = torch.arange(len(images), device=device)[:, None, None]
-    # (N, H, W, C): as it lies in memory, this is channels_last.
+    # The indexed tensor has shape (N, height, width, channels), so its permutation has channels-last format.
     return padded[samples, rows.to(device)[:, :, None], columns.to(device)[:, None, :]].permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""Training a network on a worker's ranks, as one process would train it."""
+"""Training of a network on a worker's ranks, with the losses of a training in one process."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from hpo.trainer.worker import Worker
 
 
-_trained_workers: weakref.WeakSet[Worker] = (
-    weakref.WeakSet()
-)  # those that have trained: one is made for each evaluation
+# The workers that have begun a training. Each evaluation has its own `Worker`.
+_trained_workers: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 def fit(
@@ -38,43 +37,66 @@ def fit(
     settings: ParallelSettings | None = None,
     stage_costs: Mapping[str, float] | None = None,
 ) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train a network, and yield the validation loss and the recipe's metrics after each epoch.
+    """Train a network on the worker's ranks, and yield after each epoch. Collective: call on all ranks.
 
-    The ranks share it in the way that `settings` says, and the losses are the same on any number of ranks and in each
-    way, to rounding: the order of the samples, augmentation and dropout follow from the worker's seed. (Statistics of
-    batch normalisation are those of each part of a batch, where `settings` divides it.) The whole network's weights are
-    offered before each yield. An evaluation that was interrupted goes on where it was; of several trainings in one, the
-    first one does, and the others begin again. So it is with what is inherited: weights and the optimizer's momenta.
-    `network` is taken over, as `share` says, which `stage_costs` is for, too.
+    The losses are the same on any number of ranks and for each `settings.parallel`, up to rounding: the order of the
+    samples, augmentation and dropout follow from `worker.seed`. Only batch normalisation differs if `settings` divides
+    a batch, since each part has its own statistics.
+
+    `fit` offers the weights and saves a checkpoint before each yield. It resumes from `worker.checkpoint`, or begins
+    with the weights and the optimizer state of `worker.parent_checkpoint`. If an objective calls `fit` several times,
+    only the first call saves and loads checkpoints.
+
+    Args:
+        network: The network, which `parallelize` moves, modifies and may split: do not use it afterwards.
+        data: The data set, such as `ImageDataset`, `TextDataset`, or any object with its method ``splits``.
+        worker: The worker that the objective gets.
+        recipe: The settings of the training.
+        settings: How the ranks share the training; by default, replicas in float32.
+        stage_costs: Cost of each block of a pipeline by its name, in any unit, for `parallelize`.
+
+    Yields:
+        The validation loss, and the recipe's metrics by their names; both are means over the validation part.
+
+    Raises:
+        ValueError: The network does not fit `settings`, or a loss function does not return one number per sample.
+
+    Example:
+        ::
+
+            def objective(params, worker, settings):
+                network = resnet18((3, 32, 32), classes=10)
+                recipe = Recipe(epochs=10, batch_size=128, lr=params["lr"])
+                return fit(network, worker.data, worker, recipe, settings)
     """
-    way = parallelize(network, worker, settings or ParallelSettings(), stage_costs)
-    del network  # a rank may have no room for all of it
+    strategy = parallelize(network, worker, settings or ParallelSettings(), stage_costs)
+    del network  # A rank may lack the memory for the whole network.
     train, validation = data.splits(worker.device)
-    training = Training(way, train, recipe, worker.seed)
+    training = Training(strategy, train, recipe, worker.seed)
     losses: list[float] = []
-    before = 0  # epochs, of those from whom it inherits
+    epochs_before = 0  # Epochs of the ancestors whose weights it has inherited.
     is_first = worker not in _trained_workers
     _trained_workers.add(worker)
-    if is_first and (known := worker.checkpoint):
-        training.load_state(known["training"])
-        losses, before = known["losses"], known["before"]
-    elif is_first and (known := worker.parent_checkpoint):
-        training.load_parent_state(known["training"])
-        before = known["before"] + len(known["losses"])
-    known = None  # a rank may have little room for it, too
+    if is_first and (checkpoint := worker.checkpoint):
+        training.load_state(checkpoint["training"])
+        losses, epochs_before = checkpoint["losses"], checkpoint["before"]
+    elif is_first and (checkpoint := worker.parent_checkpoint):
+        training.load_parent_state(checkpoint["training"])
+        epochs_before = checkpoint["before"] + len(checkpoint["losses"])
+    checkpoint = None  # A rank may lack the memory to keep it.
 
     while len(losses) < recipe.epochs and not should_stop_early(losses, recipe.patience):
-        seed_epoch(worker.seed, before + len(losses))
+        seed_epoch(worker.seed, epochs_before + len(losses))
         for batch in training.iterate_batches():
             training.step(batch)
-        loss, metrics = evaluate(way, validation, recipe)
+        loss, metrics = evaluate(strategy, validation, recipe)
         losses.append(loss)
-        network_state = cache(way.state_dict)  # gathered once for both
+        network_state = cache(strategy.state_dict)  # Weights and checkpoint share one gathered copy.
         worker.offer_weights(network_state)
         if is_first:
-            worker.save_checkpoint(partial(_make_state, training, network_state, losses, before))
+            worker.save_checkpoint(partial(_make_state, training, network_state, losses, epochs_before))
         yield loss, metrics
-        del network_state  # it holds the whole network
+        del network_state  # It holds the whole network.
 
 
 def _make_state(
@@ -84,14 +106,15 @@ def _make_state(
 
 
 def should_stop_early(losses: Sequence[float], patience: int) -> bool:
-    """Tell whether training ends early: after `patience` losses in a row that are not the lowest (0: it does not)."""
+    """Return whether the last `patience` losses have no new lowest loss; False if `patience` is 0."""
     return 0 < patience < len(losses) and min(losses[-patience:]) >= min(losses[:-patience])
 
 
 def seed_epoch(number: int, epoch: int) -> None:
-    """Seed what networks and data may draw from beside what this module draws, for an epoch that is not the first.
+    """Seed the global generators of torch, numpy and Python before each epoch except the first.
 
-    An epoch then draws the same whether or not those before it were trained by this process.
+    Networks and data may use them. An epoch then draws the same numbers whether or not this process has trained the
+    epochs before it.
     """
     if epoch:
         number = int.from_bytes(hashlib.sha256(f"{number}/{epoch}".encode()).digest()[:8], "little")
@@ -101,29 +124,33 @@ def seed_epoch(number: int, epoch: int) -> None:
 
 
 class Training:
-    """A training: a network that ranks share, its optimizer, and what is drawn for each epoch and each batch."""
+    """The state of a training: the network of all ranks, its optimizer and schedule, and the generator of batches."""
 
-    def __init__(self, way: ParallelStrategy, train: Samples, recipe: Recipe, seed: int) -> None:
-        self.strategy = way
+    def __init__(self, strategy: ParallelStrategy, train: Samples, recipe: Recipe, seed: int) -> None:
+        self.strategy = strategy
         self._train_samples = train
         self._recipe = recipe
         self._generator = torch.Generator().manual_seed(seed)
         self._steps = 0
-        self._optimizer = make_optimizer(recipe, way.named_parameters())
+        self._optimizer = make_optimizer(recipe, strategy.named_parameters())
         self._lr_scheduler = make_lr_scheduler(recipe, self._optimizer, -(-len(train) // recipe.batch_size))
 
     def iterate_batches(self) -> Iterator[torch.Tensor]:
-        """Return the indices of an epoch's global batches, in a new order: the same on all ranks."""
+        """Return the indices of an epoch's global batches in a new random order, the same on all ranks."""
         return iter(
             split_by_size(torch.randperm(len(self._train_samples), generator=self._generator), self._recipe.batch_size)
         )
 
     def step(self, indices: torch.Tensor) -> torch.Tensor:
-        """Take a training step for the global batch of these samples.
+        """Take one training step, and return this rank's part of the mean loss. Collective: call on all ranks.
 
-        Returns this rank's part of the batch's mean loss: the sum over all ranks is the loss.
+        Args:
+            indices: Indices of the samples of the global batch, int64 of shape (N,).
+
+        Returns:
+            A float64 scalar; its sum over all ranks is the mean loss of the global batch.
         """
-        way, recipe = self.strategy, self._recipe
+        strategy, recipe = self.strategy, self._recipe
         drawn = torch.zeros(0)
         if recipe.augmentation != "none":
             drawn = torch.rand(len(indices), DRAWS_PER_SAMPLE, generator=self._generator)
@@ -135,22 +162,24 @@ class Training:
             return inputs, targets
 
         self._optimizer.zero_grad()
-        loss = way.compute_gradients(GlobalBatch(load, len(indices), self._steps, recipe.training_loss))
-        way.scaler.unscale_(self._optimizer)
+        loss = strategy.compute_gradients(GlobalBatch(load, len(indices), self._steps, recipe.training_loss))
+        scaler = strategy.scaler
+        scaler.unscale_(self._optimizer)
         if recipe.clip:
-            clip_grads_with_norm_((p for _, p in way.named_parameters()), recipe.clip, way.compute_total_norm())
-        scale = way.scaler.get_scale()
-        way.scaler.step(self._optimizer)
-        way.scaler.update()
-        if way.scaler.get_scale() >= scale:  # else gradients in float16 were infinite, and the step is left out
+            parameters = (parameter for _, parameter in strategy.named_parameters())
+            clip_grads_with_norm_(parameters, recipe.clip, strategy.compute_total_norm())
+        scale = scaler.get_scale()
+        scaler.step(self._optimizer)
+        scaler.update()
+        if scaler.get_scale() >= scale:  # The scale falls if float16 gradients were infinite and the step was skipped.
             self._lr_scheduler.step()
         self._steps += 1
         return loss
 
     def make_state(self, network: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Return what it takes to go on, on the leader, the same in each way; called by all ranks together.
+        """Return the whole state on the leader, the same for each strategy. Collective: call on all ranks.
 
-        `network` is what the way's `state_dict` returns.
+        `network` is the result of the strategy's `state_dict`.
         """
         state = self._optimizer.state
         own = {
@@ -170,14 +199,14 @@ class Training:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, which each rank has, on any number of ranks and in any way."""
+        """Resume from a state that each rank has, on any number of ranks and with any strategy."""
         self.load_parent_state(state)
         for group in self._optimizer.param_groups:
             group["lr"] = state["lr"]
         self._lr_scheduler.last_epoch = state["schedule"]
 
     def load_parent_state(self, state: Mapping[str, Any]) -> None:
-        """Begin with what another training has learned and drawn, with a learning rate and a schedule of its own."""
+        """Load the weights, momenta and generator of another training, and keep this learning rate schedule."""
         self.strategy.load_state_dict(state["network"])
         self._load_optimizer(state["optimizer"])
         self.strategy.scaler.load_state_dict(state["scaler"])
@@ -187,22 +216,22 @@ class Training:
     def _load_optimizer(self, whole: Mapping[str, torch.Tensor]) -> None:
         names = {parameter: name for name, parameter in self.strategy.named_parameters()}
         of_parameters: dict[str, dict[str, torch.Tensor]] = {}
-        for place, tensor in whole.items():
-            key, _, name = place.partition(":")
+        for entry, tensor in whole.items():
+            key, _, name = entry.partition(":")
             of_parameters.setdefault(name, {})[key] = tensor
         own: dict[int, dict[str, torch.Tensor]] = {}
         for number, parameter in enumerate(p for group in self._optimizer.param_groups for p in group["params"]):
             tensors = of_parameters.get(names[parameter], {})
-            # What is not of the parameter's shape, the number of steps, each rank has.
+            # A scalar, the number of steps, is not sharded.
             own[number] = {
                 key: self.strategy.select_shard(parameter, t) if t.dim() else t for key, t in tensors.items()
             }
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": own})
 
 
-def evaluate(way: ParallelStrategy, samples: Samples, recipe: Recipe) -> tuple[float, dict[str, float]]:
-    """Return the mean loss over samples, and the mean of each metric."""
+def evaluate(strategy: ParallelStrategy, samples: Samples, recipe: Recipe) -> tuple[float, dict[str, float]]:
+    """Return the mean loss and the mean of each metric over the samples. Collective: call on all ranks."""
     measures = [recipe.loss, *recipe.metrics.values()]
-    sums = way.compute_sums(samples.get_batch, len(samples), recipe.validation_batch, measures)
+    sums = strategy.compute_sums(samples.get_batch, len(samples), recipe.validation_batch, measures)
     loss, *metrics = (sums / len(samples)).tolist()
     return loss, dict(zip(recipe.metrics, metrics, strict=True))

@@ -1,8 +1,8 @@
 """Image data sets by name, split into training, validation and test.
 
-The search sees the training and the validation part; the test part is for judging a search's winner, once. Images stay
-bytes, as they are on disk: a quarter of the memory of floats, and normalising a batch costs nothing beside training on
-it.
+A search uses the training and the validation part. The test part is for one evaluation of the winner of the search.
+Images stay uint8, which needs a quarter of the memory of float32. Normalising a batch takes little time compared with
+training on it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from hpo.training.image_sources import SOURCES, Arrays, ImageSource
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Images, uint8 of shape (N, channels, height, width), and their labels, int64 of shape (N,)."""
+    """Images and their labels. ``len`` returns the number of images."""
 
     images: npt.NDArray[np.uint8]
+    """The images, uint8 of shape (N, channels, height, width)."""
     labels: npt.NDArray[np.int64]
+    """The labels, int64 of shape (N,)."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -30,17 +32,26 @@ class LabelledImages:
 
 @dataclass(frozen=True)
 class ImageDataset:
-    """The training and the validation part of a data set.
+    """The training and the validation part of an image data set.
 
-    `names` are the names of the classes, in the order of the labels; `mean` and `std` are the mean and the standard
-    deviation of the training images' bytes, float32 of shape (channels,).
+    Example:
+        ::
+
+            data = load_data("digits")
+            train, validation = data.splits(torch.device("cpu"))
+            images, labels = train.get_batch(torch.arange(64))
     """
 
     train: LabelledImages
+    """The training part."""
     validation: LabelledImages
+    """The validation part."""
     class_names: tuple[str, ...]
+    """The names of the classes, in the order of the labels."""
     mean: npt.NDArray[np.float32]
+    """The mean of each channel of the training images, 0 to 255, float32 of shape (channels,)."""
     std: npt.NDArray[np.float32]
+    """The standard deviation of each channel of the training images, float32 of shape (channels,)."""
 
     @property
     def num_classes(self) -> int:
@@ -49,17 +60,32 @@ class ImageDataset:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """The channels, the height and the width of an image."""
+        """The number of channels, the height and the width of an image, in pixels."""
         _, channels, height, width = self.train.images.shape
         return channels, height, width
 
     def splits(self, device: torch.device) -> tuple[ImagesOnDevice, ImagesOnDevice]:
-        """Return the training and the validation part on a device."""
+        """Return the training and the validation part on a device.
+
+        Args:
+            device: The device that batches are returned on.
+
+        Returns:
+            The training part and the validation part.
+        """
         return ImagesOnDevice(self.train, self, device), ImagesOnDevice(self.validation, self, device)
 
 
 class ImagesOnDevice:
-    """Images on a device: views of the host's one copy on a CPU, a copy on each GPU."""
+    """Images on a device, which get_batch normalises. ``len`` returns the number of images.
+
+    On a CPU, they share the memory of `split`; a GPU gets a copy.
+
+    Args:
+        split: The images and labels, such as the training part of `data`.
+        data: The data set, for the mean and the standard deviation.
+        device: The device that batches are returned on.
+    """
 
     def __init__(self, split: LabelledImages, data: ImageDataset, device: torch.device) -> None:
         self.device = device
@@ -72,7 +98,15 @@ class ImagesOnDevice:
         return len(self._labels)
 
     def get_batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the normalised images (N, C, H, W) and the labels (N) at `indices`."""
+        """Return images and labels as a batch.
+
+        Args:
+            indices: Indices of the images, int64 of shape (N,), on any device.
+
+        Returns:
+            Normalised images, float32 of shape (N, channels, height, width) in channels-last format, and labels, int64
+            of shape (N,).
+        """
         indices = indices.to(self.device)
         images = self._images[indices].to(torch.float32).sub_(self._mean).mul_(self._scale)
         return images.contiguous(memory_format=torch.channels_last), self._labels[indices]
@@ -81,23 +115,40 @@ class ImagesOnDevice:
 def load_data(
     name: str, data_dir: str | Path = "data", *, train_samples: int = 0, validation_samples: int = 0
 ) -> ImageDataset:
-    """Return the training and the validation part of a data set.
+    """Load the training and the validation part of an image data set, and download it if it is missing.
 
-    `train_samples` and `validation_samples` limit each part to its first samples; 0 takes all. The validation part is
-    split off the published training set by a fixed shuffle, the same in every run.
+    The validation part is split off the published training set by a fixed shuffle, which is the same in every run. It
+    has 360 images of digits, and 10,000 of the other data sets.
 
-    Raises ValueError for a name or a number of samples that does not exist or for a damaged file, and
-    FileNotFoundError, saying what was looked for and where, for data that are not there and cannot be downloaded.
+    Args:
+        name: "digits", "mnist", "fashion-mnist" or "cifar10".
+        data_dir: Directory of the files. scikit-learn provides the digits, which need no directory.
+        train_samples: Number of training samples to use, the first of the shuffle; 0 uses all.
+        validation_samples: Number of validation samples to use, the first of the shuffle; 0 uses all.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ValueError: The name is unknown, a part has fewer samples than requested, or a file is damaged.
+        FileNotFoundError: The files are missing and cannot be downloaded. The message lists the names and directories.
+
+    Example:
+        ::
+
+            def prepare(settings):
+                return load_data("fashion-mnist", settings.data_dir)
     """
     source = _find_source(name)
     development = source.read_development(_resolve_folder(data_dir))
     if len(development[1]) <= source.validation_samples:
         raise ValueError(
-            f"{name} has {len(development[1])} samples: too few to keep {source.validation_samples} of them"
+            f"{name} must have more than {source.validation_samples} training samples, of which that many are for "
+            f"validation, got {len(development[1])}"
         )
     validation, train = np.split(_shuffle_indices(development), [source.validation_samples])
-    train = _take_first(train, train_samples, f"train_samples={train_samples}", name)
-    validation = _take_first(validation, validation_samples, f"validation_samples={validation_samples}", name)
+    train = _take_first(train, train_samples, "train_samples", name)
+    validation = _take_first(validation, validation_samples, "validation_samples", name)
     mean, std = _compute_statistics(development[0][train])
     return ImageDataset(
         _select_samples(development, train), _select_samples(development, validation), source.class_names, mean, std
@@ -105,15 +156,33 @@ def load_data(
 
 
 def load_test_data(name: str, data_dir: str | Path = "data") -> LabelledImages:
-    """Return the test part of a data set, which no search uses; raises as `load_data` does."""
+    """Load the test part of an image data set, which is only for the winner of a search.
+
+    Args:
+        name: "digits", "mnist", "fashion-mnist" or "cifar10".
+        data_dir: Directory of the files, as for `load_data`.
+
+    Returns:
+        The test images in the order of the files, or every fifth image of the digits.
+
+    Raises:
+        ValueError: The name is unknown, or a file is damaged.
+        FileNotFoundError: The files are missing and cannot be downloaded.
+
+    Example:
+        ::
+
+            def test(params, weights, settings):
+                return evaluate_net(params, weights, load_data("digits"), load_test_data("digits"))
+    """
     images, labels = _find_source(name).read_test(_resolve_folder(data_dir))
-    # Arrays that were made of bytes are not writable, and torch warns of such arrays.
+    # Arrays made from bytes are read-only, and torch warns of read-only arrays.
     return LabelledImages(images.copy(), labels.copy())
 
 
 def _find_source(name: str) -> ImageSource:
     if name not in SOURCES:
-        raise ValueError(f"dataset={name}: there is no such data set; there are {', '.join(SOURCES)}")
+        raise ValueError(f"dataset must be one of {', '.join(SOURCES)}, got {name}")
     return SOURCES[name]
 
 
@@ -125,10 +194,13 @@ def _shuffle_indices(arrays: Arrays) -> npt.NDArray[np.int64]:
     return np.random.default_rng(0).permutation(len(arrays[1]))
 
 
-def _take_first(indices: npt.NDArray[np.int64], wanted: int, setting: str, name: str) -> npt.NDArray[np.int64]:
-    if not 0 <= wanted <= len(indices):
-        raise ValueError(f"{setting}: {name} has {len(indices)} such samples; 0 takes all of them")
-    return indices[: wanted or None]
+def _take_first(indices: npt.NDArray[np.int64], count: int, setting: str, name: str) -> npt.NDArray[np.int64]:
+    if not 0 <= count <= len(indices):
+        raise ValueError(
+            f"{setting} must be at most {len(indices)}, the number of such samples of {name}, or 0 for all of them, "
+            f"got {count}"
+        )
+    return indices[: count or None]
 
 
 def _select_samples(arrays: Arrays, indices: npt.NDArray[np.int64]) -> LabelledImages:
@@ -137,7 +209,7 @@ def _select_samples(arrays: Arrays, indices: npt.NDArray[np.int64]) -> LabelledI
 
 
 def _compute_statistics(images: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return the mean and the standard deviation of each channel, exactly, from counts of the 256 values."""
+    """Return the exact mean and standard deviation of each channel, from the counts of the 256 values."""
     values = np.arange(256)
     counts = np.stack([np.bincount(channel.ravel(), minlength=256) for channel in images.swapaxes(0, 1)])
     weights = counts / counts.sum(axis=1, keepdims=True)

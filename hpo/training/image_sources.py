@@ -1,4 +1,4 @@
-"""Where the data sets come from: a package, files that are there already, or a download through torchvision."""
+"""Sources of the image data sets: a package, existing files, or a download through torchvision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CLOTHES = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt
 
 
 class ImageSource(Protocol):
-    """A data set: its published training part, of which some samples are kept for validation, and its test part."""
+    """The published training part of a data set, which includes the validation part, and its test part."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -35,11 +35,11 @@ class ImageSource(Protocol):
 
     @property
     def validation_samples(self) -> int:
-        """The number of samples that are kept for validation."""
+        """The number of samples of the validation part."""
         ...
 
     def read_development(self, folder: Path) -> Arrays:
-        """Read the part that training and validation samples are taken from."""
+        """Read the published training part."""
         ...
 
     def read_test(self, folder: Path) -> Arrays:
@@ -49,20 +49,20 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True)
 class Digits:
-    """The UCI handwritten digits that scikit-learn ships (1,797 images of 8x8): no file, no download.
+    """The UCI handwritten digits of scikit-learn (1,797 images of 8x8 pixels), which need no download.
 
-    They have no published test part: every fifth image is taken as a test image.
+    They have no published test part, so every fifth image is a test image.
     """
 
     class_names: tuple[str, ...] = _DIGITS
     validation_samples: int = 360
 
-    def read_development(self, folder: Path) -> Arrays:  # noqa: ARG002 - nothing is read from it
+    def read_development(self, folder: Path) -> Arrays:  # noqa: ARG002 - scikit-learn has the data.
         """Read four fifths of the images."""
         images, labels, is_test = self._read_digits()
         return images[~is_test], labels[~is_test]
 
-    def read_test(self, folder: Path) -> Arrays:  # noqa: ARG002 - nothing is read from it
+    def read_test(self, folder: Path) -> Arrays:  # noqa: ARG002 - scikit-learn has the data.
         """Read every fifth image."""
         images, labels, is_test = self._read_digits()
         return images[is_test], labels[is_test]
@@ -79,8 +79,8 @@ class Digits:
 class IdxFiles:
     """MNIST (LeCun, Cortes and Burges 1998) or a data set in its format: four IDX files, gzipped or not.
 
-    They are read from the folder itself, or from NAME/raw in it, where torchvision puts them; if they are in neither,
-    they are downloaded there.
+    They are read from the folder itself, or from torchvision's NAME/raw in it, and downloaded to the latter if they are
+    in neither.
     """
 
     torchvision_name: str
@@ -97,27 +97,26 @@ class IdxFiles:
 
     def _read_part(self, folder: Path, part: str) -> Arrays:
         names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
-        places = [folder, folder / self.torchvision_name / "raw"]
-        if not all(_find_file(name, places) for name in names):
+        folders = [folder, folder / self.torchvision_name / "raw"]
+        if not all(_find_file(name, folders) for name in names):
             _download_dataset(
-                self.torchvision_name, folder, [f"{name}[.gz]" for name in names], places, self._fetch_files
+                self.torchvision_name, folder, [f"{name}[.gz]" for name in names], folders, self._fetch_files
             )
-        images, labels = (_read_idx(_find_downloaded_file(name, places)) for name in names)
+        images, labels = (_read_idx(_find_downloaded_file(name, folders)) for name in names)
         if images.ndim != 3 or labels.shape != images.shape[:1]:
             raise ValueError(
-                f"{_find_file(names[0], places)} holds images of shape {images.shape}, "
-                f"{_find_file(names[1], places)} labels of "
-                f"shape {labels.shape}: expected as many labels as images of two dimensions"
+                f"{_find_file(names[0], folders)} and {_find_file(names[1], folders)} must hold two-dimensional images "
+                f"and as many labels, got images of shape {images.shape} and labels of shape {labels.shape}"
             )
         if labels.max(initial=0) >= len(self.class_names):
             raise ValueError(
-                f"{_find_file(names[1], places)} holds the label {labels.max()}, and there are "
-                f"{len(self.class_names)} classes"
+                f"labels in {_find_file(names[1], folders)} must be less than {len(self.class_names)}, the number of "
+                f"classes, got {labels.max()}"
             )
         return images[:, None], labels.astype(np.int64)
 
     def _fetch_files(self, root: Path) -> None:
-        # Imported here because it takes 1.4 s of CPU, and is not needed where the files are there.
+        # The import takes 1.4 s of CPU time, and only a download needs it.
         import torchvision.datasets
 
         getattr(torchvision.datasets, self.torchvision_name)(root=str(root), download=True)
@@ -125,9 +124,9 @@ class IdxFiles:
 
 @dataclass(frozen=True)
 class Cifar10:
-    """CIFAR-10 (Krizhevsky 2009) in its binary version, downloaded where it is not there.
+    """CIFAR-10 (Krizhevsky 2009) in its binary version, downloaded if it is missing.
 
-    Its Python version, which torchvision reads, is pickled: reading it would run whatever is in the files.
+    torchvision reads the Python version, which is pickled: reading it would execute code in the files.
     """
 
     class_names: tuple[str, ...] = (
@@ -155,10 +154,10 @@ class Cifar10:
         return self._read_batches(folder, ["test_batch.bin"])
 
     def _read_batches(self, folder: Path, names: Sequence[str]) -> Arrays:
-        places = [folder, folder / "cifar-10-batches-bin"]
-        if not all(_find_file(name, places) for name in names):
-            _download_dataset("CIFAR10 (binary version)", folder, names, places, self._fetch_files)
-        batches = [self._read_batch(_find_downloaded_file(name, places)) for name in names]
+        folders = [folder, folder / "cifar-10-batches-bin"]
+        if not all(_find_file(name, folders) for name in names):
+            _download_dataset("CIFAR10 (binary version)", folder, names, folders, self._fetch_files)
+        batches = [self._read_batch(_find_downloaded_file(name, folders)) for name in names]
         return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
 
     def _fetch_files(self, root: Path) -> None:
@@ -167,14 +166,15 @@ class Cifar10:
         download_and_extract_archive(self.url, str(root), md5=self.md5, remove_finished=True)
 
     def _read_batch(self, path: Path) -> Arrays:
-        """Read a file of records, each of one byte, which is the label, and an image of 3 x 32 x 32 bytes."""
+        """Read a file of records, each with a label of one byte and an image of 3 x 32 x 32 bytes."""
         content = np.fromfile(path, np.uint8)
         if len(content) == 0 or len(content) % 3073:
-            raise ValueError(f"{path} holds {len(content)} bytes, and not records of 1 + 3 x 32 x 32: it is damaged")
+            raise ValueError(f"{path} must hold records of 3073 bytes, got {len(content)} bytes. The file is damaged")
         records = content.reshape(-1, 3073)
         if records[:, 0].max() >= len(self.class_names):
             raise ValueError(
-                f"{path} holds the label {records[:, 0].max()}, and there are {len(self.class_names)} classes"
+                f"labels in {path} must be less than {len(self.class_names)}, the number of classes, got "
+                f"{records[:, 0].max()}"
             )
         return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
 
@@ -187,15 +187,15 @@ SOURCES: dict[str, ImageSource] = {
 }
 
 
-def _find_file(name: str, places: Sequence[Path]) -> Path | None:
-    paths = (place / (name + suffix) for place in places for suffix in ("", ".gz"))
+def _find_file(name: str, folders: Sequence[Path]) -> Path | None:
+    paths = (folder / (name + suffix) for folder in folders for suffix in ("", ".gz"))
     return next((path for path in paths if path.is_file()), None)
 
 
-def _find_downloaded_file(name: str, places: Sequence[Path]) -> Path:
-    path = _find_file(name, places)
+def _find_downloaded_file(name: str, folders: Sequence[Path]) -> Path:
+    path = _find_file(name, folders)
     if path is None:
-        raise FileNotFoundError(f"no {name} in {' or '.join(map(str, places))} after the download")
+        raise FileNotFoundError(f"no {name} in {' or '.join(map(str, folders))} after the download")
     return path
 
 
@@ -207,40 +207,43 @@ def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise ValueError(f"{path} is not an IDX file of bytes: it begins with {content[:4]!r}, not with 0, 0, 8")
+        raise ValueError(f"{path} must be an IDX file of bytes, which begins with 0, 0, 8, got {content[:4]!r}")
     start = 4 + 4 * content[3]
     if len(content) < start:
-        raise ValueError(f"{path} is cut off: it ends within its header, after {len(content)} bytes")
+        raise ValueError(f"{path} must have a header of {start} bytes, got {len(content)} bytes. The file is cut off")
     shape = struct.unpack(f">{content[3]}I", content[4:start])
     if len(content) - start != math.prod(shape):
-        raise ValueError(f"{path} holds {len(content) - start} values; its header says {shape}: {math.prod(shape)}")
+        raise ValueError(
+            f"{path} must hold {math.prod(shape)} values, as its header has the shape {shape}, got "
+            f"{len(content) - start}. The file is damaged"
+        )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def _download_dataset(
-    name: str, folder: Path, files: Sequence[str], places: Sequence[Path], fetch: Callable[[Path], object]
+    name: str, folder: Path, files: Sequence[str], folders: Sequence[Path], fetch: Callable[[Path], object]
 ) -> None:
-    """Let `fetch` download a data set into a temporary folder, and move it to its place when it is complete.
+    """Download a data set with `fetch` into a temporary folder, and move the complete files to `folder`.
 
-    Raises FileNotFoundError where it cannot be downloaded.
+    Raises FileNotFoundError if the download fails.
     """
-    there = folder.exists()
+    has_existed = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as root:
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 fetch(Path(root))
             for path in filter(Path.is_file, Path(root).rglob("*")):
-                place = folder / path.relative_to(root)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                path.replace(place)
+                target = folder / path.relative_to(root)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(target)
     except (OSError, RuntimeError) as error:
-        if not there:
+        if not has_existed:
             with suppress(OSError):
                 folder.rmdir()
         reason = " ".join(str(error).split())
         raise FileNotFoundError(
-            f"{name} is not there and could not be downloaded. Looked for {' and '.join(files)} in "
-            f"{' and in '.join(map(str, places))}; downloading into {folder} failed: {type(error).__name__}: {reason}. "
-            f"Point --set data_dir=FOLDER to a folder that has them"
+            f"{name} is missing and could not be downloaded. Searched for {' and '.join(files)} in "
+            f"{' and in '.join(map(str, folders))}; the download into {folder} failed: {type(error).__name__}: "
+            f"{reason}. Set --set data_dir=FOLDER to a folder that has the files"
         ) from error

@@ -1,6 +1,6 @@
 """Lightning on the ranks of a worker: a Trainer that reports its validation losses, and a Fabric.
 
-Imported only by search spaces that use it: Lightning takes seconds to import.
+Import it only in search files that use it, since Lightning takes seconds to import.
 """
 
 from __future__ import annotations
@@ -29,20 +29,31 @@ _WORKER_OPTIONS = ("accelerator", "devices", "num_nodes")
 
 
 def make_trainer(worker: Worker, monitor: str, **options: Any) -> Trainer:
-    """Return a Trainer of the worker's ranks that reports the logged metric `monitor` after each validation of a fit.
+    """Make a Trainer on the worker's ranks that reports the metric `monitor` after each validation of a fit.
 
-    ::
+    The Trainer also offers the weights of the module; sharded weights are gathered. It records all other logged
+    metrics with the loss. It ends the fit as `worker.report` ends an objective. Collective: call on all ranks.
 
-        trainer_of(worker, "val_loss", max_epochs=3).fit(module, train, val)
+    Args:
+        worker: The worker that the objective gets.
+        monitor: Name of the validation loss, which is minimized. Log it with ``sync_dist=True``: it must be the same on
+            all ranks.
+        options: Arguments of ``lightning.Trainer``, except ``accelerator``, ``devices`` and ``num_nodes``. The default
+            strategy is ``"ddp"``. Loggers, checkpoints, progress bars, the model summary and the sanity check are off
+            by default.
 
-    `monitor` is a loss, lower is better, logged with ``sync_dist=True``, since it is to be the same on all ranks. The
-    other metrics that are logged are recorded with it, and the module's weights are offered, whole ones where they are
-    sharded. The fit is ended as an objective is that calls `worker.report`.
+    Returns:
+        The Trainer.
 
-    `options` are a Trainer's. Strategy, precision, callbacks and plugins are free: the strategy is ``ddp`` by default.
-    Loggers, checkpoints, progress bars, the summary of the model and the sanity check are off by default.
+    Raises:
+        ValueError: An option is one that the worker determines. During the fit: `monitor` was not logged by the end of
+            a validation.
 
-    Raises ValueError where an option is the worker's to choose, and where `monitor` is no metric that was logged.
+    Example:
+        ::
+
+            def objective(params, worker):
+                make_trainer(worker, "val_loss", max_epochs=3).fit(module, train_loader, val_loader)
     """
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     quiet = dict.fromkeys(off, False) | {"num_sanity_val_steps": 0}
@@ -51,11 +62,27 @@ def make_trainer(worker: Worker, monitor: str, **options: Any) -> Trainer:
 
 
 def make_fabric(worker: Worker, **options: Any) -> Fabric:
-    """Return a Fabric of the worker's ranks, launched; its strategy is ``ddp`` by default.
+    """Make a launched Fabric on the worker's ranks. Collective: call on all ranks.
 
-    `options` are a Fabric's. Losses are yielded or reported, and weights offered, as in any objective.
+    The objective yields or reports its losses and offers its weights itself.
 
-    Raises ValueError where an option is the worker's to choose.
+    Args:
+        worker: The worker that the objective gets.
+        options: Arguments of ``lightning.Fabric``, except ``accelerator``, ``devices`` and ``num_nodes``. The default
+            strategy is ``"ddp"``.
+
+    Returns:
+        The Fabric, launched.
+
+    Raises:
+        ValueError: An option is one that the worker determines.
+
+    Example:
+        ::
+
+            def objective(params, worker):
+                fabric = make_fabric(worker, precision="bf16-mixed")
+                network, optimizer = fabric.setup(network, optimizer)
     """
     fabric = Fabric(**_make_options(worker, options))
     fabric.launch()
@@ -63,15 +90,18 @@ def make_fabric(worker: Worker, **options: Any) -> Fabric:
 
 
 def _make_options(worker: Worker, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tells Lightning the worker's ranks, with a user's options; keep it from talking."""
+    """Return a user's options with those that describe the worker's ranks, and silence Lightning's tips."""
     for name in _WORKER_OPTIONS:
         if name in options:
-            raise ValueError(f"{name}={options[name]!r}: the ranks and their devices are the worker's; leave it out")
-    os.environ.setdefault("PL_GLOBAL_SEED", str(worker.seed % 2**32))  # by which samplers shuffle
+            raise ValueError(
+                f"{name} must be omitted, got {options[name]!r}. The worker determines the ranks and their devices"
+            )
+    os.environ.setdefault("PL_GLOBAL_SEED", str(worker.seed % 2**32))  # Samplers shuffle with it.
     for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # tips, and which GPUs there are
-    disable_possible_user_warnings()  # they advise loader processes, which are forked
-    warnings.filterwarnings("ignore", module=r"lightning\.", category=FutureWarning)  # what torch tells Lightning
+        logging.getLogger(name).setLevel(logging.WARNING)  # This hides tips and the list of GPUs.
+    disable_possible_user_warnings()  # They recommend loader processes, which would be forked.
+    # torch's deprecations concern Lightning's developers, not its users.
+    warnings.filterwarnings("ignore", module=r"lightning\.", category=FutureWarning)
     ranks = {
         "accelerator": worker.device.type,
         "devices": 1 if worker.device.type == "cpu" else [worker.device.index],
@@ -81,17 +111,17 @@ def _make_options(worker: Worker, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**ranks, **options, "plugins": [_WorkerEnvironment(worker), *_to_list(options.get("plugins"))]}
 
 
-def _to_list(given: Any) -> list[Any]:
-    if given is None:
+def _to_list(value: Any) -> list[Any]:
+    if value is None:
         return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 class _WorkerEnvironment(ClusterEnvironment):
-    """The ranks of a worker; to Lightning, each is a node with one device."""
+    """Describes the ranks of a worker to Lightning: each rank is a node with one device."""
 
     creates_processes_externally = True
-    main_address, main_port = "", 0  # of a process group that would have to be made: there is one
+    main_address, main_port = "", 0  # Lightning needs them only to make a process group, and one exists.
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -120,7 +150,7 @@ class _WorkerEnvironment(ClusterEnvironment):
 
 
 class _LossReporter(Callback):
-    """Reports a metric after each validation, and offers the weights that have it."""
+    """Reports a metric after each validation, and offers the weights that belong to it."""
 
     def __init__(self, worker: Worker, monitor: str) -> None:
         self._worker = worker
@@ -128,7 +158,7 @@ class _LossReporter(Callback):
         self._sigterm_handler = signal.getsignal(signal.SIGTERM)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's
-        # Lightning's own handler calls a collective, wherever the rank is.
+        # Lightning's handler calls a collective, whatever the rank is doing at that time.
         signal.signal(signal.SIGTERM, self._sigterm_handler)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -136,10 +166,10 @@ class _LossReporter(Callback):
             return
         metrics = dict(trainer.callback_metrics)
         if self._monitor not in metrics:
-            there = ", ".join(sorted(metrics)) or "none"
+            logged = ", ".join(sorted(metrics)) or "none"
             raise ValueError(
-                f"monitor={self._monitor!r} is no metric that was logged by the end of the validation ({there}): "
-                f"self.log({self._monitor!r}, loss, sync_dist=True) in validation_step"
+                f"monitor must be a metric that was logged by the end of the validation ({logged}), got "
+                f"{self._monitor!r}. Call self.log({self._monitor!r}, loss, sync_dist=True) in validation_step"
             )
         loss = metrics.pop(self._monitor)
         self._worker.offer_weights(lambda: _gather_weights(trainer, pl_module))
@@ -147,7 +177,7 @@ class _LossReporter(Callback):
 
 
 def _gather_weights(trainer: Trainer, module: LightningModule) -> Mapping[str, Any]:
-    """Return the module's whole weights on the leader; called by all ranks together."""
+    """Return the module's whole weights on the leader. Collective: call on all ranks."""
     with torch.inference_mode(False), torch.no_grad():
         weights: Mapping[str, Any] = trainer.strategy.lightning_module_state_dict()
         if any(hasattr(tensor, "full_tensor") for tensor in weights.values()):

@@ -1,4 +1,4 @@
-"""Judging a trained network by test data: metrics, images whose predictions are right or wrong, and written text."""
+"""Evaluation of a trained network on test data: metrics, sample predictions and generated text."""
 
 from __future__ import annotations
 
@@ -20,14 +20,33 @@ from hpo.training.text_data import Pieces, TextDataset, TextOnDevice
 from hpo.training.transformer import generate
 
 _BATCH_SIZE = 256
-_TEMPERATURE = 0.7  # below 1: a network that has learnt little writes more of what it is sure of
-_MAX_PREDICTIONS = 20  # right predictions at most, and as many wrong ones
+_TEMPERATURE = 0.7  # A network that has learned little generates more readable text below 1.
+_MAX_PREDICTIONS = 20  # The most correct predictions, and the most wrong ones.
 
 
 def evaluate_net(
     params: Mapping[str, Any], weights: Mapping[str, torch.Tensor], data: ImageDataset, test: LabelledImages
 ) -> tuple[dict[str, float], list[Prediction]]:
-    """Return what `judge` returns for a `Net` with these weights; `params` has its conv_layers and activation."""
+    """Evaluate a `Net` with given weights on test images.
+
+    Args:
+        params: The hyperparameters, with ``conv_layers`` and ``activation`` of the `Net`.
+        weights: The state dict of the `Net`.
+        data: The data set, for its classes, mean and standard deviation.
+        test: The test images.
+
+    Returns:
+        The metrics ``"loss"`` and ``"accuracy"``, and sample predictions, as `evaluate_classifier` returns them.
+
+    Raises:
+        RuntimeError: The weights do not fit the `Net`.
+
+    Example:
+        ::
+
+            def test(params, weights, settings):
+                return evaluate_net(params, weights, load_data("digits"), load_test_data("digits"))
+    """
     network = Net(data.image_shape, data.num_classes, params["conv_layers"], params["activation"])
     network.load_state_dict(dict(weights))
     return evaluate_classifier(network, data, test)
@@ -39,38 +58,73 @@ evaluate_net.__test__ = False  # type: ignore[attr-defined]
 def evaluate_classifier(
     network: nn.Module, data: ImageDataset, test: LabelledImages
 ) -> tuple[dict[str, float], list[Prediction]]:
-    """Return the mean loss and the accuracy of a network on test images, by their names, and some predictions.
+    """Evaluate an image classifier on test images, on a GPU if one is available.
 
-    `network` returns logits or log-probabilities, shape (N, classes). The predictions are up to 20 wrong ones, those
-    with the highest confidence, and up to 20 right ones, taken evenly from the images.
+    Args:
+        network: A network from images, shape (N, channels, height, width), to logits or log-probabilities, shape
+            (N, classes). It is moved to the device, and switched to evaluation mode.
+        data: The data set, for its classes, mean and standard deviation.
+        test: The test images.
+
+    Returns:
+        The metrics ``"loss"``, the mean cross-entropy in nats, and ``"accuracy"``, 0 to 1; and sample predictions: the
+        20 wrong ones with the highest confidence, and 20 correct ones, evenly spaced.
+
+    Example:
+        ::
+
+            def test(params, weights, settings):
+                network = resnet18((3, 32, 32), classes=10)
+                network.load_state_dict(weights)
+                return evaluate_classifier(network, load_data("cifar10"), load_test_data("cifar10"))
     """
     output = F.log_softmax(_compute_outputs(network, ImagesOnDevice(test, data, _choose_device())), dim=1)
     labels = torch.from_numpy(test.labels)
-    sure, predicted = output.exp().max(dim=1)
+    confidence, predicted = output.exp().max(dim=1)
     metrics = {
         "loss": F.nll_loss(output, labels).item(),
         "accuracy": (predicted == labels).double().mean().item(),
     }
     right, wrong = torch.nonzero(predicted == labels).flatten(), torch.nonzero(predicted != labels).flatten()
-    worst = wrong[sure[wrong].argsort(descending=True)][:_MAX_PREDICTIONS]
-    some = right[torch.linspace(0, max(0, len(right) - 1), min(_MAX_PREDICTIONS, len(right))).long()]
-    shown = [
+    worst = wrong[confidence[wrong].argsort(descending=True)][:_MAX_PREDICTIONS]
+    correct = right[torch.linspace(0, max(0, len(right) - 1), min(_MAX_PREDICTIONS, len(right))).long()]
+    predictions = [
         Prediction(
-            _make_picture(test.images[i]), data.class_names[labels[i]], data.class_names[predicted[i]], sure[i].item()
+            _make_picture(test.images[i]),
+            data.class_names[labels[i]],
+            data.class_names[predicted[i]],
+            confidence[i].item(),
         )
-        for i in [*worst.tolist(), *some.tolist()]
+        for i in [*worst.tolist(), *correct.tolist()]
     ]
-    return metrics, shown
+    return metrics, predictions
 
 
 @torch.no_grad()
 def evaluate_language_model(
     network: nn.Module, text: TextDataset, test: Pieces, prompts: Sequence[str]
 ) -> tuple[dict[str, float], list[TextSample]]:
-    """Return the mean loss of a network, in nats per character, and its accuracy on pieces of text; and what it writes.
+    """Evaluate a character language model on test pieces, and generate text, on a GPU if one is available.
 
-    `network` is one that `transformer` returns, and `test` pieces, uint8 of shape (N, context + 1). It writes
-    as many characters after each prompt as it reads, twice over.
+    Args:
+        network: A network such as `make_transformer` returns. It is moved to the device, and switched to evaluation
+            mode.
+        text: The data set, for its symbols and its context.
+        test: The test pieces, uint8 of shape (N, context + 1).
+        prompts: The texts to continue.
+
+    Returns:
+        The metrics ``"loss"``, in nats per character, and ``"accuracy"``, 0 to 1; and for each prompt, a text of
+        ``2 * text.context`` generated characters.
+
+    Example:
+        ::
+
+            def test(params, weights, settings):
+                text = load_text(context=128)
+                network = make_transformer(text.vocabulary_size, 128, depth=4, width=128, heads=4, dropout=0.0)
+                network.load_state_dict(weights)
+                return evaluate_language_model(network, text, load_test_text(128), ["def ", "import "])
     """
     pieces = TextOnDevice(test, _choose_device())
     network = network.to(pieces.device).eval()
@@ -80,11 +134,11 @@ def evaluate_language_model(
         sums += sum_measures(network(inputs), targets, [per_sample_cross_entropy, per_sample_accuracy])
     loss, right = (sums / len(pieces)).tolist()
     length = 2 * text.context
-    written = [
+    samples = [
         TextSample(prompt, generate(network, text, prompt, length, _TEMPERATURE, seed))
         for seed, prompt in enumerate(prompts)
     ]
-    return {"loss": loss, "accuracy": right}, written
+    return {"loss": loss, "accuracy": right}, samples
 
 
 @torch.no_grad()
@@ -99,7 +153,7 @@ def _choose_device() -> torch.device:
 
 
 def _make_picture(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Return an image (channels, height, width) as one that can be shown, scaled to the whole range of a byte."""
+    """Return an image (channels, height, width) for display, with its values scaled to 0 to 255."""
     lowest, highest = int(image.min()), int(image.max())
     scaled = (image.astype(np.float32) - lowest) * (255 / max(1, highest - lowest))
     return np.moveaxis(scaled.astype(np.uint8), 0, -1).squeeze(-1 if image.shape[0] == 1 else ())

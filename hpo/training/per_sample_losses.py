@@ -1,4 +1,4 @@
-"""Losses and metrics of single samples, of which means over any number of ranks are made exactly."""
+"""Losses and metrics per sample, so that their mean over all samples is the same on any number of ranks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,42 @@ import torch.nn.functional as F
 
 
 def per_sample_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-    """Return the cross-entropy of each sample, shape (N,), in nats; the mean over a sample's targets where it has many.
+    """Compute the cross-entropy of each sample; of samples with several targets, the mean over the targets.
 
-    `outputs` are logits or log-probabilities, shape (N, ..., classes), and `targets` classes, shape (N, ...).
-    `smoothing` is the share of the probability that is spread over all classes (Szegedy et al. 2016, section 7).
+    Args:
+        outputs: Logits or log-probabilities, shape (N, ..., classes).
+        targets: Class indices, int64 of shape (N, ...).
+        smoothing: Probability that is spread over all classes, 0 to 1 (label smoothing: Szegedy et al. 2016,
+            section 7).
+
+    Returns:
+        The losses in nats, shape (N,).
+
+    Example:
+        ::
+
+            losses = per_sample_cross_entropy(network(images), labels)  # shape (N,)
+            losses.mean().backward()
     """
     losses = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none", label_smoothing=smoothing)
     return losses if targets.dim() == 1 else _average_per_sample(losses.view(targets.shape))
 
 
 def per_sample_accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the share of right predictions of each sample, shape (N,), from what `cross_entropy` takes."""
+    """Compute the accuracy of each sample, which is the fraction of its targets that are predicted correctly.
+
+    Args:
+        outputs: Logits or log-probabilities, shape (N, ..., classes).
+        targets: Class indices, int64 of shape (N, ...).
+
+    Returns:
+        The accuracies, 0 to 1, float32 of shape (N,).
+
+    Example:
+        ::
+
+            accuracy = per_sample_accuracy(network(images), labels).mean()
+    """
     return _average_per_sample((outputs.argmax(-1) == targets).float())
 
 

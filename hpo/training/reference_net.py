@@ -1,4 +1,4 @@
-"""The reference network."""
+"""The network of the reference problem: a small convolutional classifier."""
 
 from __future__ import annotations
 
@@ -11,23 +11,32 @@ _CHANNELS = 10
 
 
 class Net(nn.Module):
-    """Convolutions of one width and a linear classifier, for images of any size.
+    """A convolutional classifier: convolutions (10 channels, 3x3, padding 1), one linear layer, and a log-softmax.
 
-    `conv_layers` convolutions (10 channels, 3x3, padding 1), each followed by the activation, one linear layer, and a
-    log-softmax. Raises ValueError for less than one layer, or an activation that is none of relu, sigmoid and tanh.
+    An activation follows each convolution. Weights are torch's default initial weights.
 
-    ::
+    Args:
+        image_shape: Channels, height and width of an image, in pixels.
+        classes: Number of classes.
+        conv_layers: Number of convolutions, at least 1.
+        activation: "relu", "sigmoid" or "tanh".
 
-        net = Net(image_shape=(1, 28, 28), classes=10, conv_layers=2, activation="relu")
-        net(torch.zeros(64, 1, 28, 28))  # log-probabilities, shape (64, 10)
+    Raises:
+        ValueError: `conv_layers` is less than 1, or `activation` is unknown.
+
+    Example:
+        ::
+
+            net = Net(image_shape=(1, 28, 28), classes=10, conv_layers=2, activation="relu")
+            net(torch.zeros(64, 1, 28, 28))  # log-probabilities, shape (64, 10)
     """
 
     def __init__(self, image_shape: tuple[int, int, int], classes: int, conv_layers: int, activation: str) -> None:
         super().__init__()
         if conv_layers < 1:
-            raise ValueError(f"conv_layers must be at least 1, not {conv_layers}")
+            raise ValueError(f"conv_layers must be at least 1, got {conv_layers}")
         if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, not {activation!r}")
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
         channels, height, width = image_shape
         layers: list[nn.Module] = []
         for inputs in [channels] + [_CHANNELS] * (conv_layers - 1):
@@ -36,6 +45,13 @@ class Net(nn.Module):
         self.classifier = nn.Linear(_CHANNELS * height * width, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the log-probabilities, shape (N, classes), of images, shape (N, C, H, W)."""
+        """Compute the log-probabilities of the classes.
+
+        Args:
+            images: Images, float of shape (N, channels, height, width).
+
+        Returns:
+            Log-probabilities, shape (N, classes).
+        """
         features = self.features(images)
         return torch.log_softmax(self.classifier(features.flatten(start_dim=1)), dim=1)

@@ -1,4 +1,4 @@
-"""The reference problem: `Net` and its four hyperparameters, trained on the data that a worker holds."""
+"""The reference problem: training of a `Net` with its four hyperparameters on the worker's data."""
 
 from __future__ import annotations
 
@@ -14,31 +14,48 @@ if TYPE_CHECKING:
 
 
 class FitSettings(Protocol):
-    """Settings of a search space that trains a `Net`."""
+    """Settings of a search file that trains a `Net`."""
 
     @property
     def epochs(self) -> int:
-        """How long to train."""
+        """The number of epochs."""
         ...
 
     @property
     def batch_size(self) -> int:
-        """The size of the global batch."""
+        """The size of the global batch, in samples."""
         ...
 
     @property
     def patience(self) -> int:
-        """How many epochs without a new best loss end the training."""
+        """The number of epochs without a new lowest loss that ends the training; 0 disables early stopping."""
         ...
 
 
 def fit_net(
     params: Mapping[str, Any], worker: Worker, settings: FitSettings
 ) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train a `Net` on `worker.data`, a Dataset, and yield what `fit` yields.
+    """Train a `Net` on `worker.data`, an `ImageDataset`, with Adadelta. Collective: call on all ranks.
 
-    `params` has conv_layers, activation, lr and gamma; `settings` has epochs, batch_size and patience. As in the
-    published problem, the optimizer is Adadelta, and `gamma` multiplies its rate after each epoch.
+    It offers weights and saves checkpoints as `fit` does.
+
+    Args:
+        params: The hyperparameters: ``conv_layers`` and ``activation`` of the `Net`, the learning rate ``lr``, and
+            ``gamma``, by which the learning rate is multiplied after each epoch.
+        worker: The worker that the objective gets.
+        settings: An object with the attributes ``epochs``, ``batch_size`` and ``patience``, as in `Recipe`.
+
+    Returns:
+        An iterator that trains one epoch per step, and yields the validation loss in nats and ``{"accuracy": ...}``.
+
+    Raises:
+        ValueError: A hyperparameter or a setting has a value that `Net` or `Recipe` does not accept.
+
+    Example:
+        ::
+
+            def objective(params, worker, settings):
+                return fit_net(params, worker, settings)
     """
     data = worker.data
     network = Net(data.image_shape, data.num_classes, params["conv_layers"], params["activation"])

@@ -8,28 +8,35 @@ from torch import nn
 
 
 def resnet18(image_shape: tuple[int, int, int], classes: int) -> nn.Sequential:
-    """Return torchvision's ResNet-18 (He et al. 2016) for small images, from scratch, as a sequence of its parts.
+    """Make an untrained ResNet-18 (He et al. 2016) for small images, as a sequence of torchvision's parts.
 
-    As usual for CIFAR-10, the first convolution is 3x3 and takes each pixel, and no pooling follows. The sequence has
-    torchvision's names, `conv1`, `bn1`, `relu`, `layer1` to `layer4`, `avgpool`, `flatten` and `fc`; and so has its
-    state dict. `image_shape` is the channels, the height and the width of an image. It takes images (N, channels,
-    height, width) and returns logits (N, classes). Images of 8x8 are one pixel in `layer4`: normalising these needs two
-    images at least to train on.
+    As usual for CIFAR-10, the first convolution is 3x3 with stride 1, and no pooling follows. The parts and the state
+    dict have torchvision's names: `conv1`, `bn1`, `relu`, `layer1` to `layer4`, `avgpool`, `flatten`, `fc`. An image
+    of 8x8 pixels is one pixel in `layer4`; batch normalisation then needs at least two images per batch in training.
 
-    Raises ValueError for a size below 1.
+    Args:
+        image_shape: Channels, height and width of an image.
+        classes: Number of classes.
 
-    ::
+    Returns:
+        A network from images, shape (N, channels, height, width), to logits, shape (N, classes).
 
-        network = resnet18(image_shape=(3, 32, 32), classes=10)
-        network(torch.zeros(64, 3, 32, 32))  # shape (64, 10)
+    Raises:
+        ValueError: A size is less than 1.
+
+    Example:
+        ::
+
+            network = resnet18(image_shape=(3, 32, 32), classes=10)
+            network(torch.zeros(64, 3, 32, 32))  # shape (64, 10)
     """
-    import torchvision.models  # takes 1.4 s of CPU
+    import torchvision.models  # The import takes 1.4 s of CPU time.
 
     if min(image_shape) < 1 or classes < 1:
-        raise ValueError(f"images of shape {image_shape} in {classes} classes: each size must be at least 1")
+        raise ValueError(f"image_shape and classes must be at least 1, got {image_shape} and {classes}")
     network = torchvision.models.resnet18(num_classes=classes)
     network.conv1 = nn.Conv2d(image_shape[0], 64, kernel_size=3, padding=1, bias=False)
-    nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision does
+    nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")  # torchvision does the same.
     parts = OrderedDict(network.named_children())
     del parts["maxpool"]
     fc = parts.pop("fc")

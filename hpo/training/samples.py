@@ -1,4 +1,4 @@
-"""What a training needs of a data set: samples on a device."""
+"""Protocols of the data sets that `hpo.training.fit` accepts."""
 
 from __future__ import annotations
 
@@ -8,18 +8,32 @@ import torch
 
 
 class Samples(Protocol):
-    """Samples on a device, of which batches are made."""
+    """One part of a data set on a device. ``len`` returns the number of samples."""
 
     def __len__(self) -> int: ...
 
     def get_batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the inputs (N, ...) and the targets (N, ...) at `indices`, int64 of shape (N,) on the CPU."""
+        """Return the samples at the given indices as a batch.
+
+        Args:
+            indices: Indices of the samples, int64 of shape (N,), on the CPU.
+
+        Returns:
+            The inputs and the targets on the device, both of shape (N, ...).
+        """
         ...
 
 
 class Data(Protocol):
-    """A data set: its training and its validation part."""
+    """A data set with a training and a validation part."""
 
     def splits(self, device: torch.device) -> tuple[Samples, Samples]:
-        """Return the training and the validation part on a device."""
+        """Return the training and the validation part on a device.
+
+        Args:
+            device: The device that batches are returned on.
+
+        Returns:
+            The training part and the validation part.
+        """
         ...

@@ -1,8 +1,8 @@
-"""Text for character language models: the source files of Python's own standard library, on every machine.
+"""Text for character language models: the source files of Python's standard library, which every host has.
 
-The files are split into a training, a validation and a test part by a hash of their names, so that neither the machine
-nor the order of its file system changes which file is in which part. Left out is what not every distribution installs
-(tests, IDLE, tkinter...), and what programs have written (code pages, the build's settings...).
+A hash of its name decides whether a file belongs to the training, the validation or the test part, so the split does
+not depend on the host or its file system. Modules that some distributions do not install (tests, IDLE, tkinter), and
+generated files (code pages, settings of the build) are left out.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _EXCLUDED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "site-packages
 _OPTIONAL_MODULES = {"distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle.py", "turtledemo"}
 _GENERATED_MODULES = {"encodings", "pydoc_data", "sitecustomize.py", "usercustomize.py"}
 _EXCLUDED_NAMES = _EXCLUDED_FOLDERS | _OPTIONAL_MODULES | _GENERATED_MODULES
-_BUILD_PREFIXES = ("_sysconfigdata", "config-")  # with the platform's name behind
+_BUILD_PREFIXES = ("_sysconfigdata", "config-")  # The name of the platform follows.
 
-# From which to which place among all hashes, from 0 to 1, a part goes.
+# The range of hashes, scaled to 0 to 1, of each part.
 _TRAIN_RANGE, _VALIDATION_RANGE, _TEST_RANGE = (0.0, 0.8), (0.8, 0.9), (0.9, 1.0)
 
-_CHARACTERS = "\n" + "".join(map(chr, range(32, 127))) + "\N{REPLACEMENT CHARACTER}"  # the last stands for all others
+_CHARACTERS = "\n" + "".join(map(chr, range(32, 127))) + "\N{REPLACEMENT CHARACTER}"  # The last stands for all others.
 _CODES = np.array([ord(character) for character in _CHARACTERS], "<u4")
 _OTHER_SYMBOL = len(_CHARACTERS) - 1
 _SYMBOL_OF_CODE = np.full(128, _OTHER_SYMBOL, np.uint8)
@@ -38,20 +38,22 @@ Pieces = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class TextDataset:
-    """The training and the validation part of a text, in pieces of equal length that do not overlap.
+    """The training and the validation part of a text, in pieces of equal length.
 
-    `train` and `validation` are uint8 of shape (N, context + 1): a network reads the first `context` symbols of a piece
-    and predicts, at each, the next one. A piece begins with the last symbol of the one before it in the text, so that
-    each symbol is predicted once.
+    A network reads the first `context` symbols of a piece, and predicts the next symbol at each position. A piece
+    begins with the last symbol of the previous piece, so that each symbol is predicted once.
 
-    ::
+    Example:
+        ::
 
-        text = load_text(context=128)
-        text.decode(text.train[0])  # 129 characters
+            text = load_text(context=128)
+            text.decode(text.train[0])  # 129 characters
     """
 
     train: Pieces
+    """The training part, uint8 of shape (N, context + 1)."""
     validation: Pieces
+    """The validation part, uint8 of shape (N, context + 1)."""
 
     @property
     def context(self) -> int:
@@ -60,34 +62,61 @@ class TextDataset:
 
     @property
     def vocabulary_size(self) -> int:
-        """The number of symbols: newline, the 95 printable characters of ASCII, and one for all others."""
+        """The number of symbols, 97, for newline, the 95 printable characters of ASCII, and all others together."""
         return len(_CHARACTERS)
 
     def encode(self, text: str) -> Pieces:
-        """Return the symbols of a text, uint8 of shape (characters,).
+        r"""Convert text to symbols.
 
-        A tab becomes four spaces, a carriage return a newline, or nothing before one.
+        A tab becomes four spaces. A carriage return becomes a newline, and is removed before a newline.
+
+        Args:
+            text: Any text.
+
+        Returns:
+            The symbols, uint8 of shape (characters,), from 0 to ``vocabulary_size - 1``.
         """
         return _encode_text(text)
 
     def decode(self, symbols: npt.ArrayLike) -> str:
-        """Return symbols, of shape (characters,), as text: the one for all other characters as U+FFFD.
+        """Convert symbols to text. The symbol of all other characters becomes U+FFFD.
 
-        Raises ValueError for what is no symbol.
+        Args:
+            symbols: Integers of shape (characters,), from 0 to ``vocabulary_size - 1``.
+
+        Returns:
+            The text.
+
+        Raises:
+            ValueError: A number is outside this range.
         """
-        given = np.asarray(symbols, np.int64)
-        if given.size and not 0 <= given.min() <= given.max() <= _OTHER_SYMBOL:
-            raise ValueError(f"symbols go from 0 to {_OTHER_SYMBOL}, and these from {given.min()} to {given.max()}")
-        codes: npt.NDArray[np.uint32] = _CODES[given]
+        numbers = np.asarray(symbols, np.int64)
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() <= _OTHER_SYMBOL:
+            raise ValueError(f"symbols must be from 0 to {_OTHER_SYMBOL}, got {numbers.min()} to {numbers.max()}")
+        codes: npt.NDArray[np.uint32] = _CODES[numbers]
         return codes.tobytes().decode("utf-32-le")
 
     def splits(self, device: torch.device) -> tuple[TextOnDevice, TextOnDevice]:
-        """Return the training and the validation part on a device."""
+        """Return the training and the validation part on a device.
+
+        Args:
+            device: The device that batches are returned on.
+
+        Returns:
+            The training part and the validation part.
+        """
         return TextOnDevice(self.train, device), TextOnDevice(self.validation, device)
 
 
 class TextOnDevice:
-    """Pieces of text, of shape (N, context + 1), on a device: of a CPU, the host's one copy; on each GPU, a copy."""
+    """Pieces of text on a device. ``len`` returns the number of pieces.
+
+    On a CPU, they share the memory of `pieces`; a GPU gets a copy.
+
+    Args:
+        pieces: The pieces, uint8 of shape (N, context + 1).
+        device: The device that batches are returned on.
+    """
 
     def __init__(self, pieces: Pieces, device: torch.device) -> None:
         self.device = device
@@ -97,57 +126,94 @@ class TextOnDevice:
         return len(self._pieces)
 
     def get_batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what a network reads at `indices`, and what comes next at each place: int64, both (N, context)."""
+        """Return pieces as a batch.
+
+        Args:
+            indices: Indices of the pieces, int64 of shape (N,), on any device.
+
+        Returns:
+            The symbols that a network reads, and the next symbol at each position, both int64 of shape (N, context).
+        """
         pieces = self._pieces[indices.to(self.device)]
         return pieces[:, :-1].long(), pieces[:, 1:].long()
 
 
 def load_text(context: int, *, train_samples: int = 0, validation_samples: int = 0) -> TextDataset:
-    """Return the training and the validation part of the standard library's source, in pieces of `context` characters.
+    """Load the training and the validation part of the source files of Python's standard library.
 
-    `train_samples` and `validation_samples` limit each part to its first pieces; 0 takes all. The order is a fixed
-    shuffle, the same in every run.
+    The pieces are in the order of a fixed shuffle, which is the same in every run.
 
-    Raises ValueError for a context or a number of samples that the text is too short for, and FileNotFoundError where
-    Python was installed without its library's source.
+    Args:
+        context: Number of characters that a network reads, at least 1.
+        train_samples: Number of training pieces to use, the first of the shuffle; 0 uses all.
+        validation_samples: Number of validation pieces to use, the first of the shuffle; 0 uses all.
+
+    Returns:
+        The text in pieces of ``context + 1`` characters.
+
+    Raises:
+        ValueError: `context` is less than 1, or the text is too short for it or for the numbers of samples.
+        FileNotFoundError: Python was installed without the source files of its library.
+
+    Example:
+        ::
+
+            def prepare(settings):
+                return load_text(context=settings.context)
     """
     train = _shuffle_pieces(_load_pieces("training", _TRAIN_RANGE, context))
     validation = _shuffle_pieces(_load_pieces("validation", _VALIDATION_RANGE, context))
     return TextDataset(
-        _take_first(train, train_samples, f"train_samples={train_samples}", context),
-        _take_first(validation, validation_samples, f"validation_samples={validation_samples}", context),
+        _take_first(train, train_samples, "train_samples", context),
+        _take_first(validation, validation_samples, "validation_samples", context),
     )
 
 
 def load_test_text(context: int) -> Pieces:
-    """Return the pieces of the test part, which no search uses, in their order; raises as `load_text` does."""
+    """Load the test part of the text, which is only for the winner of a search.
+
+    Args:
+        context: Number of characters that a network reads, at least 1.
+
+    Returns:
+        The pieces in the order of the text, uint8 of shape (N, context + 1).
+
+    Raises:
+        ValueError: `context` is less than 1, or the text is too short for it.
+        FileNotFoundError: Python was installed without the source files of its library.
+
+    Example:
+        ::
+
+            pieces = load_test_text(context=128)
+    """
     return _load_pieces("test", _TEST_RANGE, context).copy()
 
 
 def _load_pieces(name: str, part: tuple[float, float], context: int) -> Pieces:
     """Return the pieces of a part as a view of its text."""
     if context < 1:
-        raise ValueError(f"context must be at least 1, not {context}")
+        raise ValueError(f"context must be at least 1, got {context}")
     symbols = _encode_text("".join(_read_texts(*part)))
     if len(symbols) <= context:
         raise ValueError(
-            f"context={context}: the {name} part of the text has {len(symbols)} characters, and a piece {context + 1}"
+            f"context must be less than {len(symbols)}, the number of characters of the {name} part, got {context}"
         )
     return np.lib.stride_tricks.sliding_window_view(symbols, context + 1)[::context]
 
 
 def _read_texts(start: float, end: float) -> Iterator[str]:
-    """Yield the files of a part, in the order of their hashes, but for those that cannot be read or are not UTF-8."""
+    """Yield the files of a part in the order of their hashes, except files that are unreadable or not UTF-8."""
     library = sysconfig.get_path("stdlib")
     names = _list_files(library)
     if not names:
         raise FileNotFoundError(
-            f"no text to learn from: {library} holds no *.py, Python's standard library as source. An installation "
-            "without it, with .pyc files or a zip file in its place, cannot do this"
+            f"{library} must hold the *.py files of Python's standard library, got none. Use an installation of Python "
+            "that has its library as source files, not as .pyc files or as a zip file"
         )
     hashes = sorted((int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48, name) for name in names)
-    for place, name in hashes:
-        if start <= place < end:
+    for position, name in hashes:
+        if start <= position < end:
             try:
                 yield Path(library, name).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError):
@@ -155,7 +221,7 @@ def _read_texts(start: float, end: float) -> Iterator[str]:
 
 
 def _list_files(library: str) -> list[str]:
-    """Return the names of the files, relative to the library, in any order."""
+    """Return the names of the files relative to the library, in any order."""
     names = []
     for folder, folders, files in os.walk(library):
         folders[:] = [name for name in folders if _is_included(name)]
@@ -180,9 +246,10 @@ def _shuffle_pieces(pieces: Pieces) -> Pieces:
     return shuffled
 
 
-def _take_first(pieces: Pieces, wanted: int, setting: str, context: int) -> Pieces:
-    if not 0 <= wanted <= len(pieces):
+def _take_first(pieces: Pieces, count: int, setting: str, context: int) -> Pieces:
+    if not 0 <= count <= len(pieces):
         raise ValueError(
-            f"{setting}: the text has {len(pieces)} such samples of {context} characters; 0 takes all of them"
+            f"{setting} must be at most {len(pieces)}, the number of such samples of {context} characters, or 0 for "
+            f"all of them, got {count}"
         )
-    return pieces[: wanted or None]
+    return pieces[: count or None]

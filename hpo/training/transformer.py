@@ -1,4 +1,4 @@
-"""A decoder-only transformer for texts, in parts that can be sharded or cut into pipeline stages, and how it writes."""
+"""A decoder-only transformer for text, which can be sharded or cut into pipeline stages, and text generation."""
 
 from __future__ import annotations
 
@@ -17,30 +17,42 @@ _INIT_STD = 0.02
 def make_transformer(
     vocabulary: int, context: int, depth: int, width: int, heads: int, dropout: float
 ) -> nn.Sequential:
-    """Return a transformer as GPT-2 is one (Radford et al. 2019), with layer norms before attention and MLP.
+    """Make an untrained transformer like GPT-2 (Radford et al. 2019), with layer norms before attention and MLP.
 
-    It is a flat sequence: `embedding`, with learnt positions; `depth` blocks, `block1` and so on; `head`. It takes
-    symbols, int64 of shape (N, up to `context`), and returns logits of the next one at each place, shape (N, length,
-    vocabulary). Weights are drawn as GPT-2's are, by torch's default generator.
+    It is a flat sequence of `embedding`, with learned positions, `block1` to `blockN`, and `head`. Initial weights have
+    the distributions of GPT-2, and are drawn from torch's default generator.
 
-    Raises ValueError for a size below 1, heads that do not divide the width, or a dropout that is no probability below
-    1.
+    Args:
+        vocabulary: Number of symbols.
+        context: Largest number of symbols that the network reads.
+        depth: Number of blocks.
+        width: Size of the vectors between the blocks.
+        heads: Number of attention heads; must divide `width`.
+        dropout: Dropout probability, at least 0 and less than 1.
 
-    ::
+    Returns:
+        A network from symbols, int64 of shape (N, length), to logits of the next symbol at each position, shape
+        (N, length, vocabulary).
 
-        network = transformer(vocabulary=97, context=128, depth=4, width=128, heads=4, dropout=0.1)
-        network(torch.zeros(64, 128, dtype=torch.int64))  # shape (64, 128, 97)
+    Raises:
+        ValueError: A size is less than 1, `heads` does not divide `width`, or `dropout` is out of range.
+
+    Example:
+        ::
+
+            network = make_transformer(vocabulary=97, context=128, depth=4, width=128, heads=4, dropout=0.1)
+            network(torch.zeros(64, 128, dtype=torch.int64))  # shape (64, 128, 97)
     """
     sizes = {"vocabulary": vocabulary, "context": context, "depth": depth, "width": width, "heads": heads}
     for name, size in sizes.items():
         if size < 1:
-            raise ValueError(f"{name} must be at least 1, not {size}")
+            raise ValueError(f"{name} must be at least 1, got {size}")
     if width % heads:
-        raise ValueError(f"heads must divide width, which is {width}: {heads} does not")
+        raise ValueError(f"heads must divide width, which is {width}, got {heads}")
     if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be at least 0 and less than 1, not {dropout}")
+        raise ValueError(f"dropout must be at least 0 and less than 1, got {dropout}")
     parts: dict[str, nn.Module] = {"embedding": TokenEmbedding(vocabulary, context, width, dropout)}
-    parts |= {f"block{place + 1}": TransformerBlock(width, heads, dropout) for place in range(depth)}
+    parts |= {f"block{number}": TransformerBlock(width, heads, dropout) for number in range(1, depth + 1)}
     parts["head"] = OutputHead(width, vocabulary)
     network = nn.Sequential(OrderedDict(parts))
     _initialise_weights(network, depth)
@@ -48,7 +60,7 @@ def make_transformer(
 
 
 class TokenEmbedding(nn.Module):
-    """Symbols (N, length) to vectors (N, length, width), each the sum of its symbol's and its place's."""
+    """Map symbols (N, length) to vectors (N, length, width), the sums of symbol and position embeddings."""
 
     def __init__(self, vocabulary: int, context: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -57,17 +69,17 @@ class TokenEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, symbols: torch.Tensor) -> torch.Tensor:
-        """Return the vectors; raises ValueError for more symbols than there are positions."""
+        """Return the vectors. Raises ValueError if `length` exceeds the number of positions."""
         length, context = symbols.shape[1], self.positions.num_embeddings
         if length > context:
-            raise ValueError(f"the network reads {context} symbols, and was given {length}")
-        places = torch.arange(length, device=symbols.device)
-        vectors: torch.Tensor = self.dropout(self.symbols(symbols) + self.positions(places))
+            raise ValueError(f"the number of symbols must be at most {context}, got {length}")
+        positions = torch.arange(length, device=symbols.device)
+        vectors: torch.Tensor = self.dropout(self.symbols(symbols) + self.positions(positions))
         return vectors
 
 
 class TransformerBlock(nn.Module):
-    """Attention to what came before and an MLP, each added to what it was given, of shape (N, length, width)."""
+    """Causal attention and an MLP, each with a residual connection, on vectors of shape (N, length, width)."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -79,14 +91,14 @@ class TransformerBlock(nn.Module):
         self.dropout2 = nn.Dropout(dropout)
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return the vectors that the next block is given."""
+        """Return vectors of the same shape for the next block."""
         vectors = vectors + self.dropout1(self.attention(self.norm1(vectors)))
         added: torch.Tensor = self.dropout2(self.mlp(self.norm2(vectors)))
         return vectors + added
 
 
 class CausalSelfAttention(nn.Module):
-    """Causal self attention with several heads (Vaswani et al. 2017)."""
+    """Causal self-attention with several heads (Vaswani et al. 2017)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -95,7 +107,7 @@ class CausalSelfAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return, of each place, a mean of the places up to it, shape (N, length, width)."""
+        """Return for each position a weighted mean of the positions up to it, shape (N, length, width)."""
         apart = self.inputs(vectors).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         queries, keys, values = apart.unbind()  # (N, heads, length, width / heads) each
         means = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
@@ -104,7 +116,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two layers, of four times the width between them, for each place by itself."""
+    """Two linear layers with four times the width between them, applied to each position separately."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -118,7 +130,7 @@ class MLP(nn.Module):
 
 
 class OutputHead(nn.Module):
-    """Vectors (N, length, width) to logits (N, length, vocabulary)."""
+    """Map vectors (N, length, width) to logits (N, length, vocabulary)."""
 
     def __init__(self, width: int, vocabulary: int) -> None:
         super().__init__()
@@ -137,7 +149,7 @@ def _initialise_weights(network: nn.Sequential, depth: int) -> None:
             nn.init.normal_(module.weight, std=_INIT_STD)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
-    # What the blocks add to the stream of vectors has a variance that does not grow with their number.
+    # This scale keeps the variance of the residual stream independent of the number of blocks.
     for block in network:
         if isinstance(block, TransformerBlock):
             for last in (block.attention.output, block.mlp.output):
@@ -148,18 +160,32 @@ def _initialise_weights(network: nn.Sequential, depth: int) -> None:
 def generate(
     network: nn.Module, text: TextDataset, prompt: str, length: int, temperature: float = 1.0, seed: int = 0
 ) -> str:
-    """Return `length` characters that a network writes after a prompt; after an empty one, as if on a new line.
+    """Generate characters after a prompt with a character language model, and switch it to evaluation mode.
 
-    `network` returns logits as `transformer`'s do, on whatever device it is. Each character is drawn by its
-    probability, which a temperature below 1 makes more, and one above 1 less, different from the others; the same seed
-    draws the same. The network reads the last `text.context` characters.
+    Args:
+        network: A network from symbols, int64 of shape (1, length), to logits, shape (1, length, vocabulary), on any
+            device.
+        text: The data set, for its symbols and its context. The network reads the last `text.context` characters.
+        prompt: The text to continue. An empty prompt is replaced by a newline.
+        length: Number of characters to generate.
+        temperature: Divisor of the logits, greater than 0. Below 1, probable characters become more probable.
+        seed: Seed of the draws. The same seed generates the same text.
 
-    Raises ValueError for a temperature that is not above 0 or a length below 0.
+    Returns:
+        The generated characters, without the prompt.
+
+    Raises:
+        ValueError: `temperature` is not a finite number greater than 0, or `length` is negative.
+
+    Example:
+        ::
+
+            generate(network, text, "def ", length=100, temperature=0.7)
     """
     if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be a number above 0, not {temperature}")
+        raise ValueError(f"temperature must be a finite number greater than 0, got {temperature}")
     if length < 0:
-        raise ValueError(f"length must be at least 0, not {length}")
+        raise ValueError(f"length must be at least 0, got {length}")
     network.eval()
     device = next(network.parameters()).device
     generator = torch.Generator().manual_seed(seed)

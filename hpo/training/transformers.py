@@ -1,6 +1,6 @@
 """A callback for transformers' Trainer that reports its evaluations to the search that runs the script.
 
-Imported only by scripts that use it: transformers takes seconds to import.
+Import it only in scripts that use it, since transformers takes seconds to import.
 """
 
 from __future__ import annotations
@@ -20,30 +20,38 @@ _SPEED_SUFFIXES = ("_runtime", "_per_second")
 
 
 class ReportCallback(TrainerCallback):
-    """Reports a loss and the other metrics after each evaluation of a Trainer, on the main process.
+    """Report the loss and the other metrics after each evaluation of a Trainer, on the main process.
 
     Without a search, it does nothing. Metrics have the names that the Trainer logs, such as ``eval_accuracy``. Epochs,
     run times, speeds, and values that are not finite numbers are left out.
 
     Args:
-        loss: Name of the metric to minimize. Evaluations that do not have it are not reported.
+        loss: Name of the metric to minimize. Evaluations without it are not reported.
 
     Example:
-        ``Trainer(model=model, args=args, callbacks=[ReportCallback()])``
+        ::
 
+            Trainer(model=model, args=args, callbacks=[ReportCallback()])
     """
 
     def __init__(self, loss: str = "eval_loss") -> None:
         self._loss = loss
 
-    def on_evaluate(  # the names are those of transformers
+    def on_evaluate(  # transformers passes the arguments by these names.
         self,
         args: TrainingArguments,  # noqa: ARG002
         state: TrainerState,
         control: TrainerControl,  # noqa: ARG002
         **kwargs: Any,
     ) -> None:
-        """Report the metrics of an evaluation; transformers calls it."""
+        """Report the metrics of an evaluation. transformers calls this method.
+
+        Args:
+            args: Unused.
+            state: The state of the Trainer.
+            control: Unused.
+            kwargs: Further arguments; ``metrics`` holds the metrics of the evaluation by their names.
+        """
         metrics = kwargs["metrics"]
         if state.is_world_process_zero and self._loss in metrics:
             others = {name: value for name, value in metrics.items() if self._is_reported(name, value)}

@@ -1,4 +1,4 @@
-"""Ways for the ranks of a worker to share the training of a network."""
+"""Strategies by which the ranks of a worker share the training of a network."""
 
 from __future__ import annotations
 
@@ -17,19 +17,36 @@ if TYPE_CHECKING:
 def parallelize(
     network: nn.Module, worker: Worker, settings: ParallelSettings, stage_costs: Mapping[str, float] | None = None
 ) -> ParallelStrategy:
-    """Let a worker's ranks share a network, in the way that `settings` says; called by all of them together.
+    """Prepare a network for training on the worker's ranks. Collective: call on all ranks.
 
-    The network is taken over: it moves to the worker's device, and each rank may keep a part of it alone. Its layers of
-    dropout and batch normalisation are replaced by ones that do the same on any number of ranks. `stage_costs` says
-    what the blocks of a pipeline cost, by their names; without it, they cost what they have of parameters.
+    The network is moved to the worker's device, and with "shard" and "pipeline", each rank keeps only a part of it: do
+    not use the network afterwards. Dropout and batch normalisation are replaced by layers whose results do not depend
+    on the number of ranks, except batch normalisation in a pipeline.
 
-    Raises ValueError where no parameter is to be trained.
+    Args:
+        network: The network, in memory of the CPU. For a pipeline, an ``nn.Sequential``.
+        worker: The worker that the objective gets.
+        settings: How the ranks share the training.
+        stage_costs: Cost of each block of a pipeline by its name, in any unit; blocks without a cost have 0. By
+            default, the cost of a block is its number of parameters.
+
+    Returns:
+        The strategy, which computes losses and gradients, and gathers the state dict.
+
+    Raises:
+        ValueError: The network has no parameter to train, or does not fit `settings`.
+
+    Example:
+        ::
+
+            strategy = parallelize(network, worker, ParallelSettings(parallel="shard"))
+            worker.offer_weights(strategy.state_dict)
     """
     if not any(p.requires_grad for p in network.parameters()):
         raise ValueError(
-            "the network has no parameter to train: requires_grad is False for all of them, or it has none"
+            "the network must have a parameter to train, got none. Set requires_grad of its parameters to True"
         )
-    # Imported here: what shards and stages need takes a second to import.
+    # The modules of torch for shards and stages take a second to import.
     if settings.parallel == "shard" and worker.size > 1:
         from hpo.training.parallel.shard import ShardStrategy
 

@@ -1,9 +1,8 @@
 """Batch normalisation over the samples of all ranks, on any device.
 
-torch's SyncBatchNorm takes tensors on GPUs only, and ranks without a sample, in the last batch of an epoch, wait in
-others' collectives or send other types (torch 2.15). The statistics are those of the samples of all ranks together, by
-the formula of Chan, Golub and LeVeque (1979) for the variance of a union; gradients flow through them (Ioffe and
-Szegedy 2015, section 3).
+torch's SyncBatchNorm accepts only tensors on GPUs. It also hangs or sends other types if a rank has no sample, as in
+the last batch of an epoch (torch 2.15). The statistics of all ranks are combined by the formula of Chan, Golub and
+LeVeque (1979) for the variance of a union. Gradients flow through them (Ioffe and Szegedy 2015, section 3).
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from hpo.training.parallel.module_tree import replace_modules
 
 
 class SharedBatchNorm(_BatchNorm):
-    """nn.BatchNorm1d, 2d or 3d with the statistics of all ranks' samples in training; a rank may have no sample."""
+    """nn.BatchNorm1d, 2d or 3d with the statistics of all ranks in training. A rank may have no sample."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name
         if input.dim() < 2:
-            raise ValueError(f"expected an input of at least two dimensions, not {input.dim()}")
+            raise ValueError(f"the input of batch normalisation must have at least two dimensions, got {input.dim()}")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         """Normalise `input`, shape (N, channels, ...)."""
@@ -54,7 +53,7 @@ class _BatchNormFunction(torch.autograd.Function):
     def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Any:
         inputs = _make_contiguous(inputs)
         mean, variance, count = _compute_statistics(inputs, weight.dtype)
-        # torch's kernels divide by the number of samples: without any, they end the process (torch 2.15, SIGFPE).
+        # torch's kernels divide by the number of samples. With none, they crash the process (torch 2.15, SIGFPE).
         if inputs.numel():
             output = torch.native_batch_norm(inputs, weight, bias, mean, variance, False, 0.0, eps)[0]
         else:
@@ -67,7 +66,7 @@ class _BatchNormFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         inputs, weight, mean, variance, count = ctx.saved_tensors
-        # As if mean and variance were constants: in one pass, with both sums over this rank's samples.
+        # This pass treats mean and variance as constants, and also computes both sums over this rank's samples.
         if inputs.numel():
             gradient, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
                 _make_contiguous(gradients[0].to(inputs.dtype)),
@@ -77,7 +76,7 @@ class _BatchNormFunction(torch.autograd.Function):
             gradient, of_weight, of_bias = inputs.clone(), torch.zeros_like(weight), torch.zeros_like(weight)
         sums = torch.stack([of_weight, of_bias])
         dist.all_reduce(sums)
-        # And what flows through mean and variance, which is linear in the input for each channel.
+        # The gradient through mean and variance is linear in the input of each channel.
         inverse = torch.rsqrt(variance + ctx.eps)
         slope = -weight * inverse * inverse * sums[0] / count
         offset = -weight * inverse * sums[1] / count - slope * mean
@@ -87,12 +86,12 @@ class _BatchNormFunction(torch.autograd.Function):
 
 
 def _compute_statistics(inputs: torch.Tensor, exact: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the mean and the variance, shape (channels,), and the number of all ranks' values of a channel."""
+    """Return the mean and the variance, shape (channels,), and the number of values per channel, of all ranks."""
     channels = inputs.shape[1]
     ours = torch.zeros(2 * channels + 1, dtype=exact, device=inputs.device)
     count = inputs.numel() // channels
     if count:
-        # Of inputs in 16 bits, the kernel returns statistics in 32 only where it has buffers of 32 to update.
+        # For 16-bit inputs, the kernel returns 32-bit statistics only if it has 32-bit buffers to update.
         buffers = ours.new_zeros(2, channels)
         mean, variance = torch.ops.aten.batch_norm_update_stats(inputs, buffers[0], buffers[1], 0.0)
         ours = torch.cat([mean, variance, ours.new_full((1,), count)])
@@ -102,14 +101,14 @@ def _compute_statistics(inputs: torch.Tensor, exact: torch.dtype) -> tuple[torch
     means, variances, counts = every[:, :channels], every[:, channels:-1], every[:, -1:]
     total = counts.sum()
     if total < 2:
-        raise ValueError(f"batch normalisation needs two values of a channel in training, and has {int(total)}")
+        raise ValueError(f"batch normalisation must have at least two values per channel in training, got {int(total)}")
     mean = (means * counts).sum(0) / total
     variance = ((variances + (means - mean) ** 2) * counts).sum(0) / total
     return mean.to(exact), variance.to(exact), total.to(exact)
 
 
 def _make_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as the kernels for it take it: contiguous, also as channels_last."""
+    """Return a contiguous tensor, which may be in channels-last format, as the kernels require."""
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return tensor
     return tensor.contiguous()

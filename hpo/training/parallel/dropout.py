@@ -1,9 +1,8 @@
-"""Dropout that does not depend on how many ranks share a batch, nor on how they share the network.
+"""Dropout whose masks do not depend on the number of ranks or on the strategy by which they share the network.
 
-torch draws a mask for the samples that a rank has: with other ranks, or with the layers on other ranks, other numbers
-are drawn, and the loss of an individual depends on the size of its worker. Here the mask of a sample follows from the
-seed, the training step, the layer, and the sample's place in the global batch, by hashing (as counter-based generators
-do: Salmon et al. 2011), so that every rank computes the masks of its own samples and no others.
+torch draws a mask for the samples of one rank, so the loss of an individual would depend on the size of its worker.
+Here, the mask of a sample is a hash of the seed, the training step, the layer, and the position of the sample in the
+global batch, as in counter-based generators (Salmon et al. 2011). Each rank computes only the masks of its own samples.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _FIRST_MULTIPLIER, _SECOND_MULTIPLIER = 0x7FEB352D, 0x846CA68B - (1 << 32)
 
 
 class DropoutMasks:
-    """What the masks of all dropout layers of a network follow from, while a rank computes some samples."""
+    """Draws the masks of all dropout layers of a network for the samples that a rank computes."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -29,36 +28,36 @@ class DropoutMasks:
         self._keys: torch.Tensor | None = None
 
     def begin_forward(self, step: int, positions: torch.Tensor, device: torch.device) -> None:
-        """Begin a forward pass of the samples at these positions, int64 of shape (N,), of a step's global batch."""
+        """Begin the forward pass of some samples of the global batch; `positions` is int64 of shape (N,)."""
         self._calls.clear()
         self._samples, self._keys = (step, positions, device), None
 
     def draw_mask(self, layer: int, shape: torch.Size, p: float) -> torch.Tensor:
-        """Return which elements of an activation of this shape (N, ...) a layer keeps, each with probability 1 - p.
+        """Return which elements of an activation of shape (N, ...) a layer keeps, each with probability 1 - p.
 
-        Raises ValueError where the first dimension is not that of the samples, and RuntimeError in a backward pass.
+        Raises ValueError if N is not the number of samples, and RuntimeError in a backward pass.
         """
         samples = len(self._samples[1])
         if shape[0] != samples:
             raise ValueError(
-                f"nn.Dropout was given an activation of shape {tuple(shape)} for {samples} samples: they have to be "
-                "its first dimension (torch.nn.functional.dropout takes any)"
+                f"the first dimension of the input of nn.Dropout must be the number of samples, {samples}, got shape "
+                f"{tuple(shape)}. Use torch.nn.functional.dropout, which accepts any shape"
             )
         if torch._C._current_graph_task_id() != -1:
             raise RuntimeError(
-                "nn.Dropout in a block under torch.utils.checkpoint, which computes it again: its mask cannot be drawn "
-                "again; leave the dropout outside of it"
+                "nn.Dropout must be outside of blocks that torch.utils.checkpoint recomputes, got one inside, whose "
+                "mask cannot be drawn again. Move the dropout out of the block"
             )
         call = self._calls.get(layer, 0)
         self._calls[layer] = call + 1
-        if self._keys is None:  # a network without dropout needs none
+        if self._keys is None:  # A network without dropout needs no keys.
             step, positions, device = self._samples
             self._keys = _hash_numbers(positions.to(torch.int32).to(device) ^ _mix_to_int32(self._seed, step))
         return compute_mask(_hash_numbers(self._keys ^ _mix_to_int32(layer, call)), shape, p)
 
 
 class SharedDropout(nn.Module):
-    """nn.Dropout, with masks from `DropoutMasks`; it stands for the network's dropout layer number `layer`."""
+    """nn.Dropout with masks from `DropoutMasks`; `layer` is the index of the dropout layer in the network."""
 
     def __init__(self, p: float, layer: int, draws: DropoutMasks) -> None:
         super().__init__()
@@ -76,12 +75,12 @@ class SharedDropout(nn.Module):
         return inputs * mask.to(inputs).mul_(1 / (1 - self.p))
 
     def extra_repr(self) -> str:
-        """Return what the module's representation says of it."""
+        """Return the text in the module's representation."""
         return f"p={self.p}"
 
 
 def compute_mask(keys: torch.Tensor, shape: torch.Size, p: float) -> torch.Tensor:
-    """Return a boolean tensor of this shape (N, ...) from the samples' keys, int32 of shape (N,)."""
+    """Return a boolean mask of shape (N, ...) for the samples' keys, int32 of shape (N,)."""
     elements = _hash_numbers(torch.arange(shape[1:].numel(), dtype=torch.int32, device=keys.device))
     bits = keys[:, None] ^ elements
     bits *= _FIRST_MULTIPLIER
@@ -92,7 +91,7 @@ def compute_mask(keys: torch.Tensor, shape: torch.Size, p: float) -> torch.Tenso
 
 
 def _hash_numbers(numbers: torch.Tensor) -> torch.Tensor:
-    """Return int32 numbers that are as good as independent, one for each number."""
+    """Return a hash of each int32 number; the hashes are practically independent."""
     numbers = numbers ^ ((numbers >> 16) & 0xFFFF)
     numbers = numbers * _FIRST_MULTIPLIER
     numbers = numbers ^ ((numbers >> 15) & 0x1FFFF)
@@ -101,7 +100,7 @@ def _hash_numbers(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _mix_to_int32(high: int, low: int) -> int:
-    """Return a signed number of 32 bits that follows from two numbers."""
+    """Return a hash of two numbers as a signed 32-bit number."""
     mixed = (high * 0x9E3779B97F4A7C15 + low * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & ((1 << 64) - 1)
     mixed = (mixed ^ (mixed >> 32)) * 0xD6E8FEB86659FD93 & ((1 << 64) - 1)
     number = (mixed ^ (mixed >> 32)) & 0xFFFFFFFF
@@ -109,9 +108,9 @@ def _mix_to_int32(high: int, low: int) -> int:
 
 
 def replace_dropout(network: nn.Module, draws: DropoutMasks) -> nn.Module:
-    """Return the network with `SharedDropout` in place of each nn.Dropout.
+    """Replace each nn.Dropout of a network by a `SharedDropout`, and return the network.
 
-    What else draws random numbers stays as it is.
+    Other modules that draw random numbers are not changed.
     """
     layers = itertools.count()
 

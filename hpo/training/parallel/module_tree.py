@@ -1,4 +1,4 @@
-"""A network as a tree of modules: replacing some of them, and naming those that are sharded."""
+"""Operations on the tree of modules of a network: replace modules, list children, and find the units to shard."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from torch import nn
 
 
 def replace_modules(network: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
-    """Return the network with each module for which `replacement` returns one replaced; it is changed in place.
+    """Replace modules of a network in place, and return the network or its replacement.
 
-    A module that stands in several places is replaced by one. They are asked for in the order of `modules()`.
+    `replacement` is called once for each module, in the order of `modules()`, and returns None to keep it. A module
+    that occurs several times has one replacement.
     """
-    new = {module: replacement(module) for module in network.modules()}
+    replacements = {module: replacement(module) for module in network.modules()}
     for parent in list(network.modules()):
         for name, child in list_children(parent):
-            other = new[child]
-            if other is not None:
-                setattr(parent, name, other.train(child.training))
-    return new[network] or network
+            new_child = replacements[child]
+            if new_child is not None:
+                setattr(parent, name, new_child.train(child.training))
+    return replacements[network] or network
 
 
 def list_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return a module's children with their names: one that stands in several places in each, as torch does not."""
+    """Return a module's children with their names. Unlike in torch, a child with several names occurs with each."""
     return [(name, child) for name, child in module._modules.items() if child is not None]
 
 
 def convert_to_channels_last(network: nn.Module) -> nn.Module:
-    """Return the network with the weights of its two-dimensional convolutions in the format that is computed fastest.
+    """Convert the weights of two-dimensional convolutions to channels-last format, which is faster.
 
-    (`Module.to(memory_format=...)` fails for those of three dimensions.)
+    `Module.to(memory_format=...)` fails for networks with three-dimensional convolutions.
     """
     for parameter in network.parameters():
         if parameter.dim() == 4:
@@ -39,10 +40,10 @@ def convert_to_channels_last(network: nn.Module) -> nn.Module:
 
 
 def find_shard_units(network: nn.Module) -> list[nn.Module]:
-    """Return the modules of a network that are sharded each by itself, with the memory of one at a time.
+    """Return the modules that are sharded separately, so that a rank holds only one whole module at a time.
 
-    They are the elements of its nn.Sequentials and nn.ModuleLists, the innermost that are no such lists; where there
-    are none, its children.
+    They are the elements of the network's nn.Sequentials and nn.ModuleLists, recursively. If the network has no such
+    list, they are its children.
     """
     lists = (nn.Sequential, nn.ModuleList)
 

@@ -1,4 +1,4 @@
-"""Pipeline stages: each rank has some blocks of the network, which a batch passes through in microbatches."""
+"""Pipeline stages: each rank has some blocks of the network, and microbatches pass through all ranks."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 class PipelineStrategy(ParallelStrategy):
-    """A network in stages (Huang et al. 2019), computed one microbatch forward, one backward (Narayanan et al. 2019).
+    """A network in stages (Huang et al. 2019), with the 1F1B schedule (Narayanan et al. 2019).
 
-    Statistics of batch normalisation are those of a microbatch.
+    Batch normalisation uses the statistics of a microbatch.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class PipelineStrategy(ParallelStrategy):
         super().__init__(worker, settings)
         if self.size > 1 and self.device.type == "cuda" and dist.get_backend() != "nccl":
             raise ValueError(
-                "parallel=pipeline: ranks that share a GPU communicate with gloo, which does not send what is on it; "
-                "give each rank a GPU of its own, or use parallel=replicate"
+                "each rank must have its own GPU for parallel=pipeline, got ranks that share one. Start fewer ranks "
+                "per host, or use parallel=replicate"
             )
         self._comm = worker.comm
         counts = worker.comm.allgather(len(worker.devices))
@@ -58,10 +58,10 @@ class PipelineStrategy(ParallelStrategy):
         for stage in stages[: self.rank] + stages[self.rank + 1 :]:
             for _, block in stage:
                 if not any(block is own for _, own in stages[self.rank]):
-                    block.to("meta")  # whoever still holds the network: this rank has no room for it
+                    block.to("meta")  # This frees the memory even if the caller still holds the network.
         self._blocks = stages[self.rank]
         self._stage = _StageModule(parts_of_ranks[self.rank], worker.devices, self)
-        # Its own, since torch's check of collectives counts what ranks send each other, too.
+        # A separate group, since torch's check of collectives would count send and recv as collectives.
         self._group: Any = dist.new_group()
         self._boundaries: list[tuple[torch.Size, torch.dtype]] = []
         self._schedules: dict[tuple[int, int, bool], Any] = {}
@@ -78,7 +78,7 @@ class PipelineStrategy(ParallelStrategy):
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:  # noqa: D102
         named = ((f"{name}.{inner}", p) for name, block in self._blocks for inner, p in block.named_parameters())
-        return iter({id(p): (name, p) for name, p in named}.values())  # a block may stand in several places
+        return iter({id(p): (name, p) for name, p in named}.values())  # A block may occur several times.
 
     def compute_gradients(self, batch: GlobalBatch) -> torch.Tensor:  # noqa: D102
         self._exchange_boundaries(batch.load)
@@ -89,9 +89,9 @@ class PipelineStrategy(ParallelStrategy):
             for microbatches in self._group_microbatches(part):
                 schedule, inputs, targets = self._prepare_step(batch.load, microbatches, training=True)
                 losses: list[torch.Tensor] = []
-                told = {"target": targets, "losses": losses} if self._is_last else {}
+                arguments = {"target": targets, "losses": losses} if self._is_last else {}
                 with _unwrap_errors():
-                    schedule.step(*inputs, **told, return_outputs=False)
+                    schedule.step(*inputs, **arguments, return_outputs=False)
                 total += sum((loss.detach() for loss in losses), torch.zeros_like(total))
         return total / self.scaler.get_scale()
 
@@ -109,11 +109,11 @@ class PipelineStrategy(ParallelStrategy):
                     outputs = schedule.step(*inputs)
                 if targets is not None and self._is_last:
                     sums += sum_measures(outputs, targets, measures)
-        dist.all_reduce(sums)  # which the last stage alone has
+        dist.all_reduce(sums)  # Only the last stage has computed them.
         return sums
 
     def compute_total_norm(self) -> torch.Tensor:  # noqa: D102
-        square = super().compute_total_norm().to(self.device).square()  # of a stage that is frozen, it is on the CPU
+        square = super().compute_total_norm().to(self.device).square()  # The norm of a frozen stage is on the CPU.
         dist.all_reduce(square)
         return square.sqrt()
 
@@ -121,17 +121,17 @@ class PipelineStrategy(ParallelStrategy):
         return self.gather_tensors({name: tensor.detach() for name, tensor in _collect_state(self._blocks).items()})
 
     def gather_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:  # noqa: D102
-        about = self._comm.gather({name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()})
-        if about is None:
+        metadata = self._comm.gather({name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()})
+        if metadata is None:
             for tensor in tensors.values():
                 dist.send(tensor.to(self.device).contiguous(), 0, group=self._group)
             return {}
         whole = dict(tensors)
-        for rank, parts in enumerate(about[1:], 1):
+        for rank, parts in enumerate(metadata[1:], 1):
             for name, (shape, dtype) in parts.items():
                 received = torch.empty(shape, dtype=dtype, device=self.device)
                 dist.recv(received, rank, group=self._group)
-                whole[name] = received.cpu()  # there may be no room for the others on the leader's device
+                whole[name] = received.cpu()  # The memory of the leader's device may be too small for all stages.
         return whole
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:  # noqa: D102
@@ -140,19 +140,19 @@ class PipelineStrategy(ParallelStrategy):
             block.load_state_dict({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})
 
     def compute_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return a microbatch's part of the batch's loss, times the scaler's factor."""
+        """Return a microbatch's part of the batch's mean loss, times the factor of the scaler."""
         assert self._batch is not None
         return self.scaler.scale(compute_per_sample(self._batch.loss, outputs, targets).sum() / self._batch.size)
 
     def begin_microbatch(self) -> None:
-        """Begin a microbatch's way through this rank's stage."""
+        """Prepare the dropout masks for the next microbatch on this rank's stage."""
         if self._batch is not None and self.positions:
             self.dropout_masks.begin_forward(self._batch.step, self.positions.popleft(), self.device)
 
     def _group_microbatches(self, part: torch.Tensor) -> list[Sequence[torch.Tensor]]:
-        """Return a part's microbatches, those of one size together: buffers between stages are of one size."""
+        """Return a part's microbatches grouped by size, since buffers between stages have one size."""
         microbatches = divide_into_parts(part, self.settings.microbatches)
-        whole = [one for one in microbatches if len(one) == len(microbatches[0])]
+        whole = [positions for positions in microbatches if len(positions) == len(microbatches[0])]
         return [group for group in (whole, microbatches[len(whole) :]) if group]
 
     def _prepare_step(
@@ -170,8 +170,8 @@ class PipelineStrategy(ParallelStrategy):
         key = (count, size, training)
         if key not in self._schedules:
             before, after = (
-                torch.empty(size, *shape, dtype=dtype, device="meta", requires_grad=training and place > 0)
-                for place, (shape, dtype) in enumerate(self._boundaries[self.rank : self.rank + 2], self.rank)
+                torch.empty(size, *shape, dtype=dtype, device="meta", requires_grad=training and index > 0)
+                for index, (shape, dtype) in enumerate(self._boundaries[self.rank : self.rank + 2], self.rank)
             )
             stage = PipelineStage(
                 *(self._stage, self.rank, self.size, self.device),
@@ -179,14 +179,14 @@ class PipelineStrategy(ParallelStrategy):
                 output_args=(after,),
                 group=self._group,
             )
-            # One forward, one backward needs as many microbatches as stages; with less, all go forward first.
+            # 1F1B needs at least as many microbatches as stages. With fewer, GPipe computes all forward passes first.
             kind = Schedule1F1B if training and count >= self.size else ScheduleGPipe
             self._schedules[key] = kind(stage, count, self.compute_loss if training else None, scale_grads=False)
         return self._schedules[key]
 
     @torch.no_grad()
     def _exchange_boundaries(self, load: LoadBatch) -> None:
-        """Tell each other what passes between the stages, from a sample that goes through them once."""
+        """Exchange the shapes and types between the stages, found by passing one sample through all of them."""
         if self._boundaries:
             return
         self._stage.eval()
@@ -203,12 +203,12 @@ class PipelineStrategy(ParallelStrategy):
 
 
 class _StageModule(nn.Module):
-    """Some of a network's blocks, one after the other, on one or more devices of a rank."""
+    """The blocks of one rank in sequence, on one or more devices."""
 
-    def __init__(self, parts: Sequence[Blocks], devices: Sequence[torch.device], way: PipelineStrategy) -> None:
+    def __init__(self, parts: Sequence[Blocks], devices: Sequence[torch.device], strategy: PipelineStrategy) -> None:
         super().__init__()
         self._devices = devices
-        self._strategy = way
+        self._strategy = strategy
         self._parts = nn.ModuleList(
             convert_to_channels_last(nn.Sequential(*(block for _, block in part)).to(device))
             for part, device in zip(parts, devices, strict=True)
@@ -218,20 +218,20 @@ class _StageModule(nn.Module):
         self._strategy.begin_microbatch()
         for part, device in zip(self._parts, self._devices, strict=True):
             inputs = self._strategy.compute_outputs(part, inputs.to(device))
-        return inputs.to(self._devices[0]).contiguous()  # as what is sent has to be
+        return inputs.to(self._devices[0]).contiguous()  # Tensors must be contiguous to be sent.
 
 
 @contextmanager
 def _unwrap_errors() -> Iterator[None]:
-    """Raise what a block has raised, and not that a stage has failed, as torch says of it, with the tensors' shapes."""
+    """Raise the exception of a block instead of torch's RuntimeError, which only reports that a stage failed."""
     cause = None
     try:
         yield
     except RuntimeError as error:
         cause = error.__cause__
-        if cause is None or "ailed to run" not in str(error):  # torch's "failed to run forward", and so on
+        if cause is None or "ailed to run" not in str(error):  # torch's messages are "Failed to run forward" and so on.
             raise
-    if cause is not None:  # raised here, it does not hold torch's error, with its frames, as its context
+    if cause is not None:  # Outside the except block, its context is not torch's error, which holds frames.
         raise cause
 
 

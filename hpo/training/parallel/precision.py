@@ -1,4 +1,4 @@
-"""Mixed precision: most of a network is computed in 16 bits, and float16's small gradients are kept from vanishing."""
+"""Mixed precision: most computations in 16 bits, and a gradient scaler that keeps small float16 gradients above 0."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def make_autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which torch computes in this precision what does not suffer from it."""
+    """Return a context in which torch uses this precision for all operations for which it is safe."""
     if precision == "float32":
         return nullcontext()
-    # No cache: it would hold the casted weights of a sharded block, and a microbatch's belong to its own graph.
+    # A cache would keep the cast weights of a sharded block, and mix the graphs of microbatches.
     return torch.autocast(device.type, DTYPES[precision], cache_enabled=False)
 
 
 class SharedGradScaler(GradScaler):
-    """A GradScaler for float16 (Micikevicius et al. 2018) whose ranks skip the same steps.
+    """A GradScaler for float16 (Micikevicius et al. 2018) with which all ranks skip the same steps.
 
-    torch's looks for overflows in a rank's own gradients only: where each rank has the gradients of other parameters,
-    ranks would skip different steps, and scale differently from then on.
+    torch's GradScaler looks for overflows only in a rank's own gradients. If ranks have different parameters, they
+    would skip different steps, and use different scales afterwards.
     """
 
     def _unscale_grads_(
@@ -44,10 +44,11 @@ class SharedGradScaler(GradScaler):
 
 
 def make_grad_scaler(precision: str, device: torch.device) -> GradScaler:
-    """Return the scaler of the gradients of this precision, which does nothing unless it is float16."""
-    # torch begins with 2 ** 16: the first steps are left out until the scale fits, and short trainings have few steps.
+    """Return the gradient scaler, which is disabled unless the precision is float16."""
+    # torch begins with 2 ** 16 and skips steps until the scale fits. Short trainings have too few steps for this.
     scaler = SharedGradScaler(device.type, init_scale=2.0**10, growth_interval=500, enabled=precision == "float16")
-    scaler.scale(torch.zeros((), device=device))  # it begins with the first loss, which only a last stage has
+    # The first call initialises the scale. Only the last stage of a pipeline would make it later.
+    scaler.scale(torch.zeros((), device=device))
     return scaler
 
 

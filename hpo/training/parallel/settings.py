@@ -1,4 +1,4 @@
-"""How the ranks of a worker share the training of a network, as options of a search space."""
+"""The settings that select how the ranks of a worker share the training of a network."""
 
 from __future__ import annotations
 
@@ -12,23 +12,33 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class ParallelSettings:
-    """Options that say how the ranks of a worker share the training of a network; a Settings may inherit them.
+    """Settings of how the ranks of a worker share the training of a network.
 
-    Raises ValueError for a value that is none of these.
+    The ``Settings`` of a search file may inherit from this class, so that ``--set parallel=shard`` works.
+
+    Raises:
+        ValueError: A field has a value that is not allowed.
+
+    Example:
+        ::
+
+            @dataclass(frozen=True)
+            class Settings(ParallelSettings):
+                epochs: int = 10
     """
 
     parallel: str = "replicate"
-    """replicate (DDP), shard (FSDP2) or pipeline: what the ranks of a worker share of the network"""
+    """The strategy, "replicate" (DDP), "shard" (FSDP2) or "pipeline"."""
     precision: str = "float32"
-    """float32, bfloat16 or float16, in which most of the network is computed; parameters stay float32"""
+    """The type of most computations, "float32", "bfloat16" or "float16". Parameters stay float32."""
     accumulate: int = 1
-    """In how many parts a global batch is computed, one after the other."""
+    """The number of parts of a global batch, whose gradients are accumulated one after the other."""
     microbatches: int = 1
-    """In how many microbatches each part goes through the stages of parallel=pipeline; 1: one stage at a time"""
+    """The number of microbatches of each part that pass through a pipeline. With 1, one stage computes at a time."""
 
     def __post_init__(self) -> None:
         check_choice("parallel", self.parallel, PARALLEL)
         check_choice("precision", self.precision, PRECISIONS)
         check_positive(self, "accumulate", "microbatches")
         if self.microbatches > 1 and self.parallel != "pipeline":
-            raise ValueError(f"microbatches={self.microbatches} is for parallel=pipeline, not for {self.parallel}")
+            raise ValueError(f"microbatches must be 1 unless parallel=pipeline, got {self.microbatches}")

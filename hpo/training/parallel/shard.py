@@ -1,4 +1,4 @@
-"""Shards: each rank has a part of each parameter, and gathers a block's when it computes it (FSDP2)."""
+"""Shards: each rank has a part of each parameter, and gathers the parameters of a block to compute it (FSDP2)."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _mesh_names: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKey
 
 
 class ShardStrategy(DataParallelStrategy):
-    """A network of whose parameters, gradients and optimizer state each rank has a part (Rajbhandari et al. 2020)."""
+    """A network whose parameters, gradients and optimizer state are split over the ranks (Rajbhandari et al. 2020)."""
 
     def __init__(self, network: nn.Module, worker: Worker, settings: ParallelSettings) -> None:
         super().__init__(worker, settings)
         if isinstance(network, FSDPModule):
-            raise ValueError("the network is sharded already: make a new one for each training, in each evaluation")
+            raise ValueError("the network must not be sharded, got an FSDPModule. Make a new one in each evaluation")
         network = replace_batch_norm(replace_dropout(network, self.dropout_masks))
         mesh = _make_mesh(self.device)
         mixed = settings.precision != "float32"
         whole = MixedPrecisionPolicy(cast_forward_inputs=False)
-        # Gradients are reduced in float32: a sum over ranks in 16 bits would lose more than they have to lose.
+        # Gradients are reduced in float32, since a sum over ranks in 16 bits would lose precision.
         half = MixedPrecisionPolicy(DTYPES[settings.precision], torch.float32, cast_forward_inputs=False)
-        # A block moves to the device when it is sharded: there is never room for more than one whole block.
+        # A block moves to the device when it is sharded, so that the device holds at most one whole block.
         for block in [*_find_independent_blocks(find_shard_units(network)), network]:
-            # Under autocast, kernels of norms take their parameters in float32.
+            # Under autocast, the kernels of norms require parameters in float32.
             norms = _find_norms(block) if mixed else []
             if norms and block not in norms:
                 fully_shard(norms, mesh=mesh, mp_policy=whole)
@@ -64,13 +64,13 @@ class ShardStrategy(DataParallelStrategy):
         for name, tensor in tensors.items():
             gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if self.rank == 0:
-                whole[name] = gathered.cpu()  # there may be no room for all of them on its device
+                whole[name] = gathered.cpu()  # The memory of the device may be too small for all of them.
         return whole
 
     def select_shard(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: D102
         if not isinstance(parameter, DTensor):
             return tensor
-        on_device = tensor.to(self.device)  # all ranks have it, and send nothing
+        on_device = tensor.to(self.device)  # All ranks have the tensor, so none has to send it.
         return distribute_tensor(on_device, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:  # noqa: D102
@@ -78,28 +78,28 @@ class ShardStrategy(DataParallelStrategy):
 
 
 def _find_independent_blocks(blocks: list[nn.Module]) -> list[nn.Module]:
-    """Return the blocks that share no parameter with another; those that do are sharded together, with the network."""
+    """Return the blocks without shared parameters. The others are sharded together with the network."""
     owners = Counter(p for block in blocks for p in block.parameters())
     return [block for block in blocks if all(owners[p] == 1 for p in block.parameters())]
 
 
 def _find_norms(module: nn.Module) -> list[nn.Module]:
-    """Return the norms in a module that are not sharded yet: what has parameters, all of them vectors."""
+    """Return the norms of a module that are not sharded yet: modules whose parameters are all vectors."""
     own = ((inner, list(inner.parameters(recurse=False))) for inner in module.modules())
     return [inner for inner, ps in own if ps and all(p.dim() == 1 for p in ps) and not isinstance(inner, FSDPModule)]
 
 
 def _make_mesh(device: torch.device) -> DeviceMesh:
-    """Return a mesh of the worker's ranks, with a name of its own for each process group.
+    """Return a mesh of the worker's ranks with a name that is unique to the process group.
 
-    Meshes over the same ranks count as equal, and torch keeps how it has sharded tensors by their meshes: in a later
-    process group, it would find the mesh of one that is gone.
+    torch treats meshes over the same ranks as equal, and caches shardings by mesh. Without unique names, a later
+    process group would get a mesh whose process group has been destroyed.
     """
     group = dist.group.WORLD
     assert group is not None
     name = _mesh_names.setdefault(group, f"ranks_{next(_mesh_numbers)}")
     mesh = init_device_mesh(device.type, (group.size(),), mesh_dim_names=(name,))
-    # torch never forgets the meshes in what it keeps, and a mesh holds its group, with connections and threads, to have
-    # it where it compiles (torch 2.15). It finds the group by its name otherwise.
+    # torch's caches never release meshes, and a mesh holds its group, with connections and threads, for use by the
+    # compiler (torch 2.15). Without this entry, torch finds the group by its name.
     getattr(mesh, "_pg_registry", {}).clear()
     return mesh

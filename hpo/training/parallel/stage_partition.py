@@ -1,4 +1,4 @@
-"""Cutting a network into the stages of a pipeline."""
+"""Partition of a network into the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Blocks = list[tuple[str, nn.Module]]
 
 
 def list_blocks(network: nn.Module) -> Blocks:
-    """Return a network's blocks by their names, in the order in which they are computed.
+    """Return a network's blocks with their names, in the order of computation.
 
-    The blocks of an nn.Sequential are its children, and theirs where they are nn.Sequentials too. Raises ValueError
-    for any other network, whose order is not known.
+    The blocks of an nn.Sequential are its children, and recursively the children of nested nn.Sequentials. Raises
+    ValueError for any other network, since its order of computation is unknown.
     """
     if type(network) is not nn.Sequential:
         raise ValueError(
-            f"parallel=pipeline cuts an nn.Sequential into stages, and the network is a {type(network).__name__}: make "
-            "it an nn.Sequential of its layers, or use parallel=shard"
+            f"the network must be an nn.Sequential for parallel=pipeline, got {type(network).__name__}. Make it an "
+            "nn.Sequential of its layers, or use parallel=shard"
         )
     return list(_iterate_blocks(network, ""))
 
@@ -35,21 +35,21 @@ def _iterate_blocks(sequence: nn.Sequential, prefix: str) -> Iterator[tuple[str,
 
 
 def partition_stages(blocks: Blocks, count: int, stage_costs: Mapping[str, float] | None = None) -> list[Blocks]:
-    """Return the blocks in `count` stages, of which the most costly costs as little as possible.
+    """Return the blocks in `count` stages, such that the largest cost of a stage is as small as possible.
 
-    A block costs what `costs` says for its name, or else as much as it has parameters. Raises ValueError where there
-    are not enough blocks with parameters, where `costs` names other blocks, or where stages would share parameters.
+    The cost of a block is its entry in `stage_costs`, or by default its number of parameters. Raises ValueError if the
+    network has too few blocks with parameters, if `stage_costs` names unknown blocks, or if stages share parameters.
     """
     units = _group_blocks(blocks)
     if len(units) < count:
         raise ValueError(
-            f"parallel=pipeline: the network has {len(units)} blocks with parameters, too few for {count} stages, one "
-            f"for each rank (or each of a rank's GPUs); give workers {len(units)} ranks at most (--ranks-per-worker), "
-            "or use parallel=shard"
+            f"the network must have at least {count} blocks with parameters for parallel=pipeline, one for each rank "
+            f"or GPU, got {len(units)}. Set --ranks-per-worker to at most {len(units)}, or use parallel=shard"
         )
     unknown = [name for name in stage_costs or () if all(name != block for block, _ in blocks)]
     if unknown:
-        raise ValueError(f"costs are for the blocks {', '.join(name for name, _ in blocks)}, not for {unknown[0]}")
+        names = ", ".join(name for name, _ in blocks)
+        raise ValueError(f"stage_costs must be for the blocks {names}, got {unknown[0]}")
     ends = _balance_costs([sum(_get_cost(name, block, stage_costs) for name, block in unit) for unit in units], count)
     stages = [
         [block for unit in units[start:end] for block in unit] for start, end in zip([0, *ends], ends, strict=False)
@@ -59,7 +59,10 @@ def partition_stages(blocks: Blocks, count: int, stage_costs: Mapping[str, float
 
 
 def _group_blocks(blocks: Blocks) -> list[Blocks]:
-    """Return the blocks in groups that begin with one that has parameters, but for the first."""
+    """Return the blocks in groups with exactly one block with parameters each.
+
+    A block without parameters belongs to the group of the block before it, or to the first group.
+    """
     units: list[Blocks] = []
     for name, block in blocks:
         if not units or (_count_parameters(block) and any(_count_parameters(other) for _, other in units[-1])):
@@ -77,14 +80,14 @@ def _get_cost(name: str, block: nn.Module, costs: Mapping[str, float] | None) ->
 
 
 def _balance_costs(costs: Sequence[float], count: int) -> list[int]:
-    """Return where each of `count` parts of a sequence ends, such that the largest sum of a part is the smallest."""
+    """Return the end of each of `count` parts of a sequence, such that the largest sum of a part is minimal."""
 
     @cache
     def find_best(end: int, parts: int) -> tuple[float, tuple[int, ...]]:
         if parts == 1:
             return sum(costs[:end]), (end,)
-        tried = ((start, find_best(start, parts - 1)) for start in range(parts - 1, end))
-        return min((max(worst, sum(costs[start:end])), (*ends, end)) for start, (worst, ends) in tried)
+        candidates = ((start, find_best(start, parts - 1)) for start in range(parts - 1, end))
+        return min((max(worst, sum(costs[start:end])), (*ends, end)) for start, (worst, ends) in candidates)
 
     return list(find_best(len(costs), count)[1])
 
@@ -96,6 +99,6 @@ def _check_no_shared_parameters(stages: Sequence[Blocks]) -> None:
             for inner, parameter in block.named_parameters():
                 if owners.setdefault(id(parameter), number) != number:
                     raise ValueError(
-                        f"parallel=pipeline: {name}.{inner} is a parameter of two stages; stages cannot share any: "
-                        "give each a parameter of its own, or use parallel=shard"
+                        f"stages must not share parameters for parallel=pipeline, got {name}.{inner} in two stages. "
+                        "Give each stage its own parameter, or use parallel=shard"
                     )

@@ -1,4 +1,4 @@
-"""What the ways to share a network have in common: gradients of a global batch, evaluation, one whole state dict."""
+"""The interface of all strategies: gradients of a global batch, sums of losses, and the whole state dict."""
 
 from __future__ import annotations
 
@@ -19,14 +19,21 @@ if TYPE_CHECKING:
     from hpo.trainer.worker import Worker
     from hpo.training.parallel.settings import ParallelSettings
 
-# Returns the inputs and the targets of a batch's samples at some positions, int64 of shape (N,) on the CPU.
+# A function from positions in a batch, int64 of shape (N,) on the CPU, to the inputs and the targets.
 LoadBatch = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-# Returns a number for each sample, shape (N,), from a network's outputs and the targets: a loss, or a metric.
+# A loss or metric: a function from a network's outputs and the targets to a number per sample, shape (N,).
 PerSampleFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class GlobalBatch:
-    """A global batch of a training step: its samples are at the positions 0 to `size` - 1, `loss` is each one's."""
+    """The global batch of a training step.
+
+    Args:
+        load: A function from positions in the batch, int64 of shape (N,), to the inputs and the targets.
+        size: Number of samples; positions are 0 to ``size - 1``.
+        step: Index of the training step, from 0, which determines the dropout masks.
+        loss: A function from outputs and targets to the loss of each sample, shape (N,).
+    """
 
     def __init__(self, load: LoadBatch, size: int, step: int, loss: PerSampleFunction) -> None:
         self.load = load
@@ -35,15 +42,14 @@ class GlobalBatch:
         self.loss = loss
 
     def split_positions(self, count: int) -> Sequence[torch.Tensor]:
-        """Return the positions in this many parts of one size, of which the last may have less."""
+        """Return the positions in at most `count` parts of equal size; the last may be smaller."""
         return divide_into_parts(torch.arange(self.size), count)
 
 
 class ParallelStrategy(ABC):
-    """A network that a worker's ranks share; made by all of them together, as all calls are.
+    """A network that a worker's ranks train together. Collective: call the constructor and all methods on all ranks.
 
-    Losses are means over a global batch, and gradients those of a single process that has all of it, however the ranks
-    share it.
+    Losses and gradients are the means over the global batch, as if a single process computed all of it.
     """
 
     def __init__(self, worker: Worker, settings: ParallelSettings) -> None:
@@ -56,60 +62,71 @@ class ParallelStrategy(ABC):
 
     @abstractmethod
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return this rank's parameters, or its parts of them, by their names in the whole network."""
+        """Return this rank's parameters, or its shards of them, with their names in the whole network."""
 
     @abstractmethod
     def compute_gradients(self, batch: GlobalBatch) -> torch.Tensor:
-        """Add the gradients of a batch's mean loss, times the scaler's factor, to this rank's parameters.
+        """Add the gradients of the batch's mean loss, times the factor of `scaler`, to this rank's parameters.
 
-        Returns this rank's part of the loss: the sum over all ranks is the loss.
+        Args:
+            batch: The global batch.
+
+        Returns:
+            This rank's part of the mean loss, a float64 scalar; its sum over all ranks is the mean loss.
         """
 
     @abstractmethod
     def compute_sums(
         self, load: LoadBatch, samples: int, max_samples: int, measures: Sequence[PerSampleFunction]
     ) -> torch.Tensor:
-        """Return the sum of each measure over so many samples, float64, the same on all ranks.
+        """Compute the sum of each measure over samples, without gradients.
 
-        The network computes at most `most` samples on a rank at a time, without gradients.
+        Args:
+            load: A function from positions, int64 of shape (N,), to the inputs and the targets.
+            samples: Number of samples; positions are 0 to ``samples - 1``.
+            max_samples: The most samples that a rank computes at a time.
+            measures: Losses or metrics.
+
+        Returns:
+            The sums, float64 of shape (measures,), the same on all ranks.
         """
 
     @abstractmethod
     def state_dict(self) -> Mapping[str, torch.Tensor]:
-        """Return the whole network's state dict on the leader; what other ranks get is of no use."""
+        """Return the state dict of the whole network on the leader. The result on other ranks is undefined."""
 
     @abstractmethod
     def gather_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Return, on the leader, tensors of the whole network by their names, of which this rank has its parts."""
+        """Return whole tensors on the leader, given this rank's parts of them by their names in the network."""
 
     def select_shard(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - for shards
-        """Return this rank's part of a tensor that is whole, and belongs to one of its parameters."""
+        """Return this rank's shard of a whole tensor that has the shape of one of its parameters."""
         return tensor
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load a whole network's state dict, which each rank has, to go on with it or to start from it."""
+        """Load the state dict of the whole network, which each rank has."""
 
     def compute_total_norm(self) -> torch.Tensor:
-        """Return the Euclidean norm of the gradients of all parameters of the network."""
+        """Return the Euclidean norm of the gradients of all parameters of the whole network, a scalar."""
         return get_total_norm([p.grad for _, p in self.named_parameters() if p.grad is not None])
 
     def compute_outputs(self, network: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-        """Return what a network computes in the precision that was asked for."""
+        """Return the outputs of a network, computed with `settings.precision`."""
         with make_autocast(self.settings.precision, self.device):
             return network(inputs)  # type: ignore[no-any-return]
 
 
 class DataParallelStrategy(ParallelStrategy):
-    """A way in which each rank computes its share of each batch with the whole network."""
+    """A strategy in which each rank computes its share of each batch with the whole network."""
 
-    network: nn.Module  # begins in training mode, all of it
+    network: nn.Module  # All of it must be in training mode at the beginning.
 
     def compute_gradients(self, batch: GlobalBatch) -> torch.Tensor:  # noqa: D102 - as above
-        if not self.network.training:  # it goes through all modules, which takes 1% of a small network's step
+        if not self.network.training:  # train() visits all modules, which takes 1% of the step of a small network.
             self.network.train()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        # A worker of one rank has no stages, and computes microbatches as parts.
+        # A pipeline on a worker of one rank has no stages, so its microbatches are computed as parts.
         parts = [
             micro
             for part in batch.split_positions(self.settings.accumulate)
@@ -123,8 +140,8 @@ class DataParallelStrategy(ParallelStrategy):
                 loss = compute_per_sample(
                     batch.loss, self.compute_outputs(self.training_network, inputs), targets
                 ).sum()
-                # Gradients are averaged over the ranks, whose shares may differ by a sample, or be empty. (Of a number:
-                # where backward() is given gradients, torch imports sympy, which takes 0.4 s.)
+                # Gradients are averaged over the ranks, whose shares may differ by a sample, or be empty. The scalar
+                # loss has the factor, since torch imports sympy (0.4 s) if backward() gets gradients.
                 self.scaler.scale(loss * (self.size / batch.size)).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total / batch.size
@@ -134,11 +151,11 @@ class DataParallelStrategy(ParallelStrategy):
 
     @property
     def training_network(self) -> nn.Module:
-        """The network as it is called in training."""
+        """The module that is called in training."""
         return self.network
 
     def skip_gradient_sync(self) -> AbstractContextManager[object]:
-        """Return a context for a part of a batch that is not its last; gradients need not be averaged in it."""
+        """Return a context for all parts of a batch except the last, in which gradients are not averaged."""
         return nullcontext()
 
     @torch.no_grad()
@@ -161,35 +178,35 @@ class DataParallelStrategy(ParallelStrategy):
 
 
 def sum_measures(outputs: torch.Tensor, targets: torch.Tensor, measures: Sequence[PerSampleFunction]) -> torch.Tensor:
-    """Return the sum of each measure over the samples, float64."""
+    """Return the sum of each measure over the samples, float64 of shape (measures,)."""
     return torch.stack([compute_per_sample(measure, outputs, targets).double().sum() for measure in measures])
 
 
 def compute_per_sample(measure: PerSampleFunction, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return a measure of each sample, shape (N,), from a network's outputs.
 
-    Raises ValueError where the measure has another shape: of a mean, the sum over samples would be another loss.
+    Raises ValueError if the measure returns another shape: the sum of means over samples would not be the loss.
     """
     values = measure(promote_to_float32(outputs), targets)
     if values.shape != outputs.shape[:1]:
         name = getattr(measure, "__name__", type(measure).__name__)
         raise ValueError(
-            f"{name} returned a tensor of shape {tuple(values.shape)} for {len(outputs)} samples: a loss or a metric "
-            f"has a number for each, shape ({len(outputs)},), as torch's losses have with reduction='none'"
+            f"{name} must return a number for each sample, shape ({len(outputs)},), got shape {tuple(values.shape)}. "
+            "Losses of torch do with reduction='none'"
         )
     return values
 
 
 def promote_to_float32(outputs: torch.Tensor) -> torch.Tensor:
-    """Return outputs with 32 bits at least, as losses need them."""
+    """Return outputs with at least 32 bits, which losses need."""
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 def divide_into_parts(positions: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
-    """Return positions in this many parts of one size, of which the last may have less, or in fewer."""
+    """Return positions in at most `count` parts of equal size; the last may be smaller."""
     return [positions] if count == 1 else split_by_size(positions, max(1, -(-len(positions) // count)))
 
 
 def split_by_size(positions: torch.Tensor, size: int) -> Sequence[torch.Tensor]:
-    """Return positions in parts of this size, of which the last may have less."""
+    """Return positions in parts of `size`; the last may be smaller."""
     return positions.split(size)  # type: ignore[no-any-return, no-untyped-call]
