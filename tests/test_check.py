@@ -1,4 +1,4 @@
-"""hpo check, as people type it, on real jobs: what is right passes, and each usual mistake is found and told."""
+"""hpo check as a command in real jobs: correct search files pass, and each usual mistake is reported."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ TOLD = {
     "nan": f"{EVERYWHERE}.*the validation loss is nan .* narrow the learning rate",
 }
 
-# What a run does not tell.
+# Mistakes that a run does not report.
 UNTOLD = {
     "unwrapped call": "wrong  The networks of rank 0 and rank 1 differ after 1 step .* and call model",
     "weights by rank": "wrong  The networks of rank 0 and rank 1 differ before the first step .* Wrap it",
@@ -86,7 +86,7 @@ UNTOLD = {
     "global network": "wrong  The same seed .* begins with other weights Make the network in the objective",
 }
 
-# What is only different.
+# Differences that are not mistakes.
 DIFFERENT = {
     "norm": r"look   BatchNorm1d \(1\): each rank normalises by its own share .*SyncBatchNorm",
     "dropout": r"look   Dropout \(1\): each rank draws for its own share.*probability of 0",
@@ -125,28 +125,28 @@ def checks(mpi: Mpi, folder: Path, ways: Sequence[str], search: Path = MISTAKEN)
     return [(int(status), joined(printed)) for printed, status in zip(parts[::2], parts[1::2], strict=True)]
 
 
-def test_usual_mistakes_are_found_with_what_to_do(mpi: Mpi, tmp_path: Path) -> None:
+def test_check_finds_usual_mistakes_with_advice(mpi: Mpi, tmp_path: Path) -> None:
     for (way, told), (status, printed) in zip(TOLD.items(), checks(mpi, tmp_path, list(TOLD)), strict=True):
         assert re.search(told, printed), f"{way}: {printed}"
         assert status == 1, way
         assert "\n1 point wrong\n" in printed, f"{way}: one mistake is one point: {printed}"
 
 
-def test_mistakes_that_a_run_does_not_tell_are_found(mpi: Mpi, tmp_path: Path) -> None:
+def test_check_finds_mistakes_that_a_run_does_not_report(mpi: Mpi, tmp_path: Path) -> None:
     for (way, told), (status, printed) in zip(UNTOLD.items(), checks(mpi, tmp_path, list(UNTOLD)), strict=True):
         assert re.search(told, printed), f"{way}: {printed}"
         assert status == 1, way
         assert re.search(r"\n1 point wrong(, 1 point to look at)?\n", printed), f"{way}: {printed}"
 
 
-def test_what_is_only_different_is_to_be_looked_at(mpi: Mpi, tmp_path: Path) -> None:
+def test_check_marks_harmless_differences_as_look(mpi: Mpi, tmp_path: Path) -> None:
     for (way, told), (status, printed) in zip(DIFFERENT.items(), checks(mpi, tmp_path, list(DIFFERENT)), strict=True):
         assert re.search(told, printed), f"{way}: {printed}"
         assert status == 0, way
         assert "\nNothing is wrong, " in printed, f"{way}: {printed}"
 
 
-def test_code_for_torchrun_and_forking_loaders_are_right(mpi: Mpi, tmp_path: Path) -> None:
+def test_check_accepts_torchrun_code_and_forking_loaders(mpi: Mpi, tmp_path: Path) -> None:
     for way, (status, printed) in zip(RIGHT, checks(mpi, tmp_path, RIGHT), strict=True):
         assert status == 0, f"{way}: {printed}"
         assert printed.endswith("\nNothing is wrong\n"), f"{way}: {printed}"
@@ -165,9 +165,7 @@ def test_check_that_finds_a_mistake_ends_with_status_1(mpi: Mpi, tmp_path: Path)
         ("bach=3", "--set bach=3: .* has no setting 'bach'; did you mean batch"),
     ],
 )
-def test_what_is_wrong_before_anything_starts_is_one_message(
-    mpi: Mpi, tmp_path: Path, setting: str, message: str
-) -> None:
+def test_check_with_a_usage_error_prints_one_message(mpi: Mpi, tmp_path: Path, setting: str, message: str) -> None:
     job = mpi.run(2, "-c", CODE, "check", MISTAKEN, "--set", setting, cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "")
     assert re.match(f"error: .*{message}", job.stderr), job.stderr
@@ -190,12 +188,12 @@ SHORT = {
 
 @pytest.mark.parametrize("search", sorted((ROOT / "search_spaces").glob("*.py")), ids=lambda path: path.stem)
 @needs_fashion_mnist
-def test_shipped_search_spaces_pass(mpi: Mpi, tmp_path: Path, search: Path) -> None:
+def test_check_passes_shipped_search_spaces(mpi: Mpi, tmp_path: Path, search: Path) -> None:
     status, printed = check(mpi, 2, tmp_path, search, *SHORT.get(search.stem, []))
     assert status == 0, printed
     found = [line for line in printed.splitlines() if line.startswith(("ok", "look", "wrong"))]
     same = r"ok     2 ranks and 1 rank have the same losses, .*\n"
-    if search.stem == "cifar10_resnet":  # it is the same but for rounding, which grows
+    if search.stem == "cifar10_resnet":  # Losses are equal except for rounding errors, which grow.
         same = rf"({same}|look   The losses of 2 ranks and of 1 rank are .* off\nlook   SharedBatchNorm \(20\): .*\n)"
     assert re.fullmatch(
         r"ok     The same seed on 2 ranks has the same losses twice, to the last digit\n"
@@ -208,7 +206,7 @@ def test_shipped_search_spaces_pass(mpi: Mpi, tmp_path: Path, search: Path) -> N
     ), printed
 
 
-def test_any_number_of_ranks_is_compared_with_one(mpi: Mpi, tmp_path: Path) -> None:
+def test_check_compares_any_number_of_ranks_with_one(mpi: Mpi, tmp_path: Path) -> None:
     for ranks in (1, 3):
         status, printed = check(mpi, ranks, tmp_path, MISTAKEN)
         assert status == 0, printed
@@ -221,7 +219,7 @@ def test_any_number_of_ranks_is_compared_with_one(mpi: Mpi, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("page", "name", "ranks"), [("pipeline", "my_pipeline.py", 3), ("fsdp", "my_sharded.py", 2)])
-def test_networks_in_parts_are_right(mpi: Mpi, tmp_path: Path, page: str, name: str, ranks: int) -> None:
+def test_check_accepts_networks_in_parts(mpi: Mpi, tmp_path: Path, page: str, name: str, ranks: int) -> None:
     """With three stages, torch's check of collectives, which is too strict, fails the first evaluation.
 
     Batches are larger than on the page: an epoch has 5 steps.
@@ -235,7 +233,7 @@ def test_networks_in_parts_are_right(mpi: Mpi, tmp_path: Path, page: str, name: 
     assert "\nNothing is wrong" in printed
 
 
-def test_whether_an_evaluation_goes_on_is_told(mpi: Mpi, tmp_path: Path) -> None:
+def test_check_reports_whether_an_evaluation_resumes(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text(example("docs/training/checkpoints.md", "my_long_search.py"), "utf-8")
     status, printed = check(mpi, 2, tmp_path, "long.py", "epochs=3")
     assert status == 0, printed
@@ -248,7 +246,7 @@ def test_whether_an_evaluation_goes_on_is_told(mpi: Mpi, tmp_path: Path) -> None
     assert "look   It saves its state with its only loss Two losses show whether it goes on: epochs=2" in short, short
 
 
-def test_the_individual_is_the_first_of_a_file_and_nothing_stays(
+def test_check_uses_the_first_enqueued_and_leaves_no_files(
     mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "start.json").write_text(json.dumps([{"width": 9, "lr": 0.5, "act": "relu"}, {"width": 10}]))
@@ -264,7 +262,7 @@ def test_the_individual_is_the_first_of_a_file_and_nothing_stays(
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["start.json", "temporary"]
 
 
-def test_a_check_stops_when_it_is_told_to(mpi: Mpi, tmp_path: Path) -> None:
+def test_check_stops_on_a_signal(mpi: Mpi, tmp_path: Path) -> None:
     job = mpi.start(2, "-u", "-c", CODE, "check", MISTAKEN, "--set", "way=slow", cwd=tmp_path)
     assert job.stdout is not None
     assert job.stdout.readline().startswith(str(MISTAKEN))
@@ -363,7 +361,7 @@ def test_find_mismatch_of_equal_sizes_is_right() -> None:
     assert found.is_false_alarm
 
 
-def test_a_search_imports_nothing_of_it(mpi: Mpi, tmp_path: Path) -> None:
+def test_search_does_not_import_the_check(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "quick.py").write_text(
         "import sys\n"
         "from hpo import Float, SearchSpace\n"
@@ -376,14 +374,14 @@ def test_a_search_imports_nothing_of_it(mpi: Mpi, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["best"]["loss"] == 0
 
 
-def test_the_middle_of_a_space_is_on_each_scale() -> None:
+def test_middle_params_are_on_the_scale_of_each_range() -> None:
     space = SearchSpace(
         layers=Int(1, 5), lr=Float(1e-4, 1.0, log=True), gamma=Float(0.5, 0.75), act=Categorical("tanh", "relu", "elu")
     )
     assert make_middle_params(space) == {"layers": 3, "lr": 0.01, "gamma": 0.625, "act": "tanh"}
 
 
-def test_a_probe_sees_a_training_and_changes_nothing_of_it() -> None:
+def test_probe_traces_a_training_without_changing_it() -> None:
     def train() -> torch.Tensor:
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))

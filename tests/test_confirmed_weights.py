@@ -159,7 +159,7 @@ def test_finalize_tests_the_confirmed_winner(tmp_path: Path, capsys: pytest.Capt
         f"its weights: {path} (seed {seed}, loss 0.5)\n"
     )
     page = render_report(RunReader(run.path), 10, time.time())
-    assert f"<code>confirmed/1.safetensors</code> in the run's directory: those of seed {seed}" in page
+    assert f"<code>confirmed/1.safetensors</code> in the run directory: those of seed {seed}" in page
     assert "with the network that confirm-3 has trained with another seed" in page
 
 

@@ -53,7 +53,7 @@ def numbers_of(images: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     return images[:, 0, 0, 0].astype(np.int64) + 256 * images[:, 0, 0, 1].astype(np.int64)
 
 
-def test_the_parts_of_digits_are_disjoint_and_complete() -> None:
+def test_digits_parts_are_disjoint_and_complete() -> None:
     data, test = load_data("digits"), load_test_data("digits")
     assert (len(data.train), len(data.validation), len(test)) == (1078, 360, 359)
     assert data.image_shape == (1, 8, 8)
@@ -67,9 +67,7 @@ def test_the_parts_of_digits_are_disjoint_and_complete() -> None:
 
 @pytest.mark.parametrize("place", [".", "MNIST/raw"])
 @pytest.mark.parametrize("compress", [True, False])
-def test_idx_files_are_read_from_a_plain_folder_and_from_a_torchvision_root(
-    tmp_path: Path, place: str, compress: bool
-) -> None:
+def test_idx_files_are_read_from_both_folder_layouts(tmp_path: Path, place: str, compress: bool) -> None:
     write_idx_files(tmp_path / place, compress)
     data = load_data("mnist", tmp_path)
     assert (len(data.train), len(data.validation)) == (SAMPLES - 10_000, 10_000)
@@ -81,7 +79,7 @@ def test_idx_files_are_read_from_a_plain_folder_and_from_a_torchvision_root(
     assert len(load_test_data("mnist", tmp_path)) == 20
 
 
-def test_the_first_samples_of_the_same_split_are_taken(tmp_path: Path) -> None:
+def test_load_data_limits_take_the_first_of_the_split(tmp_path: Path) -> None:
     write_idx_files(tmp_path, compress=False)
     whole, part = load_data("mnist", tmp_path), load_data("mnist", tmp_path, train_samples=50, validation_samples=7)
     assert (part.train.images == whole.train.images[:50]).all()
@@ -92,7 +90,7 @@ def test_the_first_samples_of_the_same_split_are_taken(tmp_path: Path) -> None:
         load_data("mnist", tmp_path, validation_samples=-1)
 
 
-def test_too_few_samples_to_split_are_counted(tmp_path: Path) -> None:
+def test_load_data_with_too_few_samples_raises(tmp_path: Path) -> None:
     write_idx_files(tmp_path, compress=False)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(np.zeros((10_000, 3, 4), np.uint8)))
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(10_000, np.uint8)))
@@ -101,9 +99,7 @@ def test_too_few_samples_to_split_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_data_that_is_nowhere_is_named_with_where_it_was_sought(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_data_without_files_names_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no network, wherever this runs
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     with pytest.raises(FileNotFoundError) as raised:
@@ -143,7 +139,7 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 
 @pytest.mark.slow
-def test_cifar10_is_downloaded_whole_or_not_at_all_and_not_unpickled(
+def test_cifar10_download_is_complete_or_removed(
     tmp_path: Path, served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -209,7 +205,7 @@ class Code:
 
 
 @pytest.mark.slow
-def test_files_that_would_run_code_when_unpickled_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar10_pickles_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     place = tmp_path / "cifar-10-batches-py"
     place.mkdir()
@@ -223,7 +219,7 @@ def test_files_that_would_run_code_when_unpickled_are_not(tmp_path: Path, monkey
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_unknown_data_set_is_told_the_known_ones() -> None:
+def test_load_data_with_an_unknown_name_lists_known_ones() -> None:
     with pytest.raises(ValueError, match=r"dataset must be one of digits, mnist, fashion-mnist, cifar10, got mnst"):
         load_data("mnst")
 
@@ -239,7 +235,7 @@ def test_an_unknown_data_set_is_told_the_known_ones() -> None:
         (idx(np.zeros((SAMPLES - 1, 3, 4), np.uint8)), "two-dimensional images and as many labels"),
     ],
 )
-def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_load_data_names_a_damaged_file(tmp_path: Path, content: bytes, reason: str) -> None:
     write_idx_files(tmp_path, compress=False)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(content)
     with pytest.raises(ValueError, match="train-images-idx3-ubyte") as raised:
@@ -247,7 +243,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, reason: str) ->
     assert reason in str(raised.value)
 
 
-def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+def test_load_data_names_a_damaged_archive(tmp_path: Path) -> None:
     write_idx_files(tmp_path, compress=True)
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:100])

@@ -61,7 +61,7 @@ def test_is_first_rank_reads_launcher_variables(environment: dict[str, str], fir
 def test_lazy_module_that_is_missing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = LazyModule("absent_module")
     monkeypatch.setitem(sys.modules, "absent_module", absent)
-    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'absent_module'; .*: pip install absent_module$"):
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'absent_module'\. .*pip install absent_module$"):
         _ = absent.models
 
 

@@ -30,9 +30,7 @@ def notes_of(folder: Path, rank: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("size", "way"), [(1, "none"), (3, "none"), (2, "sharded"), (2, "plain")])
-def test_a_trainer_reports_after_each_validation_of_a_fit_and_leaves_nothing_behind(
-    mpi: Mpi, tmp_path: Path, size: int, way: str
-) -> None:
+def test_lightning_trainer_reports_after_each_validation(mpi: Mpi, tmp_path: Path, size: int, way: str) -> None:
     job = mpi.run(size, *lit(tmp_path, way, "--evaluations", 4, "--ranks-per-worker", size), cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     if way != "plain":
@@ -56,7 +54,7 @@ def test_a_trainer_reports_after_each_validation_of_a_fit_and_leaves_nothing_beh
     assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
-def test_what_fails_in_a_fit_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+def test_lightning_failure_in_a_fit_fails_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     reasons = {
         "raises": r"rank 1, lit\.py:\d+: ValueError: injected",
         "nan": r"rank [01], lit\.py:\d+: ValueError: the validation loss is nan",
@@ -76,7 +74,7 @@ def test_what_fails_in_a_fit_costs_one_evaluation(mpi: Mpi, tmp_path: Path) -> N
     assert well.state.name == "COMPLETE"
 
 
-def test_a_fit_that_is_pruned_ends_on_all_ranks(mpi: Mpi, tmp_path: Path) -> None:
+def test_lightning_fit_that_is_pruned_ends_on_all_ranks(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--evaluations", 24, "--pruner", "percentile:25", "--propagators", "random", "--set", "epochs=4"]
     job = mpi.run(2, *lit(tmp_path, "none", *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -94,7 +92,7 @@ def test_a_fit_that_is_pruned_ends_on_all_ranks(mpi: Mpi, tmp_path: Path) -> Non
                 assert (int(seen), ended_by) == (5, "nothing")
 
 
-def test_a_run_whose_networks_lightning_trains_stops_well(mpi: Mpi, tmp_path: Path) -> None:
+def test_lightning_run_stops_cleanly_on_a_signal(mpi: Mpi, tmp_path: Path) -> None:
     arguments = lit(tmp_path, "none", "--evaluations", 40, "--set", "epochs=100000")
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
     victim.wait_for("done  island")
@@ -108,7 +106,7 @@ def test_a_run_whose_networks_lightning_trains_stops_well(mpi: Mpi, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_without_lightning_a_message_says_what_to_install_and_nobody_else_needs_it() -> None:
+def test_lightning_module_without_lightning_names_the_extra() -> None:
     program = (
         "import sys, hpo.training, hpo.cli, hpo.trainer.trainer_server\n"
         "assert 'lightning' not in sys.modules\n"

@@ -9,7 +9,7 @@ from hpo.training import Net
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 20)])
 @pytest.mark.parametrize("conv_layers", [1, 2, 10])
-def test_it_has_the_layers_that_were_asked_for(shape: tuple[int, int, int], conv_layers: int) -> None:
+def test_net_has_the_requested_layers(shape: tuple[int, int, int], conv_layers: int) -> None:
     net = Net(shape, classes=7, conv_layers=conv_layers, activation="tanh")
     channels, height, width = shape
     convolutions = [layer for layer in net.modules() if isinstance(layer, nn.Conv2d)]
@@ -23,7 +23,7 @@ def test_it_has_the_layers_that_were_asked_for(shape: tuple[int, int, int], conv
     assert output.exp().sum(dim=1).tolist() == pytest.approx([1.0] * 5)
 
 
-def test_what_it_cannot_be_is_said() -> None:
+def test_net_with_wrong_arguments_raises() -> None:
     with pytest.raises(ValueError, match="relu, sigmoid, tanh, got 'gelu'"):
         Net((1, 8, 8), 10, conv_layers=2, activation="gelu")
     with pytest.raises(ValueError, match="at least 1, got 0"):

@@ -1,4 +1,4 @@
-"""The ways for ranks to share a network, beside a textbook's loop in one process; and what they are made of."""
+"""The strategies by which ranks share a network, compared with a plain loop in one process, and their parts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def assert_whole_states(told: Told, ranks: int) -> None:
 
 
 def assert_stage_on_each_device(told: Told, ranks: int) -> None:
-    """Without GPUs, both devices are the CPU: what is computed where, and sent from where to where, is as with them."""
+    """Without GPUs, both devices are the CPU, and computations and transfers are the same as with GPUs."""
     assert told.pop("parts") == [2] * ranks
     given, whole = told.pop("whole")
     assert given == whole
@@ -86,7 +86,7 @@ CHECKS = {
     ("ranks", "cases"),
     [(1, "plain,mixed,several"), (2, "plain,exact,state,several,scaler"), (3, "mixed"), (4, "plain,state")],
 )
-def test_every_way_computes_what_one_process_computes(ranks: int, cases: str) -> None:
+def test_each_strategy_computes_the_losses_of_one_process(ranks: int, cases: str) -> None:
     command = [sys.executable, str(PROGRAMS / "parallel.py"), str(ranks), cases]
     job = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert (job.returncode, job.stderr) == (0, "")
@@ -96,7 +96,7 @@ def test_every_way_computes_what_one_process_computes(ranks: int, cases: str) ->
         CHECKS[case](numbers, ranks)
 
 
-def test_images_are_moved_and_mirrored_one_by_one_as_drawn() -> None:
+def test_augment_images_moves_and_mirrors_each_as_drawn() -> None:
     images = torch.rand(64, 3, 16, 12)
     drawn = torch.rand(64, 3)
     got = augment_images(images, drawn, "crop-and-flip")
@@ -112,7 +112,7 @@ def test_images_are_moved_and_mirrored_one_by_one_as_drawn() -> None:
     assert augment_images(images[:0], drawn[:0], "crop").shape == (0, 3, 16, 12)
 
 
-def test_masks_keep_the_share_that_was_asked_for_and_do_not_repeat() -> None:
+def test_dropout_masks_keep_their_share_and_do_not_repeat() -> None:
     draws, shape = DropoutMasks(seed=1), torch.Size([50, 40, 20])
     draws.begin_forward(0, torch.arange(50), torch.device("cpu"))
     masks = [draws.draw_mask(layer, shape, p) for layer, p in ((0, 0.1), (1, 0.1), (0, 0.1), (2, 0.9))]
@@ -127,7 +127,7 @@ def test_masks_keep_the_share_that_was_asked_for_and_do_not_repeat() -> None:
     assert (torch.corrcoef(samples[:, :100].T) - torch.eye(100)).abs().max() < 6 / 50**0.5
 
 
-def test_a_sample_has_its_mask_whoever_computes_it() -> None:
+def test_dropout_mask_of_a_sample_is_the_same_on_any_rank() -> None:
     draws = DropoutMasks(seed=3)
     shared = replace_dropout(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), draws)
     inputs = torch.rand(10, 6)
@@ -143,7 +143,7 @@ def test_a_sample_has_its_mask_whoever_computes_it() -> None:
     assert shared(inputs).count_nonzero() == whole.numel()
 
 
-def test_dropout_of_what_is_not_samples_first_or_is_computed_again_is_said() -> None:
+def test_dropout_of_wrong_shapes_or_recomputed_blocks_raises() -> None:
     draws = DropoutMasks(seed=3)
     shared = replace_dropout(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), draws)
     draws.begin_forward(0, torch.arange(10), torch.device("cpu"))
@@ -154,7 +154,7 @@ def test_dropout_of_what_is_not_samples_first_or_is_computed_again_is_said() -> 
         output.sum().backward()
 
 
-def test_convolutions_of_one_and_three_dimensions_are_left_as_they_are() -> None:
+def test_channels_last_keeps_1d_and_3d_convolutions() -> None:
     layers = (nn.Conv3d(2, 3, 2), nn.Conv2d(2, 3, 2), nn.Conv1d(2, 3, 2))
     convert_to_channels_last(nn.Sequential(*layers))
     assert [layer.weight.is_contiguous() for layer in layers] == [True, False, True]
@@ -175,7 +175,7 @@ def layers(*sizes: int) -> nn.Sequential:
         ((4, 0, 0, 4), 2, [3, 1]),
     ],
 )
-def test_stages_have_about_as_many_parameters_each(sizes: tuple[int, ...], count: int, expected: list[int]) -> None:
+def test_partition_balances_parameters_of_stages(sizes: tuple[int, ...], count: int, expected: list[int]) -> None:
     stages = partition_stages(list_blocks(layers(*sizes)), count)
     assert [name for stage in stages for name, _ in stage] == list(map(str, range(len(sizes))))
     found = [len(stage) for stage in stages]
@@ -184,13 +184,13 @@ def test_stages_have_about_as_many_parameters_each(sizes: tuple[int, ...], count
     assert all(found)
 
 
-def test_stages_follow_the_costs_that_the_user_gives() -> None:
+def test_partition_follows_stage_costs() -> None:
     network = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2), nn.Linear(2, 2))
     stages = partition_stages(list_blocks(network), 2, {"0.0": 9.0, "0.1": 1.0, "1": 1.0, "2": 1.0})
     assert [[name for name, _ in stage] for stage in stages] == [["0.0"], ["0.1", "1", "2"]]
 
 
-def test_a_layer_that_stands_in_several_places_is_computed_in_each() -> None:
+def test_partition_keeps_each_occurrence_of_a_layer() -> None:
     activation, dropout = nn.ReLU(), nn.Dropout(0.5)
     network = nn.Sequential(nn.Linear(2, 2), activation, dropout, nn.Linear(2, 2), activation, dropout)
     replace_dropout(network, DropoutMasks(seed=1))
@@ -202,7 +202,7 @@ def test_a_layer_that_stands_in_several_places_is_computed_in_each() -> None:
         partition_stages(list_blocks(nn.Sequential(linear, linear)), 2)
 
 
-def test_what_cannot_be_cut_into_stages_is_said() -> None:
+def test_partition_of_unsuitable_networks_raises() -> None:
     with pytest.raises(ValueError, match=r"must be an nn.Sequential for parallel=pipeline, got Linear"):
         list_blocks(nn.Linear(1, 1))
     with pytest.raises(ValueError, match=r"at least 3 blocks with parameters .*, got 2\. Set .* to at most 2"):
@@ -215,14 +215,14 @@ def test_what_cannot_be_cut_into_stages_is_said() -> None:
         partition_stages(list_blocks(tied), 2)
 
 
-def test_a_loss_that_is_no_loss_of_each_sample_is_said() -> None:
+def test_loss_that_is_not_per_sample_raises() -> None:
     outputs, targets = torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)
     assert compute_per_sample(per_sample_cross_entropy, outputs, targets).tolist() == pytest.approx([math.log(3)] * 5)
     with pytest.raises(ValueError, match=r"cross_entropy must return .*, shape \(5,\), got shape \(\)"):
         compute_per_sample(nn.functional.cross_entropy, outputs, targets)
 
 
-def test_a_part_of_a_network_may_be_left_as_it_is_and_not_all_of_it() -> None:
+def test_parallelize_with_all_parameters_frozen_raises() -> None:
     network = nn.Sequential(nn.Linear(2, 2)).requires_grad_(False)
     (group,) = make_optimizer(Recipe(1, 1, 0.1), network.named_parameters()).param_groups
     assert group["params"] == [], "a stage of a pipeline, of which others are trained"
@@ -231,7 +231,7 @@ def test_a_part_of_a_network_may_be_left_as_it_is_and_not_all_of_it() -> None:
         parallelize(network, alone, ParallelSettings())  # type: ignore[arg-type]
 
 
-def test_blocks_are_sharded_one_by_one() -> None:
+def test_shard_units_are_the_elements_of_lists() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -247,7 +247,7 @@ def test_blocks_are_sharded_one_by_one() -> None:
     assert find_shard_units(nested) == [nested[0], inner[0], inner[2]]
 
 
-def test_weights_alone_decay() -> None:
+def test_optimizer_decays_only_weights() -> None:
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
     recipe = Recipe(1, 1, 0.1, optimizer="adamw", weight_decay=0.25)
     decays, others = make_optimizer(recipe, network.named_parameters()).param_groups
@@ -266,7 +266,7 @@ def test_weights_alone_decay() -> None:
         (Recipe(2, 1, 1.0, schedule="one-cycle", warmup=0.5), [0.04, 1.0, 0.5, 4e-6]),
     ],
 )
-def test_schedules_rise_and_fall(recipe: Recipe, expected: list[float]) -> None:
+def test_lr_schedule_has_expected_rates(recipe: Recipe, expected: list[float]) -> None:
     optimizer = make_optimizer(recipe, nn.Linear(1, 1).named_parameters())
     schedule = make_lr_scheduler(recipe, optimizer, steps_per_epoch=2)
     rates = []
@@ -286,7 +286,7 @@ def test_schedules_rise_and_fall(recipe: Recipe, expected: list[float]) -> None:
         ({"microbatches": 4}, "microbatches must be 1 unless parallel=pipeline, got 4"),
     ],
 )
-def test_wrong_settings_are_named(wrong: dict[str, object], message: str) -> None:
+def test_parallel_settings_with_wrong_values_raise(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ParallelSettings(**wrong)  # type: ignore[arg-type]
 
@@ -306,6 +306,6 @@ def test_wrong_settings_are_named(wrong: dict[str, object], message: str) -> Non
         ),
     ],
 )
-def test_a_wrong_recipe_is_named(wrong: dict[str, object], message: str) -> None:
+def test_recipe_with_wrong_values_raises(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Recipe(**{"epochs": 1, "batch_size": 1, "lr": 0.1} | wrong)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]  # torchv
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (1, 8, 8)])
-def test_its_weights_are_torchvisions_by_their_names(shape: tuple[int, int, int]) -> None:
+def test_resnet18_has_torchvision_weight_names(shape: tuple[int, int, int]) -> None:
     import torchvision.models
 
     torch.manual_seed(0)
@@ -25,7 +25,7 @@ def test_its_weights_are_torchvisions_by_their_names(shape: tuple[int, int, int]
     assert network[:4](images).shape == (5, 64, *shape[1:]), "nothing is left out before the stages"
 
 
-def test_its_parts_are_torchvisions_and_slices_are_stages() -> None:
+def test_resnet18_parts_match_torchvision_and_form_stages() -> None:
     network, images = resnet18((3, 32, 32), 10), torch.rand(4, 3, 32, 32)
     stages = ["layer1", "layer2", "layer3", "layer4"]
     names = ["conv1", "bn1", "relu", *stages, "avgpool", "flatten", "fc"]
@@ -35,7 +35,7 @@ def test_its_parts_are_torchvisions_and_slices_are_stages() -> None:
     torch.testing.assert_close(network[5:](network[:5](images)), network(images))
 
 
-def test_it_learns_small_images() -> None:
+def test_resnet18_learns_small_images() -> None:
     torch.manual_seed(0)
     network, images = resnet18((1, 8, 8), 2), torch.rand(16, 1, 8, 8)
     labels = (images.mean(dim=(1, 2, 3)) > images.mean()).long()
@@ -51,6 +51,6 @@ def test_it_learns_small_images() -> None:
 
 
 @pytest.mark.parametrize(("shape", "classes"), [((0, 8, 8), 10), ((1, 8, 8), 0)])
-def test_what_it_cannot_be_is_said(shape: tuple[int, int, int], classes: int) -> None:
+def test_resnet18_with_wrong_sizes_raises(shape: tuple[int, int, int], classes: int) -> None:
     with pytest.raises(ValueError, match=r"image_shape and classes must be at least 1, got \(., 8, 8\) and \d+"):
         resnet18(shape, classes)

@@ -48,7 +48,7 @@ def write(folder: Path, text: str, name: str = "search.py") -> Path:
     return path
 
 
-def test_settings_are_read_as_their_types(tmp_path: Path) -> None:
+def test_settings_are_parsed_as_their_types(tmp_path: Path) -> None:
     search = load_search_file(write(tmp_path, GOOD))
     settings = search.make_settings(["epochs=5", "rate=1e-3", "fast=Yes", "name=a=b", "epochs=7"])
     assert (settings.epochs, settings.rate, settings.fast, settings.name) == (7, 0.001, True, "a=b")
@@ -67,7 +67,7 @@ def test_settings_are_read_as_their_types(tmp_path: Path) -> None:
         ("epochs=0", "epochs must be at least 1, not 0"),
     ],
 )
-def test_a_bad_setting_is_shown_with_what_would_work(tmp_path: Path, assignment: str, message: str) -> None:
+def test_wrong_setting_raises_with_allowed_values(tmp_path: Path, assignment: str, message: str) -> None:
     search = load_search_file(write(tmp_path, GOOD))
     with pytest.raises(UsageError) as raised:
         search.make_settings([assignment])
@@ -77,7 +77,7 @@ def test_a_bad_setting_is_shown_with_what_would_work(tmp_path: Path, assignment:
     assert str(of_rank.value) == str(raised.value)
 
 
-def test_a_file_without_settings_takes_none(tmp_path: Path) -> None:
+def test_setting_for_a_file_without_settings_raises(tmp_path: Path) -> None:
     text = "from hpo import *\nspace = SearchSpace(x=Int(1, 2))\ndef objective(params, worker): return 1.0\n"
     search = load_search_file(write(tmp_path, text))
     assert search.make_settings([]) is None
@@ -111,7 +111,7 @@ def test_a_file_without_settings_takes_none(tmp_path: Path) -> None:
         ("from hpo import *\nspace = SearchSpace(lr=Float(1.0, 0.1))", "parameter 'lr': low must be less than high"),
     ],
 )
-def test_a_file_that_is_no_search_space_is_told_why(tmp_path: Path, text: str, message: str) -> None:
+def test_load_of_a_file_without_a_search_raises(tmp_path: Path, text: str, message: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(UsageError) as raised:
         load_search_file(path)
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_search_space_is_told_why(tmp_path: Path, text: str, m
     assert message in str(raised.value)
 
 
-def test_what_a_file_raises_is_shown_with_its_own_traceback_alone(tmp_path: Path) -> None:
+def test_load_failure_shows_only_the_traceback_of_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, "def broken():\n    return 1 / 0\n\nbroken()\n")
     with pytest.raises(UsageError) as raised:
         load_search_file(path)
@@ -134,9 +134,7 @@ def test_what_a_file_raises_is_shown_with_its_own_traceback_alone(tmp_path: Path
         load_search_file(write(tmp_path, "def broken(:\n", "syntax.py"))
 
 
-def test_a_traceback_shows_the_lines_that_run_wherever_the_objective_has_gone_and_whatever_was_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_traceback_shows_the_imported_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = GOOD + "\n\ndef prepare(settings):\n    return 1 / 0  # as imported\n"
     write(tmp_path, text, "relative.py")
     monkeypatch.chdir(tmp_path)
@@ -158,7 +156,7 @@ def test_a_traceback_shows_the_lines_that_run_wherever_the_objective_has_gone_an
     )
 
 
-def test_what_is_imported_is_what_was_read_whatever_bytecode_lies_beside_it(tmp_path: Path) -> None:
+def test_load_ignores_bytecode_next_to_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     py_compile.compile(str(path), doraise=True)
     times = path.stat().st_atime_ns, path.stat().st_mtime_ns
@@ -178,14 +176,14 @@ def test_what_is_imported_is_what_was_read_whatever_bytecode_lies_beside_it(tmp_
     ],
     ids=["latin-1", "null"],
 )
-def test_a_file_that_is_no_text_is_one_message(tmp_path: Path, source: bytes, message: str) -> None:
+def test_load_of_a_file_that_is_not_text_raises(tmp_path: Path, source: bytes, message: str) -> None:
     (tmp_path / "search.py").write_bytes(source)
     with pytest.raises(UsageError, match=message) as raised:
         load_search_file(tmp_path / "search.py")
     assert str(raised.value).startswith(f"{tmp_path / 'search.py'} could not be imported:\n")
 
 
-def test_a_path_that_is_no_python_file_is_refused(tmp_path: Path) -> None:
+def test_load_of_a_path_that_is_not_python_raises(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "missing.py", "no such file"),
         (tmp_path, "is a folder"),
@@ -195,21 +193,21 @@ def test_a_path_that_is_no_python_file_is_refused(tmp_path: Path) -> None:
             load_search_file(path)
 
 
-def test_a_file_imports_its_neighbours(tmp_path: Path) -> None:
+def test_search_file_imports_modules_next_to_it(tmp_path: Path) -> None:
     write(tmp_path, "bounds = (0.0, 2.0)\n", "my_bounds.py")
     text = "from hpo import *\nfrom my_bounds import bounds\nspace = SearchSpace(x=Float(*bounds))\nobjective = print\n"
     assert load_search_file(write(tmp_path, text)).space.describe() == {"x": "Float(0.0, 2.0)"}
 
 
 @pytest.mark.parametrize("name", ["digits_cnn", "mnist_cnn"])
-def test_shipped_search_spaces_have_the_reference_hyperparameters(name: str) -> None:
+def test_shipped_search_spaces_have_reference_hyperparameters(name: str) -> None:
     search = load_search_file(ROOT / "search_spaces" / f"{name}.py")
     assert list(search.space.parameters) == ["conv_layers", "activation", "lr", "gamma"]
     settings: Any = search.make_settings(["epochs=3"])
     assert settings.epochs == 3
 
 
-def test_a_file_may_have_the_name_of_a_module_that_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_file_may_have_the_name_of_a_module_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
     write(tmp_path, "width = 3\n", "neighbour_of_tabnanny.py")
     text = f"import tabnanny, neighbour_of_tabnanny\n{GOOD}\nwidth = neighbour_of_tabnanny.width\n"
@@ -219,13 +217,13 @@ def test_a_file_may_have_the_name_of_a_module_that_it_imports(tmp_path: Path, mo
     assert objective.__globals__["tabnanny"].check, "the standard library's"
 
 
-def test_a_file_is_found_by_its_name_where_no_module_has_it(tmp_path: Path) -> None:
+def test_search_file_is_imported_by_name_without_a_namesake(tmp_path: Path) -> None:
     search = load_search_file(write(tmp_path, GOOD, "a_name_that_no_module_has.py"))
     assert importlib.import_module("a_name_that_no_module_has").__file__ == str(search.location)
 
 
 @pytest.mark.parametrize(("code", "message"), [("'no data'", "'no data'"), ("", "None"), ("3", "3")])
-def test_a_prepare_that_exits_is_one_message(tmp_path: Path, code: str, message: str) -> None:
+def test_prepare_that_exits_raises_one_message(tmp_path: Path, code: str, message: str) -> None:
     search = load_search_file(write(tmp_path, f"{GOOD}\ndef prepare(settings):\n    raise SystemExit({code})\n"))
     with pytest.raises(UsageError) as raised:
         search.bind_settings([]).call_prepare()
@@ -267,7 +265,7 @@ def test_description_and_problem_survive_their_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["digits_cnn", "mnist_cnn", "cifar10_resnet", "text_transformer"])
-def test_description_of_a_shipped_search_space_is_that_of_the_file(name: str) -> None:
+def test_description_of_a_shipped_search_space_matches_the_file(name: str) -> None:
     path = ROOT / "search_spaces" / f"{name}.py"
     search, problem = load_search_file(path), load_problem(path)
     assert problem.space.describe() == search.space.describe()

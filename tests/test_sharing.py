@@ -85,7 +85,7 @@ def test_shared_tensors_come_back_as_they_were() -> None:
         np.asfortranarray(np.arange(12.0).reshape(3, 4)),
         np.array([(1, 2.5)], dtype=[("a", "u1"), ("b", "f8")]),
         [np.full(number, number, np.uint8) for number in range(130)],
-        np.frombuffer(np.random.default_rng(0).bytes(8 << 10), np.float64),  # some of them are no numbers
+        np.frombuffer(np.random.default_rng(0).bytes(8 << 10), np.float64),  # Some of them are NaN.
     ],
 )
 def test_shared_objects_come_back_bit_by_bit(obj: Any) -> None:

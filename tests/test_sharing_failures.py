@@ -58,7 +58,7 @@ def assert_undisturbed(trial: optuna.trial.FrozenTrial, losses: dict[int, float]
 
 
 @pytest.mark.parametrize("way", FAILURES)
-def test_whatever_fails_in_a_shared_network_costs_an_evaluation(
+def test_failure_in_a_shared_network_fails_one_evaluation(
     mpi: Mpi, tmp_path: Path, losses: dict[int, float], way: str
 ) -> None:
     size, chosen = FAILURES[way]
@@ -92,7 +92,7 @@ def test_whatever_fails_in_a_shared_network_costs_an_evaluation(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_evaluations_that_share_networks_leave_nothing_behind_pruned_or_not(
+def test_evaluations_with_shared_networks_leave_nothing_behind(
     mpi: Mpi, tmp_path: Path, losses: dict[int, float], way: str
 ) -> None:
     options = ["--evaluations", 12, "--pruner", "median"]
@@ -113,7 +113,7 @@ def test_evaluations_that_share_networks_leave_nothing_behind_pruned_or_not(
     assert len(processes) == (24 if way == "pipeline" else 2)
 
 
-def test_ranks_whose_trainers_crash_keep_no_files_of_them(mpi: Mpi, tmp_path: Path) -> None:
+def test_ranks_close_the_files_of_crashed_trainers(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--evaluations", 24, "--ranks-per-worker", 2]
     command = make_sharing_arguments(
         "replicate", *options, fails="raise@forward0:1", every=1, epochs=1, folder=tmp_path

@@ -62,7 +62,7 @@ def names_in(pieces: Pieces, text: TextDataset) -> set[str]:
     return {line.removeprefix("# ") for line in whole.splitlines()}
 
 
-def test_the_standard_library_is_there_in_three_parts(text: TextDataset) -> None:
+def test_load_text_has_three_parts_of_the_library(text: TextDataset) -> None:
     test = load_test_text(CONTEXT)
     assert text.context == CONTEXT
     for pieces in (text.train, text.validation, test):
@@ -79,9 +79,7 @@ def test_the_standard_library_is_there_in_three_parts(text: TextDataset) -> None
     assert (text.train == 96).mean() < 1e-3, "nearly all of it is ASCII"
 
 
-def test_each_symbol_is_predicted_once_and_no_two_pieces_overlap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_text_pieces_predict_each_symbol_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_library(tmp_path, NAMES)
     use_library(monkeypatch, tmp_path)
     test, every = load_test_text(10), load_test_text(1)
@@ -91,9 +89,7 @@ def test_each_symbol_is_predicted_once_and_no_two_pieces_overlap(
     assert len(joined) - 10 < 10 * len(test) + 1 <= len(joined), "what is left out is shorter than a piece"
 
 
-def test_a_file_is_in_one_part_whatever_the_order_of_the_file_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_text_split_ignores_the_order_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = []
     for folder, seed in (("one", 1), ("other", 2)):
         random.Random(seed).shuffle(names := NAMES.copy())
@@ -112,7 +108,7 @@ def test_a_file_is_in_one_part_whatever_the_order_of_the_file_system(
     assert [len(names) for names in found] == [86, 21, 13], "by a hash of the name alone: the same on every machine"
 
 
-def test_what_is_no_source_of_the_library_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_text_omits_files_that_are_not_library_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_library(tmp_path, NAMES)
     use_library(monkeypatch, tmp_path)
     before = load_text(1)
@@ -128,7 +124,7 @@ def test_what_is_no_source_of_the_library_is_left_out(tmp_path: Path, monkeypatc
     assert load_text(1).train.tobytes() != before.train.tobytes()
 
 
-def test_the_first_samples_of_the_same_shuffle_are_taken(text: TextDataset) -> None:
+def test_load_text_limits_take_the_first_of_the_shuffle(text: TextDataset) -> None:
     part = load_text(CONTEXT, train_samples=50, validation_samples=7)
     np.testing.assert_array_equal(part.train, text.train[:50])
     np.testing.assert_array_equal(part.validation, text.validation[:7])
@@ -149,33 +145,31 @@ def test_the_first_samples_of_the_same_shuffle_are_taken(text: TextDataset) -> N
         ("", ""),
     ],
 )
-def test_what_is_encoded_is_decoded_or_is_one_symbol_for_all_that_is_rare(
-    text: TextDataset, written: str, read: str
-) -> None:
+def test_encode_and_decode_map_rare_characters_to_one_symbol(text: TextDataset, written: str, read: str) -> None:
     symbols = text.encode(written)
     assert symbols.dtype == np.uint8
     assert text.decode(symbols) == read
     np.testing.assert_array_equal(text.encode(read), symbols)
 
 
-def test_what_is_no_symbol_is_said(text: TextDataset) -> None:
+def test_decode_of_an_unknown_symbol_raises(text: TextDataset) -> None:
     with pytest.raises(ValueError, match="symbols must be from 0 to 96, got 3 to 97"):
         text.decode([3, 97])
 
 
 @pytest.mark.parametrize("context", [0, -3])
-def test_a_context_of_nothing_is_refused(context: int) -> None:
+def test_load_text_with_a_context_below_one_raises(context: int) -> None:
     with pytest.raises(ValueError, match=f"context must be at least 1, got {context}"):
         load_text(context)
 
 
-def test_a_context_longer_than_the_text_is_told_how_long_that_is() -> None:
+def test_load_text_with_a_too_long_context_raises() -> None:
     with pytest.raises(ValueError, match=r"context must be less than \d{7}, .* of the training part, got 90000000"):
         load_text(90_000_000)
 
 
 @pytest.mark.parametrize("name", ["nowhere", "stripped"])
-def test_a_library_without_source_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_load_text_without_library_source_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (tmp_path / "stripped").mkdir()
     (tmp_path / "stripped" / "os.pyc").write_bytes(b"")
     use_library(monkeypatch, tmp_path / name)
@@ -183,7 +177,7 @@ def test_a_library_without_source_is_named(tmp_path: Path, monkeypatch: pytest.M
         load_test_text(CONTEXT)
 
 
-def test_a_batch_on_a_device_is_what_is_read_and_what_comes_next(text: TextDataset) -> None:
+def test_text_batch_has_symbols_and_next_symbols(text: TextDataset) -> None:
     train, validation = load_text(CONTEXT, train_samples=100, validation_samples=30).splits(torch.device("cpu"))
     assert (len(train), len(validation)) == (100, 30)
     inputs, targets = train.get_batch(torch.tensor([7, 3, 7]))
@@ -196,7 +190,7 @@ def test_a_batch_on_a_device_is_what_is_read_and_what_comes_next(text: TextDatas
     assert torch.equal(targets[:, :-1], inputs[:, 1:])
 
 
-def test_the_ranks_of_a_host_share_the_arrays(text: TextDataset) -> None:
+def test_text_on_a_cpu_shares_the_arrays(text: TextDataset) -> None:
     buffers: list[pickle.PickleBuffer] = []
     rest = pickle.dumps(text, protocol=5, buffer_callback=buffers.append)
     assert len(rest) < 1000, "the symbols themselves are not copied"

@@ -28,7 +28,7 @@ def small(dropout: float = 0.0, **changes: int) -> nn.Sequential:
     return make_transformer(**sizes, dropout=dropout)
 
 
-def test_it_is_a_flat_sequence_of_an_embedding_blocks_and_a_head() -> None:
+def test_transformer_is_a_flat_sequence() -> None:
     network = small(depth=3)
     assert list(dict(network.named_children())) == ["embedding", "block1", "block2", "block3", "head"]
     width, vocabulary = 32, 97
@@ -39,14 +39,14 @@ def test_it_is_a_flat_sequence_of_an_embedding_blocks_and_a_head() -> None:
     assert network(torch.zeros(5, 7, dtype=torch.int64)).shape == (5, 7, 97)
 
 
-def test_slices_of_it_are_its_stages() -> None:
+def test_transformer_slices_are_stages() -> None:
     network, symbols = small(), torch.randint(97, (3, CONTEXT))
     first, second = network[:2], network[2:]
     assert set(first.state_dict()) | set(second.state_dict()) == set(network.state_dict())
     assert torch.allclose(second(first(symbols)), network(symbols), atol=1e-6)
 
 
-def test_no_place_sees_what_comes_after_it_and_each_sees_what_came_before() -> None:
+def test_transformer_positions_depend_only_on_earlier_ones() -> None:
     network = small().eval()
     before, after = torch.randint(97, (1, CONTEXT)), torch.randint(97, (1, CONTEXT))
     other = torch.cat([before[:, :10], after[:, 10:]], dim=1)
@@ -57,7 +57,7 @@ def test_no_place_sees_what_comes_after_it_and_each_sees_what_came_before() -> N
     assert not torch.allclose(network(swapped)[0, -1], one[0, -1]), "places have positions"
 
 
-def test_its_weights_are_drawn_as_those_of_gpt_2_are_and_follow_from_the_seed() -> None:
+def test_transformer_weights_follow_gpt_2_and_the_seed() -> None:
     network = small(depth=8, width=64)
     again = small(depth=8, width=64)
     assert all(torch.equal(one, other) for one, other in zip(network.parameters(), again.parameters(), strict=True))
@@ -73,7 +73,7 @@ def test_its_weights_are_drawn_as_those_of_gpt_2_are_and_follow_from_the_seed() 
         assert network.get_parameter(f"{name}.weight").std().item() == pytest.approx(0.02, rel=0.1)
 
 
-def test_dropout_is_where_it_should_be_and_ends_with_training() -> None:
+def test_transformer_dropout_is_only_active_in_training() -> None:
     network, symbols = small(dropout=0.5), torch.randint(97, (2, CONTEXT))
     places = [name for name, module in network.named_modules() if isinstance(module, nn.Dropout)]
     assert places == ["embedding.dropout", *(f"block{n}.dropout{place}" for n in (1, 2) for place in (1, 2))]
@@ -84,7 +84,7 @@ def test_dropout_is_where_it_should_be_and_ends_with_training() -> None:
 
 
 @pytest.mark.slow
-def test_it_learns_the_standard_library(text: TextDataset) -> None:
+def test_transformer_learns_the_standard_library(text: TextDataset) -> None:
     network = small(depth=1)
     train, validation = text.splits(torch.device("cpu"))
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
@@ -116,7 +116,7 @@ class Knows(nn.Module):
         return self.sharpness * F.one_hot((symbols + 1) % 97, 97)
 
 
-def test_it_goes_on_from_the_prompt_and_reads_as_much_as_its_context(text: TextDataset) -> None:
+def test_generate_continues_the_prompt_within_the_context(text: TextDataset) -> None:
     network = Knows()
     assert generate(network, text, "0123", 40) == "".join(map(chr, range(ord("4"), ord("4") + 40)))
     lengths = [len(shown) for shown in network.shown]
@@ -127,7 +127,7 @@ def test_it_goes_on_from_the_prompt_and_reads_as_much_as_its_context(text: TextD
     assert generate(network, text, "a", 0) == ""
 
 
-def test_what_it_writes_follows_from_the_seed_and_temperature_makes_it_bolder(text: TextDataset) -> None:
+def test_generate_depends_on_seed_and_temperature(text: TextDataset) -> None:
     network = small(dropout=0.5)
     first = generate(network, text, "def ", 60, seed=1)
     assert len(first) == 60
@@ -149,12 +149,12 @@ def test_what_it_writes_follows_from_the_seed_and_temperature_makes_it_bolder(te
         ({"dropout": float("nan")}, "dropout must be at least 0 and less than 1, got nan"),
     ],
 )
-def test_what_it_cannot_be_is_said(changes: dict[str, int], message: str) -> None:
+def test_transformer_with_wrong_arguments_raises(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(**changes)
 
 
-def test_what_it_cannot_read_or_write_is_said(text: TextDataset) -> None:
+def test_generate_with_wrong_arguments_raises(text: TextDataset) -> None:
     with pytest.raises(ValueError, match="the number of symbols must be at most 32, got 33"):
         small()(torch.zeros(1, 33, dtype=torch.int64))
     for temperature in (0.0, -1.0, math.nan, math.inf):

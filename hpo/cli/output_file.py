@@ -24,7 +24,7 @@ def check_output(output: Path | None, overwrite: bool) -> None:
     if output is None or not os.path.lexists(output) or _is_stream(output):
         return
     if output.exists() and not output.is_file():
-        raise UsageError(f"-o must be a file or a pipe, got {output}")
+        raise UsageError(f"-o must be a file or a pipe, got '{output}'")
     if not overwrite:
         raise UsageError(f"-o {output} exists. Add --overwrite to replace it, or name another file")
 

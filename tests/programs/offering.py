@@ -1,6 +1,6 @@
-"""Workers of one rank that work, help each other, and wait for each other at random; prints a line of JSON each.
+"""Workers of one rank that compute, help and wait for each other at random; each rank prints a line of JSON.
 
-What a worker is wanted for is done together with all who are: they meet in a communicator of their own.
+The ranks that are requested for the same work meet in their own communicator.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""What a stop overrules, and what it forgets, on all ranks of a job; prints a line of JSON from each rank."""
+"""The priorities of requests to stop on all ranks of a job; each rank prints a line of JSON."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ with RankWatch(comm) as watch:
     if comm.rank == comm.size - 1:
         watch.stop_run(StopRequest("another target", ExitStatus.BUDGET_SPENT))
     wait_for(watch, "another target")
-    time.sleep(1.5)  # a Ctrl-C that comes so late after another one would end the job at once
+    time.sleep(1.5)  # A second Ctrl-C after this time would end the job at once.
     if comm.rank == comm.size - 1:
         os.kill(os.getpid(), signal.SIGINT)
     wait_for(watch, "SIGINT")

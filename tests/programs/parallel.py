@@ -248,7 +248,7 @@ def plain() -> None:
 
 
 def several() -> None:
-    """Tell the same where each rank has two devices, and how many parts its stage has."""
+    """Report the same with two devices per rank, and the number of parts of a stage."""
     devices, worker.devices = worker.devices, worker.devices * 2
     for name, settings in itertools.product(
         ("conv-dropout", "transformer"), (ParallelSettings("pipeline"), ParallelSettings("pipeline", microbatches=3))
@@ -262,7 +262,7 @@ def several() -> None:
 
 
 def exact() -> None:
-    """Tell how far ResNet-18 is from a textbook's loop, in numbers of 64 bits.
+    """Report the difference of ResNet-18 from a plain training loop in float64.
 
     In 32 bits, its losses depend on the order of a batch's samples in the second digit after five steps already. One
     epoch has three steps: the third one depends on the momentum and on the statistics that the others have left.
@@ -291,7 +291,7 @@ def mixed() -> None:
 
 
 def state() -> None:
-    """Tell the loss of the whole state, in a plain network and loaded in each way, and how large a rank's part is."""
+    """Report the loss of the whole state, in a plain network and with each strategy, and the size of a rank's part."""
     for name, parallel in itertools.product(("conv-norm", "transformer"), ("replicate", "shard", "pipeline")):
         settings = ParallelSettings(parallel)
         _, validated, training = trained(name, settings)
@@ -312,7 +312,7 @@ def state() -> None:
 
 
 def scaler() -> None:
-    """Tell all parameters after a step in which the last rank's gradient is infinite, and one in which none is."""
+    """Report all parameters after a step with an infinite gradient on the last rank, and a step without."""
     parameter = nn.Parameter(torch.ones(3))
     optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), make_grad_scaler("float16", torch.device("cpu"))
     for gradient in (math.inf if worker.rank == worker.size - 1 else 512.0, 512.0):

@@ -44,7 +44,7 @@ def prepare(settings):
 
 
 def change(params, worker, settings):
-    """Change everything that an objective is given, and check that nobody has done so before."""
+    """Change everything that an objective is given, and check that no evaluation has done so before."""
     assert (settings.epochs, worker.seed, hasattr(worker, "mine"), worker.data["names"]) == (2, 0, False, ["a"])
     settings.epochs = worker.seed = worker.mine = 1
     os.chdir("/")

@@ -1,4 +1,4 @@
-"""A search in a realistic space: ordinals, steps, conditional parameters and constraints.
+"""A search in a realistic space: an ordinal and a stepped range, conditional parameters, and constraints.
 
 The lowest loss is 0: sgd with a momentum of 0.8, a width of 96, a batch size of 64, 3 layers, each of 0.2.
 """

@@ -23,7 +23,7 @@ class Settings:
     seconds: float = 0.4
     batch_size: int = 32
     most_ranks: int = 64  # more fail
-    fails_after: int = 0  # so many epochs
+    fails_after: int = 0  # After this number of epochs.
     scales: bool = True  # else more ranks take longer
     saves: bool = True
     restores: bool = True

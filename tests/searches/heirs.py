@@ -1,6 +1,6 @@
-"""A search whose individuals inherit a number, which each epoch changes by what their hyperparameters say.
+"""A search whose individuals inherit a number, which each epoch changes according to the hyperparameters.
 
-`asks` says what is done with what is inherited (use, ignore, fail, diverge), `saves` whether there is anything.
+`asks` selects the use of the inherited number (use, ignore, fail, diverge), `saves` whether there is one.
 With "uneven", rank 1 fails before it asks, in the second half of twelve evaluations of its worker.
 """
 

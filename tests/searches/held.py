@@ -1,4 +1,4 @@
-"""A search whose evaluations yield a loss, and then wait for a file before they go on."""
+"""A search whose evaluations yield a loss, and then wait for a file before they continue."""
 
 import time
 from dataclasses import dataclass

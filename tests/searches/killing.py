@@ -1,4 +1,4 @@
-"""A search in which some individuals kill a rank of the job: the one that has started the template."""
+"""A search in which some individuals kill the rank of the job that has started the template."""
 
 import os
 import signal

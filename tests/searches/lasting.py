@@ -1,4 +1,4 @@
-"""A search of what an evaluation may leave in torch for the next one: compiled code, and a process group."""
+"""A search whose evaluations leave compiled code and a process group in torch for the next evaluation."""
 
 import threading
 

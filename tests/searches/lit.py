@@ -131,7 +131,7 @@ def objective(params, worker, settings):
         trainer = make_trainer(worker, "loss" if way == "monitor" else "val_loss", **options)
     try:
         trainer.fit(module, loader(worker), loader(worker))
-        trainer.validate(module, loader(worker), verbose=False)  # is no epoch
+        trainer.validate(module, loader(worker), verbose=False)  # This is not an epoch.
     finally:
         left = getattr(module, "ended_by", "nothing")
         threads = os.environ.get("OMP_NUM_THREADS")

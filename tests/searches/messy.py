@@ -76,7 +76,7 @@ def objective(params, worker):
         signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, print)
     signal.setitimer(signal.ITIMER_REAL, 60)
-    warnings.catch_warnings().__enter__()  # which puts another list in the place of the filters
+    warnings.catch_warnings().__enter__()  # It replaces the list of filters.
     warnings.simplefilter("ignore")
     gc.disable()
     socket.setdefaulttimeout(0.001)

@@ -147,7 +147,7 @@ def state_of(way, model, network, optimizer, epochs):
 
 
 def restored(way, worker, network, optimizer):
-    """Go on where the evaluation was interrupted, and return the number of epochs that it had."""
+    """Resume an interrupted evaluation, and return the number of epochs that it had."""
     if way not in SAVING or way == "not restored" or worker.checkpoint is None:
         return 0
     network.load_state_dict(worker.checkpoint["network"])

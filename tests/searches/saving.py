@@ -1,4 +1,4 @@
-"""A search whose evaluations save what they go on from, in the way that `saves` says, and note down what they train.
+"""A search whose evaluations save checkpoints, as `saves` selects, and record the epochs that they train.
 
 Each loss depends on all of the state: weights, momentum, the schedule, and what two generators draw.
 """
@@ -151,6 +151,6 @@ def trained(params, worker, settings, way):
             Path(folder, "first").touch()
             wait_for(folder / "paused")
             raise ValueError("injected")
-        for parameter in training.network.parameters():  # what was saved is what it was before the yield
+        for parameter in training.network.parameters():  # The checkpoint must hold the values before the yield.
             with torch.no_grad():
                 parameter.mul_(1.0)

@@ -1,9 +1,9 @@
 """A search whose ranks share a network by `hpo.training.fit`, one of which fails at a chosen moment of the training.
 
-`fails` names ways to fail, as "sleep@backward1:2": what rank 2 does in the backward pass of epoch 1. Evaluations take
-them in turn, and go well in between. All train the same network, so that those that go well have the same losses, but
-for `slope` times the number of the evaluation: with -1, each is the best so far, and its weights are gathered. Each
-rank writes down what it finds at its start, and when it fails.
+`fails` names ways to fail, as "sleep@backward1:2": what rank 2 does in the backward pass of epoch 1. Evaluations use
+them in turn, and succeed in between. All train the same network, so successful evaluations have the same losses. Only
+`slope` times the number of the evaluation is added: with -1, each is the best so far, and its weights are gathered.
+Each rank records its state at its start, and when it fails.
 """
 
 import os
@@ -40,7 +40,7 @@ RAISED = {"memory": torch.OutOfMemoryError, "interrupt": KeyboardInterrupt}
 
 
 class Trap:
-    """What a rank does at a place in the training, once it is set."""
+    """The failure of a rank at a position in the training, once it is set."""
 
     def __init__(self):
         self.kind = self.place = ""
@@ -153,7 +153,7 @@ def objective(params, worker, settings):
         if str(worker.rank) == rank and done == int(epoch):
             trap.place = place
         if (trained := next(losses, None)) is None:
-            return  # it went on where it was interrupted
+            return  # It has resumed.
         loss, metrics = trained
         yield loss + settings.slope * number, metrics
 

@@ -52,7 +52,7 @@ def objective(params, worker, settings):
     kept = dist.group.WORLD
     check_group(worker.size)
     dist.destroy_process_group()
-    dist.init_process_group()  # another one
+    dist.init_process_group()  # A second group.
     assert dist.group.WORLD is not kept
     check_group(worker.size)
     dist.init_process_group("gloo")  # which torch would refuse

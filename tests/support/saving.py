@@ -1,4 +1,4 @@
-"""Runs of tests/searches/saving.py, whose evaluations go on where they were, killed again and again."""
+"""Runs of tests/searches/saving.py, which are killed repeatedly and resume their evaluations."""
 
 from __future__ import annotations
 
