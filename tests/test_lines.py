@@ -184,12 +184,13 @@ def test_start_from_leaves_out_evaluations_that_inherit(tmp_path: Path) -> None:
     [
         (
             {"confirm_seeds": 2},
-            "trial 2, which inherits from trial 0, and --confirm-seeds 2 exclude each other: .*Give --confirm-seeds 0, or start "
-            "another run",
+            "trial 2, which inherits from trial 0, and --confirm-seeds 2 exclude each other: .*Give --confirm-seeds 0, "
+            "or start another run",
         ),
         (
             {"pruner": "asha"},
-            "trial 2, which inherits from trial 0, and --pruner asha exclude each other: .*Give --pruner none, or start another run",
+            "trial 2, which inherits from trial 0, and --pruner asha exclude each other: .*Give --pruner none, or start "
+            "another run",
         ),
     ],
 )
