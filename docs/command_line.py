@@ -1,4 +1,4 @@
-"""A directive that writes the reference of a command line, so that no option is missing from it or told otherwise."""
+"""A directive that writes the reference of a command line, so that it has every option."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROGRAMS = {
 
 
 class CommandLine(SphinxDirective):
-    """Write what a program's --help says, and that of its subcommands, each in a section of its own."""
+    """Write the help of a program, and of each of its subcommands in a section."""
 
     required_arguments = 1
 

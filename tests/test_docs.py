@@ -56,8 +56,11 @@ def loss_of_best(program: Path, run_dir: Path) -> tuple[float, dict[str, Tensor]
 
 
 def test_readme_search_file_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
-    code = blocks("README.md", "python")[0]
-    assert code == blocks("docs/training/own-model.md", "python")[0]
+    (code,) = blocks("README.md", "python")
+    (directive,) = blocks("docs/training/own-model.md", "{literalinclude} ../../README.md")
+    start, end = re.findall(r"-(?:after|before): \"(.*)\"", directive)
+    listing = (ROOT / "README.md").read_text("utf-8").partition(start)[2].partition(end)[0]
+    assert listing.strip() == code.strip()
     (tmp_path / "my_search.py").write_text(code, "utf-8")
     command = [PROGRAM, "my_search.py", "--set", "epochs=3", "--islands", 1, "--evaluations", 3, "--run-dir", "run"]
     job = mpi.run(2, *command, cwd=tmp_path)
