@@ -373,7 +373,7 @@ def test_export_writes_to_pipes_and_devices(tmp_path: Path, export: Export) -> N
     assert export(tmp_path / "run", "--to", "csv", "-o", device, "--overwrite")[0] == 0
     assert device.is_char_device()
     status, _, err = export(tmp_path / "run", "--to", "csv", "-o", disk, "--overwrite")
-    assert (status, err) == (2, f"error: -o must be a file or a pipe, got {disk}\n")
+    assert (status, err) == (2, f"error: -o must be a file or a pipe, got '{disk}'\n")
     assert disk.is_block_device()
 
 
