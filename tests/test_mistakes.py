@@ -173,4 +173,4 @@ def test_loss_may_be_any_kind_of_number(mpi: Mpi, tmp_path: Path) -> None:
     cores = len(list_usable_cores())  # The only rank uses all of them as threads.
     assert trials[6].user_attrs["metrics"] == {"count": 3.0, "share": 0.5, "whole": cores}
     for k in (7, 8):
-        assert "a number, not " in trials[k].user_attrs["failure"]
+        assert "a number, got " in trials[k].user_attrs["failure"]
