@@ -173,9 +173,9 @@ def compute_ped_anova(evaluations: Sequence[Evaluation], space: SearchSpace) -> 
 def measure(name: str, searched: Sequence[Evaluation]) -> list[list[float]]:
     """Return a row of figures for each number of evaluations.
 
-    For PED-ANOVA and for the model: whether the parameters that matter come first, and the total error. For the model
-    also: the share of parameters that are distinguished from 0, among those that matter and among the others, and the
-    share of intervals that contain the true importance.
+    PED-ANOVA and the model have two figures each: whether the parameters that matter come first, and the total error.
+    The model has three more. Two are shares of parameters that are distinguished from 0: among those that matter, and
+    among the others. The last is the share of intervals that contain the true importance.
     """
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

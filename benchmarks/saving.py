@@ -2,8 +2,8 @@
 
     python benchmarks/saving.py --data-dir /usr/share/datasets/fashion-mnist
 
-One individual of mnist_cnn and one of text_transformer are trained on two ranks, in turn without checkpoints, with the
-default of --checkpoint-every, and with a checkpoint each second. The script prints the seconds of an evaluation,
+The script trains one individual of mnist_cnn and one of text_transformer on two ranks. It does so without checkpoints,
+with the default of --checkpoint-every, and with a checkpoint each second, in turn. It prints the seconds of an evaluation,
 without start-up, and the ratio to an evaluation without checkpoints. Each ratio is the median over rounds.
 """
 

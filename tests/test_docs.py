@@ -31,7 +31,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def example(page: str, name: str) -> str:
-    """Return the file that a page says to save under this name."""
+    """Return the listing that a page saves under this name."""
     (block,) = re.findall(
         rf"`{name}`[^`]*\n\n```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
@@ -170,7 +170,7 @@ def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) ->
     assert (job.returncode, job.stderr) == (0, "")
 
 
-def test_an_interrupted_training_goes_on_where_it_was_and_keeps_the_weights_of_its_best_epoch(
+def test_interrupted_training_resumes_and_keeps_best_weights(
     mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large steps on half of the samples each: it overfits long before it ends."""

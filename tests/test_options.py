@@ -108,6 +108,10 @@ def test_check_usable_refuses_unusable_run_directory(tmp_path: Path) -> None:
         used.check_usable(resume=False)
     with pytest.raises(UsageError, match=r"run.json: 'space' must be an object of texts, got {}"):
         used.read_manifest()
+    for earlier, shown in (({"space": {"x": "Int(1, 9)"}}, "none"), ({"format": 0}, "0"), ({"format": "1"}, "'1'")):
+        write_json(used.run_json, earlier)
+        with pytest.raises(UsageError, match=f"'format' must be 1, got {shown}. Another version .*start a new run"):
+            used.read_manifest()
     used.run_json.write_text("{")
     with pytest.raises(UsageError, match=r"run.json cannot be read"):
         used.read_manifest()

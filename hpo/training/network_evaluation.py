@@ -67,8 +67,9 @@ def evaluate_classifier(
         test: The test images.
 
     Returns:
-        The metrics ``"loss"``, the mean cross-entropy in nats, and ``"accuracy"``, 0 to 1; and sample predictions: the
-        20 wrong ones with the highest confidence, and 20 correct ones, evenly spaced.
+        Metrics and sample predictions. The metrics are ``"loss"``, the mean cross-entropy in nats, and ``"accuracy"``,
+        from 0 to 1. The predictions are the 20 wrong ones with the highest confidence, and 20 correct ones, evenly
+        spaced.
 
     Example:
         ::

@@ -1,7 +1,7 @@
 """Text for character language models: the source files of Python's standard library, which every host has.
 
-A hash of its name decides whether a file belongs to the training, the validation or the test part, so the split does
-not depend on the host or its file system. Modules that some distributions do not install (tests, IDLE, tkinter), and
+A hash of its name assigns a file to the training, the validation or the test part. So the split does not depend on the
+host or its file system. Modules that some distributions do not install (tests, IDLE, tkinter), and
 generated files (code pages, settings of the build) are left out.
 """
 

@@ -1,8 +1,8 @@
 """Dropout whose masks do not depend on the number of ranks or on the strategy by which they share the network.
 
 torch draws a mask for the samples of one rank, so the loss of an individual would depend on the size of its worker.
-Here, the mask of a sample is a hash of the seed, the training step, the layer, and the position of the sample in the
-global batch, as in counter-based generators (Salmon et al. 2011). Each rank computes only the masks of its own samples.
+Here, the mask of a sample is a hash of four numbers: the seed, the training step, the layer, and the position of the
+sample in the global batch. Counter-based generators work like this (Salmon et al. 2011). Each rank computes only the masks of its own samples.
 """
 
 from __future__ import annotations
