@@ -3,8 +3,8 @@
     python benchmarks/saving.py --data-dir /usr/share/datasets/fashion-mnist
 
 The script trains one individual of mnist_cnn and one of text_transformer on two ranks. It does so without checkpoints,
-with the default of --checkpoint-every, and with a checkpoint each second, in turn. It prints the seconds of an evaluation,
-without start-up, and the ratio to an evaluation without checkpoints. Each ratio is the median over rounds.
+with the default of --checkpoint-every, and with a checkpoint each second, in turn. It prints the seconds of an
+evaluation, without start-up, and the ratio to an evaluation without checkpoints. Each ratio is the median over rounds.
 """
 
 from __future__ import annotations

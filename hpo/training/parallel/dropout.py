@@ -2,7 +2,8 @@
 
 torch draws a mask for the samples of one rank, so the loss of an individual would depend on the size of its worker.
 Here, the mask of a sample is a hash of four numbers: the seed, the training step, the layer, and the position of the
-sample in the global batch. Counter-based generators work like this (Salmon et al. 2011). Each rank computes only the masks of its own samples.
+sample in the global batch. Counter-based generators work like this (Salmon et al. 2011). Each rank computes only the
+masks of its own samples.
 """
 
 from __future__ import annotations
