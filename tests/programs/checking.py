@@ -18,7 +18,7 @@ from hpo.run.options import Options
 class LastingTemplate(TemplateProcess):
     """A template that several checks use, each with its own settings."""
 
-    def end(self):
+    def kill(self):
         """Leave the template alone at the end of a check."""
 
     def end_at_last(self):
