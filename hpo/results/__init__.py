@@ -1,1 +1,4 @@
-"""Evaluate the results of a run: summary, winner, confirmation with other seeds. Imports neither MPI nor torch."""
+"""Evaluate the results of a run: summary, winner, confirmation with other seeds.
+
+Importing this package needs neither MPI nor torch.
+"""

@@ -96,10 +96,10 @@ class AnovaSampler:
         self._coupling, self._noise = float(_COUPLINGS[1]), float(_NOISES[4])
 
     def sample(self, burn_in: int, draws: int) -> Vector:
-        """Return the variance that belongs to each parameter in each draw, shape `(draws, parameters)`.
+        """Return the variance that each parameter causes in each draw, shape `(draws, parameters)`.
 
         Args:
-            burn_in: The number of first sweeps whose draws are discarded.
+            burn_in: The number of sweeps at the start whose draws are discarded.
             draws: The number of draws to return.
         """
         found = []
@@ -154,7 +154,7 @@ class AnovaSampler:
             self._values = self._all_values[self._draw_index(scores)]
 
     def _compute_covariances(self) -> tuple[Vector, Vector]:
-        """Return the covariances of the effects of one parameter, and of the effects of pairs before coupling."""
+        """Return the covariances of effects of one parameter, and of effects of pairs without the coupling."""
         single, double = np.full((self._points, self._points), _CONSTANT), np.zeros((self._points, self._points))
         for index in np.flatnonzero(self._variances):
             single += self._variances[index] * self._kernels[index]
@@ -163,7 +163,7 @@ class AnovaSampler:
         return single, double
 
     def _find_pairs(self) -> list[tuple[int, int]]:
-        """Return the pairs of parameters that matter and may have a common effect."""
+        """Return the pairs of parameters that have variances above 0 and may have a common effect."""
         matter = np.flatnonzero(self._variances)
         return [(int(i), int(j)) for i in matter for j in matter if i < j and self._overlap[i, j] > 0]
 
@@ -176,10 +176,10 @@ class AnovaSampler:
         return float(-0.5 * solution @ solution - np.log(np.diagonal(factor)[:-1]).sum())
 
     def _factorize(self, covariance: Vector, noise: float) -> tuple[Vector, bool]:
-        """Return the lower Cholesky factor of the covariance and the values, and whether the factorization failed.
+        """Return the lower Cholesky factor of an extended covariance, and whether the factorization failed.
 
-        The values are the last row of the matrix. So the last row of the factor solves for the values, and one call of
-        LAPACK is enough.
+        The covariance is extended by the values as its final row. So the final row of the factor solves for the values,
+        and one call of LAPACK is enough.
         """
         whole = np.empty((self._points + 1, self._points + 1), order="F")
         whole[:-1, :-1], whole[-1, :-1] = covariance, self._values
@@ -193,10 +193,10 @@ class AnovaSampler:
         return int(np.searchsorted(chances, self._rng.random() * chances[-1]))
 
     def _draw_variances(self) -> Vector:
-        """Draw a function and return the variance over the search space that belongs to each parameter.
+        """Draw a function, and return the variance over the search space that each parameter causes.
 
-        Half of the effect of a pair belongs to each parameter: Shapley effects (Owen 2014). The function is drawn from
-        the prior and corrected at the points (Wilson et al. 2020).
+        Each parameter of a pair causes half of the variance of the pair's effect: Shapley effects (Owen 2014). The
+        function is drawn from the prior and corrected at the points (Wilson et al. 2020).
         """
         blocks = self._make_blocks()
         weights = [self._rng.standard_normal(block.shape[1]) for _, _, block in blocks]
@@ -215,7 +215,7 @@ class AnovaSampler:
         return found
 
     def _make_blocks(self) -> list[tuple[tuple[int, int], Vector, Vector]]:
-        """Return the parameters, the deviations of the weights, and the scaled functions of each effect."""
+        """Return for each effect its parameters, the standard deviations of its weights, and its scaled functions."""
         blocks: list[tuple[tuple[int, int], Vector, Vector]] = []
         for index in np.flatnonzero(self._variances).tolist():
             scale = math.sqrt(self._variances[index])

@@ -1,9 +1,10 @@
 """Compare several mean losses with the lowest one, by simultaneous confidence bounds.
 
 The method is Hsu's (Constrained simultaneous confidence intervals for multiple comparisons with the best, Annals of
-Statistics 12, 1984). All statements hold together, unless the estimate of the best mean exceeds another estimate by
-more than its one-sided bound. Bonferroni's inequality gives the bound for each pair, because variances may differ. The
-variance of a sample is the larger of its own and the pooled one: few losses can have a small variance by chance.
+Statistics 12, 1984). Its statements can only be wrong if chance raises the estimate of the truly lowest mean, relative
+to another estimate, by more than the bound of this pair. Bonferroni's inequality gives this bound, because variances
+may differ. For each sample, the larger of its own and the pooled variance is used, because few losses can have a small
+variance by chance.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class LossSample:
 
     @classmethod
     def from_losses(cls, losses: Sequence[float]) -> LossSample:
-        """Return the sample of at least two losses."""
+        """Compute the mean, the variance and the number of at least two losses."""
         return cls(statistics.fmean(losses), statistics.variance(losses), len(losses))
 
 
@@ -38,7 +39,7 @@ class MeanBound:
     may_be_lowest: bool
     """Whether this mean may be the lowest."""
     excess: float
-    """The upper bound of the difference between this mean and the lowest."""
+    """The upper bound of the difference by which this mean exceeds the lowest."""
 
 
 def pool_variances(samples: Sequence[LossSample]) -> float:

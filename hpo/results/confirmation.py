@@ -1,7 +1,7 @@
 """Confirm the winner: train the best individuals again with other seeds, and compare their losses.
 
-The loss that selected an individual is too optimistic, because it is the lowest of many. The evaluations that confirm
-the best are recorded in a separate study. They do not count for the budget.
+The loss that selected an individual (a set of hyperparameters) is too optimistic, because it is the lowest of many. The
+confirmations (trainings with other seeds) are recorded in a separate study. They do not count against the budget.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 class ConfirmationPlan:
     """The number of seeds with which each of the best individuals is confirmed, and how the seeds are drawn.
 
-    Seeds are drawn at random, so that no run was started with them. Individuals have different seeds, so that their
-    losses are independent. Other settings give other seeds: losses under different settings are never compared.
+    Seeds are large random numbers, so that they differ from the seeds of runs. Individuals have different seeds, so
+    that their losses are independent. Other settings give other seeds, so that losses under different settings are
+    never compared.
     """
 
     count: int
@@ -37,15 +38,18 @@ class ConfirmationPlan:
     seed_basis: str
     """The seed and the settings of the run, as text. All confirmation seeds follow from it."""
     min_count: int = 0
-    """The lowest count of an earlier session, whose individuals stay confirmed. 0 means `count`."""
+    """The number of seeds that is enough for an individual of an earlier session to stay confirmed. 0 means `count`."""
 
     def draw_seeds(self, trial: int) -> list[int]:
-        """Return the seeds for the individual with this trial number."""
+        """Return the seeds for confirming the individual with this trial number."""
         rng = random.Random(f"confirm/{self.seed_basis}/{trial}")
         return [rng.getrandbits(31) for _ in range(self.count)]
 
     def select_planned(self, confirmations: Sequence[Evaluation]) -> list[Evaluation]:
-        """Return the planned confirmations, ended or not, of individuals that have at least `min_count` of them."""
+        """Return the confirmations with a seed of this plan, whether they have ended or not.
+
+        Individuals with fewer than `min_count` of these confirmations are left out.
+        """
         chosen: dict[int, list[Evaluation]] = {}
         for evaluation in filter(_is_counted, confirmations):
             trial = evaluation.confirms
@@ -59,11 +63,11 @@ class ConfirmationPlan:
         ]
 
     def count_remaining(self, best: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> int:
-        """Return the number of evaluations that must still finish before each of the best is confirmed."""
+        """Return how many planned confirmations of the individuals in `best` have not finished yet."""
         return len(self._pair_with_seeds(best).keys() - {(e.confirms, e.seed) for e in confirmations if e.is_finished})
 
     def enqueue_planned(self, record: Record, best: Sequence[Evaluation], space: SearchSpace) -> int:
-        """Enqueue the planned evaluations that the record lacks, and cancel waiting ones that are not planned.
+        """Enqueue the planned confirmations that the record lacks, and cancel waiting ones that are not planned.
 
         Args:
             record: The record of the confirmations.
@@ -84,7 +88,7 @@ class ConfirmationPlan:
         return sum(map(_is_counted, record.read_evaluations()))
 
     def _pair_with_seeds(self, best: Sequence[Evaluation]) -> dict[tuple[int | None, int | None], dict[str, Any]]:
-        """Return the hyperparameters to train for each pair of a trial and one of its seeds."""
+        """Return the hyperparameters to train, by pairs of a trial number and a seed."""
         return {
             (evaluation.trial, seed): evaluation.params
             for evaluation in best
@@ -93,7 +97,7 @@ class ConfirmationPlan:
 
 
 def make_plan(run: Manifest) -> ConfirmationPlan:
-    """Return the confirmation plan of the last session of a run."""
+    """Return the confirmation plan of the latest session of a run."""
     basis = _format_seed_basis(run.seed, run.settings)
     counts = [
         session.options.get("confirm_seeds", 0)
@@ -118,8 +122,8 @@ def _is_counted(confirmation: Evaluation) -> bool:
 def compare_confirmed(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Compare the confirmed individuals, and sort them by the number of failures and then by the mean loss.
 
-    Individuals with fewer seeds than others come last: few losses may be low by luck. Only individuals that failed as
-    often as the first are compared, see `hpo.results.comparison`.
+    Individuals with fewer seeds than others come last, because few losses may be low by luck. The mean losses are
+    compared by `hpo.results.comparison`. Only individuals with as many failures as the first one take part.
 
     Args:
         confirmations: The planned confirmations. Unfinished ones are ignored.
@@ -133,7 +137,7 @@ def compare_confirmed(confirmations: Sequence[Evaluation]) -> list[dict[str, Any
         - `failed`: The number of evaluations that failed.
         - `may_be_best`: Whether the mean over all seeds may be the lowest; None without a comparison.
         - `worse_by_at_most`: The upper bound of the difference to the lowest mean; None without a comparison.
-        - `as_good`: Whether this bound is at most the margin, see `compute_margin`.
+        - `as_good`: Whether `worse_by_at_most` is at most the margin, see `compute_margin`.
     """
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in confirmations:
@@ -159,7 +163,10 @@ def _make_sort_key(entry: dict[str, Any], most: int) -> tuple[bool, int, float]:
 
 
 def select_comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the entries that can be compared with the first one, and the first one; empty if there is only one."""
+    """Return the first entry and the entries that can be compared with it; empty if there are none.
+
+    Entries can be compared if they have as many failures as the first entry, and at least two losses.
+    """
     failed = entries[0]["failed"] if entries else 0
     rivals = [entry for entry in entries if entry["failed"] == failed and len(entry["losses"]) > 1]
     return rivals if len(rivals) > 1 and rivals[0] is entries[0] else []
@@ -168,15 +175,15 @@ def select_comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
 def compute_margin(entries: Sequence[dict[str, Any]]) -> float | None:
     """Return the largest difference to the best mean loss that counts as equally good; None without a comparison.
 
-    It is the standard deviation of the losses of one individual over seeds. The first individual's own or the pooled
-    standard deviation is used, the smaller of the two.
+    The margin is a standard deviation of losses over seeds: the first individual's own, or the pooled one if it is
+    smaller.
     """
     samples, scale = _make_samples(select_comparable(entries))
     return scale * _compute_scaled_margin(samples) if samples else None
 
 
 def count_seeds_needed(entries: Sequence[dict[str, Any]], most: int) -> int | None:
-    """Estimate how many seeds for each individual would show that the first is as good as the best.
+    """Estimate how many seeds each individual needs to show that the first individual is as good as the best.
 
     Args:
         entries: The result of `compare_confirmed`.
@@ -194,7 +201,7 @@ def count_seeds_needed(entries: Sequence[dict[str, Any]], most: int) -> int | No
 
 
 def _make_samples(entries: Sequence[dict[str, Any]]) -> tuple[list[LossSample], float]:
-    """Return the losses of individuals as samples, divided by a common scale, and the scale."""
+    """Return the losses of each individual as a sample, divided by a common scale, and this scale."""
     scale = _find_scale([loss for entry in entries for loss in entry["losses"]])
     return [LossSample.from_losses([loss / scale for loss in entry["losses"]]) for entry in entries], scale
 
@@ -251,5 +258,5 @@ def _make_entry(trial: int, group: Sequence[Evaluation]) -> dict[str, Any]:
 
 
 def _find_scale(losses: Sequence[float]) -> float:
-    """Return a divisor that keeps squared losses from overflowing. The losses of diverged networks are huge."""
+    """Return a divisor for losses, so that their squares do not overflow. Diverged networks have huge losses."""
     return max(map(abs, losses), default=0.0) or 1.0

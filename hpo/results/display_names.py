@@ -28,7 +28,7 @@ def make_distinct(wanted: Mapping[str, str], taken: Collection[str], prefix: str
 
 
 def collect_names(individuals: Iterable[Iterable[str]]) -> list[str]:
-    """Return the names of all hyperparameters of the individuals, once each, in an order that agrees with theirs."""
+    """Return the names of the hyperparameters of all individuals, without duplicates, in the individuals' order."""
     names: list[str] = []
     for individual in individuals:
         position = 0
@@ -40,12 +40,12 @@ def collect_names(individuals: Iterable[Iterable[str]]) -> list[str]:
 
 
 def name_params(params: Iterable[str], taken: Collection[str]) -> dict[str, str]:
-    """Return the text to show for each hyperparameter next to columns that have the names in `taken`."""
+    """Return the text to show for each hyperparameter, so that it differs from the column names in `taken`."""
     return make_distinct({name: name for name in params}, taken, PARAM_PREFIX)
 
 
 def name_metrics(metrics: Iterable[str], params: Iterable[str], taken: Collection[str]) -> dict[str, str]:
-    """Return the text to show for each metric next to hyperparameters and columns that have the names in `taken`."""
+    """Return the text to show for each metric, so that it differs from hyperparameters and from names in `taken`."""
     param_names = name_params(params, taken)
     return make_distinct({name: name for name in metrics}, {*taken, *param_names, *param_names.values()}, METRIC_PREFIX)
 

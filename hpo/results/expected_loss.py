@@ -1,4 +1,4 @@
-"""Estimate the expected loss of individuals by a model, because the lowest of many noisy losses is too optimistic.
+"""Estimate the expected loss of evaluations by a model, because the lowest of many noisy losses is too optimistic.
 
 The model is the Gaussian process of the surrogate on power-transformed losses, but with a prior that expects noise. Its
 accuracy on the hpobench tables is in benchmarks/search-quality.md.
@@ -22,9 +22,10 @@ _FITS = 6  # Each fit continues the previous one.
 
 
 def compute_expected_losses(evaluations: Sequence[Evaluation], space: SearchSpace) -> dict[int, float]:
-    """Return the expected loss of each evaluation that the model has learned from, by trial number.
+    """Return the expected loss of each evaluation from which the model has learned, by trial number.
 
-    Evaluations with a parent are left out, because their losses do not depend on their hyperparameters alone.
+    Evaluations that started from a parent's checkpoint are left out, because their losses do not depend on their
+    hyperparameters alone.
 
     Args:
         evaluations: The evaluations of the run.

@@ -30,7 +30,7 @@ def read_space(described: Mapping[str, str]) -> SearchSpace:
 
 
 def select_complete(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the complete evaluations that have a finite loss and no parent.
+    """Return the complete evaluations that have a finite loss and did not start from a parent's checkpoint.
 
     The loss of an evaluation with a parent does not depend on its hyperparameters alone.
     """
@@ -39,9 +39,9 @@ def select_complete(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 
 
 def compute_genes(params: Sequence[Mapping[str, Any]], space: SearchSpace) -> tuple[Vector, npt.NDArray[np.bool_]]:
-    """Return the genes of individuals and which of them are active, both of shape `(individuals, parameters)`.
+    """Return the genes (one number for each parameter) of individuals, and whether each parameter is active.
 
-    The gene of an inactive parameter is 0.
+    Both have the shape `(individuals, parameters)`. The gene of an inactive parameter is 0.
     """
     genes = [
         [
@@ -54,7 +54,7 @@ def compute_genes(params: Sequence[Mapping[str, Any]], space: SearchSpace) -> tu
 
 
 def make_cube(space: SearchSpace) -> UnitCubeEncoding:
-    """Return the encoding of the genes of a search space as points of the unit cube."""
+    """Return the encoding that maps the genes of a search space to points of the unit cube."""
     low, high = np.array(list(space.list_gene_limits().values()), float).T
     return UnitCubeEncoding(
         low, high, np.array([isinstance(parameter, Categorical) for parameter in space.parameters.values()])

@@ -23,10 +23,10 @@ _MAX_FLOAT = np.finfo(float).max
 class ReferenceBox:
     """A box in the space of costs, between the ideal point of a front and its reference point.
 
-    In each objective, take the worse of two costs: the worst of the front, and the median of all complete evaluations.
-    The reference is a tenth farther from the ideal than this cost. The median is robust, although up to half of all
-    individuals may have diverged. Individuals of the front may have diverged in one objective, too. So costs that are
-    more than 100 times as far from the ideal as the median are ignored.
+    In each objective, two costs are compared: the highest cost of the front, and the median cost of all complete
+    evaluations. The reference is a tenth farther from the ideal than the higher of these costs. The median is robust
+    even if up to half of all individuals have diverged. Individuals of the front may have diverged in one objective,
+    too. Therefore costs that are more than 100 times as far from the ideal as the median are ignored.
     """
 
     ideal: Costs
@@ -42,7 +42,7 @@ class ReferenceBox:
         """Return the share of the box that one individual dominates and the known individuals do not.
 
         The method is the exclusive hypervolume (While et al., A fast way of calculating exact hypervolumes, 2012). It
-        takes far less time than the whole share, because few known individuals limit the exclusive part.
+        is much faster than computing the whole share, because few known individuals limit the exclusive part.
 
         Args:
             own: The costs of the individual, shape `(1, objectives)`.

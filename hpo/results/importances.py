@@ -1,7 +1,8 @@
 """Estimate how much each hyperparameter matters for the loss, over the whole search space.
 
-A search evaluates mostly where losses are low, and unimportant hyperparameters are inherited together with important
-ones. So the importances are computed from a model over the whole space, and not from the sample.
+A search mostly evaluates individuals with low losses. In them, unimportant hyperparameters are inherited together with
+important ones. Therefore the importances are computed from a model of the whole space, and not directly from the
+evaluations.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Importance:
 def compute_importances(evaluations: Sequence[Evaluation], described: Mapping[str, str]) -> list[Importance]:
     """Estimate the importance of each hyperparameter by a functional ANOVA, see `hpo.results.anova`.
 
-    Constraints of the search space are ignored. Evaluations with a parent are left out, because their losses do not
-    depend on their hyperparameters alone.
+    Constraints of the search space are ignored. Evaluations that started from a parent's checkpoint are left out,
+    because their losses do not depend on their hyperparameters alone.
 
     Args:
         evaluations: The evaluations of the run.
@@ -97,7 +98,7 @@ def _compute_cached(known: tuple[_KnownLoss, ...], described: tuple[tuple[str, s
 
 
 def _draw_shares(space: SearchSpace, genes: Vector, existing: npt.NDArray[np.bool_], losses: Vector) -> Vector:
-    """Return the shares of parameters in draws from the posterior, shape `(draws, parameters)`."""
+    """Draw the shares of the parameters in the variance of the loss, shape `(draws, parameters)`."""
     parameters = space.parameters.values()
     effects = [_make_effect(*column) for column in zip(parameters, genes.T, existing.T, strict=True)]
     overlap, (values, log_odds) = _estimate_overlap(space), _transform(losses)
@@ -115,10 +116,10 @@ def _draw_shares(space: SearchSpace, genes: Vector, existing: npt.NDArray[np.boo
 def _transform(losses: Vector) -> tuple[Vector, Vector]:
     """Return the losses and several logarithms of them, and the log odds of each of these transformations.
 
-    The model selects the transformation that is a sum of effects. Each logarithm is taken of the distance from the
-    lowest loss plus an offset, in units of the median distance. The transformed losses have the shape
-    `(transformations, losses)`, and each row has the mean 0 and the variance 1. The log odds are the logarithm of the
-    determinant of the Jacobian. Untransformed losses get a bonus.
+    The model selects the transformation in which the loss is best described by a sum of effects. Each logarithm is
+    taken of the distance from the lowest loss plus an offset, in units of the median distance. The transformed losses
+    have the shape `(transformations, losses)`, and each row has the mean 0 and the variance 1. The log odds are the
+    logarithm of the determinant of the Jacobian. Untransformed losses get a bonus, so that the model prefers them.
     """
     distances = np.minimum(losses - losses.min(), 1e300)
     distances = np.minimum(distances / (np.median(distances) or distances.mean()), _MAX_DISTANCE)
@@ -131,7 +132,7 @@ def _transform(losses: Vector) -> tuple[Vector, Vector]:
 
 
 def _make_effect(parameter: Parameter, genes: Vector, existing: npt.NDArray[np.bool_]) -> Effect:
-    """Return the effect of a parameter at the points of a sample, without choices that do not occur in it."""
+    """Return the effect of a parameter at the points of a sample. Choices that do not occur in it are left out."""
     low, high = parameter.limits
     if isinstance(parameter, Categorical):
         seen = np.unique(genes[existing])
@@ -144,7 +145,10 @@ def _make_effect(parameter: Parameter, genes: Vector, existing: npt.NDArray[np.b
 
 
 def _estimate_overlap(space: SearchSpace) -> Vector:
-    """Return the share of the space in which both parameters are active; 0 if one is a condition of the other."""
+    """Return for each pair of parameters the share of the search space in which both are active.
+
+    The share is 0 if one parameter is a condition of the other.
+    """
     names, rng = list(space.parameters), Random(0)
     drawn = [[name in params for name in names] for params in (space.draw(rng) for _ in range(_SPACE_SAMPLES))]
     existing = np.array(drawn, float)
@@ -159,7 +163,7 @@ def _estimate_overlap(space: SearchSpace) -> Vector:
 
 
 def _choose_spread(points: Vector) -> npt.NDArray[np.int64]:
-    """Return the indices of the points for the model: all, or a subset with large distances from each other."""
+    """Return the indices of the points for the model: all or, if there are too many, points far from each other."""
     if len(points) <= _MAX_EVALUATIONS:
         return np.arange(len(points))
     chosen, distances = [0], np.full(len(points), np.inf)

@@ -68,7 +68,10 @@ class RunReader:
         return self._record.read_evaluations()
 
     def read_confirmations(self, all_plans: bool = False) -> list[Evaluation]:
-        """Return the confirmations that the last session planned, or with `all_plans` those of all sessions."""
+        """Return the confirmations (trainings of the best with other seeds) that the latest session planned.
+
+        With `all_plans`, return the confirmations of all sessions.
+        """
         plan = make_plan(self.manifest)
         record = open_confirmations(self._storage, self.manifest.study) if plan.count else None
         evaluations = record.read_evaluations() if record else []
@@ -79,7 +82,7 @@ class RunReader:
         return find_winner(self.read_evaluations(), self.read_confirmations(), self.manifest.objectives)
 
     def find_best_by(self, name: str) -> Evaluation | None:
-        """Return the evaluation of the front that is best in one objective; None if no evaluation has succeeded yet.
+        """Return the evaluation of the Pareto front that is best in one objective; None if none has succeeded yet.
 
         Args:
             name: The name of the objective.
@@ -118,7 +121,7 @@ class RunReader:
         return find_advice(self.make_result())
 
     def make_result(self) -> RunResult:
-        """Return the data that advice is based on."""
+        """Return the data from which advice is derived."""
         from hpo.results.advice.run_result import RunResult
 
         run_dir, last_summary = self.run_dir, _read_last_summary(self.run_dir)
@@ -136,12 +139,12 @@ class RunReader:
         )
 
     def make_follower(self) -> RunFollower:
-        """Return a follower, which reads the run repeatedly, each time only the changes."""
+        """Return a follower, which reads the run repeatedly and each time reads only the changes."""
         return RunFollower(self.run_dir, self._storage, self._record)
 
 
 def _collect_distributions(trials: Sequence[FrozenTrial], space: Iterable[str]) -> dict[str, Any]:
-    """Return the distribution of each parameter of a space from the first trial that has this parameter."""
+    """Return the distribution of each parameter in `space`, from the first trial that has this parameter."""
     found: dict[str, Any] = {}
     for trial in trials:
         found = {**trial.distributions, **found}
@@ -191,19 +194,22 @@ class RunSnapshot:
     evaluations: list[Evaluation]
     """All evaluations of the search."""
     confirmations: list[Evaluation]
-    """The planned confirmations."""
+    """The confirmations (trainings of the best with other seeds) that the latest session planned."""
     is_in_use: bool | None
     """Whether a process runs this run; None if this host cannot find out."""
     holder: str = ""
     """The process that runs this run, or ran it before it crashed."""
     stop_reason: str = ""
-    """The reason why the run has stopped before it was complete; empty if it has not."""
+    """The reason why the run stopped before it was complete; empty if it did not."""
     remedy: str = ""
-    """The option that resuming the run needs; may be empty."""
+    """The command-line option that is needed to resume the run; empty if none is needed."""
 
 
 class RunFollower:
-    """Read a run repeatedly, but each ended evaluation only once. Made by `RunReader.make_follower`."""
+    """Read a run repeatedly. Evaluations that have ended are read only once.
+
+    `RunReader.make_follower` makes it.
+    """
 
     def __init__(self, run_dir: RunDir, storage: str, record: Record) -> None:
         self._run_dir = run_dir
@@ -241,7 +247,7 @@ class RunFollower:
 
 
 def _read_last_summary(run_dir: RunDir) -> dict[str, Any]:
-    """Return summary.json of the last session; empty if the session runs or has crashed."""
+    """Return summary.json of the latest session; empty if the session is still running or has crashed."""
     with suppress(OSError):
         if run_dir.summary_json.stat().st_mtime >= run_dir.run_json.stat().st_mtime:
             return run_dir.read_summary()
@@ -249,7 +255,10 @@ def _read_last_summary(run_dir: RunDir) -> dict[str, Any]:
 
 
 def parse_session_start(run: Manifest) -> float:
-    """Return the start of the last session in seconds since the epoch; minus infinity if run.json has no valid one."""
+    """Return the start of the latest session in seconds since the epoch.
+
+    Return minus infinity if run.json has no valid start.
+    """
     try:
         return datetime.strptime(run.started, "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except (ValueError, OverflowError):
@@ -257,7 +266,7 @@ def parse_session_start(run: Manifest) -> float:
 
 
 class _EvaluationCache:
-    """All evaluations of a record. Only evaluations that may have changed are read again."""
+    """Cache the evaluations of a record. Only evaluations that may have changed are read again."""
 
     def __init__(self, record: Record) -> None:
         self.record = record

@@ -20,13 +20,16 @@ from hpo.store.run_dir import RunDir, write_json
 from hpo.text_format import make_printable
 
 RunTest = Callable[[dict[str, Any], Path], Iterator[Mapping[str, Any]]]
-"""Test the network with these hyperparameters and the weights in a file, and yield the parts of the result."""
+"""Function that tests the network with these hyperparameters and weights, and yields the parts of the result."""
 
 _SAMPLE_FIELDS: dict[str, type] = {"image": str, "label": str, "predicted": str, "confidence": float, "wrong": bool}
 
 
 class FailedTestError(Exception):
-    """The test of a network has failed. The message has a line of the user's code, the error type and its message."""
+    """The user's test of a network has failed.
+
+    The message has a line of the user's code, the error type and its message.
+    """
 
 
 def find_winner(
@@ -34,8 +37,9 @@ def find_winner(
 ) -> Evaluation | None:
     """Return the evaluation that a run recommends.
 
-    If all confirmations have finished, it is the individual that confirmation ranks first, see `compare_confirmed`.
-    Otherwise, it is the individual with the lowest loss. For several objectives, it is a member of the Pareto front.
+    If all confirmations (trainings with other seeds) have finished, it is the evaluation that `compare_confirmed` ranks
+    first. Otherwise, it is the evaluation with the lowest loss. With several objectives, it is always on the Pareto
+    front.
 
     Args:
         evaluations: The evaluations of the search.
@@ -85,14 +89,14 @@ def find_best_by(name: str, evaluations: Sequence[Evaluation], objectives: Objec
 
 
 def find_confirmed_entry(chosen: Evaluation, confirmations: Sequence[Evaluation]) -> dict[str, Any] | None:
-    """Return the entry of an individual from `compare_confirmed`.
+    """Return the entry for an evaluation in the result of `compare_confirmed`.
 
     Args:
-        chosen: The individual.
+        chosen: The evaluation of the search.
         confirmations: The planned confirmations.
 
     Returns:
-        The entry; None if the individual was not confirmed, or if not all confirmations have finished.
+        The entry; None if the evaluation was not confirmed, or if some confirmations have not finished.
     """
     if not all(evaluation.is_finished for evaluation in confirmations):
         return None
@@ -116,7 +120,7 @@ def run_winner_test(
         run_dir: The run directory.
         problem: The objective of the run and its test.
         winner: The evaluation that the run recommends. `find_network` chooses its network.
-        run_test: A function that yields the parts of the result, like `hpo.trainer.final_test.run_test`.
+        run_test: The function that runs the test, such as `hpo.trainer.final_test.run_test`.
         confirmations: The planned confirmations.
 
     Returns:

@@ -12,7 +12,7 @@ from hpo.store.pareto_front import FrontArchive
 
 
 def sort_by_end(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the finished evaluations in the order in which they ended, without imported ones."""
+    """Return the finished evaluations of this run in the order in which they ended. Imported ones are left out."""
     return sorted(
         (evaluation for evaluation in evaluations if evaluation.counts_for_budget),
         key=lambda evaluation: (evaluation.ended, evaluation.trial),
@@ -37,7 +37,7 @@ def find_improvements(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 def find_front_additions(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Evaluation]:
     """Return the evaluations that joined the Pareto front when they ended, in the order in which they ended.
 
-    Evaluations that were imported before them take part in the comparison.
+    They are compared with earlier evaluations of this run, and with evaluations that were imported before them.
     """
     archive, found = FrontArchive(objectives), []
     imported = deque(

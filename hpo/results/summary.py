@@ -41,8 +41,8 @@ def summarize(
         run: The content of run.json.
         top_n: The number of best evaluations to list.
         confirmations: The planned confirmations.
-        ask_models: Whether to compute the expected loss of the best and the importances. Their models take seconds if
-            there are many hyperparameters, so a run that is being stopped leaves them out.
+        ask_models: Whether to compute the expected loss of the best evaluation and the importances. They take seconds
+            if there are many hyperparameters, so a run that is being stopped leaves them out.
     """
     objectives = run.objectives
     best, confirmed = find_front(evaluations, objectives), compare_confirmed(confirmations)
@@ -83,7 +83,7 @@ def summarize(
 
 
 def _ask_models(evaluations: Sequence[Evaluation], run: Manifest, best: Evaluation | None) -> dict[str, Any]:
-    """Return the expected loss of the best, and the importances of hyperparameters."""
+    """Return the expected loss of the best evaluation, and the importances of hyperparameters."""
     from hpo.results.genes import read_space  # Imports numpy, which only leaders need.
 
     try:
@@ -99,7 +99,10 @@ def _ask_models(evaluations: Sequence[Evaluation], run: Manifest, best: Evaluati
 def _predict_best(
     evaluations: Sequence[Evaluation], run: Manifest, best: Evaluation | None, space: SearchSpace
 ) -> dict[str, Any] | None:
-    """Return the expected loss of the best, and the lowest expected loss; None if the model cannot predict the best."""
+    """Return the expected loss of the best evaluation, and the lowest expected loss of all evaluations.
+
+    Return None if the model cannot predict the best evaluation.
+    """
     # Imports scipy, which takes 0.1 s and which only the first rank needs.
     from hpo.results.expected_loss import compute_expected_losses
 
@@ -163,7 +166,7 @@ def group_by_reason(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[E
 
 
 def format_reason(failed: Evaluation) -> str:
-    """Return the position in the code, if it is known, and the reason of a failure, without the rank."""
+    """Return the reason of a failure without the rank, so that equal failures of different ranks are grouped."""
     return re.sub(r"^rank \d+[:,] ", "", failed.failure or "")
 
 
@@ -197,7 +200,10 @@ def summarize_propagators(evaluations: Sequence[Evaluation], objectives: Objecti
 
 
 def summarize_lineage(evaluations: Sequence[Evaluation], best: Evaluation | None) -> list[dict[str, Any]]:
-    """Return the ancestors of the best evaluation, the oldest first, and itself; empty if it has no parent."""
+    """Return the best evaluation and its ancestors as dicts, the oldest first; empty without ancestors.
+
+    The ancestors are its parent (the evaluation from whose checkpoint it started), the parent of its parent, and so on.
+    """
     lineage = trace_lineage(best, {evaluation.trial: evaluation for evaluation in evaluations}) if best else []
     entries = [{"trial": e.trial, "epochs": len(e.curve), "loss": e.loss, "params": e.params} for e in lineage]
     return entries if len(entries) > 1 else []
@@ -206,7 +212,7 @@ def summarize_lineage(evaluations: Sequence[Evaluation], best: Evaluation | None
 def summarize_rungs(
     evaluations: Sequence[Evaluation], pruner: str, objectives: Objectives = ONLY_LOSS
 ) -> list[dict[str, Any]]:
-    """Return the rungs of a pruner that pauses evaluations; empty for other pruners.
+    """Return the rungs (steps at which losses are compared) of a pruner that pauses evaluations; empty for others.
 
     Args:
         evaluations: The evaluations of the run.
@@ -215,7 +221,8 @@ def summarize_rungs(
 
     Returns:
         One dict for each rung, with counts of the evaluations that have reached it. `next` is the paused evaluation to
-        promote first. Its `at` is the number of individuals that must reach the rung before, if none is better.
+        promote next. Its `at` is the number of individuals that must have reached the rung by then, if no better one
+        reaches it.
     """
     halving = HALVING_SCHEDULES.get(pruner)
     if halving is None:
@@ -243,7 +250,7 @@ def _describe_next(halving: HalvingSchedule, rung: Rung) -> dict[str, Any] | Non
 
 
 def count_by_state(evaluations: Sequence[Evaluation], budget: int) -> dict[str, int]:
-    """Return the number of evaluations in each state, without imported ones, and the budget."""
+    """Return the number of evaluations in each state, and the budget. Imported evaluations are left out."""
     states = Counter(evaluation.state for evaluation in evaluations if not evaluation.imported_from)
     return {**{state: states[state] for state in COUNTED_STATES}, "budget": budget}
 
@@ -251,7 +258,7 @@ def count_by_state(evaluations: Sequence[Evaluation], budget: int) -> dict[str, 
 def compute_busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float) -> float | None:
     """Return the share of time that workers spent in evaluations, between the first start and the last end.
 
-    If several workers run an evaluation together, the time of each of them counts.
+    If several workers run an evaluation together, the time counts for each of these workers.
 
     Args:
         evaluations: The evaluations of the run.

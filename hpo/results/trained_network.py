@@ -26,16 +26,17 @@ class TrainedNetwork:
 
     @property
     def name(self) -> str:
-        """The name to show: the trial, and the seed if a confirmation has trained the network."""
+        """The text to show, which is the trial, with the seed if a confirmation has trained the network."""
         trained_by = self.trained_by
         seed = "" if trained_by.confirms is None else f" with seed {trained_by.seed} ({trained_by.label})"
         return f"trial {self.info.trial}{seed}"
 
 
 def find_network(run_dir: RunDir, chosen: Evaluation, confirmations: Sequence[Evaluation]) -> TrainedNetwork | None:
-    """Return the saved network of an individual with the lowest loss, of the search or of a confirmation.
+    """Return the saved network of an individual; if there are several, the network with the lowest loss.
 
-    Networks that were trained with the current settings of the run are preferred.
+    The search or a confirmation (a training with another seed) has trained it. Networks that were trained with the
+    current settings of the run are preferred.
 
     Args:
         run_dir: The run directory.

@@ -1,1 +1,4 @@
-"""Store a run on disk: its record, which is an Optuna study, and its run directory. No MPI, no torch."""
+"""Store a run on disk: the record of its evaluations (an Optuna study) and its run directory.
+
+Importing this package needs neither MPI nor torch.
+"""

@@ -25,19 +25,19 @@ def _delegate(name: str) -> Callable[..., Any]:
 
 
 class CachedStorage(BaseStorage):
-    """Wrap an Optuna storage for the only process that writes to one of its studies.
+    """Cache one study of an Optuna storage, for the only process that writes to this study.
 
-    The study is read once. Each change is made in memory and in the storage, and nothing is read again. Each read of a
-    database takes a round trip, and each read of a journal copies all trials. Trials that other programs add appear
-    when this process adds the next trial.
+    The study is read once, because reads are slow: a database needs a round trip, and a journal copies all trials.
+    After that, each change is made in memory and in the storage. A trial that another program adds appears here when
+    this process adds its next trial.
 
-    Losses, and all changes of a journal inside `batch_writes`, are durable after `commit`. All other changes are
-    durable at once.
+    Losses are durable (on disk) after `commit`. The same holds for all changes of a journal inside `batch_writes`. All
+    other changes are durable at once.
 
     Args:
         storage: Storage to wrap.
         study_id: Id of the study that is cached.
-        retry: How to wait for an unavailable database; None to raise at once.
+        retry: Repeats calls while a database is unavailable; None to raise the error at once.
     """
 
     def __init__(self, storage: BaseStorage, study_id: int, retry: StorageRetry | None = None) -> None:
@@ -51,19 +51,22 @@ class CachedStorage(BaseStorage):
 
     @contextmanager
     def batch_writes(self) -> Iterator[None]:
-        """Let a journal collect all changes inside ``with`` until `commit`; the caller commits the last ones."""
+        """Inside ``with``, collect all changes of a journal until `commit`. Other storages are not affected.
+
+        The caller must call `commit` at the end of the block.
+        """
         journal = self._storage.journal if isinstance(self._storage, FileStorage) else None
         with journal.batch_writes() if journal else nullcontext() as self._group_commit:
             yield
 
     def commit(self) -> bool:
-        """Make all changes since the last commit durable, and return whether there were any."""
+        """Make all changes since the previous commit durable, and return whether there were any."""
         has_values = bool(self._pending_values)
         self._write_pending_values()
         return self._group_commit.commit() if self._group_commit is not None else has_values
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        """Add a trial and return its id; the trial is durable unless a journal collects its changes."""
+        """Add a trial and return its id. Inside `batch_writes`, a trial in a journal is durable only after `commit`."""
         self._write_pending_values()
         trial_id = self._storage.create_new_trial(study_id, template_trial)
         trial = self._storage.get_trial(trial_id)
@@ -74,7 +77,7 @@ class CachedStorage(BaseStorage):
         return trial_id
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """Start or end a trial."""
+        """Set the state of a trial and, at its end, the values of its objectives."""
         self._write_pending_values()
         is_set = self._storage.set_trial_state_values(trial_id, state, values)
         times: dict[str, datetime] = {}
@@ -87,7 +90,7 @@ class CachedStorage(BaseStorage):
         return is_set
 
     def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        """Keep a loss until the next commit, or until the next change of any other kind."""
+        """Add the loss of a step. It is written at the next commit, or before the next change of another kind."""
         self._pending_values.append((trial_id, step, intermediate_value))
         known = self.get_trial(trial_id).intermediate_values
         self._update_trial(trial_id, intermediate_values={**known, step: intermediate_value})
@@ -104,7 +107,7 @@ class CachedStorage(BaseStorage):
             set_intermediate_values(self._storage, values, self._retry)
 
     def _update_trial(self, trial_id: int, **fields: Any) -> None:
-        """Replace a trial by a changed copy, because callers may still hold the old one."""
+        """Replace a cached trial by a changed copy, because callers may still use the old object."""
         number = self._numbers[trial_id]
         trial = copy.copy(self._trials[number])
         for name, value in fields.items():
@@ -112,13 +115,16 @@ class CachedStorage(BaseStorage):
         self._trials[number] = trial
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        """Return a trial of the study. Do not change it."""
+        """Return the cached trial. The caller must not change it."""
         return self._trials[self._numbers[trial_id]]
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        """Return trials; without `deepcopy` and `states`, the cached list itself, which grows."""
+        """Return the trials of a study, optionally only in some states.
+
+        Without `deepcopy` and `states`, the result is the cached list itself. Trials that are added later appear in it.
+        """
         if study_id != self._study_id:
             return self._storage.get_all_trials(study_id, deepcopy, states)
         found = self._trials if states is None else [trial for trial in self._trials if trial.state in states]

@@ -1,4 +1,4 @@
-"""Keep the evaluations of a study up to date without looking again at trials that have ended."""
+"""Convert the trials of a study to evaluations, and find the evaluations that have changed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hpo.store.trials import find_retried_trial, is_paused, make_evaluation
 
 
 class EvaluationCache:
-    """Keep the evaluations of a study between two reads."""
+    """Cache the evaluations of a study, so that only new and changed trials are converted."""
 
     def __init__(self) -> None:
         self._evaluations: list[Evaluation] = []
         self._unfinished: dict[int, FrozenTrial] = {}  # As they were read last.
 
     def update(self, trials: Sequence[FrozenTrial]) -> list[Evaluation]:
-        """Return all evaluations, ordered by trial number; `trials` are all trials of the study."""
+        """Return the evaluation of each trial, ordered by trial number. `trials` must be all trials of the study."""
         known = self._evaluations
         new = range(len(known), len(trials))
         repeated = {find_retried_trial(trials[number]) for number in new} - {None}
@@ -36,14 +36,17 @@ class EvaluationCache:
 
 
 class StudyChanges:
-    """Find the evaluations that have changed since the last call."""
+    """Find the evaluations that were added, or changed their state, since the previous call."""
 
     def __init__(self) -> None:
         self._unfinished: dict[int, TrialState] = {}
         self._seen_count = 0
 
     def find_changes(self, trials: Sequence[FrozenTrial]) -> list[Evaluation]:
-        """Return the evaluations that started, ended or were promoted; `trials` are all trials of the study."""
+        """Return the evaluations that were added, or changed their state, since the previous call.
+
+        `trials` must be all trials of the study.
+        """
         new = trials[self._seen_count :]
         changed = [
             trial

@@ -1,4 +1,7 @@
-"""Store the checkpoints of evaluations: one file for each individual, replaced atomically and never unpickled."""
+"""Store checkpoints of evaluations, one safetensors file for each individual (a set of hyperparameters).
+
+A new checkpoint replaces the file atomically. Files are read without pickle, so they cannot execute code.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,15 @@ _LOW_SPACE_BYTES = 1 << 30  # Bytes needed if the size of checkpoints is unknown
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """Describe an evaluation at the time of its checkpoint.
+    """Describe the progress of an evaluation when its checkpoint was saved.
 
     Attributes:
         params: Hyperparameters of the evaluation.
-        losses: Losses so far.
-        metrics: Metrics of the lowest loss.
-        seconds: Duration so far.
-        tree: State that the objective saved, with names instead of tensors.
-        has_weights: Whether the file also holds the weights of the lowest loss.
+        losses: Losses that were reported until then, one for each step.
+        metrics: Metrics that were reported with the lowest loss.
+        seconds: Duration of the evaluation until then.
+        tree: State that the objective saved. Each tensor is replaced by its name in the file.
+        has_weights: Whether the file also contains the network weights of the lowest loss.
     """
 
     params: dict[str, Any]
@@ -47,7 +50,8 @@ class CheckpointInfo:
 class CheckpointStore:
     """Manage the checkpoint files of a study in one folder.
 
-    All trials of an individual share one file. Only one process evaluates an individual at a time.
+    An individual (a set of hyperparameters) has one file. All its trials share this file, because they never run at the
+    same time.
 
     Args:
         folder: Folder of the files; it is created when needed.
@@ -60,11 +64,11 @@ class CheckpointStore:
         self._known_paths: set[Path] = set()  # Files that this process has found or written.
 
     def get_path(self, root: int) -> Path:
-        """Return the checkpoint file of an individual, which is named after its first trial."""
+        """Return the path of an individual's checkpoint file. `root` is the number of its first trial."""
         return self._folder / f"{self._prefix}{root}.safetensors"
 
     def find_checkpoint(self, assignment: Assignment) -> Path | None:
-        """Return the checkpoint file of an evaluation; None if there is none."""
+        """Return the checkpoint file of an evaluation; None if it has no checkpoint."""
         path = self.get_path(assignment.root)
         if path not in self._known_paths and assignment.number == assignment.root:
             return None  # The first trial of an individual has no checkpoint yet.
@@ -74,19 +78,22 @@ class CheckpointStore:
         return path
 
     def make_draft_path(self, assignment: Assignment) -> Path:
-        """Return the path at which to write the next checkpoint. Raises OSError if the folder cannot be created."""
+        """Return the path of the draft, the temporary file to which the next checkpoint is written.
+
+        Raises OSError if the folder cannot be created.
+        """
         self._folder.mkdir(exist_ok=True)
         path = self.get_path(assignment.root)
         return path.with_name(f".{path.name}")
 
     def commit_draft(self, assignment: Assignment) -> None:
-        """Replace the checkpoint of an evaluation by its draft, which is complete and flushed."""
+        """Replace the checkpoint of an evaluation by its draft, which must be complete and on disk."""
         path = self.get_path(assignment.root)
         path.with_name(f".{path.name}").replace(path)
         self._known_paths.add(path)
 
     def remove_draft(self, assignment: Assignment) -> None:
-        """Remove an incomplete draft, if there is one."""
+        """Remove the draft (temporary file) of an evaluation, if it exists."""
         path = self.get_path(assignment.root)
         with suppress(OSError):
             path.with_name(f".{path.name}").unlink(missing_ok=True)
@@ -96,7 +103,7 @@ class CheckpointStore:
         return self.get_path(assignment.root) in self._known_paths
 
     def remove_ended(self, assignment: Assignment) -> None:
-        """Remove the checkpoint of an evaluation that has ended, if there is one."""
+        """Remove the checkpoint of an evaluation that has ended, if this process has found or written one."""
         path = self.get_path(assignment.root)
         if path in self._known_paths:
             self._known_paths.discard(path)
@@ -104,20 +111,23 @@ class CheckpointStore:
                 path.unlink(missing_ok=True)
 
     def remove_root(self, root: int) -> None:
-        """Remove the checkpoint of an individual that will not be resumed."""
+        """Remove the checkpoint of an individual. `root` is the number of its first trial."""
         self._known_paths.discard(self.get_path(root))
         with suppress(OSError):
             self.get_path(root).unlink(missing_ok=True)
 
     def remove_all_except(self, roots: Collection[int]) -> None:
-        """Remove all checkpoints except those of these individuals. No process may write any in the meantime."""
+        """Remove all checkpoints and drafts, except the checkpoints of these individuals.
+
+        `roots` are the numbers of their first trials. No process may write a checkpoint during this call.
+        """
         kept = {self.get_path(root) for root in roots}
         for path in [*self._folder.glob(f"{self._prefix}[0-9]*.safetensors"), *self._folder.glob(".*.safetensors")]:
             if path not in kept:
                 path.unlink(missing_ok=True)
 
     def remove_empty_folder(self) -> None:
-        """Remove the folder if it is empty. No process may write to it in the meantime."""
+        """Remove the folder if it is empty. No process may write to it during this call."""
         with suppress(OSError):
             self._folder.rmdir()
 
@@ -133,7 +143,7 @@ class CheckpointStore:
 
 
 def check_space(path: Path, size: int) -> None:
-    """Raise OSError if a file of `size` bytes would fill the disk."""
+    """Raise OSError if a file of `size` bytes leaves too little free space on the disk for the record of the run."""
     if (free := shutil.disk_usage(path.parent).free) < size + _RESERVED_BYTES:
         reserved = f"{_RESERVED_BYTES / 1e6:.0f} MB must stay free for the record of the run"
         raise OSError(f"it needs {size / 1e6:.0f} MB, but {free / 1e6:.0f} MB are free and {reserved}")
@@ -147,7 +157,7 @@ def read_checkpoint_info(
     Args:
         path: Checkpoint file.
         params: Hyperparameters that the evaluation must have; None for any.
-        is_checked: Whether to read all bytes and compare their checksum.
+        is_checked: Whether to read the whole file and verify its checksum. Otherwise, only its size is verified.
 
     Returns:
         The description of the evaluation.
@@ -175,7 +185,10 @@ def read_checkpoint_info(
 
 
 def parse_checkpoint_info(content: dict[str, Any]) -> CheckpointInfo:
-    """Return the description of an evaluation from its JSON. Raises ValueError or TypeError if it is invalid."""
+    """Convert the JSON object in a checkpoint file to a description of the evaluation.
+
+    Raises ValueError or TypeError if it is invalid.
+    """
     info = CheckpointInfo(**content)
     is_valid = is_mapping(info.params) and is_mapping_of(is_number)(info.metrics) and is_number(info.seconds)
     if not is_valid or not isinstance(info.losses, list) or not all(map(is_number, info.losses)):

@@ -1,4 +1,4 @@
-"""Claim evaluations from the budget of a run: each claim starts one trial for one worker."""
+"""Choose the next trial for a worker (group of ranks that trains one network), and start it within the budget."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
 
 class Claims:
-    """Hand out the evaluations of a run to its workers; no other process may start trials.
+    """Start the trials of a run for its workers (groups of ranks that train one network each).
 
-    Interrupted trials do not count against the budget, because they are retried. Imported trials and promotions do not
-    count either.
+    No other process may start trials of the study. The budget limits the number of individuals (sets of
+    hyperparameters) that are trained. Interrupted trials do not count, because they are retried. A promotion (further
+    training of a paused individual) does not count again. Imported trials do not count.
 
     Args:
         record: Record of the run.
         distributions: Distributions of all parameters of the search space.
-        budget: Largest number of evaluations.
-        is_stopping: Returns whether the run stops; no trial starts then.
+        budget: Maximum number of evaluations.
+        is_stopping: Function that returns whether the run is stopping. If it is, no trial starts.
         halving: Schedule by which paused trials are promoted; None if the pruner never pauses.
     """
 
@@ -50,23 +51,26 @@ class Claims:
         self._unfinished: list[int] = []  # Only trials that have not ended can change.
 
     def claim(self, params: Mapping[str, Any], inherits: int | None = None, **attributes: Any) -> Assignment | None:
-        """Start a waiting trial, else promote a paused one, else start a new individual.
+        """Start the next trial of a worker, and return its assignment.
+
+        A waiting trial comes first. Next comes the promotion of a paused trial, whose individual is then trained
+        further. If there is neither, a new individual starts.
 
         Args:
             params: Hyperparameters of the new individual.
-            inherits: Trial whose checkpoint the new individual inherits.
-            attributes: Attributes of the trial that starts.
+            inherits: Trial from whose checkpoint the new individual starts; None to start without a checkpoint.
+            attributes: Attributes to record for the trial that starts, such as its worker.
 
         Returns:
-            The assignment; None if no trial may start.
+            The assignment (the trial to run); None if no trial may start.
 
         Raises:
-            DuplicateError: If an individual with these hyperparameters has been started before.
+            DuplicateError: If the study already has a trial with these hyperparameters.
         """
         return self._claim(params, attributes, {} if inherits is None else {"inherits": inherits})
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
-        """Start a waiting trial, or promote a paused one; return None if there is none to start."""
+        """Start a waiting trial, or promote a paused one (train it further). Return None if neither is possible."""
         return self._claim(None, attributes, {})
 
     def _claim(

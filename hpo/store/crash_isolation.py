@@ -1,9 +1,10 @@
-"""Find the individual that crashes the job: retry all individuals that ran at a crash, until only one is left.
+"""Find the individual (a set of hyperparameters) that crashes the job, by retrying the individuals in small groups.
 
-This is group testing in two stages (Dorfman, "The detection of defective members of large populations", 1943).
-Individuals that ran at one crash are suspects. Of n suspects, sqrt(n) at a time are retried next to new individuals.
-Suspects of two crashes wait for the end of the run and are retried alone. If the job crashes again, the individual is
-the cause. Crashes are counted since the individual's last checkpoint.
+This is group testing in two stages (Dorfman, "The detection of defective members of large populations", 1943). All
+individuals that were running at a crash are suspects. In the first stage, sqrt(n) of n suspects are retried at the same
+time, next to new individuals. Individuals that were running at two crashes are retried in the second stage, at the end
+of the run, one at a time. If the job crashes a third time, the individual is the cause, and it fails. An individual
+that saves a later checkpoint stops being a suspect.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ MAX_CRASHES = 3  # Crashes in a row after which an individual fails. It runs alo
 def select_next_waiting(
     waiting: Sequence[FrozenTrial], trials: Sequence[FrozenTrial], is_last: bool
 ) -> FrozenTrial | None:
-    """Return the waiting trial to start next; None if all of them should wait longer.
+    """Return the waiting trial to start next; None if all waiting trials must wait longer.
 
     Args:
         waiting: Waiting trials.
         trials: All trials of the study.
-        is_last: Whether no new individual is left to start.
+        is_last: Whether the run will start no new individuals.
     """
     running = [trial for trial in trials if trial.state == TrialState.RUNNING]
     if cleared := [trial for trial in waiting if not read_crash_count(trial)]:
@@ -39,15 +40,16 @@ def select_next_waiting(
 
 
 def read_crash_count(trial: FrozenTrial) -> int:
-    """Return the number of crashes in a row during trials of this individual."""
+    """Return how often in a row the job crashed while the individual of this trial was running."""
     crash_count = trial.user_attrs.get("crash_count", 0)
     return crash_count if is_whole_number(crash_count) else 0
 
 
 def has_progressed(trial: FrozenTrial) -> bool:
-    """Return whether a trial has saved a later checkpoint than it started from, which clears it of earlier crashes.
+    """Return whether a trial has saved a checkpoint at a later step than it started from.
 
-    An individual that crashes the job does so at some step, so sooner or later it stops saving later checkpoints.
+    If it has, its individual stops being a suspect. An individual that crashes the job at a certain step saves no
+    checkpoint after this step. So it becomes a suspect again, and is found later.
     """
     saved, began = (trial.user_attrs.get(name, 0) for name in ("checkpoint_step", "resumed_from_step"))
     return is_whole_number(saved) and is_whole_number(began) and saved > began

@@ -1,4 +1,4 @@
-"""Find evaluations that deserve more workers, and estimate how long they will run."""
+"""Find running evaluations that more workers should join, and estimate how many losses they will still report."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hpo.store.successive_halving import HalvingSchedule
 
 @dataclass(frozen=True)
 class ExpandableEvaluation:
-    """Describe a promoted evaluation that more workers may join.
+    """Describe a running evaluation that more workers (groups of ranks) may join.
 
     Attributes:
         trial: Number of the trial.
-        worker: Worker that leads the evaluation.
-        max_wait: Seconds until the next loss at most, at the present speed.
+        worker: Worker that started the evaluation.
+        max_wait: Mean seconds per loss so far. Workers that join wait about this long for the next loss at most.
     """
 
     trial: int
@@ -32,7 +32,7 @@ class HelpPeriod:
         worker: Worker that helped.
         start: Start, in seconds since the epoch.
         stop: End, in seconds since the epoch.
-        from_step: Number of losses at the start.
+        from_step: Number of losses that the evaluation had reported at the start.
     """
 
     worker: int
@@ -42,7 +42,10 @@ class HelpPeriod:
 
 
 def find_help_periods(evaluation: Evaluation, until: float) -> list[HelpPeriod]:
-    """Return the periods in which other workers helped with an evaluation; open periods end at `until`."""
+    """Return the periods in which other workers helped with an evaluation.
+
+    Periods that have not ended by `until`, in seconds since the epoch, end at `until`.
+    """
     ends = [*(min(group["at"], until) for group in evaluation.worker_groups[1:]), until]
     return [
         HelpPeriod(worker, group["at"], end, group["after"])
@@ -53,10 +56,11 @@ def find_help_periods(evaluation: Evaluation, until: float) -> list[HelpPeriod]:
 
 
 def estimate_losses_left(evaluations: Sequence[Evaluation], losses: int) -> int:
-    """Estimate how many losses an evaluation will still report after `losses`, given the longest complete evaluation.
+    """Estimate how many more losses an evaluation will report after `losses` losses.
 
-    If no evaluation is complete, or this one is longer, it is assumed to be halfway (Gott, "Implications of the
-    Copernican principle for our future prospects", 1993).
+    It is assumed to become as long as the longest complete evaluation. If no evaluation is complete, or if this one is
+    already longer, it is assumed to be halfway (Gott, "Implications of the Copernican principle for our future
+    prospects", 1993).
     """
     longest = max((max(e.curve, default=0) for e in evaluations if e.state == "complete"), default=0)
     return longest - losses if longest >= losses else losses
@@ -65,10 +69,11 @@ def estimate_losses_left(evaluations: Sequence[Evaluation], losses: int) -> int:
 def find_expandable(
     halving: HalvingSchedule, evaluations: Sequence[Evaluation], now: float
 ) -> list[ExpandableEvaluation]:
-    """Return the running evaluations that have passed rungs and gain enough time from more workers.
+    """Return the running evaluations that have passed a rung and would save enough time with more workers.
 
-    An evaluation may have twice the workers for each rung that it has passed. Helpers wait for its next loss; the gain
-    is half of the time from that loss to the next rung. `now` is in seconds since the epoch.
+    A rung is a step at which losses are compared. The number of workers may double with each rung that an evaluation
+    has passed. Additional workers join at the next loss. From then to the next rung or the end, they save half of the
+    time. `now` is the current time in seconds since the epoch.
     """
     found = []
     for root, group in group_by_individual(evaluations).items():

@@ -1,4 +1,4 @@
-"""Define evaluations and assignments, and functions that rank and group evaluations."""
+"""Define evaluations (trainings with one set of hyperparameters) and assignments (trials to run)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class Evaluation:
 
     Attributes:
         trial: Number of the trial in its study.
-        state: "running", "waiting", "complete", "pruned", "paused", "failed", "interrupted" or "promoted". Another
-            trial continues an interrupted or a promoted one; a promoted trial was paused before.
+        state: "running", "waiting", "complete", "pruned", "paused", "failed", "interrupted" or "promoted". An
+            interrupted trial was ended with its job, and another trial retries it. A promoted trial was paused at a
+            rung (step at which losses are compared), and another trial trains its individual further.
         loss: Lowest loss; infinite unless the state is complete, pruned, paused or promoted.
         params: Values of the active hyperparameters.
         island: Island that the individual belongs to.
@@ -41,19 +42,19 @@ class Evaluation:
         imported_from: Run that the evaluation was imported from; empty for the run's own evaluations.
         confirms: Trial of the search that this evaluation confirms.
         seed: Seed of the evaluation; None before it starts.
-        immigrants: Number of individuals on the island that came from other islands when the evaluation started, by
-            source island.
+        immigrants: Number of individuals that had come to the island when the evaluation started, by source island.
         retry_of: Interrupted or paused trial that this evaluation continues.
         crash_count: Number of crashes of the job in a row during trials of this individual.
         resumed_from_step: Number of losses taken over from the trial `retry_of`.
-        checkpoint_step: Step of the last checkpoint.
+        checkpoint_step: Step of the latest checkpoint; 0 without one.
         seconds_before: Part of `seconds` that was spent in the trial `retry_of`.
-        paused_after: Number of losses at which the evaluation was paused.
-        cut_after: Number of losses at which a complete evaluation was ended by the target loss.
-        inherits: Trial whose checkpoint is the parent checkpoint.
-        worker_groups: Groups of workers that ran the evaluation, first its own worker. Each is a dict of `workers`,
-            `after` (number of losses) and `at` (seconds since the epoch).
-        other_values: Values of the objectives after the loss; empty if there are none.
+        paused_after: Number of losses after which the evaluation was paused; 0 if it was not paused.
+        cut_after: Number of losses after which reaching the target loss ended the evaluation; 0 if it did not.
+        inherits: Trial from whose checkpoint the evaluation started (population based training); None without one.
+        worker_groups: Groups of workers that ran the evaluation, in order; empty if `worker` ran it alone. Each is a
+            dict of `workers`, and of the number of losses (`after`) and the time (`at`, in seconds since the epoch)
+            when this group began.
+        other_values: Values of all objectives except the loss; empty if there are none.
         at_rungs: Values of all objectives at each rung, by number of losses; empty if the loss is the only objective.
     """
 
@@ -89,7 +90,10 @@ class Evaluation:
     at_rungs: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
-        """Compare all fields as tuples do, so that NaN equals itself. Dataclasses differ since Python 3.13."""
+        """Compare all fields as one tuple, so that an evaluation with a NaN equals itself.
+
+        Since Python 3.13, dataclasses compare field by field, and a NaN does not equal itself.
+        """
         if not isinstance(other, Evaluation):
             return NotImplemented
         return tuple(vars(self).values()) == tuple(vars(other).values())
@@ -106,37 +110,37 @@ class Evaluation:
 
     @property
     def label(self) -> str:
-        """Name of the trial that is unique among the search and its confirmation."""
+        """Name of the trial, with a prefix if it is a confirmation, so that the name is unique in the run."""
         return format_label(self.trial, self.confirms is not None)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the evaluation ended by itself and no later trial continues it."""
+        """Whether the state is complete, pruned, paused or failed."""
         return self.state in ("complete", "pruned", "paused", "failed")
 
     @property
     def has_ended(self) -> bool:
-        """Whether the evaluation ended by itself, even if a later trial continues it."""
+        """Whether the state is complete, pruned, paused, failed or promoted, but not interrupted."""
         return self.is_finished or self.state == "promoted"
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether the evaluation ended by itself with a loss."""
+        """Whether the state is complete, pruned, paused or promoted, so that there is a loss."""
         return self.has_ended and self.state != "failed"
 
     @property
     def has_ended_in_run(self) -> bool:
-        """Whether the evaluation ended by itself and was not imported from another run."""
+        """Whether `has_ended` is true and the evaluation was not imported from another run."""
         return self.has_ended and not self.imported_from
 
     @property
     def end_state(self) -> str:
-        """State at the end of the trial: "paused" for a promoted trial."""
+        """State at the end of the trial, which is "paused" for a promoted trial and `state` otherwise."""
         return "paused" if self.state == "promoted" else self.state
 
     @property
     def counts_for_budget(self) -> bool:
-        """Whether the evaluation is finished and counts against the budget of the run."""
+        """Whether `is_finished` is true and the evaluation was not imported from another run."""
         return self.is_finished and not self.imported_from
 
 
@@ -148,10 +152,10 @@ class Assignment:
         trial_id: Id of the trial in the storage.
         number: Number of the trial in its study.
         params: Values of the active hyperparameters.
-        root: First trial of the individual, which identifies its checkpoint.
+        root: Number of the individual's first trial, which identifies the checkpoint.
         seed: Seed of the evaluation; None for the seed of the run.
-        parent: First trial of the individual whose checkpoint is the parent checkpoint.
-        confirms: Trial of the search that this trial confirms.
+        parent: First trial of the individual from whose checkpoint this trial starts; None without one.
+        confirms: Trial of the search that this trial confirms with another seed; None for a trial of the search.
     """
 
     trial_id: int
@@ -169,7 +173,7 @@ def format_label(trial: int, confirms: bool) -> str:
 
 
 def group_by_individual(evaluations: Iterable[Evaluation]) -> dict[int, list[Evaluation]]:
-    """Group evaluations by individual; the keys are the first trials of the individuals."""
+    """Group evaluations by individual (a set of hyperparameters). The keys are the numbers of first trials."""
     roots: dict[int, int] = {}
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in evaluations:
@@ -178,7 +182,11 @@ def group_by_individual(evaluations: Iterable[Evaluation]) -> dict[int, list[Eva
 
 
 def find_root(evaluation: Evaluation, roots: dict[int, int]) -> int:
-    """Return the first trial of an evaluation's individual, and store it in `roots` under the evaluation's trial."""
+    """Return the number of the first trial of an evaluation's individual, and store it in `roots`.
+
+    `roots` maps trials to the first trials of their individuals. If the previous trial of the individual is missing
+    there, this trial counts as the first.
+    """
     before = evaluation.retry_of
     roots[evaluation.trial] = evaluation.trial if before is None else roots.get(before, evaluation.trial)
     return roots[evaluation.trial]

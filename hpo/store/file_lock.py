@@ -1,4 +1,4 @@
-"""Lock files on file systems that hosts share, as Optuna's journals do."""
+"""Lock journal files on file systems that several hosts share, in the same way as Optuna."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MAX_SLEEP = 1.0
 
 
 class FileLock(JournalFileSymlinkLock):
-    """Hold the lock of a file: the symbolic link PATH.lock, which all programs that use Optuna create.
+    """Lock a file by creating the symbolic link PATH.lock, as all programs that use Optuna do.
 
-    If the file has not changed for `stale_after` seconds, the lock of another process is removed, because its holder
+    If the file has not changed for `stale_after` seconds, the lock of another process is removed, because that process
     has probably crashed. Time in which this process is suspended does not count. It counts in Optuna's own lock, so
-    that ranks removed each other's locks after a suspension.
+    ranks would remove each other's locks after a suspension.
     """
 
     def __init__(self, path: Path, stale_after: float = math.inf) -> None:

@@ -1,7 +1,7 @@
-"""Decide which trial's checkpoint an individual inherits.
+"""Decide from which trial's checkpoint a new individual (a set of hyperparameters) starts.
 
-This is population based training (Jaderberg et al., 2017), asynchronous and on islands. An individual may inherit from
-one of the best evaluations of its island if the two differ in mutable parameters only.
+This is population based training (Jaderberg et al., 2017), asynchronous and on islands. The parent (the trial whose
+checkpoint is used) must be one of the best of the island. Parent and individual may differ only in mutable parameters.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ PARENTS_PER_ISLAND = 10  # The best of each island. The propagator `ga` selects 
 
 
 def rank_heritable(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
-    """Return the complete evaluations of an island that have a checkpoint of their end, best first."""
+    """Return the complete evaluations of an island with a checkpoint of their final step, lowest loss first."""
     own = [e for e in evaluations if e.island % islands == island and can_be_inherited(e)]
     return sorted(own, key=lambda e: (e.loss, e.trial))
 
 
 def select_parents(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
-    """Return the evaluations of an island that individuals may inherit from, best first."""
+    """Return the best evaluations of an island, from whose checkpoints individuals may start, best first."""
     return rank_heritable(evaluations, island, islands)[:PARENTS_PER_ISLAND]
 
 
 def can_be_inherited(evaluation: Evaluation) -> bool:
-    """Return whether an evaluation is complete and has a checkpoint of its last step."""
+    """Return whether an evaluation of this run is complete and has a checkpoint of its final step."""
     return (
         evaluation.state == "complete"
         and not evaluation.imported_from
@@ -42,13 +42,16 @@ def can_be_inherited(evaluation: Evaluation) -> bool:
 
 
 def find_parent(params: Mapping[str, Any], best: Sequence[Evaluation], space: SearchSpace) -> Evaluation | None:
-    """Return the first of `best` that differs from `params` in mutable parameters only; None if there is none."""
+    """Return the first evaluation in `best` with the same immutable parameters as `params`; None if there is none."""
     names = space.immutable_names
     return next((e for e in best if all(e.params.get(name) == params.get(name) for name in names)), None)
 
 
 def find_superseded(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
-    """Return the evaluations just behind the best of an island, unless an unfinished evaluation inherits from them."""
+    """Return evaluations whose checkpoints are not needed, because they rank just behind the best of their island.
+
+    Evaluations from which a running or waiting evaluation inherits are left out.
+    """
     used = {evaluation.inherits for evaluation in evaluations if evaluation.state in ("running", "waiting")}
     return [
         evaluation
@@ -58,18 +61,24 @@ def find_superseded(evaluations: Sequence[Evaluation], island: int, islands: int
 
 
 def has_inheritance(evaluations: Iterable[Evaluation]) -> bool:
-    """Return whether any evaluation has a parent checkpoint; its hyperparameters alone do not explain its loss."""
+    """Return whether any evaluation started from the checkpoint of a parent.
+
+    The loss of such an evaluation does not depend on its hyperparameters alone.
+    """
     return any(evaluation.inherits is not None for evaluation in evaluations)
 
 
 def find_trials_to_keep(evaluations: Sequence[Evaluation], islands: int) -> list[int]:
-    """Return the trials that may become parents, and the parents of waiting trials."""
+    """Return the trials whose checkpoints are needed: possible parents, and the parents of waiting trials."""
     best = [parent.trial for island in range(islands) for parent in select_parents(evaluations, island, islands)]
     return best + [e.inherits for e in evaluations if e.state == "waiting" and e.inherits is not None]
 
 
 def trace_lineage(evaluation: Evaluation, evaluations: Mapping[int, Evaluation]) -> list[Evaluation]:
-    """Return the ancestors of an evaluation, oldest first, and the evaluation itself as the last element."""
+    """Return the ancestors of an evaluation, oldest first, and finally the evaluation itself.
+
+    The ancestors are its parent (the evaluation from whose checkpoint it started), the parent of its parent, and so on.
+    """
     lineage = [evaluation]
     while (parent := evaluations.get(-1 if lineage[0].inherits is None else lineage[0].inherits)) is not None:
         lineage.insert(0, parent)
@@ -78,7 +87,7 @@ def trace_lineage(evaluation: Evaluation, evaluations: Mapping[int, Evaluation])
 
 @dataclass(frozen=True)
 class InheritancePolicy:
-    """Select parents for the individuals of a run.
+    """Select the parent of each new individual, which is the trial from whose checkpoint it starts.
 
     Attributes:
         record: Record of the run.
@@ -93,7 +102,7 @@ class InheritancePolicy:
     checkpoints: CheckpointStore
 
     def find_parent(self, params: Mapping[str, Any], island: int) -> int | None:
-        """Return the trial that a new individual of an island inherits from; None if there is none."""
+        """Return the trial from whose checkpoint a new individual of an island starts; None if there is none."""
         best = select_parents(self.record.read_evaluations(), island, self.islands)
         available = [evaluation for evaluation in best if self._has_checkpoint(evaluation.trial)]
         parent = find_parent(params, available, self.space)
@@ -105,13 +114,16 @@ class InheritancePolicy:
         return self.checkpoints.get_path(root).exists()
 
     def is_parent_candidate(self, trial: int, loss: float) -> bool:
-        """Return whether this loss puts a trial among the best of its island, which individuals inherit from."""
+        """Return whether a trial with this loss is among the best of its island, from which individuals inherit."""
         evaluations = self.record.read_evaluations()
         best = select_parents(evaluations, evaluations[trial].island, self.islands)
         return len(best) < PARENTS_PER_ISLAND or loss < best[-1].loss
 
     def find_superseded(self, trial: int) -> list[int]:
-        """Return the first trials of the individuals that `trial` displaces from the best of its island."""
+        """Return the individuals that `trial` displaces from the best of its island.
+
+        Their checkpoints are not needed any more. The number of its first trial identifies each individual.
+        """
         evaluations = self.record.read_evaluations()
         superseded = find_superseded(evaluations, evaluations[trial].island, self.islands)
         return sorted(self.record.find_roots(evaluation.trial for evaluation in superseded))

@@ -16,10 +16,10 @@ IntermediateValue = tuple[int, int, float]  # Id of the trial, step and loss.
 def set_intermediate_values(
     storage: BaseStorage, values: Sequence[IntermediateValue], retry: StorageRetry | None = None
 ) -> None:
-    """Set intermediate values of trials; `retry` waits for an unavailable database.
+    """Write losses to a storage.
 
-    Optuna makes one transaction of each value, and each transaction costs a flush. Here all values share one
-    transaction.
+    Optuna writes each loss in its own transaction, and flushes the disk after each transaction. If the storage is a
+    database, this function uses one transaction for all losses. `retry` repeats it while the database is unavailable.
     """
     if isinstance(storage, _CachedStorage) and len(values) > 1:
         step = partial(_set_in_one_transaction, storage._backend, values)

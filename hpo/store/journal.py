@@ -1,4 +1,4 @@
-"""Protect Optuna's journal file against writers that crash, or run out of disk space, in the middle of a line."""
+"""Protect Optuna's journal file against incomplete lines, which a writer leaves if it crashes or the disk is full."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _MAX_LOCK_SECONDS = 5.0
 
 
 class Journal(JournalFileBackend):
-    """Store a study in a journal file whose lines have checksums.
+    """Store a study in a journal file (one entry per line), with a checksum in each line.
 
     A writer that is killed, or whose disk is full, leaves an incomplete line. Optuna's backend would append the next
-    line to it, and no reader could read the file any more. This class cuts off incomplete lines before it writes, and
-    removes its own lines if it cannot write all of them.
+    entry to this line, and the file would become unreadable. This class removes an incomplete line before it writes. If
+    it cannot write all of its own lines, it removes the written part.
 
-    Optuna numbers trials by counting lines, so a lost line would change the numbers of all later trials. Each line has
-    a checksum of the file up to it, and readers compare it.
+    Optuna numbers trials by counting lines, so a lost line would change the numbers of all later trials. To detect
+    this, each line contains a checksum of the file up to this line, and readers verify it.
 
-    An entry is on disk when `append_logs` returns; inside `batch_writes`, when the batch is committed.
+    An entry is on disk when `append_logs` returns. Inside `batch_writes`, it is on disk when the batch is committed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +51,7 @@ class Journal(JournalFileBackend):
 
     @contextmanager
     def batch_writes(self) -> Iterator[GroupCommit]:
-        """Collect the entries that are appended inside ``with`` until they are committed together."""
+        """Inside ``with``, collect appended entries, and write them together at each `GroupCommit.commit`."""
         with _open_file(self._path) as file:
             self._group_commit = GroupCommit(self, file)
             try:
@@ -66,7 +66,7 @@ class Journal(JournalFileBackend):
                 self._group_commit = None
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
-        """Yield the entries after the first `log_number_from`.
+        """Yield all entries except the first `log_number_from`.
 
         Raises RunError if the file is damaged or cannot be read.
         """
@@ -134,7 +134,7 @@ class Journal(JournalFileBackend):
             ) from error
 
     def _seal_entries(self, logs: list[dict[str, Any]], file: FileIO, end: int) -> bytes:
-        """Return entries as lines with checksums; the first `end` bytes of the file are included in the checksums."""
+        """Return entries as lines with checksums, to be appended after the first `end` bytes of the file."""
         if end < self._written_sum.offset:
             self._written_sum = RunningChecksum()
         file.seek(self._written_sum.offset)
@@ -149,11 +149,11 @@ class Journal(JournalFileBackend):
 
 
 class GroupCommit:
-    """Write entries of a journal together, with one write and one flush.
+    """Collect entries of a journal, and write them together with one flush.
 
-    The process reads its own entries at once, in the order that they will have in the file. Therefore the journal is
-    locked from the first entry until no entry has come for a while. To take the lock for each entry would be as slow as
-    a flush.
+    The process reads its own entries before they are written, so their order in the file must already be fixed.
+    Therefore the journal stays locked from the first entry until no entry has been added for a while. Locking it for
+    each entry would be as slow as flushing each entry.
     """
 
     def __init__(self, journal: Journal, file: FileIO) -> None:
@@ -179,12 +179,12 @@ class GroupCommit:
         self._added_at = clock.now()
 
     def take_entries(self) -> Iterator[dict[str, Any]]:
-        """Yield the entries that have not been yielded yet."""
+        """Yield the entries that no earlier call has yielded."""
         while self._unread:
             yield self._unread.popleft()
 
     def commit(self) -> bool:
-        """Write all entries since the last commit durably, and return whether there were any.
+        """Write all entries since the previous commit durably, and return whether there were any.
 
         Raises RunError if they cannot be written.
         """
@@ -200,7 +200,7 @@ class GroupCommit:
         return bool(lines)
 
     def close(self) -> None:
-        """Commit, and release the lock."""
+        """Commit the remaining entries, and release the lock."""
         try:
             self.commit()
         finally:
@@ -246,7 +246,7 @@ def _open_file(path: Path) -> FileIO:
 
 
 def _write_durably(file: FileIO, lines: bytes, end: int) -> None:
-    """Append lines after position `end` durably, all of them or none."""
+    """Append lines to a file of `end` bytes, and flush it. If this fails, remove the written part."""
     try:
         while lines:
             lines = lines[file.write(lines) or 0 :]
@@ -257,7 +257,7 @@ def _write_durably(file: FileIO, lines: bytes, end: int) -> None:
 
 
 def _cut_torn_line(file: FileIO) -> int:
-    """Cut off an incomplete last line, and return the position after the last complete one."""
+    """Remove an incomplete final line, and return the new size of the file."""
     end = file.seek(0, os.SEEK_END)
     keep = end
     while keep and (file.seek(keep - 1), file.read(1))[1] != b"\n":
@@ -268,7 +268,7 @@ def _cut_torn_line(file: FileIO) -> int:
 
 
 def has_no_study(path: Path) -> bool:
-    """Return whether a file is missing, empty, or holds only the beginning of a journal's first line."""
+    """Return whether a journal file contains no study: it is missing, empty, or ends within its first line."""
     if not path.exists():
         return True
     first = b'{"op_code":0,'  # The first line creates the study.

@@ -1,4 +1,4 @@
-"""Format and check the lines of a journal file, each with a checksum of the file so far."""
+"""Format and check the lines of a journal file. Each line contains a checksum of the file up to this line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _CRC = re.compile(rb',"crc":(\d{1,10})\}\n')
 
 
 class RunningChecksum:
-    """Compute the checksum of the first `offset` bytes of a journal."""
+    """Hold the checksum of the first `offset` bytes of a journal, and extend it line by line."""
 
     def __init__(self) -> None:
         self.offset = 0
         self._crc = 0
 
     def add(self, content: bytes) -> None:
-        """Extend the checksum by the bytes that follow."""
+        """Extend the checksum by the bytes after `offset`."""
         self.offset += len(content)
         self._crc = zlib.crc32(content, self._crc)
 
@@ -34,14 +34,14 @@ class RunningChecksum:
         return text[:-1] + b',"crc":%d}\n' % zlib.crc32(text, self._crc)
 
     def matches(self, line: bytes) -> bool:
-        """Return whether the checksum of the next line is right; True if the line has no checksum."""
+        """Return whether the checksum in the next line is correct. A line without a checksum is accepted."""
         position = line.rfind(b',"crc":')
         found = _CRC.fullmatch(line, position) if position >= 0 else None
         return found is None or int(found[1]) == zlib.crc32(line[:position] + b"}", self._crc)
 
 
 def parse_entry(line: bytes) -> dict[str, Any]:
-    """Return the entry of a line. Raises ValueError with a reason if Optuna cannot have written it."""
+    """Return the entry in a line. Raises ValueError with a reason if Optuna cannot have written the line."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

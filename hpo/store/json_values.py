@@ -1,4 +1,4 @@
-"""Check the types of values that were read from files."""
+"""Check the types of values that were read from JSON files."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def is_mapping(value: object) -> bool:
 
 
 def is_mapping_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
-    """Return a function that returns whether a value is a JSON object whose values all pass `fits`."""
+    """Return a function that accepts a JSON object if `fits` accepts each of its values."""
     return lambda value: type(value) is dict and all(map(fits, value.values()))

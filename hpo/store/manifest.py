@@ -1,4 +1,4 @@
-"""Define the content of run.json, and check it when it is read."""
+"""Define the content of run.json, which describes a run, and check it when it is read."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from hpo.store.recorded_options import is_valid_value
 from hpo.text_format import format_repr
 
 FORMAT = 1
-"""Format of a run directory: run.json, attributes of trials and names of files. Increase it with each change."""
+"""Version of the format of run directories. Increase it if run.json, trial attributes or file names change."""
 SEARCH_FILE_PATTERN = re.compile(r"search_space-([1-9][0-9]{0,8})\.py")
-"""Names of the copies of the search space file, one for each version that a session has run."""
+"""Pattern of the names of the copies of the search space file. Each version that a session used has one copy."""
 
 
 @dataclass(frozen=True)
 class SessionEntry:
-    """Describe one session of a run.
+    """Describe one session of a run, which is one start or resume.
 
     Attributes:
-        started: Start of the session.
+        started: Start of the session, as text in ISO 8601 format.
         file: Name of the copy of the search space file in the run directory.
         sha256: Checksum of the search space file.
         commit: Commit of the file's git repository; None without a repository.
@@ -48,30 +48,30 @@ class SessionEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Hold the content of run.json.
+    """Hold the content of run.json, which describes a run.
 
-    Fields with a default may be missing in run.json. All fields except `warm_start`, `pbt` and `objectives` describe
-    the last session.
+    Fields with a default may be missing in run.json. A session is one start or resume of the run. All fields except
+    `warm_start`, `pbt` and `objectives` describe the latest session.
 
     Attributes:
         format: Format of the run directory.
         search_space: Search space file.
-        space: Search space: one text for each parameter.
+        space: Search space, as the description of each parameter by its name.
         layout: Ranks, ranks per worker and islands.
         hosts: Names of the hosts.
         versions: Versions of the packages.
-        started: Start of the run.
+        started: Start of the latest session, as text in ISO 8601 format.
         settings: Values of all settings, as JSON.
         set: Values given with --set in any session, as text.
         budget: Number of evaluations.
         seed: Seed of the run.
         propagators: Names of the propagators.
         pruner: Name of the pruner.
-        confirm_seeds: Number of seeds that confirm the best.
-        pbt: Whether individuals inherit checkpoints.
+        confirm_seeds: Number of other seeds with which each of the best individuals is trained again.
+        pbt: Whether individuals start from checkpoints of others (population based training).
         objectives: Objectives of the search space file.
         warm_start: Run that was imported; None without one.
-        storage: URL without its password, or name of a file in the run directory.
+        storage: URL of the study's storage without its password, or name of a journal file in the run directory.
         study: Name of the study in the storage.
         sessions: Sessions of the run, oldest first.
         command: Command line of the run.
@@ -101,7 +101,7 @@ class Manifest:
 
     @property
     def confirmation_study(self) -> str:
-        """Name of the study whose evaluations confirm the best."""
+        """Name of the study in which the best individuals are trained again with other seeds."""
         return make_confirmation_name(self.study)
 
     def to_json(self) -> dict[str, Any]:
@@ -110,12 +110,15 @@ class Manifest:
 
 
 def make_confirmation_name(study: str) -> str:
-    """Return the name of the study that confirms the best evaluations of a study."""
+    """Return the name of the study in which the best individuals of `study` are trained again with other seeds."""
     return f"{study}-confirm"
 
 
 def parse_manifest(content: object, path: Path) -> Manifest:
-    """Return the manifest in the content of run.json. Raises UsageError that names the first invalid field."""
+    """Convert the JSON content of run.json to a manifest.
+
+    Raises UsageError, which names the first invalid field.
+    """
     values = content if isinstance(content, dict) else {}
     if values and values.get("format") != FORMAT:
         found = format_repr(values["format"]) if "format" in values else "none"

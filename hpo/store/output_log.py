@@ -1,4 +1,4 @@
-"""Store the output of objectives, one file for each evaluation, and read the end of such a file."""
+"""Store the printed output of each evaluation in a file, and read the last lines of such a file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class OutputLog:
     def write(self) -> None:
         """Append the added lines to the files, and warn once if that fails.
 
-        If no file can be opened, they are written later: an objective may use all file descriptors for a while.
+        If too many files are open, keep the lines for the next call. An objective may use all file descriptors for a
+        while.
         """
         while self._pending:
             trial, content = next(iter(self._pending.items()))
@@ -64,7 +65,7 @@ class LogTail:
     Attributes:
         path: Path of the file.
         lines: Last lines of the file.
-        lines_before: Number of lines before them.
+        lines_before: Number of lines in the file before `lines`.
         problem: Reason why the file cannot be read; empty if it can.
     """
 
@@ -75,7 +76,7 @@ class LogTail:
 
 
 def read_log_tail(path: Path) -> LogTail | None:
-    """Read the end of a file, whose last line may be incomplete; return None if it is missing or empty."""
+    """Return the last lines of a file, even if the final one is incomplete; None if the file is missing or empty."""
     if not path.exists():
         return None
     if not path.is_file():

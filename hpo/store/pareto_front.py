@@ -17,15 +17,18 @@ MAX_FRONT_WEIGHTS = 10  # Individuals on the front whose weights are kept.
 
 
 def compute_costs(evaluations: Sequence[Evaluation], objectives: Objectives) -> Costs:
-    """Return the costs of evaluations, shape (evaluations, objectives); lower is better, infinite if not finite."""
+    """Return the costs of evaluations, shape (evaluations, objectives); lower is better.
+
+    All costs of an evaluation are infinite if one of its values is not finite.
+    """
     costs = [objectives.compute_costs(evaluation.values) for evaluation in evaluations]
     return np.array(costs, float).reshape(-1, len(objectives.names))
 
 
 def find_front(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Evaluation]:
-    """Return the evaluations on the front, lowest loss first; evaluations with equal values are all included.
+    """Return the evaluations on the Pareto front, lowest loss first. Evaluations with equal values are all included.
 
-    If the loss is the only objective, return the first evaluation with the lowest loss.
+    If the loss is the only objective, return only the earliest evaluation with the lowest loss.
     """
     finite = [
         evaluation
@@ -38,7 +41,7 @@ def find_front(evaluations: Sequence[Evaluation], objectives: Objectives) -> lis
 
 
 def drop_equal_values(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the evaluations with distinct values; of equal ones, the earliest trial."""
+    """Return evaluations with distinct values. Of several with equal values, keep the earliest trial."""
     earliest: dict[tuple[float, ...], Evaluation] = {}
     for evaluation in evaluations:
         same = earliest.get(evaluation.values, evaluation)
@@ -49,7 +52,8 @@ def drop_equal_values(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 def select_top(evaluations: Sequence[Evaluation], n: int, objectives: Objectives) -> list[Evaluation]:
     """Return the `n` best complete evaluations by non-dominated sorting: the front first, then the next layers.
 
-    Evaluations of one layer are ordered by their losses.
+    The next layer is the front of the remaining evaluations, and so on. Evaluations of one layer are ordered by their
+    losses.
     """
     complete = rank_evaluations(evaluations, len(evaluations))
     if not objectives.is_multi_objective:
@@ -61,12 +65,12 @@ def select_top(evaluations: Sequence[Evaluation], n: int, objectives: Objectives
 def select_spread(
     evaluations: Sequence[Evaluation], objectives: Objectives, limit: int = MAX_FRONT_WEIGHTS
 ) -> list[Evaluation]:
-    """Return at most `limit` evaluations of a front that are spread as widely as possible, in their order."""
+    """Select at most `limit` evaluations of a front with values as different as possible, and keep their order."""
     return [evaluations[index] for index in select_far_apart(compute_costs(evaluations, objectives), limit)]
 
 
 def select_far_apart(costs: Costs, limit: int) -> list[int]:
-    """Return the indices of at most `limit` individuals of a front, ascending and spread as widely as possible.
+    """Return the ascending indices of at most `limit` individuals of a front with costs as different as possible.
 
     The best individual of each objective is included, unless there are more than `limit` of these.
     """
@@ -83,13 +87,13 @@ def select_far_apart(costs: Costs, limit: int) -> list[int]:
 
 
 class FrontArchive:
-    """Keep the front up to date as evaluations end.
+    """Maintain the Pareto front while evaluations are added.
 
-    If the loss is the only objective, it holds only the first of equal evaluations.
+    If the loss is the only objective, the front is the earliest evaluation with the lowest loss.
 
     Attributes:
         front: Evaluations on the front, unordered.
-        costs: Their costs, shape (evaluations, objectives).
+        costs: Costs of the evaluations in `front`, shape (evaluations, objectives).
     """
 
     def __init__(self, objectives: Objectives, evaluations: Sequence[Evaluation] = ()) -> None:
@@ -98,7 +102,7 @@ class FrontArchive:
         self.costs = compute_costs(self.front, objectives)
 
     def would_join(self, trial: int, values: Sequence[float]) -> bool:
-        """Return whether a trial with these values would be on the front and the first of its equals."""
+        """Return whether a trial with these values would be on the front, and no earlier trial has equal values."""
         own = self._objectives.compute_costs(values)
         behind = (self.costs <= own).all(axis=1)
         equals = np.flatnonzero((self.costs == own).all(axis=1))

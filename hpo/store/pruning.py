@@ -1,4 +1,4 @@
-"""Make pruners by their names on the command line: pruners that stop evaluations, and pruners that pause them."""
+"""Create pruners from their names on the command line. Some stop evaluations, others pause them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class PruningDecision:
     """Hold the decision of a pruner on an evaluation.
 
     Attributes:
-        state: "going", "pruned" or "paused".
-        may_be_promoted: Whether a paused evaluation can still be promoted in this run.
+        state: "going" if the evaluation continues, "pruned" or "paused".
+        may_be_promoted: Whether a paused evaluation can still be promoted (trained further) in this run.
         eliminated: First trials of the paused individuals that can no longer be promoted.
     """
 
@@ -38,18 +38,20 @@ class PruningDecision:
 
 @dataclass(frozen=True)
 class StoppingPruner:
-    """Prune evaluations, after any step, by one of Optuna's pruners."""
+    """Stop evaluations by one of Optuna's pruners, which decides after each step."""
 
     pruner: BasePruner
 
     def decide_pruning(self, record: Record, assignment: Assignment, *_: object) -> PruningDecision:
-        """Decide by the losses of this and of all other evaluations in the record."""
+        """Decide whether to stop an evaluation by comparing it with all other evaluations in the record."""
         return PruningDecision("pruned" if record.should_prune(assignment, self.pruner) else "going")
 
 
 @dataclass(frozen=True)
 class PausingPruner:
-    """Pause evaluations at rungs if they are not among the best; several objectives are compared by dominance.
+    """Pause an evaluation at a rung (step at which losses are compared) unless it is among the best.
+
+    Several objectives are compared by dominance.
 
     Attributes:
         halving: Schedule of the rungs.
@@ -68,9 +70,10 @@ class PausingPruner:
     def decide_pruning(
         self, record: Record, assignment: Assignment, epochs: int, values: Sequence[float] = ()
     ) -> PruningDecision:
-        """Decide after `epochs` losses by the losses of this and of all other evaluations in the record.
+        """Decide whether to pause an evaluation that has reported `epochs` losses.
 
-        With several objectives, `values` are the values at the evaluation's lowest loss so far. They are recorded.
+        It is compared with all other evaluations in the record. With several objectives, `values` must be their values
+        at the lowest loss so far. These values are recorded.
         """
         if not self.halving.has_rung(assignment.root, epochs):
             return PruningDecision("going")
@@ -92,10 +95,10 @@ Pruner = Union[StoppingPruner, PausingPruner]
 
 
 def make_pruner(name: str, budget: int, objectives: Objectives = ONLY_LOSS) -> Pruner | None:
-    """Return the pruner with this name; None for the name "none".
+    """Create the pruner with this name; return None for the name "none".
 
     Args:
-        name: Name of the pruner, as after --pruner.
+        name: Name of the pruner, which is the value of the option --pruner.
         budget: Number of evaluations of the run.
         objectives: Objectives of the run.
 
@@ -119,7 +122,10 @@ def make_pruner(name: str, budget: int, objectives: Objectives = ONLY_LOSS) -> P
 
 
 def describe_blind_spot(name: str, objectives: Objectives, evaluations: Sequence[Evaluation]) -> str:
-    """Return a warning if a pruner does not know all objectives at its rungs; an empty string otherwise."""
+    """Return a warning if a pruner cannot compare all objectives; an empty string otherwise.
+
+    Some pruners compare only the loss. Earlier sessions may have recorded only the loss at rungs.
+    """
     if name == "none" or not objectives.is_multi_objective:
         return ""
     if name not in HALVING_SCHEDULES:
@@ -138,7 +144,7 @@ def describe_blind_spot(name: str, objectives: Objectives, evaluations: Sequence
 
 
 def _has_unknown_rung(halving: HalvingSchedule, root: int, group: Sequence[Evaluation]) -> bool:
-    """Return whether an individual has passed a rung at which only its loss was recorded."""
+    """Return whether an individual has passed a rung at which only its loss was recorded, and has not failed."""
     latest, longest = group[-1], max(group, key=lambda evaluation: len(evaluation.curve))
     rungs = halving.list_rungs(halving.find_bracket(root), max(longest.curve, default=0))
     return latest.state != "failed" and any(epochs not in longest.at_rungs for epochs in rungs)

@@ -1,6 +1,7 @@
 """Rank the individuals at a rung, by the loss, or by dominance if there are several objectives.
 
-Both rankings are updated one individual at a time, so that the cost of an update hardly depends on their number.
+A rung is a step at which individuals (sets of hyperparameters) are compared. Individuals are added and removed one at a
+time. The cost of such an update hardly depends on the number of individuals.
 """
 
 from __future__ import annotations
@@ -18,47 +19,52 @@ from hpo.dominance import Costs
 
 
 class Ranking(Protocol):
-    """Rank individuals, which are identified by their first trials, by their costs; lower is better.
+    """Rank individuals by their costs; lower is better.
 
-    `candidates` are individuals that wait, `stopped` ones never continue, and all others have continued.
+    `root`, the number of its first trial, identifies an individual. `candidates` are paused individuals, which may be
+    trained further. `stopped` individuals are never trained further. All other individuals have already been trained
+    further.
     """
 
     def __len__(self) -> int: ...
 
     @property
     def entries(self) -> list[tuple[float, int]]:
-        """Loss and first trial of each individual, best first."""
+        """Loss and first trial of each individual as pairs, best first."""
 
     def add(self, root: int, costs: tuple[float, ...]) -> None:
-        """Add an individual; the first of its costs is the loss."""
+        """Add an individual. The first of its costs is the loss."""
 
     def remove(self, root: int) -> None:
         """Remove an individual."""
 
     def is_behind(self, root: int, count: int) -> bool:
-        """Return whether at least `count` individuals will rank before this one, however many are added."""
+        """Return whether at least `count` individuals rank before this one, and still do after any additions."""
 
     def is_best(self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]) -> bool:
-        """Return whether an individual, which also counts as a candidate, is among the best `count`."""
+        """Return whether an individual is among the best `count`. It is treated like a candidate."""
 
     def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
         """Return the candidates among the best `count` individuals, best first."""
 
     def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
-        """Return the position, from 0, and the first trial of the best candidate; None without candidates."""
+        """Return the position (from 0) and the first trial of the best candidate; None without candidates."""
 
     def find_behind(self, count: int) -> list[int]:
-        """Return individuals that rank behind `count` others, at least those that the last addition moved there."""
+        """Return individuals behind the best `count`.
+
+        The list may be incomplete, but has all that the last added individual displaced.
+        """
 
     def restrict_to(self, roots: Collection[int]) -> Ranking:
-        """Return a ranking of some of the individuals."""
+        """Return a new ranking with only the individuals in `roots`."""
 
 
 _BEHIND_LIMIT = 16  # One addition moves one individual behind the best, and two removals at once are rare.
 
 
 class LossRanking:
-    """Rank individuals by the loss, and by the trial if the losses are equal."""
+    """Rank individuals by the loss. Equal losses are ranked by the number of the first trial."""
 
     def __init__(self, entries: list[tuple[float, int]] | None = None) -> None:
         self.entries = sorted(entries or [])
@@ -90,15 +96,15 @@ class LossRanking:
         return [root for _, root in self.entries[:count] if root in candidates]
 
     def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:  # noqa: ARG002
-        """Return the position and the first trial of the best candidate."""
+        """Return the position (from 0) and the first trial of the best candidate; None without candidates."""
         return next(((index, root) for index, (_, root) in enumerate(self.entries) if root in candidates), None)
 
     def find_behind(self, count: int) -> list[int]:
-        """Return the first individuals behind the best `count`."""
+        """Return the first few individuals that rank behind the best `count`."""
         return [root for _, root in self.entries[count : count + _BEHIND_LIMIT]]
 
     def restrict_to(self, roots: Collection[int]) -> LossRanking:
-        """Return a ranking of some of the individuals."""
+        """Return a new ranking with only the individuals in `roots`."""
         return LossRanking([entry for entry in self.entries if entry[1] in roots])
 
     def _count_ahead(self, root: int) -> int:
@@ -107,13 +113,13 @@ class LossRanking:
 
 @dataclass
 class _Layer:
-    """Hold individuals that do not dominate each other; `costs` has the shape (individuals, objectives)."""
+    """Hold individuals that do not dominate each other. Their `costs` have the shape (individuals, objectives)."""
 
     roots: list[int]
     costs: Costs
 
     def split(self, taken: Sequence[bool]) -> tuple[_Layer, _Layer]:
-        """Return the individuals that are not taken, and the taken ones."""
+        """Return two layers: the individuals for which `taken` is false, and the individuals for which it is true."""
         mask = np.array(taken, bool)
         removed = list(compress(self.roots, mask))
         kept = list(compress(self.roots, ~mask))
@@ -134,9 +140,9 @@ class _Layer:
         return waiting, continued
 
     def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
-        """Return the candidates among the best `count`, best first.
+        """Return the candidates among the best `count` individuals of this layer, best first.
 
-        Individuals that have continued rank before candidates.
+        Individuals that have been trained further rank before candidates.
         """
         waiting, continued = self.split_candidates(candidates, stopped)
         if count >= len(self.roots):
@@ -149,12 +155,13 @@ class _Layer:
 
 
 class DominanceRanking:
-    """Rank individuals by non-dominated sorting: the front first, then the next layers.
+    """Rank individuals by non-dominated sorting: the Pareto front first, then the next layers.
 
-    If only a part of a layer is among the best, individuals that have continued come first. Then the farthest candidate
-    from these is selected again and again (Schmucker et al., "Multi-objective asynchronous successive halving", 2021).
-    Layers are updated with each individual (Li et al., "Efficient nondomination level update method for steady-state
-    evolutionary multiobjective optimization", 2017).
+    The next layer is the front of the remaining individuals, and so on. If only a part of a layer is among the best,
+    individuals that have been trained further come first. Then candidates are selected one by one, each as far as
+    possible from the selected individuals (Schmucker et al., "Multi-objective asynchronous successive halving", 2021).
+    An added individual changes only the affected layers (Li et al., "Efficient nondomination level update method for
+    steady-state evolutionary multiobjective optimization", 2017).
     """
 
     def __init__(self) -> None:
@@ -166,11 +173,15 @@ class DominanceRanking:
 
     @property
     def entries(self) -> list[tuple[float, int]]:
-        """Loss and first trial of each individual, layer by layer, the lowest loss of each layer first."""
+        """Loss and first trial of each individual as pairs, by layer and then by loss."""
         return [entry for layer in self._layers for entry in layer.entries]
 
     def add(self, root: int, costs: tuple[float, ...]) -> None:
-        """Add an individual. Individuals of its layer that it dominates move to the next layer, and so on."""
+        """Add an individual to its layer.
+
+        Individuals of this layer that it dominates move to the next layer. From there, they displace the individuals
+        that they dominate, and so on.
+        """
         self._costs[root] = costs
         moved, index = _Layer([root], np.array([costs])), self._find_layer(costs)
         while index < len(self._layers):
@@ -185,7 +196,11 @@ class DominanceRanking:
         self._layers.insert(index, moved)
 
     def remove(self, root: int) -> None:
-        """Remove an individual. Individuals of the next layer that only it dominated move up, and so on."""
+        """Remove an individual from its layer.
+
+        Individuals of the next layer that no individual of this layer dominates any more move up. The next layer is
+        then filled in the same way, and so on.
+        """
         index = self._find_layer(self._costs.pop(root))
         layer, _ = self._layers[index].split([member == root for member in self._layers[index].roots])
         while layer.roots and index + 1 < len(self._layers):
@@ -198,7 +213,10 @@ class DominanceRanking:
         self._layers[index : index + 1] = [layer] if layer.roots else []
 
     def is_behind(self, root: int, count: int) -> bool:
-        """Return whether at least `count` individuals dominate this one; others before it may still fall behind it."""
+        """Return whether at least `count` individuals dominate this one.
+
+        Individuals that rank before this one without dominating it do not count. Additions may move them behind it.
+        """
         costs, own = np.vstack([layer.costs for layer in self._layers]), np.array(self._costs[root])
         return int(((costs <= own).all(axis=1) & (costs < own).any(axis=1)).sum()) >= count
 
@@ -224,7 +242,7 @@ class DominanceRanking:
         return found
 
     def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
-        """Return the position and the first trial of the best candidate."""
+        """Return the position (from 0) and the first trial of the best candidate; None without candidates."""
         ahead = 0
         for layer in self._layers:
             waiting, continued = layer.split_candidates(candidates, stopped)
@@ -234,11 +252,14 @@ class DominanceRanking:
         return None
 
     def find_behind(self, count: int) -> list[int]:  # noqa: ARG002
-        """Return no individuals, because each addition would need a comparison of all individuals with each other."""
+        """Return an empty list.
+
+        To find the displaced individuals, each addition would have to compare all individuals with each other.
+        """
         return []
 
     def restrict_to(self, roots: Collection[int]) -> DominanceRanking:
-        """Return a ranking of some of the individuals."""
+        """Return a new ranking with only the individuals in `roots`."""
         some = DominanceRanking()
         for root, costs in self._costs.items():
             if root in roots:
@@ -246,15 +267,16 @@ class DominanceRanking:
         return some
 
     def _find_layer(self, costs: tuple[float, ...]) -> int:
-        """Return the index of the first layer that does not dominate these costs; no later layer does."""
+        """Return the index of the first layer in which no individual dominates these costs."""
         row = np.array([costs])
         return bisect_left(self._layers, True, key=lambda layer: not layer.dominates(row)[0])
 
 
 def _select_farthest(layer: _Layer, taken: Costs, count: int) -> list[int]:
-    """Return `count` individuals of a layer, each the farthest from those taken before it.
+    """Return `count` individuals of a layer, selected one by one, each as far as possible from all selected before.
 
-    Distances are relative to the range of each objective. If none is taken, the lowest loss comes first.
+    `taken` are the costs of individuals that count as selected at the start. Distances are relative to the range of
+    each objective. If no individual has been selected, the lowest loss comes first.
     """
     order = np.lexsort((np.array(layer.roots), layer.costs[:, 0]))
     roots, costs = [layer.roots[index] for index in order], layer.costs[order]

@@ -1,7 +1,7 @@
 """Read and write the record of a run: an Optuna study with one trial for each evaluation.
 
-An evaluation is recorded durably before it starts. Several processes may read a study; one process writes it
-(`hpo.store.study_writer`).
+An evaluation (one training of an individual) is recorded durably before it starts. Several processes may read the
+study, but only one process writes it (`hpo.store.study_writer`).
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ if TYPE_CHECKING:
 
 
 class Record:
-    """Read and write one study of a storage; `objectives` are those of the study.
+    """Read and write the Optuna study in which a run or its confirmations are recorded.
+
+    The attribute `objectives` holds the objectives of the study.
 
     Args:
         storage: Path of a journal file, URL of an Optuna storage, or an open storage.
         study_name: Name of an existing study.
-        retry: How to wait for an unavailable database; None to raise at once.
+        retry: Repeats calls while a database is unavailable; None to raise the error at once.
     """
 
     def __init__(self, storage: str | Path | BaseStorage, study_name: str, retry: StorageRetry | None = None) -> None:
@@ -66,9 +68,10 @@ class Record:
         confirms: str = "",
         objectives: Objectives = ONLY_LOSS,
     ) -> Record:
-        """Create a study and return its record; `confirms` names the study that it confirms.
+        """Create a study and return its record.
 
-        Raises ValueError if a study of this name exists.
+        `space` describes each parameter of the search space. If the study confirms the best of another study with other
+        seeds, `confirms` is the name of that study. Raises ValueError if a study of this name exists.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         opened = open_storage(storage)
@@ -80,39 +83,39 @@ class Record:
 
     @property
     def study(self) -> optuna.Study:
-        """Study as an Optuna object, for Optuna's analyses."""
+        """Optuna study, for use with Optuna's plots and analyses."""
         return self._study
 
     def read_attributes(self) -> dict[str, Any]:
-        """Return the study's attributes, such as `space`, `confirms` and `taken_over` (imported runs)."""
+        """Return the study's attributes, such as `space`, `confirms` and `taken_over` (names of imported runs)."""
         return self._storage.get_study_user_attrs(self._study_id)
 
     def open_sibling(self, study_name: str) -> Record | None:
-        """Open another study of the same open storage; return None if it does not exist."""
+        """Open another study of the same storage, without opening the storage again; return None if it is missing."""
         try:
             return Record(self._storage, study_name)
         except KeyError:
             return None
 
     def remember_source(self, source: str) -> None:
-        """Record that all evaluations of another run were imported."""
+        """Record that the evaluations of the run `source` have been imported."""
         sources = {*self.read_attributes().get("taken_over", []), source}
         self._storage.set_study_user_attr(self._study_id, "taken_over", sorted(sources))
 
     def read_trials(self) -> Sequence[FrozenTrial]:
-        """Return all trials, ordered by number. Do not change them."""
+        """Return all trials, ordered by number. The caller must not change them."""
         return self._storage.get_all_trials(self._study_id, deepcopy=False)
 
     def start_trial(
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
     ) -> Assignment:
-        """Start a new trial. The caller (`hpo.store.claims`) checks the budget and rejects duplicates."""
+        """Create a running trial. The caller (`hpo.store.claims`) checks the budget and rejects duplicates."""
         template = make_trial(TrialState.RUNNING, params, distributions, attributes)
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
         return self._make_assignment(self._storage.get_trial(trial_id))
 
     def start_waiting(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> Assignment:
-        """Start a waiting trial; attributes that it has already are kept."""
+        """Start a waiting trial, and add attributes whose names the trial does not have yet."""
         for name in attributes.keys() - trial.user_attrs.keys():
             self._storage.set_trial_user_attr(trial._trial_id, name, attributes[name])
         self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
@@ -123,17 +126,20 @@ class Record:
         return make_assignment(trial, self.read_trials() if refers_to_others else ())
 
     def promote(self, paused: Evaluation, attributes: Mapping[str, Any]) -> Assignment:
-        """Start a trial that continues a paused one; attributes of the individual are copied."""
+        """Start a new trial that trains a paused individual further.
+
+        The new trial copies the attributes that belong to the individual, such as its seed.
+        """
         trial = self.read_trials()[paused.trial]
         copied = {**copy_retry_attributes(trial), "retry_of": trial.number}
         return self.start_trial(trial.params, trial.distributions, {**attributes, **copied})
 
     def find_resumable_roots(self) -> set[int]:
-        """Return the first trials of all individuals that are waiting or paused."""
+        """Return the numbers of the first trials of all individuals that are waiting or paused."""
         return self.find_roots(e.trial for e in self.read_evaluations() if e.state in ("waiting", "paused"))
 
     def record_resume(self, assignment: Assignment, losses: Sequence[float], seconds: float) -> None:
-        """Record the losses and the seconds that a resumed evaluation takes over from the trial that it continues."""
+        """Record the losses and the seconds that a resumed evaluation takes over from its previous trial."""
         for step, loss in enumerate(losses, 1):
             self.report(assignment, step, loss)
         self._storage.set_trial_user_attr(assignment.trial_id, "seconds_before", seconds)
@@ -141,20 +147,20 @@ class Record:
         self.record_checkpoint(assignment, len(losses))
 
     def find_roots(self, numbers: Iterable[int]) -> set[int]:
-        """Return the first trials of the individuals that these trials belong to."""
+        """Return the numbers of the first trials of the individuals to which these trials belong."""
         trials = self.read_trials()
         return {find_root_trial(trials[number], trials) for number in numbers}
 
     def clear_inheritance(self, assignment: Assignment) -> None:
-        """Record that an evaluation started without its parent checkpoint."""
+        """Record that an evaluation started without the checkpoint of its parent."""
         self._storage.set_trial_user_attr(assignment.trial_id, "inherits", None)
 
     def record_checkpoint(self, assignment: Assignment, losses: int) -> None:
-        """Record the number of losses at the last checkpoint."""
+        """Record that a checkpoint was saved after this number of losses."""
         self._storage.set_trial_user_attr(assignment.trial_id, "checkpoint_step", losses)
 
     def record_worker_group(self, assignment: Assignment, losses: int, workers: Sequence[int]) -> None:
-        """Record that these workers run an evaluation from now on, after this number of losses."""
+        """Record that these workers together run an evaluation from now on, after this number of losses."""
         before = self._storage.get_trial(assignment.trial_id).user_attrs.get("worker_groups", [])
         group = {"workers": list(workers), "after": losses, "at": time.time()}
         self._storage.set_trial_user_attr(assignment.trial_id, "worker_groups", [*before, group])
@@ -164,14 +170,14 @@ class Record:
         self._storage.set_trial_intermediate_value(assignment.trial_id, step, loss)
 
     def record_rung_values(self, assignment: Assignment, losses: int, values: Sequence[float]) -> None:
-        """Record the values of all objectives at a rung, which is identified by the number of losses."""
+        """Record the values of all objectives at the rung (step of comparison) after this number of losses."""
         before = self._storage.get_trial(assignment.trial_id).user_attrs.get("at_rungs", {})
         self._storage.set_trial_user_attr(assignment.trial_id, "at_rungs", {**before, str(losses): list(values)})
 
     def complete(
         self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
     ) -> None:
-        """Record durably that an evaluation succeeded; `attributes` may hold `cut_after`."""
+        """Record that an evaluation is complete; `attributes` may contain `cut_after`, see `Evaluation`."""
         values = [loss, *self.objectives.select_metric_values(metrics)]
         self._end_trial(
             assignment, TrialState.COMPLETE, values, seconds=seconds, **make_metrics_attribute(metrics), **attributes
@@ -180,24 +186,24 @@ class Record:
     def prune(
         self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
     ) -> None:
-        """Record durably that an evaluation was pruned, or paused if `attributes` hold `paused_after`."""
+        """Record that an evaluation was pruned, or that it was paused if `attributes` contain `paused_after`."""
         values = [loss, *self.objectives.select_metric_values(metrics)]
         self._end_trial(
             assignment, TrialState.PRUNED, values, seconds=seconds, **make_metrics_attribute(metrics), **attributes
         )
 
     def should_prune(self, assignment: Assignment, pruner: BasePruner) -> bool:
-        """Return whether a pruner of Optuna's ends an evaluation, given the losses of all evaluations."""
+        """Return whether one of Optuna's pruners stops an evaluation, given the recorded losses of all evaluations."""
         return pruner.prune(LossOnlyStudy(self._study), self._storage.get_trial(assignment.trial_id))
 
     def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float) -> None:
-        """Record durably that an evaluation failed; `reason` is one line."""
+        """Record that an evaluation failed; `reason` must be one line."""
         self._end_trial(assignment, TrialState.FAIL, None, seconds=seconds, failure=reason, traceback=traceback)
 
     def enqueue(
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], **attributes: Any
     ) -> None:
-        """Add a waiting trial; workers start waiting trials before new individuals."""
+        """Add a waiting trial. Workers start waiting trials before they start new individuals."""
         template = make_trial(TrialState.WAITING, params, distributions, attributes)
         self._storage.create_new_trial(self._study_id, template_trial=template)
 
@@ -207,15 +213,15 @@ class Record:
         distributions: Mapping[str, BaseDistribution],
         make_attributes: Callable[[Evaluation, int], Mapping[str, Any]],
     ) -> int:
-        """Import the evaluations of another run whose hyperparameters are new here, and return their number.
+        """Import evaluations of another run, and return their number. Skip hyperparameters that this study has already.
 
-        They do not count against the budget. No other process may start trials in the meantime.
+        Imported evaluations do not count against the budget. No other process may start trials during this call.
 
         Args:
             evaluations: Complete, pruned and paused evaluations of the other run.
             distributions: Distributions of the search space.
-            make_attributes: Returns the attributes of an evaluation, given the number of evaluations imported before
-                it.
+            make_attributes: Function that returns the attributes to record for an evaluation. Its second argument is
+                the number of evaluations that were imported before.
         """
         count, known = 0, {frozenset(trial.params.items()) for trial in self.read_trials()}
         for evaluation in evaluations:
@@ -228,15 +234,16 @@ class Record:
         return count
 
     def cancel_waiting(self, waiting: Evaluation) -> None:
-        """End a waiting trial, so that it is never evaluated. No other process may start trials in the meantime."""
+        """End a waiting trial, so that it is never evaluated. No other process may start trials during this call."""
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, waiting.trial)
         assignment = Assignment(trial_id, waiting.trial, waiting.params, waiting.trial)
         self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
 
     def interrupt(self, assignment: Assignment, crashed: bool = False) -> None:
-        """End a trial that did not end by itself, and enqueue its retry.
+        """Record that a trial was interrupted, and enqueue a new trial that retries it.
 
-        The retry is recorded before the end of the trial, so that a crash in between loses nothing.
+        The retry is recorded before the end of the trial, so that a crash between the two steps loses nothing.
+        `crashed` states whether the trial is suspected of a crash of the job.
         """
         trial = self._storage.get_trial(assignment.trial_id)
         crash_count = 0 if has_progressed(trial) else read_crash_count(trial) + crashed
@@ -246,10 +253,11 @@ class Record:
         self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
 
     def requeue_interrupted(self, crashed: bool = True) -> int:
-        """Interrupt all running trials after the end of a run, and return their number. No process may run the study.
+        """Interrupt all trials that are still running in the record of an ended run, and return their number.
 
-        If the job crashed, one of them may be the cause. Crash isolation (`hpo.store.crash_isolation`) finds it, and it
-        fails.
+        No process may run the study. If the job crashed, one of these trials may be the cause. Crash isolation
+        (`hpo.store.crash_isolation`) finds this trial after repeated crashes. Then the trial fails instead of being
+        retried.
         """
         running = [trial for trial in self.read_trials() if trial.state == TrialState.RUNNING]
         for trial in running:
@@ -266,7 +274,10 @@ class Record:
         return len(running)
 
     def count_initial_failures(self) -> int:
-        """Return the number of evaluations that failed since this record was opened; 0 if any evaluation succeeded."""
+        """Return the number of evaluations that failed since this record was opened.
+
+        Return 0 if any evaluation of the run is complete, pruned or paused.
+        """
         evaluations = self.read_evaluations()
         if any(evaluation.counts_for_budget and evaluation.state != "failed" for evaluation in evaluations):
             return 0
@@ -277,7 +288,7 @@ class Record:
         return self._evaluations.update(self.read_trials())
 
     def read_changes(self) -> list[Evaluation]:
-        """Return the evaluations that started, ended or were promoted since the last call."""
+        """Return the evaluations that were added, or changed their state, since the previous call."""
         return self._changes.find_changes(self.read_trials())
 
     def read_running(self) -> list[Evaluation]:

@@ -1,4 +1,4 @@
-"""Define the options of a search that each session records in run.json, and convert their values to JSON."""
+"""Define the command-line options that each session records in run.json, and convert their values to JSON."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _OFF = "off"
 
 @dataclass(frozen=True)
 class RecordedOption:
-    """Describe an option of the command line.
+    """Describe a command-line option that is recorded in run.json.
 
     Attributes:
-        name: Name of the option; of a switch, the form that changes the default.
-        default: Value without this option.
-        is_valid: Returns whether a JSON value is a value of the option.
-        off_value: Value for ``off``, which is a text in JSON; None if the option cannot be switched off.
+        name: Name of the option. For a switch, it is the form that changes the default.
+        default: Value if the option is not given.
+        is_valid: Function that returns whether a JSON value is valid for the option.
+        off_value: Number that stands for ``off``; None if the option cannot be switched off.
         is_kept_on_resume: Whether a resumed run keeps the value. Options that depend on the machine or on the job are
             not kept.
     """
@@ -32,7 +32,7 @@ class RecordedOption:
     is_kept_on_resume: bool = True
 
     def format_words(self, value: Any) -> list[str]:
-        """Return the words of a command line that set this value."""
+        """Return the command-line arguments that set the option to this value."""
         if isinstance(value, bool):
             return [self.name]
         if isinstance(value, list):
@@ -81,7 +81,7 @@ OPTIONS: dict[str, RecordedOption] = {
 
 
 def to_json(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the recorded options as JSON; other values are omitted."""
+    """Select the recorded options from `values`, and convert their values to JSON."""
     chosen = {name: values[name] for name in OPTIONS if name in values}
     lists = {name: list(value) for name, value in chosen.items() if isinstance(value, tuple)}
     off = {name: _OFF for name, value in chosen.items() if isinstance(value, float) and math.isinf(value)}
@@ -89,14 +89,14 @@ def to_json(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_json(name: str, value: Any) -> Any:
-    """Return the value for `hpo.run.options.Options` of an option in JSON."""
+    """Convert the JSON value of an option to the value in `hpo.run.options.Options`."""
     if value == _OFF and OPTIONS[name].off_value is not None:
         return OPTIONS[name].off_value
     return tuple(value) if isinstance(value, list) else value
 
 
 def is_valid_value(name: str, value: Any) -> bool:
-    """Return whether a JSON value is a value of the option; values of unknown options are valid."""
+    """Return whether a JSON value is valid for an option. All values of unknown options are valid."""
     option = OPTIONS.get(name)
     if option is None:
         return True

@@ -33,8 +33,8 @@ class RunDir:
         best_weights: Weights of the best evaluation.
         front_weights: Folder of the weights of the Pareto front.
         confirmed_weights: Folder of the weights trained with other seeds.
-        trial_folders: Folders of the evaluations.
-        previous_crashed: Whether the previous run in this directory crashed; known inside `hold_lock`.
+        trial_folders: Folder that contains a folder for each evaluation.
+        previous_crashed: Whether the previous session in this directory crashed. `hold_lock` sets it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,20 +54,23 @@ class RunDir:
 
     @property
     def study_name(self) -> str:
-        """Name of the run's study in its storage."""
+        """Name of the run's study in its storage, which is the name of the directory."""
         return self.path.absolute().name
 
     def get_log_path(self, trial: int, confirms: bool = False) -> Path:
-        """Return the path of the output of an evaluation of the search, or of its confirmation."""
+        """Return the file for the output of a trial of the search or, if `confirms` is true, of the confirmation."""
         return self.path / "logs" / f"{'confirm-' if confirms else ''}{trial}.txt"
 
     @property
     def holds_run(self) -> bool:
-        """Whether a run was started here."""
+        """Whether a run has been started in this directory."""
         return self.run_json.exists() or self.journal.exists()
 
     def check_usable(self, resume: bool) -> None:
-        """Raise UsageError unless a run can start here or, if `resume`, be resumed here."""
+        """Raise UsageError unless a run can start in this directory.
+
+        If `resume` is true, the directory may contain a run, which is then resumed.
+        """
         try:
             with suppress(FileNotFoundError, NotADirectoryError):
                 self.path.stat()  # It raises for a name that is too long; exists() does not on Python 3.14.
@@ -87,10 +90,10 @@ class RunDir:
 
     @property
     def is_in_use(self) -> bool | None:
-        """Whether a run is in this directory now; None if this host cannot find out.
+        """Whether a run is using this directory now; None if this host cannot find out.
 
-        On some shared file systems, a lock of another host cannot be seen. Then the content of the lock file decides:
-        it names the holder, and is empty after a run that ended by itself.
+        On some shared file systems, the lock of a process on another host is not visible. Then the content of the lock
+        file decides. It names the process that holds the lock, and is empty after a run that ended without a crash.
         """
         try:
             if _identify_file(self.lock) in _held_locks:
@@ -110,19 +113,19 @@ class RunDir:
 
     @property
     def holder(self) -> str:
-        """Process whose run is in this directory, or was in it when it crashed; empty if there is none."""
+        """Description of the process of the current run, or of a run that crashed; empty if there is neither."""
         with suppress(OSError, ValueError):
             return make_printable(self.lock.read_text().strip()[:200])
         return ""
 
     @contextmanager
     def hold_lock(self) -> Iterator[None]:
-        """Keep other runs out of this directory inside ``with``.
+        """Inside ``with``, keep other runs out of this directory.
 
-        Raises UsageError, which names the holder, if a run is in it.
+        Raises UsageError if another run is using it. The message names the process of that run.
 
-        The operating system's lock ends with its process. The lock file may exist without a lock; its content only
-        names the holder.
+        The operating system releases the lock when the process ends. The lock file remains and does not lock the
+        directory by its existence. Its content names the process.
         """
         with self.lock.open("a+", errors="replace") as file:
             file.seek(0)
@@ -148,12 +151,12 @@ class RunDir:
                     self._remove_lock()
 
     def mark_ended(self) -> None:
-        """Record that the run ends by itself, so that its running evaluations are not suspected of a crash."""
+        """Record that the run ends without a crash, so that running evaluations are not suspected of one."""
         with suppress(OSError):
             os.truncate(self.lock, 0)
 
     def _remove_lock(self) -> None:
-        """Remove the lock of a run that could not start, and the directory if it is empty then."""
+        """Remove the lock file of a run that could not start, and the directory if it is then empty."""
         with suppress(OSError):
             self.lock.unlink()
             self.path.rmdir()
@@ -161,11 +164,14 @@ class RunDir:
                 RUNS_DIR.rmdir()
 
     def locate_storage(self, storage: str) -> str:
-        """Return the storage that run.json names: a URL, or the path of a file in this directory."""
+        """Convert a storage in run.json to a URL or to the absolute path of a file in this directory."""
         return storage if is_url(storage) else str(self.path.absolute() / storage)
 
     def remove_stale_files(self) -> None:
-        """Remove the files of a killed run: locks, which would block until they are stale, and drafts."""
+        """Remove files that a killed run has left: locks of the journal, and drafts (incomplete files) of weights.
+
+        Until such a lock is stale, it would block all writers.
+        """
         for lock in self.path.glob(f"{self.journal.name}.lock*"):
             lock.unlink(missing_ok=True)
         for draft in (*self.path.glob(f".{self.best_weights.name}.*"), *self.front_weights.glob(".*")):
@@ -195,7 +201,7 @@ def _identify_file(path: Path) -> tuple[int, int]:
 
 
 def _try_lock(file: IO[str]) -> bool | None:
-    """Call `try_system_lock` up to four times, since `is_in_use` of another process locks the file for a moment."""
+    """Call `try_system_lock` up to four times, because `is_in_use` in another process briefly locks the file, too."""
     for _ in range(3):
         if (locked := try_system_lock(file)) is not False:
             return locked
@@ -204,7 +210,7 @@ def _try_lock(file: IO[str]) -> bool | None:
 
 
 def make_run_dir(name: str) -> RunDir:
-    """Create and return runs/NAME-DATE-TIME, with a number if two runs start in the same second."""
+    """Create the directory runs/NAME-DATE-TIME, and return it. If it exists, add a number to the name."""
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for suffix in ["", *(f"-{number}" for number in range(2, 1000))]:
         with suppress(FileExistsError):
@@ -220,7 +226,10 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file, or the target of a link, atomically. Raises RunError if it cannot be written."""
+    """Write a file atomically. If the path is a symbolic link, write the target of the link.
+
+    Raises RunError if the file cannot be written.
+    """
     target = Path(os.path.realpath(path))
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:

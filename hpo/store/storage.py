@@ -30,12 +30,15 @@ class FileStorage(JournalStorage):
 
 
 def list_studies(storage: str | Path, retry: StorageRetry | None = None) -> dict[str, list[StudyDirection]]:
-    """Return the directions of each study in a storage, by name."""
+    """Return the names of all studies in a storage, each with the directions of its objectives."""
     return {study.study_name: list(study.directions) for study in open_storage(storage, retry).get_all_studies()}
 
 
 def check_readable(storage: str) -> None:
-    """Raise UsageError if an SQLite file is missing or is not an Optuna storage. To open it would make it one."""
+    """Raise UsageError if an SQLite file is missing or is not an Optuna storage.
+
+    This check comes first, because Optuna creates a missing file, and its tables, when it opens a storage.
+    """
     path = find_storage_file(storage)
     if path is None or not is_url(storage):
         return
@@ -50,7 +53,10 @@ def check_readable(storage: str) -> None:
 
 @contextmanager
 def cache_journals() -> Iterator[None]:
-    """Let this thread open each journal only once inside ``with``; to read 5,000 trials of 20 losses takes 2 s."""
+    """Inside ``with``, let this thread open each journal file only once.
+
+    Opening takes time: a journal of 5,000 trials with 20 losses each is read in 2 seconds.
+    """
     _thread_cache.journals = {}
     try:
         yield
@@ -61,7 +67,7 @@ def cache_journals() -> Iterator[None]:
 def open_storage(storage: str | Path | BaseStorage, retry: StorageRetry | None = None) -> BaseStorage:
     """Open the storage at a path or a URL; an open storage is returned unchanged.
 
-    `retry` waits for an unavailable database, now and in all later calls.
+    `retry` repeats calls while the database at a URL is unavailable, now and later.
     """
     if isinstance(storage, BaseStorage):
         return storage

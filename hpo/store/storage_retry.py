@@ -1,4 +1,4 @@
-"""Wait for databases that are unavailable for a while, because they are restarted or locked."""
+"""Repeat calls of a database that is unavailable for a while, because it is being restarted or is locked."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class StorageRetry:
 
     Args:
         storage_name: Name of the storage in messages.
-        report: Prints a message at the start and at the end of an outage.
-        is_over: Returns whether to give up at once.
+        report: Function that prints a message at the start and at the end of an outage.
+        is_over: Function that returns whether to stop waiting at once.
     """
 
     def __init__(
@@ -51,11 +51,12 @@ class StorageRetry:
     def call(self, step: Callable[[], T], retry_step: Callable[[], T] | None = None) -> T:
         """Call `step` until the storage answers, and return its result.
 
-        A step may have taken effect although it raised an error. Then `retry_step` is called instead.
+        The first call may have changed the storage although it raised an error. Therefore all later calls use
+        `retry_step`.
 
         Args:
-            step: Call of the storage.
-            retry_step: Call for all tries but the first; `step` by default.
+            step: Function that calls the storage.
+            retry_step: Function for all calls after the first; `step` by default.
 
         Returns:
             The result of the call.
@@ -115,7 +116,7 @@ class StorageRetry:
 
 
 def wrap_with_retry(storage: BaseStorage, retry: StorageRetry) -> BaseStorage:
-    """Replace all methods of a storage by methods that wait while it is unavailable, and return it."""
+    """Let all methods of a storage repeat their calls while it is unavailable, and return the storage."""
     for name in _STORAGE_METHODS:
         setattr(storage, name, partial(_call_with_retry, storage, getattr(storage, name), retry))
     return storage
@@ -134,7 +135,7 @@ def _call_with_retry(
 
 
 def _end_trial(step: Callable[[], bool]) -> bool:
-    """Start or end a trial; return True if it has ended already."""
+    """Call `step`, which sets the state of a trial. If an earlier call has already ended the trial, return True."""
     try:
         return step()
     except UpdateFinishedTrialError:
@@ -142,7 +143,10 @@ def _end_trial(step: Callable[[], bool]) -> bool:
 
 
 def _add_trial(step: Callable[[], int], storage: BaseStorage, study_id: int, template: FrozenTrial) -> int:
-    """Add a trial unless an equal one exists, and return its id. No two trials have equal parameters and attributes."""
+    """Add a trial unless an earlier call has added it, and return its id.
+
+    An earlier call has added it if a trial has equal parameters and attributes, because no two trials have both equal.
+    """
     for trial in storage.get_all_trials(study_id, deepcopy=False):
         if (trial.params, trial.user_attrs) == (template.params, template.user_attrs):
             return trial._trial_id
@@ -150,7 +154,7 @@ def _add_trial(step: Callable[[], int], storage: BaseStorage, study_id: int, tem
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Return whether an error means that a storage is unavailable, and not that a call is wrong."""
+    """Return whether an error means that a storage is unavailable for a while, and not that a call is wrong."""
     from sqlalchemy import exc
 
     if isinstance(error, StorageInternalError):

@@ -17,12 +17,15 @@ def has_hidden_password(storage: str) -> bool:
 
 
 def is_url(storage: str) -> bool:
-    """Return whether a storage is named by a URL, and is not a journal file."""
+    """Return whether `storage` is a URL, and not the path of a journal file."""
     return "://" in storage
 
 
 def find_storage_file(storage: str) -> Path | None:
-    """Return the file that holds a storage; None for a server, or for an SQLite database without a plain file."""
+    """Return the file that contains a storage.
+
+    Return None for a database server, and for an SQLite database in memory or with a ``file:`` name.
+    """
     if not is_url(storage):
         return Path(storage)
     url = _parse_url(storage)
@@ -32,7 +35,10 @@ def find_storage_file(storage: str) -> Path | None:
 
 
 def resolve_url(storage: str) -> str:
-    """Return a storage URL with an absolute path, so that it is valid in all folders; a path is returned unchanged."""
+    """Make the path in an SQLite URL absolute, so that the URL is valid in all working directories.
+
+    Other URLs and paths are returned unchanged.
+    """
     if not is_url(storage):
         return storage
     path, url = find_storage_file(storage), _parse_url(storage)

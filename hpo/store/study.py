@@ -1,4 +1,4 @@
-"""Open the study of a run in its storage, and raise one clear message if anything is wrong there."""
+"""Open the study of a run, and report problems of its storage as UsageError."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def open_study(storage: str, study_name: str) -> Record | None:
 
 
 def open_confirmations(storage: str, study_name: str) -> Record | None:
-    """Open the record of the evaluations that confirm the best of a run; return None if there is none yet.
+    """Open the study in which the best individuals of a run are trained again with other seeds.
 
-    Raises UsageError if another run owns the study of this name.
+    Return None if there is none yet. Raise UsageError if the study of this name belongs to another run.
     """
     name = make_confirmation_name(study_name)
     if is_storage_missing(storage):
@@ -43,7 +43,10 @@ def open_confirmations(storage: str, study_name: str) -> Record | None:
 
 
 def open_existing_study(run_dir: RunDir, storage: str, study_name: str) -> Record:
-    """Open the record of a run that has one. Raises UsageError if its storage has no such study."""
+    """Open the record of a run that must exist.
+
+    Raises UsageError if its storage or its study is missing.
+    """
     if is_storage_missing(storage):
         raise UsageError(f"{find_storage_file(storage)}, the study of this run, is missing: restore it")
     check_readable(storage)
@@ -58,7 +61,7 @@ def open_existing_study(run_dir: RunDir, storage: str, study_name: str) -> Recor
 
 
 def check_objectives(record: Record, manifest: Manifest, run_dir: RunDir) -> None:
-    """Raise UsageError if a study has other objectives than its run."""
+    """Raise UsageError if the objectives of a study differ from the objectives in run.json."""
     if record.objectives != manifest.objectives:
         found, expected = (", ".join(side.describe()) for side in (record.objectives, manifest.objectives))
         raise UsageError(
@@ -68,14 +71,17 @@ def check_objectives(record: Record, manifest: Manifest, run_dir: RunDir) -> Non
 
 
 def is_storage_missing(storage: str) -> bool:
-    """Return whether the file that should hold a storage is missing."""
+    """Return whether a storage should be in a file that is missing."""
     path = find_storage_file(storage)
     return path is not None and not path.is_file()
 
 
 @contextmanager
 def convert_storage_errors(storage: str) -> Iterator[None]:
-    """Convert all errors of a storage except outages to UsageError. Each kind of storage raises its own exceptions."""
+    """Inside ``with``, convert errors of a storage to UsageError, because each kind of storage raises different ones.
+
+    StorageUnavailableError is not converted.
+    """
     try:
         yield
     except (UsageError, StorageUnavailableError):

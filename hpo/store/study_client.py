@@ -1,4 +1,7 @@
-"""Let the leader of a worker read and write the study through the process that writes it."""
+"""Let the leader of a worker (its first rank) read and write the study through the writer.
+
+The writer is the only process that writes the study (`hpo.store.study_writer`).
+"""
 
 from __future__ import annotations
 
@@ -18,45 +21,45 @@ if TYPE_CHECKING:
 
 
 class WriterConnection(Protocol):
-    """Connect a leader to the writer of the study."""
+    """Let a leader (first rank of a worker) call methods in the process that writes the study."""
 
     def notify(self, name: str, *arguments: Any, **options: Any) -> None:
-        """Let the writer call a method, without waiting for it."""
+        """Call a method of the writer by its name, without waiting for it."""
 
     def call(self, name: str, *arguments: Any, limit: float = math.inf, **options: Any) -> Any:
-        """Let the writer call a method after all earlier ones, and return the result.
+        """Call a method of the writer by its name, after all earlier calls, and return its result.
 
-        Raises TimeoutError after `limit` seconds.
+        Raises TimeoutError after `limit` seconds without a result.
         """
 
 
 class DirectConnection:
-    """Connect to a writer in the same thread; all changes are durable at once."""
+    """Call a writer in the same thread. All changes are durable (on disk) at once."""
 
     def __init__(self, writer: StudyWriter) -> None:
         self._writer = writer
 
     def notify(self, name: str, *arguments: Any, **options: Any) -> None:
-        """Let the writer call a method."""
+        """Call a method of the writer by its name."""
         self._writer(name, *arguments, **options)
         self._writer.commit()
 
     def call(self, name: str, *arguments: Any, limit: float = math.inf, **options: Any) -> Any:  # noqa: ARG002 - it never waits
-        """Let the writer call a method, and return the result."""
+        """Call a method of the writer by its name, and return its result."""
         answer = self._writer(name, *arguments, **options)
         self._writer.commit()
         return answer
 
 
 class StudyClient:
-    """Record the evaluations of one worker through the writer.
+    """Record the evaluations of one worker by calls to the writer of the study.
 
-    It claims no evaluations once `is_stopping()` is true.
+    No evaluation is started when `is_stopping()` returns True.
 
     Attributes:
         objectives: Objectives of the run.
-        listeners: Functions that `read_changes` calls with each evaluation, of which only
-            `hpo.store.evaluations.SHARED_FIELDS` are known.
+        listeners: Functions that `read_changes` calls with each evaluation. Only the fields in
+            `hpo.store.evaluations.SHARED_FIELDS` are set; other fields have their defaults.
     """
 
     def __init__(
@@ -72,7 +75,10 @@ class StudyClient:
         self.listeners: list[Callable[[Evaluation], None]] = []
 
     def read_changes(self) -> list[Evaluation]:
-        """Return the evaluations that started, ended or were promoted since the last call; all at the first call."""
+        """Return the evaluations that were added, or changed their state, since the previous call.
+
+        The first call returns all evaluations.
+        """
         content, self._change_count = self._connection.call("read_changes", self._change_count)
         stream, changes = io.BytesIO(content), []
         while stream.tell() < len(content):
@@ -83,13 +89,13 @@ class StudyClient:
         return changes
 
     def claim(self, params: Mapping[str, Any], **attributes: Any) -> Assignment | None:
-        """Start an evaluation, see `hpo.store.claims.Claims.claim`."""
+        """Start the next evaluation of this worker, see `hpo.store.claims.Claims.claim`."""
         if self.is_stopping():
             return None
         return cast("Assignment | None", self._connection.call("claim", params, **attributes))
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
-        """Start an evaluation, see `hpo.store.claims.Claims.claim_waiting`."""
+        """Start a waiting or promoted evaluation, see `hpo.store.claims.Claims.claim_waiting`."""
         return (
             None
             if self.is_stopping()
@@ -97,7 +103,7 @@ class StudyClient:
         )
 
     def flush(self, limit: float = math.inf) -> None:
-        """Wait until all changes are durable. Raises TimeoutError after `limit` seconds."""
+        """Wait until all changes are durable (on disk). Raises TimeoutError after `limit` seconds."""
         self._connection.call("commit", limit=limit)
 
     # These methods call the methods of `Record` with the same names.
@@ -107,31 +113,31 @@ class StudyClient:
         self._connection.notify("report", assignment, step, loss)
 
     def record_resume(self, assignment: Assignment, losses: Sequence[float], seconds: float) -> None:
-        """Record the losses and the seconds that a resumed evaluation takes over from the trial that it continues."""
+        """Record the losses and the seconds that a resumed evaluation takes over from its previous trial."""
         self._connection.notify("record_resume", assignment, losses, seconds)
 
     def record_checkpoint(self, assignment: Assignment, losses: int) -> None:
-        """Record the number of losses at the last checkpoint."""
+        """Record that a checkpoint was saved after this number of losses."""
         self._connection.notify("record_checkpoint", assignment, losses)
 
     def record_worker_group(self, assignment: Assignment, losses: int, workers: Sequence[int]) -> None:
-        """Record that these workers run an evaluation from now on."""
+        """Record that these workers together run an evaluation from now on, after this number of losses."""
         self._connection.notify("record_worker_group", assignment, losses, workers)
 
     def clear_inheritance(self, assignment: Assignment) -> None:
-        """Record that an evaluation started without its parent checkpoint."""
+        """Record that an evaluation started without the checkpoint of its parent."""
         self._connection.notify("clear_inheritance", assignment)
 
     def complete(
         self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
     ) -> None:
-        """Record that an evaluation succeeded."""
+        """Record that an evaluation is complete; `attributes` may contain `cut_after`, see `Evaluation`."""
         self._connection.notify("complete", assignment, loss, seconds, dict(metrics), **attributes)
 
     def prune(
         self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
     ) -> None:
-        """Record that an evaluation was pruned or paused."""
+        """Record that an evaluation was pruned, or that it was paused if `attributes` contain `paused_after`."""
         self._connection.notify("prune", assignment, loss, seconds, dict(metrics), **attributes)
 
     def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float) -> None:
@@ -139,11 +145,11 @@ class StudyClient:
         self._connection.notify("fail", assignment, reason, traceback, seconds)
 
     def interrupt(self, assignment: Assignment) -> None:
-        """End an evaluation that did not end by itself, and enqueue its retry."""
+        """Record that an evaluation was interrupted, and enqueue its retry."""
         self._connection.notify("interrupt", assignment)
 
     def log_output(self, trial: int, text: str) -> None:
-        """Store the output of an evaluation."""
+        """Store lines that an evaluation has printed."""
         if text:
             self._connection.notify("log_output", trial, text)
 
@@ -152,24 +158,30 @@ class StudyClient:
     def decide_pruning(
         self, assignment: Assignment, losses: int, loss: float, metrics: Mapping[str, float]
     ) -> PruningDecision:
-        """Let the pruner decide on an evaluation after `losses` losses, by its lowest loss and the metrics of it."""
+        """Let the pruner decide whether an evaluation continues after this number of losses.
+
+        `loss` is its lowest loss so far, and `metrics` were reported with this loss.
+        """
         values = (loss, *self.objectives.select_metric_values(metrics)) if self.objectives.is_multi_objective else ()
         return cast("PruningDecision", self._connection.call("decide_pruning", assignment, losses, values))
 
     def count_initial_failures(self) -> int:
-        """Return the number of evaluations that failed in this session; 0 if any evaluation of the run succeeded."""
+        """Return the number of evaluations that failed in this session.
+
+        Return 0 if any evaluation of the run is complete, pruned or paused.
+        """
         return int(self._connection.call("count_initial_failures"))
 
     def should_keep_weights(self, trial: int, loss: float) -> bool:
-        """Return whether to keep the weights of a confirmation that has this loss."""
+        """Return whether to keep the weights of a confirmation (training with another seed) with this loss."""
         return bool(self._connection.call("should_keep_weights", trial, loss))
 
     def list_weight_files(self, trial: int) -> list[str]:
-        """Return the files that the weights of a complete evaluation should be written to."""
+        """Return the files to which the weights of a complete evaluation should be written; empty to discard them."""
         return list(self._connection.call("list_weight_files", trial))
 
     def move_weights(self, trial: int) -> None:
-        """Move written weights from their drafts to their files."""
+        """Move the weights of a trial from drafts (temporary files) to their files, if they are still wanted there."""
         self._connection.notify("move_weights", trial)
 
     def has_losses(self) -> bool:
@@ -177,30 +189,33 @@ class StudyClient:
         return bool(self._connection.call("has_losses"))
 
     def is_first_warning(self, text: str) -> bool:
-        """Return whether this is the first call with this text in the run, over all workers."""
+        """Return whether no worker has called this method with this text before in this session."""
         return bool(self._connection.call("is_first_warning", text))
 
     def read_previous_losses(self, trial: int) -> tuple[list[float], float]:
-        """Return the losses and the seconds of the trial that this trial continues; none if it continues none."""
+        """Return the losses and the seconds of the trial that this trial retries or continues.
+
+        Return no losses and 0 seconds for the first trial of an individual.
+        """
         losses, seconds = self._connection.call("read_previous_losses", trial)
         return list(losses), float(seconds)
 
     def read_checkpoint_step(self, trial: int) -> int:
-        """Return the number of losses at the last checkpoint of an evaluation."""
+        """Return the number of losses at the latest checkpoint of an evaluation; 0 without a checkpoint."""
         return int(self._connection.call("read_checkpoint_step", trial))
 
     def is_parent_candidate(self, trial: int, loss: float) -> bool:
-        """Return whether individuals may inherit from an evaluation that ends with this loss."""
+        """Return whether individuals may start from the checkpoint of an evaluation that ends with this loss."""
         return bool(self._connection.call("is_parent_candidate", trial, loss))
 
     def drop_superseded(self, trial: int) -> None:
-        """Remove the checkpoints of individuals that this evaluation displaces from the best of its island."""
+        """Remove the checkpoints of individuals that this trial displaces from the best of its island."""
         self._connection.notify("drop_superseded", trial)
 
     def find_expandable(self) -> list[ExpandableEvaluation]:
-        """Return the evaluations that more workers may join."""
+        """Return the running evaluations that more workers may join."""
         return list(self._connection.call("find_expandable"))
 
     def estimate_losses_left(self, losses: int) -> int:
-        """Estimate how many losses an evaluation will still report after this number of losses."""
+        """Estimate how many more losses an evaluation will report after `losses` losses."""
         return int(self._connection.call("estimate_losses_left", losses))

@@ -12,7 +12,7 @@ from hpo.objectives import LOSS, Objectives
 
 
 def make_directions(objectives: Objectives) -> list[StudyDirection]:
-    """Return the direction of each objective."""
+    """Return for each objective whether Optuna must minimize or maximize it."""
     return [
         StudyDirection.MAXIMIZE if name in objectives.maximized else StudyDirection.MINIMIZE
         for name in objectives.names
@@ -20,9 +20,10 @@ def make_directions(objectives: Objectives) -> list[StudyDirection]:
 
 
 def make_study(storage: BaseStorage, name: str, objectives: Objectives) -> int:
-    """Create a study with these objectives, and return its id. Optuna's plots and dashboard use their names.
+    """Create a study with these objectives, and return its id.
 
-    An existing study is used if it has neither a search space nor trials, because its creation was interrupted.
+    The names of the objectives are stored for Optuna's plots and dashboard. An existing study with these objectives is
+    used if it has neither a search space nor trials, because its creation was interrupted.
 
     Args:
         storage: Open storage.
@@ -33,7 +34,7 @@ def make_study(storage: BaseStorage, name: str, objectives: Objectives) -> int:
         The id of the study.
 
     Raises:
-        ValueError: If another study has the name.
+        ValueError: If another study has this name.
     """
     try:
         study_id = storage.create_new_study(make_directions(objectives), name)
@@ -50,7 +51,7 @@ def make_study(storage: BaseStorage, name: str, objectives: Objectives) -> int:
 
 
 def read_objectives(study: optuna.Study) -> Objectives:
-    """Return the objectives of a study; the first is named "loss", and others without names are numbered."""
+    """Return the objectives of a study. The first is named "loss". Others without names are numbered."""
     stored_names = study.metric_names or [str(index) for index in range(len(study.directions))]
     names = (LOSS, *stored_names[1:])
     pairs = zip(names, study.directions, strict=True)
@@ -58,10 +59,10 @@ def read_objectives(study: optuna.Study) -> Objectives:
 
 
 class LossOnlyStudy(optuna.Study):
-    """Present a study to Optuna's pruners with a single direction.
+    """Present a study to Optuna's pruners as if the loss were its only objective.
 
-    Optuna's pruners refuse studies with several objectives, although they compare only intermediate values, which are
-    losses.
+    Optuna's pruners refuse studies with several objectives, although they compare only intermediate values. Here,
+    intermediate values are losses.
     """
 
     def __init__(self, study: optuna.Study) -> None:
@@ -69,5 +70,5 @@ class LossOnlyStudy(optuna.Study):
 
     @property
     def direction(self) -> StudyDirection:
-        """Direction of the loss."""
+        """Direction of the loss, which is always minimized."""
         return StudyDirection.MINIMIZE

@@ -1,4 +1,4 @@
-"""Write the study of a run for the leaders of all workers, and answer their calls."""
+"""Write the study of a run for the leaders (first ranks) of all workers, and answer their calls."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ _COMMIT_TIME_FACTOR = 4.0
 
 @dataclass
 class StudyWriter:
-    """Write the record of a run and answer leaders, in one thread.
+    """Write the record of a run, and answer the calls of leaders (first ranks of workers), in one thread.
 
-    Calls are answered at once. Without a cached storage, changes are durable at once. With one, they are durable after
-    the next commit: by `commit`, by `commit_if_due`, or when an evaluation starts. `take_committed` returns only
-    durable changes.
+    Calls are answered at once. A change is durable when it is on disk. Without a cached storage, this is at once. With
+    one, changes become durable at the next commit: in `commit`, in `commit_if_due`, or when an evaluation starts.
+    `take_committed` returns only durable changes.
 
     Attributes:
         record: Record of the run; it uses `cached_storage` if there is one.
-        claims: Budget of the run.
+        claims: Starts trials within the budget of the run.
         log: Output of the evaluations.
         checkpoints: Checkpoints of the evaluations.
         cached_storage: Storage that collects changes for the next commit.
         pruner: Pruner of the run.
         halving: Schedule by which evaluations get more workers; None without elastic workers.
-        inheritance: Selects parents; None without population based training.
+        inheritance: Selects the checkpoints from which individuals start; None without population based training.
         weights: Decides whose weights are kept; None if no weights are kept.
     """
 
@@ -83,24 +83,24 @@ class StudyWriter:
 
     @contextmanager
     def batch_writes(self) -> Iterator[None]:
-        """Collect changes inside ``with``, and commit them at its end."""
+        """Inside ``with``, collect changes until the next commit. The end of the block commits, too."""
         with self.cached_storage.batch_writes() if self.cached_storage else nullcontext():
             yield
             self.commit()
 
     def __call__(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Call a method of the record or of this writer for a leader, and return the result."""
+        """Call the method `name` of the record or of this writer for a leader, and return its result."""
         self._has_changed = True
         method: Callable[..., Any] = getattr(self.record if name in _RECORD_METHODS else self, name)
         return method(*arguments, **options)
 
     def commit_if_due(self) -> None:
-        """Commit all changes unless the last commit was just before."""
+        """Commit all changes, unless the previous commit was only a moment ago."""
         if clock.now() >= self._next_commit_at:
             self.commit()
 
     def commit(self) -> None:
-        """Make all changes durable."""
+        """Make all changes durable (on disk)."""
         began = clock.now()
         if self.cached_storage and self.cached_storage.commit():
             now = clock.now()
@@ -112,9 +112,9 @@ class StudyWriter:
             self._publish()
 
     def take_committed(self) -> list[Evaluation]:
-        """Return the evaluations that durably started, ended or were promoted since the last call.
+        """Return the evaluations whose addition or change of state became durable since the previous call.
 
-        For one other thread.
+        Only one thread may call this method; it may be another thread.
         """
         changes = []
         while self._committed:
@@ -124,48 +124,54 @@ class StudyWriter:
     # Leaders call the methods below.
 
     def claim(self, params: Mapping[str, Any], **attributes: Any) -> Assignment | None:
-        """Start an evaluation, see `Claims.claim`. A new individual may inherit from one of the best of its island."""
+        """Start an evaluation, see `Claims.claim`. A new individual may start from another individual's checkpoint."""
         parent = self.inheritance.find_parent(params, attributes["island"]) if self.inheritance else None
         return self._commit_start(self.claims.claim(params, parent, **attributes))
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
-        """Start an evaluation, see `Claims.claim_waiting`."""
+        """Start a waiting or promoted evaluation, see `Claims.claim_waiting`."""
         return self._commit_start(self.claims.claim_waiting(**attributes))
 
     def _commit_start(self, assignment: Assignment | None) -> Assignment | None:
-        """Commit the start of an evaluation at once, since the evaluation is a suspect if it crashes the job."""
+        """Commit the start of an evaluation at once.
+
+        If the evaluation crashes the job, the record must show that it was running.
+        """
         if assignment is not None:
             self.commit()
         return assignment
 
     def read_changes(self, since: int) -> tuple[bytes, int]:
-        """Return all changes after index `since`, pickled one after the other, and the new total."""
+        """Return all changes of evaluations after the first `since`, each pickled, and the total number of changes."""
         self._collect_changes()
         return b"".join(self._pickled_changes[since:]), len(self._pickled_changes)
 
     def decide_pruning(self, assignment: Assignment, losses: int, values: Sequence[float] = ()) -> PruningDecision:
-        """Let the pruner decide on an evaluation, and remove checkpoints that no promotion needs any more."""
+        """Let the pruner decide whether an evaluation continues after this number of losses.
+
+        Also remove the checkpoints of paused individuals that can no longer be promoted (trained further).
+        """
         assert self.pruner is not None
         decision = self.pruner.decide_pruning(self.record, assignment, losses, values)
         self._drop_checkpoints(decision.eliminated)
         return decision
 
     def log_output(self, trial: int, text: str) -> None:
-        """Store the output of an evaluation."""
+        """Store lines that an evaluation has printed."""
         self.log.add(trial, text)
 
     def should_keep_weights(self, trial: int, loss: float) -> bool:
-        """Return whether to keep the weights of a confirmation that has this loss."""
+        """Return whether to keep the weights of a confirmation (training with another seed) with this loss."""
         self._collect_changes()
         return cast("ConfirmedWeights", self.weights).should_keep(trial, loss)
 
     def list_weight_files(self, trial: int) -> list[str]:
-        """Return the files that the weights of a complete evaluation should be written to."""
+        """Return the files to which the weights of a complete evaluation should be written; empty to discard them."""
         self._collect_changes()
         return [str(path) for path in self.weights.list_wanted_files(trial)] if self.weights else []
 
     def move_weights(self, trial: int) -> None:
-        """Move written weights from their drafts to their files, if they are still wanted there."""
+        """Move the weights of a trial from drafts (temporary files) to their files, if they are still wanted there."""
         if self.weights:
             self.commit()  # After a crash in between, no weights may exist of an evaluation without a recorded end.
             self.weights.move_draft(trial)
@@ -175,13 +181,16 @@ class StudyWriter:
         return any(evaluation.curve for evaluation in self.record.read_evaluations())
 
     def is_first_warning(self, text: str) -> bool:
-        """Return whether this is the first call with this text in the run, over all workers."""
+        """Return whether no worker has called this method with this text before in this session."""
         is_first = text not in self._known_warnings
         self._known_warnings.add(text)
         return is_first
 
     def read_previous_losses(self, trial: int) -> tuple[list[float], float]:
-        """Return the losses and the seconds of the trial that this trial continues; none if it continues none."""
+        """Return the losses and the seconds of the trial that this trial retries or continues.
+
+        Return no losses and 0 seconds for the first trial of an individual.
+        """
         evaluations = self.record.read_evaluations()
         previous = evaluations[trial].retry_of
         if previous is None:
@@ -190,24 +199,24 @@ class StudyWriter:
         return [curve[step] for step in sorted(curve)], 0.0 if math.isnan(seconds) else seconds
 
     def read_checkpoint_step(self, trial: int) -> int:
-        """Return the number of losses at the last checkpoint of an evaluation."""
+        """Return the number of losses at the latest checkpoint of an evaluation; 0 without a checkpoint."""
         return self.record.read_evaluations()[trial].checkpoint_step
 
     def is_parent_candidate(self, trial: int, loss: float) -> bool:
-        """Return whether individuals may inherit from an evaluation that ends with this loss."""
+        """Return whether individuals may start from the checkpoint of an evaluation that ends with this loss."""
         return self.inheritance is not None and self.inheritance.is_parent_candidate(trial, loss)
 
     def drop_superseded(self, trial: int) -> None:
-        """Remove the checkpoints of individuals that this evaluation displaces from the best of its island."""
+        """Remove the checkpoints of individuals that this trial displaces from the best of its island."""
         if self.inheritance:
             self._drop_checkpoints(self.inheritance.find_superseded(trial))
 
     def find_expandable(self) -> list[ExpandableEvaluation]:
-        """Return the evaluations that more workers may join."""
+        """Return the running evaluations that more workers may join."""
         return find_expandable(self.halving, self.record.read_evaluations(), time.time()) if self.halving else []
 
     def estimate_losses_left(self, losses: int) -> int:
-        """Estimate how many losses an evaluation will still report after this number of losses."""
+        """Estimate how many more losses an evaluation will report after `losses` losses."""
         return estimate_losses_left(self.record.read_evaluations(), losses)
 
     def _drop_checkpoints(self, roots: Sequence[int]) -> None:

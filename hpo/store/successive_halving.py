@@ -1,8 +1,10 @@
-"""Decide which evaluations continue at a rung, pause there, or are promoted later: successive halving.
+"""Decide by successive halving which evaluations continue at a rung, pause there, or are promoted later.
 
-This is ASHA, with promotion as in its algorithm 2 (Li et al., "A system for massively parallel hyperparameter tuning",
-2020) and with Hyperband's brackets. "one-epoch" is from Egele et al., "Is one epoch all you need for multi-fidelity
-hyperparameter optimization?" (2023). Several objectives are compared by dominance (`hpo.store.ranking`).
+A rung is a step at which losses are compared. A paused evaluation is promoted (trained further) when it is among the
+best of its rung. This is ASHA, with promotion as in its algorithm 2 (Li et al., "A system for massively parallel
+hyperparameter tuning", 2020) and with Hyperband's brackets. "one-epoch" is from Egele et al., "Is one epoch all you
+need for multi-fidelity hyperparameter optimization?" (2023). Several objectives are compared by dominance
+(`hpo.store.ranking`).
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from hpo.store.ranking import Ranking, make_ranking
 class HalvingSchedule:
     """Define rungs after `first`, `first * factor`, `first * factor**2`, ... epochs, at which only the best continue.
 
-    Brackets differ in their first rung. Individuals are assigned to brackets so that each bracket gets about the same
-    number of epochs (Li et al., "Hyperband", 2018), and they compete within their bracket.
+    A bracket is a series of rungs with its own `first`. Individuals are assigned to brackets so that each bracket gets
+    about the same number of epochs (Li et al., "Hyperband", 2018), and they compete within their bracket.
 
     Attributes:
         factor: One in `factor` individuals continues at each rung, and at least one.
         first_rungs: First rung of each bracket, in epochs.
-        promotion_limit: Number of individuals that continue at the only rung; None for rungs with `factor`.
+        promotion_limit: Number of individuals that continue if there is only one rung; None for rungs by `factor`.
     """
 
     factor: int = 3
@@ -35,18 +37,18 @@ class HalvingSchedule:
     promotion_limit: int | None = None
 
     def find_bracket(self, root: int) -> int:
-        """Return the bracket of an individual, which is identified by its first trial."""
+        """Return the index of an individual's bracket. `root` is the number of its first trial."""
         return self._bracket_cycle[root % len(self._bracket_cycle)]
 
     @cached_property
     def _bracket_cycle(self) -> list[int]:
-        """Brackets of consecutive individuals, evenly mixed; the sequence repeats."""
+        """Brackets to which consecutive individuals are assigned, evenly mixed. The sequence repeats."""
         shares = [self.factor ** (len(self.first_rungs) - 1 - bracket) for bracket in range(len(self.first_rungs))]
         turns = sorted(((turn + 0.5) / share, b) for b, share in enumerate(shares) for turn in range(share))
         return [bracket for _, bracket in turns]
 
     def list_rungs(self, bracket: int, epochs: int) -> list[int]:
-        """Return the rungs of a bracket up to `epochs`."""
+        """Return the rungs of a bracket up to `epochs`, each as its number of epochs."""
         found: list[int] = []
         rung = self.first_rungs[bracket]
         while rung <= epochs and not (found and self.promotion_limit is not None):
@@ -59,26 +61,32 @@ class HalvingSchedule:
         return epochs in self.list_rungs(self.find_bracket(root), epochs)
 
     def locate_in_rungs(self, root: int, epochs: int) -> tuple[int, float]:
-        """Return the number of rungs that an individual has passed after `epochs`, and the next one (or infinity)."""
+        """Return the number of rungs that an individual has passed after `epochs`, and the epochs of the next rung.
+
+        The next rung is infinite if there is none.
+        """
         first = self.first_rungs[self.find_bracket(root)]
         passed = len(self.list_rungs(self.find_bracket(root), epochs))
         return passed, math.inf if passed and self.promotion_limit is not None else first * self.factor**passed
 
     def count_promoted(self, reached: int) -> int:
-        """Return how many of the individuals that have reached a rung continue."""
+        """Return how many individuals continue if `reached` individuals have reached a rung."""
         return max(1, reached // self.factor) if self.promotion_limit is None else self.promotion_limit
 
     def compute_max_paused(self, budget: int, objectives: Objectives) -> int:
-        """Return how many individuals can be paused at once and still be promoted, in a run of `budget` evaluations.
+        """Return how many paused individuals at most can still be promoted, in a run of `budget` evaluations.
 
-        With several objectives, these may be all individuals, since all may be on one front.
+        With several objectives, these may be all individuals, because all may be on one Pareto front.
         """
         if objectives.is_multi_objective:
             return budget
         return budget // (self.factor - 1) if self.promotion_limit is None else self.promotion_limit
 
     def count_needed(self, position: int) -> int | None:
-        """Return how many individuals must reach a rung for rank `position`, from 0, to continue; None if never."""
+        """Return how many individuals must reach a rung before the individual at `position` in the ranking continues.
+
+        `position` counts from 0. Return None if the individual never continues.
+        """
         if self.promotion_limit is not None:
             return 1 if position < self.promotion_limit else None
         return self.factor * (position + 1) if position else 1
@@ -94,15 +102,17 @@ HALVING_SCHEDULES = {
 
 @dataclass(frozen=True)
 class Rung:
-    """Describe a rung of a bracket, after `epochs`, and its individuals, which are identified by first trials.
+    """Describe the rung of a bracket after `epochs`, and the individuals that have reached it.
+
+    The number of its first trial identifies an individual.
 
     Attributes:
-        is_effective: Whether only the best continue. If not, all continue, and only individuals that paused here are
-            listed.
-        ranking: Individuals, ordered by their costs at this rung; infinite for individuals that have failed since.
+        is_effective: Whether only the best continue. If not, all continue, and only individuals that were paused here
+            are listed.
+        ranking: Individuals, ordered by their costs at this rung. Costs of failed individuals are infinite.
         promoted_count: Number of individuals that continue.
-        continued: Individuals that have been trained further.
-        paused: Paused individuals with their last evaluations.
+        continued: Individuals that have been trained further than this rung.
+        paused: Paused individuals, each with its latest evaluation.
         stopped: Individuals that never continue.
     """
 
@@ -117,30 +127,30 @@ class Rung:
 
     @property
     def losses(self) -> list[tuple[float, int]]:
-        """Lowest loss of each individual at this rung, and its first trial, best first."""
+        """Lowest loss and first trial of each individual at this rung as pairs, best first."""
         return self.ranking.entries
 
     def is_promoted(self, root: int) -> bool:
-        """Return whether an individual continues from here.
+        """Return whether an individual continues after this rung.
 
-        One that was further and lost its checkpoint continues, too.
+        An individual that was trained further and then lost its checkpoint continues, too.
         """
         return root in self.continued or self.ranking.is_best(root, self.promoted_count, self.paused, self.stopped)
 
     @property
     def promotable(self) -> list[Evaluation]:
-        """Paused evaluations that are among the best now."""
+        """Paused evaluations that are now among the best, so that they should be promoted (trained further)."""
         return [self.paused[root] for root in self.ranking.select_best(self.promoted_count, self.paused, self.stopped)]
 
     @property
     def next_paused(self) -> tuple[int, Evaluation] | None:
-        """Best paused evaluation, after its position, which counts from 0."""
+        """Position (from 0) and evaluation of the best paused individual; None if there is none."""
         found = self.ranking.find_next(self.paused, self.stopped)
         return found and (found[0], self.paused[found[1]])
 
 
 class _RungMembers:
-    """Collect the individuals that have reached a rung, which are identified by their first trials."""
+    """Collect the individuals that have reached a rung. The numbers of their first trials identify them."""
 
     def __init__(self, objectives: Objectives) -> None:
         self.ranking = make_ranking(len(objectives.names))
@@ -171,10 +181,11 @@ class _RungMembers:
 
 
 class SuccessiveHalving:
-    """Keep the rungs of a search up to date; the cost of an update does not grow with the search.
+    """Maintain the rungs of a search. The cost of an update does not grow with the number of evaluations.
 
-    A rung is effective only if the longest complete evaluation reaches the next rung or, if there is only one rung,
-    twice its epochs. Imported evaluations are on no rung.
+    At an effective rung, only the best continue. A rung is effective only if the longest complete evaluation reaches
+    the next rung or, if there is only one rung, twice its epochs. If no evaluation is complete, all rungs are
+    effective. Imported evaluations are on no rung.
     """
 
     def __init__(self, halving: HalvingSchedule, objectives: Objectives = ONLY_LOSS) -> None:
@@ -189,7 +200,10 @@ class SuccessiveHalving:
         self._longest_complete: int | None = None  # Epochs of the longest complete evaluation.
 
     def update(self, evaluations: Sequence[Evaluation]) -> SuccessiveHalving:
-        """Add the changes since the last call, and return this object; `evaluations` are all of the search."""
+        """Process the changes since the previous call, and return this object.
+
+        `evaluations` must be all of the search.
+        """
         changed = [index for index, evaluation in self._unfinished.items() if evaluations[index] is not evaluation]
         moved = set()
         for index in (*changed, *range(self._seen_count, len(evaluations))):
@@ -234,10 +248,10 @@ class SuccessiveHalving:
     def _compute_costs(
         self, longest: Evaluation, epochs: int, others: tuple[float, ...], has_failed: bool
     ) -> tuple[float, ...]:
-        """Return the costs of an individual at a rung: those of its lowest loss so far, infinite if it has failed.
+        """Return the costs of an individual at the rung after `epochs`: infinite if it has failed.
 
-        If the values of the other objectives at the rung are unknown, `others` are used, the individual's last known
-        values.
+        Otherwise, they are the values at its lowest loss up to this rung. If the values of other objectives were not
+        recorded at the rung, `others` (the latest known values of the individual) are used.
         """
         lowest = min((_replace_nan(loss) for epoch, loss in longest.curve.items() if epoch <= epochs), default=math.inf)
         if not self._objectives.is_multi_objective:
@@ -246,7 +260,10 @@ class SuccessiveHalving:
         return self._objectives.compute_costs(() if has_failed else values)
 
     def find_rung(self, bracket: int, epochs: int) -> Rung | None:
-        """Return a rung; None if no individual has reached it, or if it is not effective and none was paused there."""
+        """Return the rung of a bracket after `epochs`; None if no individual has reached it.
+
+        Also return None if all individuals continue there and no individual was paused.
+        """
         reached = self._members.get((bracket, epochs))
         if reached is None:
             return None
@@ -266,7 +283,7 @@ class SuccessiveHalving:
         return [rung for rung in found if rung is not None]
 
     def find_promotable(self) -> list[Evaluation]:
-        """Return the evaluations to promote, highest rungs first."""
+        """Return the paused evaluations to promote (train further), highest rungs first."""
         rungs = sorted(self.list_rungs(), key=lambda rung: -rung.epochs)
         return [evaluation for rung in rungs for evaluation in rung.promotable]
 
@@ -281,14 +298,14 @@ def compute_rungs(
 def find_promotable(
     halving: HalvingSchedule | None, evaluations: Sequence[Evaluation], objectives: Objectives = ONLY_LOSS
 ) -> list[Evaluation]:
-    """Return the evaluations to promote, highest rungs first; none without a schedule."""
+    """Return the paused evaluations to promote (train further), highest rungs first; none without a schedule."""
     return SuccessiveHalving(halving, objectives).update(evaluations).find_promotable() if halving else []
 
 
 def is_search_over(
     evaluations: Sequence[Evaluation], budget: float, pruner: str, objectives: Objectives = ONLY_LOSS
 ) -> bool:
-    """Return whether a search has spent its budget and has nothing to promote."""
+    """Return whether a search has used its budget and has no paused evaluation to promote."""
     spent = sum(evaluation.counts_for_budget for evaluation in evaluations) >= budget
     return spent and not find_promotable(HALVING_SCHEDULES.get(pruner), evaluations, objectives)
 

@@ -1,4 +1,4 @@
-"""Lock files with the operating system's locks, which end with their process."""
+"""Lock files with locks of the operating system, which are released when their process ends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def try_system_lock(file: IO[Any], shared: bool = False) -> bool | None:
 
     Args:
         file: File that is open for writing, or for reading if `shared`.
-        shared: Whether to take a shared lock. Shared locks do not exclude each other; they find out whether the file is
-            locked.
+        shared: Whether to take a shared lock, which several processes can hold. It serves to find out whether another
+            process holds a lock that is not shared.
 
     Returns:
         True if the file is locked now, False if another process holds the lock, and None if the file system has no

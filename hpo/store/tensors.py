@@ -1,4 +1,4 @@
-"""Read and write safetensors files, complete and flushed, never unpickled."""
+"""Read and write safetensors files. Files are checked for completeness, flushed to disk, and never unpickled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHUNK_SIZE = 16 << 20  # Bytes.
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Select tensors of a file to copy.
+    """Select the tensors of a file that are copied to another file.
 
     Attributes:
         path: File to copy from.
@@ -69,7 +69,7 @@ def read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
 
 
 def locate_tensors(file: BinaryIO, start: int, header: Mapping[str, Any]) -> dict[str, _TensorSlice]:
-    """Return the tensors of a file by name. Raises ValueError if the file is incomplete."""
+    """Return the positions of the tensors in a file, by name. Raises ValueError if the file is incomplete."""
     size = file.seek(0, 2) - start
     pieces = {}
     for name, entry in header.items():
@@ -81,7 +81,7 @@ def locate_tensors(file: BinaryIO, start: int, header: Mapping[str, Any]) -> dic
 
 
 def compute_checksum(text: str, parts: Iterable[tuple[str, Iterable[Any]]]) -> str:
-    """Return the CRC-32 of a text and of named parts in order; each part is a series of bytes."""
+    """Return the CRC-32 of a text, and of the name and the bytes of each part, in order."""
     checksum = zlib.crc32(text.encode())
     for name, contents in parts:
         checksum = zlib.crc32(name.encode(), checksum)
@@ -93,14 +93,14 @@ def compute_checksum(text: str, parts: Iterable[tuple[str, Iterable[Any]]]) -> s
 def copy_tensors(
     path: Path, sources: Sequence[TensorSource], texts: Mapping[str, str], checksummed_text: str = ""
 ) -> None:
-    """Copy tensors of other files and add texts; the file is flushed when the function returns.
+    """Write a file with tensors of other files and with texts, and flush it to disk.
 
     Args:
         path: File to write.
         sources: Tensors to copy.
-        texts: Texts for the header.
-        checksummed_text: Name of a text that is included, with all tensors, in an additional text "checksum"; empty for
-            none.
+        texts: Texts for the header, by name.
+        checksummed_text: Name of a text. If it is not empty, a text "checksum" is added, which holds the checksum of
+            this text and of all tensors.
 
     Raises:
         OSError: If a file cannot be read or written.
@@ -143,7 +143,7 @@ def _write_slices(path: Path, pieces: Mapping[str, _TensorSlice], texts: Mapping
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
-    """Write CPU tensors and texts to a file; the file is flushed when the function returns."""
+    """Write CPU tensors and texts to a file, and flush it to disk."""
     from safetensors.torch import save_file
 
     path.touch()

@@ -57,7 +57,7 @@ _VALIDATORS: dict[str, Callable[[object], bool]] = {
 
 
 def is_interrupted(trial: FrozenTrial) -> bool:
-    """Return whether a trial was interrupted by the end of its job; another trial retries it."""
+    """Return whether a trial was interrupted by the end of its job, so that another trial retries it."""
     return trial.state.is_finished() and trial.user_attrs.get("failure") == INTERRUPTED
 
 
@@ -72,18 +72,18 @@ def _find_earlier_trial(trial: FrozenTrial, name: str) -> int | None:
 
 
 def find_root_trial(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> int:
-    """Return the number of the first trial of a trial's individual."""
+    """Return the number of the first trial of the individual to which `trial` belongs."""
     repeated = find_retried_trial(trial)
     return trial.number if repeated is None else find_root_trial(trials[repeated], trials)
 
 
 def copy_retry_attributes(trial: FrozenTrial) -> dict[str, Any]:
-    """Return the attributes of a trial that its retry has, too."""
+    """Return the attributes of a trial that a retry of this trial copies, such as the seed."""
     return {name: trial.user_attrs[name] for name in _COPIED_ATTRIBUTES if name in trial.user_attrs}
 
 
 def is_paused(trial: FrozenTrial) -> bool:
-    """Return whether a trial was paused; another trial may continue it."""
+    """Return whether a trial was paused, so that another trial may train its individual further."""
     return trial.state == TrialState.PRUNED and is_whole_number(trial.user_attrs.get("paused_after"))
 
 
@@ -96,7 +96,9 @@ def make_assignment(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> Assign
 
 
 def make_evaluation(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation:
-    """Return a trial as an evaluation; invalid attributes, which another program has written, are ignored.
+    """Convert a trial to an evaluation.
+
+    Invalid attributes, which another program has written, are ignored.
 
     Args:
         trial: Trial to convert.
@@ -146,7 +148,7 @@ def make_trial(
     distributions: Mapping[str, BaseDistribution],
     attributes: Mapping[str, Any],
 ) -> FrozenTrial:
-    """Return a trial that has not ended, with the distributions of its active hyperparameters."""
+    """Create a running or waiting trial, with the distributions of its active hyperparameters."""
     own = select_distributions(distributions, params)
     return create_trial(state=state, params=dict(params), distributions=own, user_attrs=dict(attributes))
 
@@ -154,14 +156,17 @@ def make_trial(
 def select_distributions(
     distributions: Mapping[str, BaseDistribution], params: Mapping[str, Any]
 ) -> dict[str, BaseDistribution]:
-    """Return the distributions of the active hyperparameters."""
+    """Return the distributions of the hyperparameters in `params`."""
     return {name: distributions[name] for name in params}
 
 
 def make_imported_trial(
     evaluation: Evaluation, distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
 ) -> FrozenTrial:
-    """Return a trial for a complete, pruned or paused evaluation; the storage assigns its number."""
+    """Convert an evaluation of another run to a trial. The storage assigns the number of the trial.
+
+    The evaluation must be complete, pruned or paused.
+    """
     return FrozenTrial(
         number=-1,
         trial_id=-1,

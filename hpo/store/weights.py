@@ -1,4 +1,4 @@
-"""Keep the weights of the best evaluation, of the Pareto front, and of confirmations."""
+"""Keep the weights of the best evaluation, of the Pareto front, and of confirmations (trainings with other seeds)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 
 class BestWeights:
-    """Decide whose weights a run keeps: the best evaluation's and, with several objectives, some of the front.
+    """Select the evaluations of a search whose weights are kept.
 
-    Weights of the front are stored in a folder, one file for each evaluation. Imported evaluations have no weights.
+    These are the best evaluation and, with several objectives, some evaluations on the Pareto front. Weights of the
+    front are stored in a folder, one file for each evaluation. Imported evaluations have no weights.
     """
 
     def __init__(self, files: RunDir, objectives: Objectives) -> None:
@@ -38,12 +39,12 @@ class BestWeights:
         self._archive = FrontArchive(objectives)
 
     def update(self, evaluation: Evaluation) -> None:
-        """Update the front with an evaluation that has started or ended."""
+        """Update the Pareto front with an evaluation that has started or ended."""
         if not evaluation.imported_from:
             self._archive.add(evaluation)
 
     def list_wanted_files(self, trial: int) -> list[Path]:
-        """Return the files that the weights of a complete trial should be written to."""
+        """Return the files to which the weights of a complete trial should be written; empty to discard them."""
         # Of evaluations with equal losses, only those that are better in another objective are on the front.
         winner = find_best(self._archive.front)
         paths = [self._best] if winner is not None and winner.trial == trial else []
@@ -52,9 +53,9 @@ class BestWeights:
         return paths
 
     def move_draft(self, trial: int) -> None:
-        """Move the drafts of a trial's weights to their files if the weights are still wanted there.
+        """Move the drafts (temporary files) of a trial's weights to their files, if the weights are still wanted there.
 
-        Files of evaluations that have left the front, or are too close to others on it, are removed.
+        Then remove the files of evaluations that have left the front, or are too close to others on it.
         """
         wanted = self.list_wanted_files(trial)
         for path in (self._best, make_weights_path(self._folder, trial)):
@@ -63,7 +64,7 @@ class BestWeights:
             self._remove_superseded()
 
     def _select_kept_trials(self, *more: int) -> set[int]:
-        """Return the trials whose weights are kept, out of those with a file and `more`."""
+        """Return the trials whose weights are kept, out of the trials with a file and the trials in `more`."""
         stored = {int(path.stem) for path in self._list_files()} | set(more)
         on_front = [evaluation for evaluation in drop_equal_values(self._archive.front) if evaluation.trial in stored]
         return {evaluation.trial for evaluation in select_spread(on_front, self._objectives)}
@@ -82,10 +83,10 @@ class BestWeights:
 
 
 class ConfirmedWeights:
-    """Decide whose weights a run keeps among the evaluations that confirm its best.
+    """Select the confirmations whose weights are kept. A confirmation trains a best individual with another seed.
 
-    For each individual, these are the weights of the lowest loss with another seed. The file is named after the trial
-    in the search. Weights that were trained with other settings than the run's are replaced.
+    For each individual, the weights of the confirmation with the lowest loss are kept. The file is named after the
+    individual's trial in the search. Weights that were trained with settings other than the run's are replaced.
     """
 
     def __init__(self, files: RunDir, settings: Mapping[str, Any]) -> None:
@@ -94,11 +95,14 @@ class ConfirmedWeights:
         self._evaluations: dict[int, Evaluation] = {}
 
     def update(self, evaluation: Evaluation) -> None:
-        """Store an evaluation that has started or ended."""
+        """Remember a confirmation that has started or ended."""
         self._evaluations[evaluation.trial] = evaluation
 
     def should_keep(self, trial: int, loss: float) -> bool:
-        """Return whether this loss is lower than that of the stored weights of the same individual."""
+        """Return whether the weights of a confirmation with this loss are kept.
+
+        They are kept if the individual has no valid weights yet, or weights with a higher loss.
+        """
         path = self._find_path(trial)
         try:
             kept = read_weights_info(path) if path else None
@@ -109,12 +113,12 @@ class ConfirmedWeights:
         return loss < self._evaluations[kept.confirmation].loss
 
     def list_wanted_files(self, trial: int) -> list[Path]:
-        """Return the files that the weights of a complete trial should be written to."""
+        """Return the files to which the weights of a complete trial should be written; empty to discard them."""
         path = self._find_path(trial)
         return [path] if path and self.should_keep(trial, self._evaluations[trial].loss) else []
 
     def move_draft(self, trial: int) -> None:
-        """Move the draft of a trial's weights to its file if the weights are still wanted there."""
+        """Move the draft (temporary file) of a trial's weights to its file, if the weights are still wanted there."""
         if path := self._find_path(trial):
             _move_or_remove_draft(path, trial, bool(self.list_wanted_files(trial)))
 
@@ -124,7 +128,7 @@ class ConfirmedWeights:
 
 
 def remove_other_weights(folder: Path, trial: int) -> None:
-    """Remove all weights in a folder, and drafts of weights, except those of one trial."""
+    """Remove all weights in a folder, and all drafts (temporary files), except the weights of one trial."""
     with suppress(OSError):
         for path in folder.glob("*.safetensors*"):
             if path != make_weights_path(folder, trial):
@@ -143,7 +147,7 @@ def _move_or_remove_draft(path: Path, trial: int, is_wanted: bool) -> None:
 
 
 def make_weights_draft_path(path: Path, trial: int) -> Path:
-    """Return the path at which the weights of a trial are written before they are moved to `path`."""
+    """Return the temporary file to which the weights of a trial are written before they are moved to `path`."""
     return path.with_name(f".{path.name}.{trial}")
 
 
@@ -153,7 +157,7 @@ def warn_about_weights(error: Exception, path: Path) -> None:
 
 
 def make_weights_path(folder: Path, trial: int) -> Path:
-    """Return the file of a trial's weights in a folder."""
+    """Return the path of the file for a trial's weights in a folder."""
     return folder / f"{trial}.safetensors"
 
 
@@ -165,10 +169,10 @@ def find_weights(run_dir: RunDir, trial: int) -> Path | None:
 
 @dataclass(frozen=True)
 class WeightsInfo:
-    """Describe the training of stored weights.
+    """Describe how stored weights were trained.
 
     Attributes:
-        trial: Trial of the search that has the hyperparameters.
+        trial: Trial of the search with these hyperparameters.
         params: Hyperparameters.
         settings: Settings of the run.
         names: Names of the tensors.
@@ -184,7 +188,7 @@ class WeightsInfo:
 
 
 def read_weights_info(path: Path) -> WeightsInfo | None:
-    """Describe the training of stored weights; return None if the file is missing.
+    """Return how stored weights were trained; None if the file is missing.
 
     Raises UsageError if it is damaged.
     """
@@ -201,10 +205,10 @@ def read_weights_info(path: Path) -> WeightsInfo | None:
 
 @dataclass(frozen=True)
 class Weights:
-    """Hold the weights of a trial.
+    """Hold stored weights, and describe how they were trained.
 
     Attributes:
-        trial: Trial that trained them.
+        trial: Trial of the search with these hyperparameters.
         params: Hyperparameters.
         settings: Settings of the run.
         state: Tensors by name, for `load_state_dict`.
@@ -217,7 +221,7 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights | None:
-    """Load weights, which needs torch; return None if the file is missing. Raises UsageError if it is damaged."""
+    """Load weights by torch; return None if the file is missing. Raises UsageError if the file is damaged."""
     if not path.exists():
         return None
     try:

@@ -18,10 +18,10 @@ _MAX_LOSSES = 30  # Higher losses contain no information about the lowest.
 
 
 def advise_more_epochs(result: RunResult) -> Advice | None:
-    """Advise to train for more epochs if the losses of the best still fall at the end, and twice as many would help.
+    """Advise to train for more epochs, if the losses of the best still fall and twice as many epochs would help.
 
-    False alarms are rare. If five curves no longer fall, all of them are lowest at the last of at least 4 epochs with a
-    probability of at most 4^-5 = 1/1,024.
+    False alarms are rare. Assume that the five best curves have stopped falling after at least 4 epochs. The
+    probability that each of them is still lowest at its final epoch is at most 4^-5 = 1/1,024.
     """
     if result.has_inheritance:
         return None  # The training of parents continues in their offspring.
@@ -48,7 +48,10 @@ def _is_falling(curve: Sequence[float]) -> bool:
 
 
 def _estimate_epoch_gain(curve: Sequence[float]) -> float:
-    """Estimate the share of the loss that twice as many epochs gain, if gains decrease by a constant factor."""
+    """Estimate the share by which twice as many epochs reduce the loss.
+
+    The estimate assumes that gains decrease by a constant factor.
+    """
     quarter = len(curve) // 4
     scale = max(map(abs, curve))
     before, then, now = (loss / scale for loss in (curve[-1 - 2 * quarter], curve[-1 - quarter], curve[-1]))
@@ -61,9 +64,10 @@ def _estimate_epoch_gain(curve: Sequence[float]) -> float:
 def advise_stop(result: RunResult) -> Advice | None:
     """Advise to stop if the second half of the search found nothing better, and twice as many evaluations gain little.
 
-    The first condition alone is weak: random search finds its best in the first half with a probability of 1/2. So the
-    best losses must also be close together. Runs with several objectives get no such advice, because other objectives
-    may still improve. Runs with inheritance get none either, because the losses of a lineage are always close together.
+    The first condition alone is weak, because random search finds its best in the first half with a probability of 1/2.
+    Therefore the best losses must also be close together. Runs with several objectives get no such advice, because
+    other objectives may still improve. Runs in which evaluations start from a parent's checkpoint get no such advice
+    either, because the losses of parents and children are always close together.
     """
     if result.manifest.objectives.is_multi_objective or result.has_inheritance:
         return None
@@ -90,10 +94,11 @@ def advise_stop(result: RunResult) -> Advice | None:
 
 
 def _estimate_search_gain(losses: Sequence[float]) -> float:
-    """Estimate the share of the lowest loss that twice as many evaluations gain.
+    """Estimate the share by which twice as many evaluations reduce the lowest loss.
 
-    It is the mean gain of all evaluations over a random half of them. The best of this half is the best of all with a
-    probability of 1/2, the second best with 1/4, and so on. The estimate is an upper bound, because gains decrease.
+    The estimate is the mean gain from a random half of the evaluations to all evaluations. The best of this half is the
+    best of all with a probability of 1/2, the second best with 1/4, and so on. The estimate is an upper bound, because
+    gains decrease.
     """
     lowest = losses[0]
     gain = sum((loss - lowest) * 0.5 ** (rank + 1) for rank, loss in enumerate(losses))

@@ -1,4 +1,4 @@
-"""Find bounds of hyperparameters at which the best evaluations lie, if this is significant and matters for the loss."""
+"""Find bounds of hyperparameters at which the best evaluations lie."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class CrowdedBound:
-    """A bound of a hyperparameter at which best evaluations lie."""
+    """A bound of a hyperparameter at which several of the best evaluations lie."""
 
     name: str
     """The name of the hyperparameter."""
@@ -51,7 +51,9 @@ class CrowdedBound:
 
 
 def find_crowded_bounds(ranked: Sequence[Evaluation], distributions: Mapping[str, Any]) -> list[CrowdedBound]:
-    """Return the bounds at which the best evaluations lie, if this is significant and matters for the loss.
+    """Return the bounds of hyperparameters at which the best evaluations lie.
+
+    A bound is returned only if this is statistically significant and the hyperparameter matters for the loss.
 
     Args:
         ranked: All complete evaluations, best first.
@@ -109,10 +111,11 @@ def _scale_value(value: float, distribution: Any) -> float:
 
 
 def _compute_t_statistic(ranked: Sequence[Evaluation], distributions: Mapping[str, Any], name: str) -> float:
-    """Return the t statistic of the slope of the rank of the loss along the distance from the best in a hyperparameter.
+    """Return the t statistic of one hyperparameter in a linear model of the rank of the loss.
 
-    It belongs to a linear model of the distances in all hyperparameters. It is 0 if there are too few evaluations, or
-    if the distance in this hyperparameter is a linear combination of the others.
+    The model predicts the rank from the distances to the best evaluation, one distance for each hyperparameter. The
+    result is 0 if there are too few evaluations, or if the distance in this hyperparameter is a linear combination of
+    the others.
     """
     import numpy as np
 
@@ -144,7 +147,8 @@ def _compute_distances(
 ) -> list[float]:
     """Return the distances of evaluations from the best in one hyperparameter, from 0 to 1.
 
-    The distance is 0 if the hyperparameter is inactive in either. Then its condition accounts for the difference.
+    The distance is 0 if the hyperparameter is inactive in one of the two evaluations. Then the difference is in the
+    condition of the hyperparameter.
     """
     target: Any = best.params.get(name)
     values = [evaluation.params.get(name, target) for evaluation in evaluations]

@@ -28,9 +28,9 @@ class Advice:
     """A recommendation for the next step after a run."""
 
     kind: str
-    """worker, confirm, bounds, epochs, flat or idle."""
+    """The kind of advice, which is worker, confirm, bounds, epochs, flat or idle."""
     text: str
-    """What to do."""
+    """The recommended step."""
     evidence: str
     """The reason for the advice."""
     command: str = ""
@@ -39,7 +39,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run up to now: the input of all advice."""
+    """The result of a run until now, from which all advice is derived."""
 
     run_dir: Path
     manifest: Manifest
@@ -47,15 +47,15 @@ class RunResult:
     evaluations: Sequence[Evaluation]
     """All evaluations of the search."""
     confirmations: Sequence[Evaluation]
-    """The planned confirmations."""
+    """The confirmations (trainings of the best with other seeds) that the latest session planned."""
     distributions: Mapping[str, Any]
     """The Optuna distribution of each hyperparameter by its name."""
     session_start: float
-    """The start of the last session in seconds since the epoch; minus infinity if it is unknown."""
+    """The start of the latest session in seconds since the epoch; minus infinity if it is unknown."""
     last_summary: Mapping[str, Any]
-    """The content of summary.json of the last session; empty if this session runs or has crashed."""
+    """The content of summary.json of the latest session; empty if the session is still running or has crashed."""
     is_running: bool
-    """Whether the last session probably still runs."""
+    """Whether the latest session is probably still running."""
 
     @property
     def is_exhausted(self) -> bool:
@@ -71,18 +71,18 @@ class RunResult:
 
     @property
     def is_target_reached(self) -> bool:
-        """Whether a loss is at most --target-loss of the last session."""
+        """Whether an evaluation has reached the target loss of the latest session."""
         found, target = find_best(self.evaluations), from_json("target_loss", self.options.get("target_loss"))
         return found is not None and target is not None and found.loss <= target
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The options of the last session as JSON values."""
+        """The options of the latest session as JSON values."""
         return self.manifest.sessions[-1].options
 
     @property
     def has_inheritance(self) -> bool:
-        """Whether any evaluation has a parent, so that losses do not depend on hyperparameters alone."""
+        """Whether any evaluation started from a parent's checkpoint. Its loss then depends on the parent, too."""
         return has_inheritance(self.evaluations)
 
     def rank_complete(self) -> list[Evaluation]:
@@ -91,7 +91,7 @@ class RunResult:
         return rank_evaluations(finite, len(finite))
 
     def select_session(self) -> list[Evaluation]:
-        """Return the evaluations and confirmations that the last session has ended."""
+        """Return the evaluations and confirmations that ended in the latest session."""
         return [
             evaluation
             for evaluation in (*self.evaluations, *self.confirmations)
@@ -109,7 +109,7 @@ class RunResult:
         return self._format_command("--run-dir", str(self.run_dir), "--resume", *again, *options)
 
     def format_confirm_command(self, seeds: int) -> str:
-        """Return the command that trains the best again with other seeds.
+        """Return the command that trains the best individuals again with other seeds.
 
         If the command of a script does not have the placeholder `{seed}`, the option `--seed '{seed}'` is added.
 
@@ -148,13 +148,13 @@ class RunResult:
         )
 
     def _list_given_options(self, without: set[str]) -> list[str]:
-        """Return the options of the last session that differ from their defaults."""
+        """Return the options of the latest session that differ from their defaults, except the options in `without`."""
         given = [(OPTIONS[name], value) for name, value in self.options.items() if name in OPTIONS.keys() - without]
         words = [option.format_words(value) for option, value in given if value not in (None, option.default)]
         return list(itertools.chain.from_iterable(words))
 
     def _format_command(self, *options: str) -> str:
-        """Return a command with the program and the search space of the last session; empty if it is too long."""
+        """Return a command with the program and the search space of the latest session; empty if it is too long."""
         words = self._split_command()
         end = words.index("--") if "--" in words else len(words)
         command = shlex.join([*self._find_program(words[:end]), *options, *words[end:]])
@@ -181,7 +181,7 @@ class RunResult:
 
 
 def compute_relative_gap(first: float, second: float) -> float:
-    """Return the distance of two losses as a share of the larger absolute value."""
+    """Return the difference of two losses as a share of the larger absolute value."""
     return abs(first - second) / max(abs(first), abs(second)) if first != second else 0.0
 
 

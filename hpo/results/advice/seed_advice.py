@@ -1,4 +1,4 @@
-"""Advise to confirm the winner with other seeds, or with more of them."""
+"""Advise to confirm the winner with other seeds, or with more seeds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MIN_SEEDS, _MAX_SEEDS = 3, 30  # Seeds for each of the best.
 
 
 def advise_confirmation(result: RunResult) -> Advice | None:
-    """Advise to train the best again with other seeds, or with more of them."""
+    """Advise to train the best individuals again with other seeds, or with more seeds."""
     if result.is_running:
         return None
     if not result.confirmations:
@@ -42,7 +42,10 @@ def advise_confirmation(result: RunResult) -> Advice | None:
 
 
 def _advise_first_confirmation(result: RunResult) -> Advice | None:
-    """Advise to confirm if the second best is close. A Pareto front has several best individuals anyway."""
+    """Advise to confirm the best individual if the loss of the second best is close.
+
+    Give no such advice for several objectives, because a Pareto front has several best individuals anyway.
+    """
     if result.manifest.objectives.is_multi_objective:
         return None
     best = result.rank_complete()[:2]
@@ -66,7 +69,10 @@ def _format_seed_hint(result: RunResult) -> str:
 
 
 def _advise_after_comparison(result: RunResult, entries: Sequence[dict[str, Any]]) -> Advice | None:
-    """Advise to choose among individuals that are as good as the best, or to use more seeds if none certainly is."""
+    """Advise to choose among individuals that are as good as the best.
+
+    If no individual is certain to be as good as the best, advise to use more seeds.
+    """
     seeds, first, margin = result.manifest.confirm_seeds, entries[0], compute_margin(entries) or 0.0
     given = f"With {format_count(seeds, 'other seed')} each"
     deviation = f"{format_number(margin)}, one standard deviation by seeds"

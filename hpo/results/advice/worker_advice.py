@@ -21,7 +21,7 @@ _SHORT_EVALUATION_SECONDS = 1.0  # Shorter evaluations do not take long compared
 
 
 def advise_on_broken_workers(result: RunResult) -> Advice | None:
-    """Advise to check workers whose evaluations all fail, if most evaluations of other workers succeed."""
+    """Advise to check workers (groups of ranks) whose evaluations all fail, if others mostly succeed."""
     ours = result.select_session()
     broken = _find_broken_workers(ours)
     if not broken:
@@ -58,7 +58,7 @@ def _find_broken_workers(ours: Sequence[Evaluation]) -> list[int]:
 
 
 def _format_ranks(workers: Sequence[int], layout: Layout) -> str:
-    """Return the ranks of a single worker as text, which identify its host."""
+    """Return the ranks of a single worker as text, so that its host can be identified."""
     size = layout.ranks_per_worker
     if len(workers) > 1:
         return ""
@@ -67,7 +67,7 @@ def _format_ranks(workers: Sequence[int], layout: Layout) -> str:
 
 
 def advise_on_idle_workers(result: RunResult) -> Advice | None:
-    """Advise what to change if the workers of the last session were idle for most of the time."""
+    """Advise what to change if the workers of the latest session were idle for most of the time."""
     busy, wall = (_to_float(result.last_summary.get(name)) for name in ("worker_busy_fraction", "wall_seconds"))
     workers, size = result.manifest.layout.workers, result.manifest.layout.ranks_per_worker
     ours = [
