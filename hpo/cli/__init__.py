@@ -1,4 +1,4 @@
-"""The command lines of run_islands.py and hpo."""
+"""Parse the command lines of run_islands.py and hpo, and run the commands."""
 
 from hpo.cli.entry import main, search
 

@@ -1,4 +1,4 @@
-"""The options of hpo check, as typer parses them."""
+"""Define the options of `hpo check` for typer, the library that parses command lines."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def make_check_app(on_options: Callable[[Options], None], command: Sequence[str]
     """Return the typer app of hpo check.
 
     Args:
-        on_options: Called with the options.
-        command: The command after ``--``, if any.
+        on_options: Function that is called with the parsed options.
+        command: The program and its arguments, given after ``--``; None without ``--``.
     """
     app = make_app()
     app.command("check", cls=GroupedCommand)(make_check_command(on_options, command))
@@ -31,11 +31,11 @@ def make_check_app(on_options: Callable[[Options], None], command: Sequence[str]
 def make_check_command(
     on_options: Callable[[Options], None], command: Sequence[str] | None = None
 ) -> Callable[..., None]:
-    """Return the function that typer calls, with a parameter for each option.
+    """Return the function that typer calls for `hpo check`. It has a parameter for each option.
 
     Args:
-        on_options: Called with the options.
-        command: The command after ``--``, if any.
+        on_options: Function that is called with the parsed options.
+        command: The program and its arguments, given after ``--``; None without ``--``.
     """
 
     def check(  # noqa: PLR0913 - an argument for each option

@@ -1,4 +1,4 @@
-"""Parse the values of options, and print a mistake of the user as one message."""
+"""Parse the values of options, and print a mistake in the command line as one message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 
 def make_app(**options: Any) -> typer.Typer:
-    """Return an empty typer app.
+    """Return a typer app (command-line parser) without commands.
 
     Args:
         **options: Further arguments of typer.Typer.
@@ -32,11 +32,11 @@ def make_app(**options: Any) -> typer.Typer:
 
 
 def make_parser(convert: Callable[[str], Any], description: str) -> Callable[[str], Any]:
-    """Return a parser for the value of an option. Unlike the parsers of typer, its message has the wrong value.
+    """Return a function that parses the value of an option. Its error message contains the wrong value.
 
     Args:
-        convert: Converts the text to a value, and raises ValueError if the text is not valid.
-        description: A noun phrase for valid values, such as "a number".
+        convert: Function that converts the text to a value. It must raise ValueError if the text is not valid.
+        description: Noun phrase for valid values in the message, such as "a number".
     """
 
     def parse(text: str) -> Any:
@@ -49,7 +49,7 @@ def make_parser(convert: Callable[[str], Any], description: str) -> Callable[[st
 
 
 def _parse_seconds(given: str | float) -> float:
-    """Return the seconds of a duration: a number, numbers with units, or H:M:S as in job scripts."""
+    """Convert a duration to seconds. It may be a number, numbers with units (1h30m), or H:M:S as in job scripts."""
     text = str(given)  # typer also parses defaults.
     if re.fullmatch(r"\d+(:\d\d){1,2}", text):
         parts = [int(part) for part in text.split(":")]
@@ -70,7 +70,7 @@ parse_number_or_off = make_parser(lambda given: -math.inf if given == "off" else
 
 
 def run_app(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
-    """Run a typer app, and print a mistake of the user as one message to stderr.
+    """Run a typer app. If the command line has a mistake, print it as one message to stderr.
 
     Args:
         app: The typer app.

@@ -1,4 +1,4 @@
-"""The subcommands of hpo that do not need MPI, as typer parses them."""
+"""Define the subcommands of hpo that do not need MPI, such as `hpo top` and `hpo watch`."""
 
 from __future__ import annotations
 

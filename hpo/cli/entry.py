@@ -1,4 +1,7 @@
-"""The entry points of run_islands.py and hpo. In an MPI job, one rank parses the options and sends them to all."""
+"""Define the entry points of run_islands.py and hpo.
+
+In an MPI job, one rank (process of the job) parses the options and sends them to all other ranks.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +51,12 @@ def main() -> None:
 
 
 def search(program: str, arguments: Sequence[str], default: Path | None = None) -> NoReturn:
-    """Run run_islands.py or hpo search on a rank of an MPI job, and exit. Collective: call on all ranks.
+    """Run a search on this rank of an MPI job, then exit the process. Collective: call on all ranks.
 
     Args:
         program: The name of the program, for messages.
         arguments: The arguments of the command line.
-        default: The default search space, if any.
+        default: Path of the default search space; None without a default.
     """
     from hpo.cli.program_options import split_command
 
@@ -78,7 +81,7 @@ def search(program: str, arguments: Sequence[str], default: Path | None = None) 
 
 
 def check(program: str, arguments: Sequence[str]) -> NoReturn:
-    """Run hpo check on a rank of an MPI job, and exit. Collective: call on all ranks.
+    """Run `hpo check` on this rank of an MPI job, then exit the process. Collective: call on all ranks.
 
     Args:
         program: The name of the program, for messages.
@@ -107,7 +110,10 @@ def check(program: str, arguments: Sequence[str]) -> NoReturn:
 def _run_and_exit(
     program: str, parse: Callable[[int], _ParsedCommand], run: Callable[[Options, Layout, Job], int]
 ) -> NoReturn:
-    """Run a command on a rank of an MPI job, and exit. `parse` gets the number of ranks."""
+    """Run a command on this rank of an MPI job, then exit the process.
+
+    The first rank calls `parse` with the number of ranks. All ranks call `run` with the result.
+    """
     from hpo.process.standard_streams import fill_closed_streams
 
     fill_closed_streams()
@@ -141,7 +147,10 @@ def _run_and_exit(
 
 
 def _start_mpi(program: str) -> TemplateProcess | None:
-    """Start the template, if this rank starts one, and MPI. Exit if a required package is not installed."""
+    """Start MPI, and before it the template (process that trainers are forked from) if this rank needs one.
+
+    Exit the process with a message if a required package is not installed.
+    """
     from hpo.cli.installation import check_packages, import_mpi
     from hpo.process.launcher import is_first_rank
 
@@ -180,7 +189,7 @@ def _parse_command(
     arguments: Sequence[str],
     ranks: int,
 ) -> _ParsedCommand:
-    """Parse a command line on one rank. Return the options and the layout, or an exit status."""
+    """Parse a command line. Return the options and the layout, or an exit status, for example after a mistake."""
     from hpo.cli.command_line import run_app
 
     accepted: list[tuple[Options, Layout]] = []
@@ -194,10 +203,12 @@ def _parse_command(
 
 
 def find_layout(options: Options, ranks: int) -> Layout:
-    """Return the layout of a run. A resumed run keeps its number of islands, if there are enough workers.
+    """Return the layout of a run: its number of islands, and its workers (groups of ranks that train a network).
+
+    A resumed run keeps its number of islands, as far as there are enough workers.
 
     Args:
-        options: The options of this session.
+        options: The options on the current command line.
         ranks: The number of ranks of the job.
     """
     layout = Layout.choose(ranks, options.ranks_per_worker, options.islands, options.propagators)

@@ -1,4 +1,4 @@
-"""Check that the packages of a search are installed. Commands that read runs do not need them."""
+"""Check that the packages that a search needs are installed. Commands that only read runs do not need them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The groups of options in `--help` and in the reference."""
+"""Define how `--help` and the reference group options under headings."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Output": ("run_dir", "storage", "top_n", "trackers", "log_level"),
     "Program behind --": ("space", "loss", "metrics", "flags", "resume_args"),
 }
-"""The names of the parameters of each group, by heading. All other parameters are under "Options"."""
+"""The headings, each with the names of its options. All other options are under "Options"."""
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose `--help` lists the options in groups."""
+    """A command of typer whose `--help` lists the options in groups."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write a section for the arguments, and for each group of options. Typer calls it for `--help`."""
+        """Write the arguments and each group of options as a section of `--help`. Typer calls it."""
         for heading, parameters in group_parameters(self.get_params(ctx)):
             records = [parameter.get_help_record(ctx) for parameter in parameters]
             with formatter.section(heading):
@@ -37,7 +37,7 @@ class GroupedCommand(TyperCommand):
 
 
 def group_parameters(parameters: list[Any]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield each heading, in the order of `GROUPS`, with the parameters of the command in this group."""
+    """Yield pairs of a heading and its parameters: first "Arguments", then the groups in `GROUPS`, then "Options"."""
     by_name = {parameter.name: parameter for parameter in parameters if parameter.param_type_name == "option"}
     arguments = [parameter for parameter in parameters if parameter.param_type_name == "argument"]
     if arguments:

@@ -1,4 +1,4 @@
-"""Write the file of -o, which may be new, replaced, a pipe or a device."""
+"""Write the output of a command to the path given by -o: a new file, an existing file, a pipe or a device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hpo.store.run_dir import write_atomically
 
 
 def check_output(output: Path | None, overwrite: bool) -> None:
-    """Check that an output file can be written.
+    """Check that the path of an output file may be written to.
 
     Args:
-        output: The path, or None for the default.
+        output: The path that the user has given; None if the user has given none.
         overwrite: Whether an existing file may be replaced.
 
     Raises:
-        UsageError: The file exists, or the path is a directory.
+        UsageError: The file exists and must not be replaced, or the path is a directory.
     """
     if output is None or not os.path.lexists(output) or _is_stream(output):
         return
@@ -30,7 +30,7 @@ def check_output(output: Path | None, overwrite: bool) -> None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Return whether a path is a pipe, a device such as a terminal, or a file that the shell has opened."""
+    """Return whether a path is a pipe, a device such as a terminal, or an open file of this process (/dev/stdout)."""
     if str(path.parent) == "/dev/fd" or str(path) in ("/dev/stdout", "/dev/stderr"):
         return True
     with suppress(OSError):
@@ -43,11 +43,11 @@ def write_output(output: Path, content: bytes) -> None:
     """Write a file atomically, or write to a pipe or device.
 
     Args:
-        output: The path.
-        content: The content.
+        output: The path of the file, pipe or device.
+        content: The bytes to write.
 
     Raises:
-        RunError: It cannot be written.
+        RunError: The path cannot be written to.
     """
     if not _is_stream(output):
         write_atomically(output, content)

@@ -1,4 +1,4 @@
-"""The options of a search over a program: hpo search --space ... --loss ... -- train.py --epochs 3."""
+"""Parse the options of a search over a program: hpo search --space ... --loss ... -- train.py --epochs 3."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ PROGRAM_OPTIONS = {
     "resume_args": "--resume-args",
     "first_report": "--first-report",
 }
-"""The options that describe a program, by the names of their parameters."""
+"""The options that describe a program. The keys are the names of the parameters in Python."""
 
 _UNUSED_NAME = "nothing"  # The name of a hyperparameter that has no effect, for a program without hyperparameters.
 _EXAMPLE = "Write for example --space 'lr=Float(1e-4, 1e-1, log=True)'"
 
 
 def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Return the arguments before ``--``, and the command after it, or None."""
+    """Split a command line at ``--``. Return the arguments before it, and the command after it or None."""
     if "--" not in arguments:
         return list(arguments), None
     index = list(arguments).index("--")
@@ -68,16 +68,16 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None
 def find_source(
     search_space: Path | None, command: Sequence[str] | None, given: Mapping[str, Any], needs_space: bool = True
 ) -> tuple[Path, bytes | None]:
-    """Return the search file of a command line, or make a search file for a program.
+    """Return the search file that a command line names, or make a search file for the program after ``--``.
 
     Args:
-        search_space: The search space argument, if any.
-        command: The command after ``--``, if any.
-        given: The values of `PROGRAM_OPTIONS`.
+        search_space: The search space on the command line; None if it was not given.
+        command: The program and its arguments, given after ``--``; None without ``--``.
+        given: The values of `PROGRAM_OPTIONS`, by the names of their parameters.
         needs_space: Whether a program must have hyperparameters.
 
     Returns:
-        The path of the search file or program, and for a program the content of the search file.
+        The path of the search file, and None. For a program: its path, and the content of the search file made for it.
 
     Raises:
         UsageError: There is neither a search file nor a program, or there are both, or an option is not valid.
@@ -104,13 +104,13 @@ def find_source(
 def make_script(
     command: Sequence[str], metrics: Sequence[str], resume_args: str | None, first_report: int | None, **options: Any
 ) -> Script:
-    """Return the program of a command line.
+    """Return the Script objective that runs the program after ``--``.
 
     Args:
-        command: The command after ``--``.
+        command: The program and its arguments, given after ``--``.
         metrics: The texts NAME=REGEX of ``--metric``.
-        resume_args: The value of ``--resume-args``, if any.
-        first_report: The value of ``--first-report``, if any.
+        resume_args: The value of ``--resume-args``; None if it was not given.
+        first_report: The value of ``--first-report``; None if it was not given.
         **options: Further arguments of Script.
 
     Raises:
@@ -137,7 +137,7 @@ def make_script(
 
 
 def parse_space(texts: Sequence[str]) -> dict[str, str]:
-    """Return the code of each parameter by name, without running it.
+    """Check the parameters of ``--space``, and return the Python code of each parameter by its name.
 
     Args:
         texts: The texts NAME=PARAMETER of ``--space``.

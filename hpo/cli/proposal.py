@@ -21,7 +21,7 @@ _DECADE = 10
 
 @dataclass(frozen=True)
 class _Option:
-    """An option of a script, from its call of `add_argument`."""
+    """An option of a script, as read from its call of `add_argument` in the code."""
 
     flag: str
     kind: str = "str"
@@ -31,26 +31,26 @@ class _Option:
 
     @property
     def name(self) -> str:
-        """The name of the hyperparameter."""
+        """Name of the hyperparameter that sets this option."""
         name = re.sub(r"\W", "_", self.flag.lstrip("-"))
         return f"{name}_" if keyword.iskeyword(name) or not name.isidentifier() else name
 
     @property
     def has_other_name(self) -> bool:
-        """Whether the option needs a placeholder in the command, since it is not ``--name``."""
+        """Whether the option is not ``--`` followed by `name`, so that the command needs a placeholder for it."""
         return self.flag != f"--{self.name}"
 
     @property
     def hint(self) -> str:
-        """A comment on how to search the option, if it needs a placeholder."""
+        """A comment with the placeholder that the command needs; empty if it needs none."""
         return f"  # and {self.flag!r}, '{{{self.name}}}' in the Script" if self.has_other_name else ""
 
 
 def propose_search(path: Path) -> str:
     """Return the code of a search file for a Python script.
 
-    Its space has the options with choices, and floats that are usually searched on a logarithmic scale, such as a
-    learning rate. All other options are comments.
+    Its search space contains the options with choices, and options that are usually searched on a logarithmic scale,
+    such as a learning rate. All other options are in comments.
 
     Args:
         path: The script.
@@ -109,7 +109,10 @@ def _find_options(tree: ast.AST) -> Iterator[_Option]:
 
 
 def _make_parameter_code(option: _Option) -> tuple[str, bool]:
-    """Return the code of a parameter, or "" if its range is unknown, and whether it is more than a comment."""
+    """Return the code of a parameter, and whether it belongs to the space rather than to a comment.
+
+    The code is "" if the range of the parameter is unknown.
+    """
     default = option.default
     if option.is_switch:
         return "Categorical(True, False)", False
@@ -141,7 +144,7 @@ def _evaluate_literal(node: ast.expr | None) -> Any:
 
 
 def _find_printed_losses(tree: ast.AST) -> Iterator[str]:
-    """Yield each f-string of a script that has the word loss, with 1.0 for each value in it."""
+    """Yield the text of each f-string in a script that contains the word loss, with 1.0 in place of each expression."""
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.Constant) else "1.0" for part in node.values]

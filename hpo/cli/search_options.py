@@ -1,4 +1,4 @@
-"""The options of run_islands.py and hpo search, as typer parses them."""
+"""Define the options of run_islands.py and `hpo search` for typer, the library that parses command lines."""
 
 from __future__ import annotations
 
@@ -235,9 +235,9 @@ def make_search_app(
     """Return the typer app of a search.
 
     Args:
-        default: The default search space. None: the user must give a search space or a command.
-        on_options: Called with the options.
-        command: The command after ``--``, if any.
+        default: Path of the default search space. If None, the user must give a search space or a command.
+        on_options: Function that is called with the parsed options.
+        command: The program and its arguments, given after ``--``; None without ``--``.
     """
     app = make_app()
     app.command("search", cls=GroupedCommand)(make_search_command(default, on_options, command))
@@ -247,12 +247,12 @@ def make_search_app(
 def make_search_command(
     default: Path | None, on_options: Callable[[Options], None], command: Sequence[str] | None = None
 ) -> Callable[..., None]:
-    """Return the function that typer calls, with a parameter for each option.
+    """Return the function that typer calls for a search. It has a parameter for each option.
 
     Args:
-        default: The default search space. None: the user must give a search space or a command.
-        on_options: Called with the options.
-        command: The command after ``--``, if any.
+        default: Path of the default search space. If None, the user must give a search space or a command.
+        on_options: Function that is called with the parsed options.
+        command: The program and its arguments, given after ``--``; None without ``--``.
     """
 
     def search(**given: Any) -> None:

@@ -1,4 +1,4 @@
-"""Print the versions for `hpo --version`."""
+"""Print the versions of all software that matters for a bug report (`hpo --version`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Send a run to experiment trackers. Each tracker reads the study in a process of its own."""
+"""Send the evaluations of a run to experiment trackers, such as MLflow. Each tracker has its own process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRACKERS = ("tensorboard", "mlflow", "wandb")  # names of their packages and of 
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Check that trackers exist and that their packages are installed, without importing them.
+    """Check that trackers are known and that their packages are installed, without importing the packages.
 
     Raises:
         UsageError: A name is unknown, or its package is not installed.

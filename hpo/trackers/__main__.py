@@ -1,7 +1,7 @@
-"""Run the process of one tracker: python -m hpo.trackers NAME RUN_DIR.
+"""Entry point of the process that sends a run to one tracker: python -m hpo.trackers NAME RUN_DIR.
 
-Standard input receives the studies to follow, one JSON object per line, and its end means that no more studies come.
-Standard output carries messages for the user.
+The job writes the studies to follow to the standard input of this process, one JSON object per line. The end of the
+input means that no more studies follow. This process writes messages for the user to its standard output.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LONGEST_REASON = 300
 
 
 def main() -> None:
-    """Send a run to a tracker until the run ends; print an error as one line and exit with status 1."""
+    """Send a run to a tracker until the run ends. After an error, print it as one line and exit with status 1."""
     name, run_dir = sys.argv[1], Path(sys.argv[2])
     voice = os.fdopen(os.dup(1), "w", encoding="utf-8")
     with open(os.devnull, "w") as nowhere:  # Packages print a lot. # noqa: PTH123
@@ -84,7 +84,7 @@ def _follow_run(name: str, run_dir: Path, job: int, notify: Callable[[str], None
 
 
 def _make_tracker(name: str, shown: TrackedRun) -> Tracker:
-    """Import the tracker's package, which takes seconds, and open the tracker."""
+    """Return the tracker with this name. The import of its package takes seconds."""
     if name == "tensorboard":
         from hpo.trackers.tensorboard import TensorBoard
 
@@ -99,7 +99,7 @@ def _make_tracker(name: str, shown: TrackedRun) -> Tracker:
 
 
 def _exit_after_job(job: int) -> None:
-    """End this process soon after the job has ended, even if a package blocks the main thread."""
+    """End this process soon after its parent process `job` has ended, even if a package blocks the main thread."""
     while os.getppid() == job:
         time.sleep(_POLL_SECONDS)
     time.sleep(_EXIT_SECONDS_AFTER_JOB)

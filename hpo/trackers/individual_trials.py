@@ -1,4 +1,4 @@
-"""Group the trials of a study by individual, because trackers show one run per individual."""
+"""Group the trials of a study by individual (a set of hyperparameters), because trackers show one run for each."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from hpo.store.evaluations import Evaluation, find_root
 
 
 class Individuals:
-    """The individuals of a study, each with its trials in order: a retry or a promotion adds a trial."""
+    """The individuals of a study, each with all its trials.
+
+    An individual has several trials if it was retried after an interruption, or promoted after a pause.
+    """
 
     def __init__(self) -> None:
         self._roots: dict[int, int] = {}
         self._trials: dict[int, dict[int, Evaluation]] = {}
 
     def add_trials(self, changed_trials: Collection[Evaluation]) -> list[int]:
-        """Add new and changed trials, and return the first trial number of each affected individual."""
+        """Add or replace trials, and return the number of the first trial of each individual that has changed."""
         changed = {}
         for evaluation in sorted(changed_trials, key=lambda evaluation: evaluation.trial):
             root = find_root(evaluation, self._roots)
@@ -26,7 +29,11 @@ class Individuals:
         return list(changed)
 
     def find_latest(self, root: int) -> Evaluation | None:
-        """Return the last started trial of an individual, or None if no trial has started."""
+        """Return the latest trial of an individual that has started; None if no trial has started.
+
+        Args:
+            root: Number of the first trial of the individual.
+        """
         # A trial that was withdrawn while it waited has no start time.
         started = [
             evaluation
@@ -36,9 +43,13 @@ class Individuals:
         return max(started, key=lambda evaluation: evaluation.trial, default=None)
 
     def merge_trials(self, root: int) -> Evaluation:
-        """Return an individual as one evaluation with the start of its first trial and the end of its latest trial.
+        """Merge all trials of an individual into one, from the start of its first trial to the end of its latest trial.
 
-        The curve is that of the latest trial with a loss. A trial that continues an earlier trial includes its losses.
+        The losses are those of the latest trial that has any. If this trial has resumed an earlier trial, it already
+        includes the losses of that trial.
+
+        Args:
+            root: Number of the first trial of the individual.
         """
         trials = self._trials[root]
         first, latest = trials[min(trials)], self.find_latest(root)

@@ -1,4 +1,4 @@
-"""Show individuals as MLflow runs under one parent run, in the run directory or on a tracking server."""
+"""Show individuals as MLflow runs under one parent run. MLflow stores them in the run directory or on a server."""
 
 from __future__ import annotations
 
@@ -52,7 +52,11 @@ class MLflow:
         self._open_names: set[str] = set()
 
     def show_individual(self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool) -> None:
-        """Create a run with the hyperparameters, log losses as the metric `loss`, and end it with the results."""
+        """Show the current state of an individual as an MLflow run.
+
+        If `from_start`, create a new run and log the hyperparameters. Log the new losses as the metric `loss`. If the
+        evaluation has ended, also log the results and end the run.
+        """
         name, now = make_title(evaluation), _to_milliseconds(find_timestamp(evaluation))
         metrics = [Metric(LOSS_CURVE, loss, now, epoch) for epoch, loss in losses.items()]
         given: list[Param] = []
@@ -96,7 +100,7 @@ class MLflow:
             return str(experiment.experiment_id)
 
     def _find_parent(self, shown: TrackedRun) -> str | None:
-        """Return the parent run of an earlier session, or None; end the runs that the session left open."""
+        """Return the parent run that an earlier session has created, or None. End the runs that it has left open."""
         found = self._client.search_runs([self._experiment], f"tags.hpo_run = '{shown.id}'", max_results=1)
         if not found:
             return None
@@ -121,7 +125,7 @@ class MLflow:
         return made
 
     def _remove_run(self, name: str) -> None:
-        """Delete the runs of an individual, before all of it is logged again."""
+        """Delete all runs of an individual. A new run then replaces them."""
         earlier = {self._run_ids.pop(name)} if name in self._run_ids else set()
         if self._is_resumed:
             of_name = f"tags.\"mlflow.parentRunId\" = '{self._parent}' and attributes.run_name = '{name}'"
@@ -136,7 +140,7 @@ class MLflow:
         return str(self._client.create_run(self._experiment, started, tags, make_title(evaluation)).info.run_id)
 
     def _log_batches(self, run: str, metrics: list[Metric], given: list[Param], tags: list[RunTag]) -> None:
-        """Log in batches that a server accepts: 1,000 items, of which at most 100 parameters and 100 tags."""
+        """Log in batches that a server accepts: at most 1,000 items, with at most 100 parameters and 100 tags."""
         while metrics or given or tags:
             self._client.log_batch(run, metrics[:800], given[:100], tags[:100])
             metrics, given, tags = metrics[800:], given[100:], tags[100:]
@@ -154,7 +158,10 @@ def _find_local_store(folder: Path) -> str:
 
 
 def _make_store(folder: Path) -> None:
-    """Create the store under a temporary name: MLflow cannot open a store that a kill has left incomplete."""
+    """Create the database under a temporary name, and rename it when it is complete.
+
+    MLflow cannot open a database that is incomplete because the process was killed.
+    """
     for path in folder.glob("new.db*"):
         path.unlink()
     MlflowClient(f"sqlite:///{folder}/new.db")
@@ -162,9 +169,10 @@ def _make_store(folder: Path) -> None:
 
 
 def _disable_sync(connection: object, _: object) -> None:
-    """Disable the waits of SQLite for the disk, 7 per evaluation, because worker leaders use the same disk.
+    """Let SQLite write without waiting for the disk, because it would wait 7 times per evaluation.
 
-    The store is a copy of the study. If a crash of the host damages it, `hpo track` writes it again.
+    The waits would slow down the ranks that write to the study on the same disk. The database is only a copy of the
+    study. If a crash of the host damages it, `hpo track` can write it again.
     """
     if isinstance(connection, sqlite3.Connection):
         connection.execute("PRAGMA synchronous=OFF")

@@ -19,12 +19,12 @@ _POLL_SECONDS = 0.2
 
 
 class ShownEvaluations:
-    """Record of the evaluations sent to one tracker, in a file that is open and locked inside ``with``.
+    """Record of the evaluations that one tracker has received. It is a file, which ``with`` locks and closes.
 
-    The file has one JSON object per line. An incomplete last line, left by a killed process, is ignored.
+    The file has one JSON object per line. An incomplete final line, left by a killed process, is ignored.
 
     Attributes:
-        id: Identifies the run in each tracker destination.
+        id: Random identifier of the run, which all destinations of the tracker use.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,11 +49,11 @@ class ShownEvaluations:
         self._file.close()
 
     def contains(self, destination: str, study: str, evaluation: Evaluation) -> bool:
-        """Return whether an evaluation has been sent to a destination."""
+        """Return whether a destination (a store or server of the tracker) has received an evaluation completely."""
         return (destination, study, evaluation.trial) in self._shown
 
     def add(self, destination: str, study: str, evaluation: Evaluation) -> None:
-        """Record that an evaluation has been sent to a destination."""
+        """Record that a destination (a store or server of the tracker) has received an evaluation completely."""
         self._shown.add((destination, study, evaluation.trial))
         self._append_entry({"place": destination, "study": study, "trial": evaluation.trial})
 

@@ -37,7 +37,11 @@ class TensorBoard:
         self._writers: dict[str, EventFileWriter] = {}
 
     def show_individual(self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool) -> None:
-        """Write the hyperparameters at the start, then losses, and the results at the last epoch."""
+        """Write the current state of an individual to its event file.
+
+        If `from_start`, create a new file and write the hyperparameters. Write the new losses. If the evaluation has
+        ended, also write the results, at the final epoch.
+        """
         name = make_title(evaluation)
         if from_start:
             self._start_individual(evaluation)
@@ -81,12 +85,15 @@ class TensorBoard:
 
 
 def _make_scalar(name: str, value: float) -> Summary:
-    """Return a number in the format that torch writes; only TensorBoard itself reads the newer format."""
+    """Return a number in the older format, which torch also writes. Programs other than TensorBoard can read it."""
     return Summary(value=[Summary.Value(tag=name, simple_value=value)])
 
 
 def _make_session_end(evaluation: Evaluation) -> Summary:
-    """Return the end of an evaluation for the HParams tab; TensorBoard's own function for it needs TensorFlow."""
+    """Return a record that an evaluation has ended, for TensorBoard's HParams tab.
+
+    TensorBoard's own function for this record is not used, because it needs TensorFlow.
+    """
     status = api_pb2.STATUS_SUCCESS if evaluation.has_succeeded else api_pb2.STATUS_FAILURE
     end = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=find_timestamp(evaluation)))
     value = Summary.Value(

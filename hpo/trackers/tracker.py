@@ -35,7 +35,7 @@ class TrackedRun:
         id: Unique identifier of the run.
         manifest: Content of run.json.
         folder: Directory for the tracker's files.
-        notify: Prints a message for the user, in one line.
+        notify: Function that prints a message of one line for the user.
     """
 
     id: str
@@ -55,13 +55,14 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Interface of a tracker, which shows the individuals of a run at one destination.
+    """Interface of a tracker, which shows the individuals (sets of hyperparameters) of a run to the user.
 
-    An individual is shown when it starts, repeatedly while it is evaluated, and when it ends. Several individuals are
-    evaluated at the same time. A paused or interrupted individual counts as ended until it continues.
+    `show_individual` is called when the evaluation of an individual starts, repeatedly while it runs, and when it ends.
+    Several individuals are evaluated at the same time. A paused or interrupted evaluation counts as ended until a later
+    trial resumes it.
 
     Attributes:
-        destination: Name of the store or server, because a tracker may send the same run to several destinations.
+        destination: Name of the store or server that receives the run. A later session may send the run elsewhere.
     """
 
     destination: str
@@ -70,10 +71,10 @@ class Tracker(Protocol):
         """Show the current state of an individual.
 
         Args:
-            evaluation: The individual, with `trial` the number of its first trial.
-            losses: New losses by epoch, since the last call.
-            from_start: Whether to write the individual again as a whole, since it is new or earlier losses are invalid.
-                Remove all that this process or an earlier one has written of it.
+            evaluation: The evaluation of the individual. Its `trial` is the number of the individual's first trial.
+            losses: Losses by epoch that were not in previous calls.
+            from_start: Whether the individual is new, or its earlier losses are invalid. The tracker must then
+                delete all that it has written about the individual, and write it as a whole.
         """
 
     def close(self, is_budget_spent: bool) -> None:
@@ -85,7 +86,7 @@ class Tracker(Protocol):
 
 
 def make_title(evaluation: Evaluation) -> str:
-    """Return the name of an individual, unique in its run; `evaluation.trial` is its first trial."""
+    """Return a name for an individual that is unique in its run, made from the number of its first trial."""
     if evaluation.confirms is None:
         return f"trial-{evaluation.trial:04d}"
     return f"confirms-{evaluation.confirms:04d}-{evaluation.trial:04d}"
@@ -94,20 +95,21 @@ def make_title(evaluation: Evaluation) -> str:
 def find_timestamp(evaluation: Evaluation) -> float:
     """Return the time that trackers show for an evaluation: its end, or the current time if it is running.
 
-    The study does not record when an epoch ended. The result is never before the start, even if the clock was set back.
+    It is also shown for each loss, because the study does not record when an epoch ended. It is never before the start,
+    even if the clock was set back.
     """
     now = evaluation.ended if math.isfinite(evaluation.ended) else time.time()
     return max(evaluation.started, now) if math.isfinite(evaluation.started) else now
 
 
 def convert_params(evaluation: Evaluation, taken: Sequence[str] = ()) -> dict[str, Any]:
-    """Return hyperparameters with names and values that any tracker accepts; no name is in `taken`."""
+    """Return hyperparameters with names and values that all trackers accept. Names in `taken` are not used."""
     names = make_distinct({name: clean_name(name) for name in evaluation.params}, taken, PARAM_PREFIX)
     return {names[n]: clean_text(v) if isinstance(v, str) else v for n, v in evaluation.params.items()}
 
 
 def collect_results(evaluation: Evaluation) -> dict[str, float]:
-    """Return an evaluation's metrics, lowest loss and seconds, without missing values."""
+    """Return an evaluation's metrics, its lowest loss and its duration in seconds, without missing values."""
     names = make_distinct(
         {name: clean_name(name) for name in evaluation.metrics},
         (LOSS_CURVE, LOWEST_LOSS, *_RESERVED_NAMES),
@@ -134,17 +136,17 @@ def collect_context(evaluation: Evaluation) -> dict[str, str | int]:
 
 
 def clean_text(given: str, longest: int = _LONGEST_TEXT) -> str:
-    """Return a text that any tracker can store, with control characters escaped, cut to `longest` characters."""
+    """Return a text that all trackers can store. Control characters are escaped; long texts are cut to `longest`."""
     return cut_text(escape_invisible(given, keep="\n"), longest)
 
 
 def remove_secrets(message: str) -> str:
-    """Remove user names, passwords and tokens from URLs in a message, because packages quote whole URLs."""
+    """Replace user names, passwords and tokens in the URLs of a message by ***. Packages quote URLs in their errors."""
     for pattern, instead in _SECRETS:
         message = re.sub(pattern, instead, message, flags=re.IGNORECASE)
     return message
 
 
 def clean_name(given: str) -> str:
-    """Return a name that any tracker accepts: letters, digits, spaces, dots, hyphens and underscores."""
+    """Return a name that all trackers accept. It has only letters, digits, spaces, dots, hyphens and underscores."""
     return re.sub(r"^\W|[^\w.\- ]", "_", escape_unencodable(given))[:_LONGEST_NAME] or "_"

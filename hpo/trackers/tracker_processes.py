@@ -1,7 +1,8 @@
-"""Start one process per tracker, for which the job does not wait.
+"""Start one process per tracker, so that trackers do not slow down the job.
 
-Threads would slow down training. A package holds the interpreter's lock for up to 2.5 s at its start and for 40 ms
-per evaluation (mlflow 3.17). A package that hangs or ends its process would also stop the rank.
+Threads would slow down training, because a tracker's package holds the interpreter's lock for up to 2.5 s at its start
+and for 40 ms per evaluation (mlflow 3.17). In a thread, a package that hangs or ends its process would also stop the
+rank.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _ROOT = Path(hpo.__file__).parents[1]
 
 
 class TrackerProcesses:
-    """Processes that follow studies and send them to trackers, until `finish`.
+    """Processes, one per tracker, that send the evaluations of studies to trackers until `finish` is called.
 
     Args:
         names: Names of trackers.
         run_dir: The run directory.
         niceness: Added to the niceness of this process; higher values give the trackers less CPU time.
-        notify: Called with each message for the user, one line; default: print to stderr.
+        notify: Function that is called with each message for the user, of one line; default: print to stderr.
     """
 
     def __init__(
@@ -42,17 +43,17 @@ class TrackerProcesses:
         self._processes = [process for process in started if process is not None]
 
     def add_study(self, storage: str, study: str) -> None:
-        """Follow a study, in addition to the others."""
+        """Let the trackers also follow the study named `study` in `storage`."""
         for process in self._processes:
             process.send_study({"storage": storage, "study": study})
 
     def finish(self) -> None:
-        """Let the trackers end after they have sent all that the studies hold now."""
+        """Request that each tracker ends after it has sent the current content of the studies. Does not wait."""
         for process in self._processes:
             process.finish()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait after `finish` until all trackers have ended; return whether all of them succeeded.
+        """Wait until all trackers have ended, and return whether all succeeded. Call `finish` first.
 
         Args:
             seconds: Time limit, after which running trackers are killed; default: no limit.
@@ -85,20 +86,19 @@ class _TrackerProcess:
         self._listener.start()
 
     def send_study(self, study: dict[str, str]) -> None:
-        """Send the storage and name of a study to follow."""
         assert self._process.stdin is not None
         with suppress(OSError):  # The process has ended, and the listener prints the reason.
             self._process.stdin.write(json.dumps(study) + "\n")
             self._process.stdin.flush()
 
     def finish(self) -> None:
-        """Close the pipe to the process: no more studies will come."""
+        """Close the pipe to the process, which means that no more studies follow."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
 
     def wait(self, end: float | None) -> bool:
-        """Wait for the process until `end`, kill it if it is still running, and return whether it has succeeded."""
+        """Wait until the process has ended, and return whether it has succeeded. Kill it at time `end`."""
         self._listener.join(None if end is None else max(0.0, end - time.monotonic()))
         if self._listener.is_alive():
             self._has_warned = True
@@ -137,7 +137,7 @@ def _print_to_stderr(line: str) -> None:
 
 
 def track_run(run_dir: Path, names: Sequence[str], storage: str | None) -> bool:
-    """Send a run to trackers, except evaluations that they already have; return whether all trackers succeeded.
+    """Send all evaluations of a run to trackers that do not have them yet, and return whether all trackers succeeded.
 
     Args:
         run_dir: The run directory.

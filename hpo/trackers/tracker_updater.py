@@ -1,4 +1,4 @@
-"""Send changes in the studies of a run to a tracker, each individual once."""
+"""Send new and changed evaluations in the studies of a run to a tracker."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hpo.trackers.tracker import Tracker
 
 
 class TrackerUpdater:
-    """Sends changed individuals of the followed studies to a tracker.
+    """Sends new and changed individuals (sets of hyperparameters) of studies to a tracker.
 
-    A retried or promoted individual is written again as a whole. Imported evaluations (warm start) are not sent.
+    An individual that was retried or promoted is sent again as a whole. Individuals that a warm start has imported from
+    another run are not sent.
     """
 
     def __init__(self, tracker: Tracker, shown_evaluations: ShownEvaluations) -> None:
@@ -25,19 +26,19 @@ class TrackerUpdater:
         self._shown_losses: dict[tuple[str, int], dict[int, float]] = {}
 
     def add_study(self, storage: str, study: str) -> None:
-        """Follow a study, in addition to the others."""
+        """Also send the individuals of the study named `study` in `storage`."""
         self._records[study] = Record(storage, study), Individuals()
 
     def is_over(self, study: str, budget: int, pruner: str) -> bool:
-        """Return whether the search in a study has spent its budget and has no individual to promote."""
+        """Return whether the search in a study has spent its budget and no paused individual can be promoted."""
         record, _ = self._records[study]
         return is_search_over(record.read_evaluations(), budget, pruner, record.objectives)
 
     def show_changes(self, running: bool = True) -> None:
-        """Send all changes since the last call.
+        """Send all changes since the previous call.
 
         Args:
-            running: Whether to include individuals that are still running; pass False in the last call.
+            running: Whether to include evaluations that are still running. Must be False in the final call.
         """
         for study, (record, individuals) in self._records.items():
             changed = {
@@ -68,5 +69,8 @@ class TrackerUpdater:
 
 
 def _is_continued(shown: Mapping[int, float], curve: Mapping[int, float], is_running: bool) -> bool:
-    """Return whether a curve contains the losses already sent; a running evaluation may have only some of them yet."""
+    """Return whether a curve contains all losses that were sent, so that only new losses must be sent.
+
+    The curve of a running evaluation may lack some of these losses, for example while a retry repeats epochs.
+    """
     return all(curve[epoch] == loss if epoch in curve else is_running for epoch, loss in shown.items())

@@ -41,7 +41,8 @@ _CONTEXT_KEY = "search"  # key in the config of a run, next to its hyperparamete
 class WandB:
     """Tracker for Weights & Biases: one run per individual, in a group for the whole search.
 
-    The environment variables of wandb apply (WANDB_MODE, WANDB_DIR, WANDB_PROJECT...). The default is RUN_DIR/wandb.
+    The environment variables of wandb apply (WANDB_MODE, WANDB_DIR, WANDB_PROJECT...). By default, files are in
+    RUN_DIR/wandb.
     """
 
     def __init__(self, shown: TrackedRun) -> None:
@@ -57,7 +58,11 @@ class WandB:
         self._runs: dict[str, wandb.Run] = {}
 
     def show_individual(self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool) -> None:
-        """Start a run, log losses with epochs as steps, and end it with the results in its summary."""
+        """Show the current state of an individual as a run of Weights & Biases.
+
+        If `from_start`, start a new run with the hyperparameters. Log the new losses, with the epoch as step. If the
+        evaluation has ended, also add the results to the summary and end the run.
+        """
         name = make_title(evaluation)
         if from_start:
             self._remove_run(name)
@@ -83,7 +88,7 @@ class WandB:
         return f"{self._shown.id}-{name}"
 
     def _remove_run(self, name: str) -> None:
-        """Delete the offline files of an individual; a server replaces a run by the next one with the same id."""
+        """Delete the offline files of an individual. On a server, a new run with the same id replaces it."""
         if name in self._runs:
             self._runs.pop(name).finish(exit_code=1)
         folder = Path(os.environ.get("WANDB_DIR") or self._shown.folder.parent) / "wandb"

@@ -1,4 +1,4 @@
-"""Present the confirmation of the best individuals with other seeds: a table, and which may be the best."""
+"""Format the results of a confirmation, in which the best individuals are trained again with other seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ANSWER_TEXTS = {True: "yes", False: "no", None: ""}
 
 
 def format_confirmed(summary: Mapping[str, Any], run_dir: Path) -> str:
-    """Return the table of confirmed individuals as text."""
+    """Return a table of the confirmed individuals as text, with the mean and deviation of their losses over seeds."""
     entries = summary["confirmed"]
     left = [
         ("mean loss", format_numbers([entry["mean"] for entry in entries])),
@@ -35,11 +35,14 @@ def format_confirmed(summary: Mapping[str, Any], run_dir: Path) -> str:
 
 
 def describe_confirmed(summary: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Return sentences on which individuals may be the best, which are as good, and how much seeds change losses.
+    """Return sentences that compare the confirmed individuals.
+
+    They say which individuals may be the best, which are as good as the best, and how much the loss depends on the
+    seed.
 
     Args:
         summary: Content of summary.json.
-        names: Names for the individuals in `summary["confirmed"]`, in the same order.
+        names: A name for each individual in `summary["confirmed"]`, in the same order.
     """
     noise = summary["seed_noise"]
     sentences = _describe_comparison(summary["confirmed"], summary["as_good_within"], names)

@@ -14,17 +14,18 @@ from hpo.text_format import escape_unencodable
 
 @dataclass(frozen=True)
 class EvaluationDetails:
-    """One evaluation with facts from its run, from the other evaluations and from its log file.
+    """All facts about one evaluation: from its record, from other evaluations of the run, and from its log file.
 
     Attributes:
         evaluation: The evaluation as recorded.
         study: Name of the study that contains it.
         in_use: Whether a process runs the study now; None if this host cannot see that.
-        seed: Seed of the training; None if the seed is unknown or another run has trained it.
-        retried_by: Trial that retries or continues this evaluation, if it was interrupted or promoted.
-        retried_state: State of the trial that this evaluation retries or continues; "" if there is none.
-        confirmed_by: Evaluations that train it with other seeds.
-        log_end: The last lines of its output; None if no log file exists.
+        seed: Seed of the training; None if it is unknown, for example because another run has trained the evaluation.
+        retried_by: Number of the later trial of the same individual, if this one was interrupted or promoted.
+        retried_state: State of the previous trial of the same individual, such as "interrupted" or "promoted"; "" if
+            this is the first trial.
+        confirmed_by: Evaluations that train the same hyperparameters with other seeds.
+        log_end: The final lines of its log file; None if no log file exists.
         is_on_front: Whether it is on the Pareto front; None if the loss is the only objective.
         dominated_by: A trial on the front that is as good or better in all objectives, if there is one.
     """
@@ -42,7 +43,7 @@ class EvaluationDetails:
 
 
 def make_json_content(details: EvaluationDetails) -> dict[str, Any]:
-    """Return all facts about an evaluation as values that JSON can represent; missing facts are None."""
+    """Return all facts about an evaluation as a dictionary for `json.dumps`; unknown facts are None."""
     evaluation, log_end = details.evaluation, details.log_end
     has_started = evaluation.state != "waiting"
     is_bred = has_started and not evaluation.imported_from and evaluation.confirms is None
@@ -93,7 +94,7 @@ def _format_time(seconds: float) -> str | None:
 
 
 def _make_json_value(value: Any) -> Any:
-    """Replace NaN and infinity by None, and escape characters that UTF-8 cannot encode."""
+    """Return a value for JSON: NaN and infinity become None, and characters that UTF-8 cannot encode are escaped."""
     if isinstance(value, dict):
         return {_make_json_value(name): _make_json_value(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Find an evaluation of a run by label, or choose the most relevant one, and collect its details."""
+"""Find an evaluation of a run by its label, or choose the most relevant evaluation, and collect its details."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hpo.views.evaluation_details import EvaluationDetails
 
 
 class EvaluationLookup:
-    """The evaluations of a run and its confirmations, as read at one time.
+    """Evaluations of a run, as they were when they were read, with a search by label.
 
     Args:
         run_dir: The run directory.
         manifest: Content of run.json.
         in_use: Whether a process runs the study now; None if this host cannot see that.
         evaluations: Evaluations of the search.
-        confirmations: Evaluations that confirm the best with other seeds.
+        confirmations: Evaluations that train the best individuals again with other seeds.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class EvaluationLookup:
 
     @classmethod
     def read(cls, reader: RunReader) -> EvaluationLookup:
-        """Read all evaluations of a run."""
+        """Read all evaluations of a run, and return a lookup for them."""
         in_use = reader.run_dir.is_in_use  # Read first: if the run has ended, the study is complete.
         return cls(
             reader.run_dir,
@@ -57,10 +57,10 @@ class EvaluationLookup:
         )
 
     def find_evaluation(self, name: str) -> Evaluation:
-        """Return the evaluation with this label, such as "7" or "confirm-0".
+        """Return the evaluation whose label is `name`, such as "7" (search) or "confirm-0" (confirmation).
 
         Raises:
-            UsageError: The name is not a label, or no such evaluation exists; the message lists the labels.
+            UsageError: `name` is not a label, or no evaluation has this label.
         """
         if not re.fullmatch(r"(confirm-)?[0-9]{1,18}", name):
             raise UsageError(f"TRIAL must be a number or confirm-N, got {name!r}.")
@@ -75,7 +75,9 @@ class EvaluationLookup:
         return found
 
     def choose_evaluation(self) -> tuple[Evaluation, str]:
-        """Return the winner, or the latest failure if no evaluation has succeeded, and the reason for the choice.
+        """Return the most relevant evaluation of the run, and the reason for this choice as text.
+
+        This is the winner (the recommended evaluation), or the latest failed evaluation if none has succeeded.
 
         Raises:
             UsageError: No evaluation has succeeded or failed.
@@ -97,14 +99,14 @@ class EvaluationLookup:
         )
 
     def list_failed(self) -> list[Evaluation]:
-        """Return all failed evaluations, the latest first."""
+        """Return all failed evaluations, sorted by the time of their failure, the latest first."""
         failed = [
             evaluation for evaluation in [*self._evaluations, *self._confirmations] if evaluation.state == "failed"
         ]
         return sorted(failed, key=lambda evaluation: (evaluation.ended, evaluation.trial), reverse=True)
 
     def collect_details(self, evaluation: Evaluation) -> EvaluationDetails:
-        """Return an evaluation with all facts about it."""
+        """Return all known facts about an evaluation."""
         confirms = evaluation.confirms is not None
         own, run = self._confirmations if confirms else self._evaluations, self._manifest
         return EvaluationDetails(
@@ -132,7 +134,11 @@ class EvaluationLookup:
         )
 
     def _compare_with_front(self, evaluation: Evaluation) -> tuple[bool | None, int | None]:
-        """Return whether an evaluation is on the front, and a trial of the front that dominates or equals it."""
+        """Return whether an evaluation is on the Pareto front, and if not, a trial on the front that keeps it off.
+
+        That trial is as good or better in all objectives; it is None if there is none. Both values are None if the loss
+        is the only objective.
+        """
         objectives = self._manifest.objectives
         if not objectives.is_multi_objective:
             return None, None
@@ -154,7 +160,7 @@ class EvaluationLookup:
 
 
 def _format_span(evaluations: Sequence[Evaluation]) -> str:
-    """Return the first and last label as text; empty without evaluations."""
+    """Return the first and the last label as text, such as "0 to 7"; empty without evaluations."""
     if not evaluations:
         return ""
     first, last = (evaluations[index].label for index in (0, -1))

@@ -26,7 +26,7 @@ _INDENT = "    "
 
 
 def format_evaluation(details: EvaluationDetails, run_dir: Path, reason: str, now: float) -> list[str]:
-    """Return all facts about an evaluation as lines.
+    """Return all facts about an evaluation as lines of text.
 
     Args:
         details: The evaluation and its facts.
@@ -70,7 +70,7 @@ def _describe_state(details: EvaluationDetails) -> str:
 
 
 def _list_facts(details: EvaluationDetails, now: float) -> Iterator[tuple[str, str]]:
-    """Yield names and texts, one pair per line; a line with an empty name belongs to the line above it."""
+    """Yield a pair of a name and a text for each line; an empty name means that the fact above has a further line."""
     evaluation = details.evaluation
     if evaluation.state == "failed":
         yield "failure", evaluation.failure or "no reason was recorded"
@@ -103,7 +103,7 @@ def _describe_front(details: EvaluationDetails) -> str:
 
 
 def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
-    """Yield how an evaluation was created, and which other evaluations it retries, inherits from or confirms."""
+    """Yield pairs of a name and a text about how an evaluation was created and how others are related to it."""
     evaluation = details.evaluation
     location = f"island {evaluation.island}, worker {evaluation.worker}"
     if evaluation.imported_from:
@@ -167,7 +167,7 @@ def _list_items(name: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _format_other_trial(evaluation: Evaluation, trial: int) -> str:
-    """Return the label of another trial in the same study."""
+    """Return the label of trial number `trial`, which is in the same study as `evaluation`."""
     return str(trial) if evaluation.confirms is None else f"confirm-{trial}"
 
 
@@ -184,7 +184,7 @@ def _summarize_losses(curve: Mapping[int, float]) -> str:
 
 
 def _format_losses(curve: Mapping[int, float]) -> list[str]:
-    """Return losses and their epochs, several pairs per line."""
+    """Return lines that list epochs and their losses, with several epochs per line."""
     cells = [(str(epoch), format_number(curve[epoch])) for epoch in _choose_epochs(curve)]
     wide, wider = (max((len(cell[index]) for cell in cells), default=0) for index in (0, 1))
     texts = [f"{epoch:>{wide}}  {loss:<{wider}}" for epoch, loss in cells]
@@ -193,7 +193,10 @@ def _format_losses(curve: Mapping[int, float]) -> list[str]:
 
 
 def _choose_epochs(curve: Mapping[int, float]) -> list[int]:
-    """Return the epochs to show: all, or every 2nd, 5th, 10th..., and those with the first, lowest and last loss."""
+    """Return the epochs whose losses are shown.
+
+    If there are many, these are every 2nd, 5th, 10th... epoch, and the epochs with the first, lowest and final loss.
+    """
     epochs = sorted(curve)
     steps = (step * 10**power for power in itertools.count() for step in (1, 2, 5))
     step = next(step for step in steps if len(epochs) <= _MAX_LOSSES * step)

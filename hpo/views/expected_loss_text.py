@@ -1,4 +1,4 @@
-"""Describe the loss that a surrogate expects of the best individual."""
+"""Describe the loss that a surrogate (a model of the losses) predicts for the best individual."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _TOLERANCE = 0.02  # fraction of a loss; smaller differences are not mentioned
 
 
 def format_expected_loss(summary: Mapping[str, Any]) -> str:
-    """Return the loss that the surrogate expects of the best trial, and its lowest expected loss; empty if unknown."""
+    """Return a sentence with the loss that the surrogate predicts for the best trial; empty without a prediction.
+
+    If the surrogate predicts a lower loss for another trial, the sentence also names that trial.
+    """
     expected = summary["expected"]
     if expected is None:
         return ""

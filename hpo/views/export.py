@@ -49,13 +49,14 @@ _LAST_COLUMNS = {
 
 @dataclass(frozen=True)
 class EvaluationTable:
-    """Rows of evaluations; None marks a missing value.
+    """A table with one row per evaluation; None marks a missing value.
 
     Values are finite numbers, booleans, texts that UTF-8 can encode, times in UTC, and lists of numbers and None.
 
     Attributes:
-        column_types: Type of each column by name: text, whole, number, truth, numbers, time, or any (hyperparameters).
-        rows: One value per column.
+        column_types: Type of each column by its name: "text", "whole" (integer), "number" (float), "truth" (boolean),
+            "numbers" (list of floats), "time", or "any" (hyperparameters).
+        rows: The rows, each with one value per column.
     """
 
     column_types: Mapping[str, str]
@@ -63,10 +64,10 @@ class EvaluationTable:
 
 
 def make_evaluation_table(run: RunReader) -> EvaluationTable:
-    """Return all evaluations of a run as a table; confirmations of the best come last.
+    """Return a table of all evaluations of a run: first the search, then the confirmation of the best individuals.
 
-    Each hyperparameter of the search space has a column, also if no evaluation has it. With several objectives, a
-    column of booleans marks the evaluations on the Pareto front.
+    Each hyperparameter of the search space has a column, even if no evaluation has a value for it. With several
+    objectives, a column of booleans marks the evaluations on the Pareto front.
     """
     evaluations, several = run.read_evaluations(), run.manifest.objectives.is_multi_objective
     rows = [_make_row(run.manifest.study, evaluation) for evaluation in evaluations]
@@ -123,14 +124,14 @@ def _make_datetime(seconds: float) -> datetime | None:
 
 
 def _make_plain_value(value: Any) -> Any:
-    """Replace NaN and infinity by None, and escape characters that UTF-8 cannot encode."""
+    """Return a value of a cell: NaN and infinity become None, and characters that UTF-8 cannot encode are escaped."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return escape_unencodable(value) if isinstance(value, str) else value
 
 
 def find_writer(format_name: str) -> Callable[[EvaluationTable], bytes]:
-    """Return a function that encodes a table in one of FORMATS.
+    """Return the function that encodes a table as csv, json or parquet.
 
     Raises:
         UsageError: The format is unknown, or a package for it is missing.
@@ -158,7 +159,7 @@ def _encode_csv(table: EvaluationTable) -> bytes:
 
 
 def _format_cell(value: Any) -> Any:
-    """Format times as ISO 8601 and curves as JSON, and escape texts that a spreadsheet would execute."""
+    """Format times as ISO 8601 and lists as JSON, and escape texts that a spreadsheet would execute."""
     if isinstance(value, datetime):
         return _format_time(value)
     if isinstance(value, list):
@@ -167,7 +168,7 @@ def _format_cell(value: Any) -> Any:
 
 
 def _escape_formula(text: str) -> str:
-    """Escape control characters, and put an apostrophe before a text that spreadsheets take for a formula."""
+    """Escape control characters, and put an apostrophe before a text that spreadsheets would read as a formula."""
     shown = "".join(escape_invisible(c) if _is_control(c) else c for c in text)
     return f"'{shown}" if shown.startswith(_FORMULA_STARTS) else shown
 
@@ -206,7 +207,11 @@ def _encode_parquet(table: EvaluationTable, arrow: ModuleType) -> bytes:
 
 
 def _make_array(values: Sequence[Any], expected: Any, arrow: ModuleType) -> Any:
-    """Return a column of one type: the expected type, the type of all values, float for int and float, or text."""
+    """Return a column in which all values have one type.
+
+    It is the type `expected`. If that is None, it is the common type of the values, or float for a mix of int and
+    float. If a value does not fit, all values are converted to text.
+    """
     kinds = {type(value) for value in values if value is not None}
     try:
         if expected is not None or len(kinds) <= 1 or kinds == {int, float}:

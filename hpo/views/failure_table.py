@@ -24,7 +24,7 @@ _GAP = 3  # characters between columns
 
 
 def format_failed(failed: Sequence[Evaluation], n: int, run_dir: Path) -> list[str]:
-    """Return a table of the latest `n` failed evaluations, and the command that shows more.
+    """Return lines with a table of the latest `n` failed evaluations, and a command that shows more about the first.
 
     Args:
         failed: All failed evaluations, the latest first.
@@ -60,7 +60,7 @@ def _describe_count(shown: int, failed: int) -> str:
 
 
 def _make_failure_table(failed: Sequence[Evaluation], reasons: Sequence[str] = ()) -> Table:
-    """Return a table with a row per evaluation, and `reasons` in the last column if they are given."""
+    """Return a table with a row per evaluation. If `reasons` are given, they are the final column."""
     columns = [
         ("trial", [evaluation.label for evaluation in failed]),
         ("island", [str(evaluation.island) for evaluation in failed]),

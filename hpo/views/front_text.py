@@ -15,20 +15,20 @@ from hpo.text_format import format_count, format_named_values, format_number
 
 
 def list_objectives(objectives: Objectives) -> str:
-    """Return the objectives as a phrase, such as ``loss, parameters and accuracy (maximised)``."""
+    """Return the names of the objectives as a phrase, such as ``loss, parameters and accuracy (maximised)``."""
     texts = objectives.describe()
     return " and ".join([", ".join(texts[:-1]), *texts[-1:]]) if len(texts) > 1 else texts[0]
 
 
 def describe_front(count: int, objectives: Objectives) -> str:
-    """Return a sentence about a front with `count` individuals."""
+    """Return a sentence with the meaning of a Pareto front of `count` individuals."""
     if count == 1:
         return f"1 individual: no other one is better in any of {list_objectives(objectives)}."
     return f"{count} individuals: none of them is better than another in all of {list_objectives(objectives)}."
 
 
 def describe_hypervolume(hypervolume: Mapping[str, Any] | None, objectives: Objectives) -> str:
-    """Return a sentence about the hypervolume of a summary; empty if there is none."""
+    """Return a sentence about the hypervolume that the front dominates; empty if `hypervolume` is None."""
     if hypervolume is None:
         return ""
     ideal, reference = (format_point(hypervolume[corner], objectives) for corner in ("ideal", "reference"))
@@ -36,12 +36,12 @@ def describe_hypervolume(hypervolume: Mapping[str, Any] | None, objectives: Obje
 
 
 def format_point(values: Iterable[float], objectives: Objectives) -> str:
-    """Return one value per objective as text, with the names of the objectives."""
+    """Return the value of each objective as text, such as "loss 0.1, parameters 2000"."""
     return ", ".join(f"{name} {format_number(value)}" for name, value in zip(objectives.names, values, strict=True))
 
 
 def format_ranges(front: Sequence[Evaluation], objectives: Objectives) -> str:
-    """Return the range of a front in each objective as text."""
+    """Return the lowest and the highest value of each objective on a front, as text."""
     texts = []
     for name, own in zip(
         objectives.names, zip(*(evaluation.values for evaluation in front), strict=True), strict=False
@@ -52,7 +52,7 @@ def format_ranges(front: Sequence[Evaluation], objectives: Objectives) -> str:
 
 
 def format_best_so_far(best: Evaluation | None, on_front: int) -> str:
-    """Return the best result as the beginning of a line; empty if there is none.
+    """Return the best result as text that begins a line of progress; empty before the first result.
 
     Args:
         best: The evaluation with the lowest loss.
@@ -65,14 +65,14 @@ def format_best_so_far(best: Evaluation | None, on_front: int) -> str:
 
 
 def put_objectives_first(metrics: Iterable[str], objectives: Objectives) -> list[str]:
-    """Return names of metrics, with objectives before other metrics."""
+    """Return the names of metrics in a new order: first the metrics that are objectives, then the others."""
     names = list(metrics)
     own = [name for name in objectives.metric_names if name in names]
     return own + [name for name in names if name not in own]
 
 
 def describe_alternatives(front: Sequence[Evaluation], objectives: Objectives) -> str:
-    """Return which options choose another individual of a front."""
+    """Return a text about the options with which the user chooses another individual of the front."""
     if len(front) == 1:
         return "it alone is on the front"
     ways = " or ".join(f"--by {shlex.quote(name)}" for name in objectives.metric_names)
@@ -80,7 +80,10 @@ def describe_alternatives(front: Sequence[Evaluation], objectives: Objectives) -
 
 
 def compute_entry_costs(entries: Sequence[Mapping[str, Any]], objectives: Objectives) -> Costs:
-    """Return the costs of individuals of a summary, shape (individuals, objectives); lower is better."""
+    """Return the costs of individuals in a summary, shape (individuals, objectives).
+
+    A lower cost is better: the cost is the value of an objective, negated if the objective is maximised.
+    """
     costs = [
         objectives.compute_costs((entry["loss"], *objectives.select_metric_values(entry["metrics"])))
         for entry in entries
@@ -89,7 +92,7 @@ def compute_entry_costs(entries: Sequence[Mapping[str, Any]], objectives: Object
 
 
 def group_ties(entries: Sequence[Mapping[str, Any]], objectives: Objectives) -> list[dict[str, Any]]:
-    """Return only the first of individuals with equal values; its key `ties` counts the others."""
+    """Keep only the first of the individuals with equal objectives. Its key `ties` is the number of the others."""
     groups: dict[tuple[float, ...], list[Mapping[str, Any]]] = {}
     for entry, costs in zip(entries, compute_entry_costs(entries, objectives), strict=True):
         groups.setdefault(tuple(costs), []).append(entry)
@@ -97,10 +100,10 @@ def group_ties(entries: Sequence[Mapping[str, Any]], objectives: Objectives) -> 
 
 
 def format_trial(entry: Mapping[str, Any]) -> str:
-    """Return the trial of an individual, and how many others `group_ties` has omitted, such as "7 +1"."""
+    """Return the trial of an individual as text: "7 +1" means that `group_ties` has omitted one equal individual."""
     return f"{entry['trial']} +{entry['ties']}" if entry.get("ties") else str(entry["trial"])
 
 
 def make_improved_heading(objectives: Objectives) -> str:
-    """Return the heading of the column that counts a propagator's improvements."""
+    """Return the heading of the column that counts how often a propagator has improved the best or the front."""
     return "joined the front" if objectives.is_multi_objective else "improved the best"

@@ -1,4 +1,4 @@
-"""Format tables of individuals: a row for each, or a column for each if they have many hyperparameters."""
+"""Format tables of individuals: a row per individual, or a column per individual if there are many hyperparameters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def format_individuals(
         left: Columns to the left of the hyperparameters.
         right: Columns to the right of the hyperparameters.
         more: Command that shows the omitted hyperparameters.
-        important: Names of hyperparameters that are known to matter, shown first.
+        important: Names of hyperparameters to prefer if not all can be shown, in order of preference.
     """
     names = name_params(collect_names(params), [heading for heading, _ in (*left, *right)])
     chosen = choose_names(params, important)
@@ -49,14 +49,14 @@ def format_individuals(
 
 
 def find_important_names(summary: Mapping[str, Any]) -> list[str]:
-    """Return the names of the hyperparameters with a clear importance, the most important first."""
+    """Return the names of the hyperparameters whose importance is significant, the most important first."""
     return [entry["name"] for entry in summary["importances"] if entry["told_apart"]]
 
 
 def choose_names(params: Sequence[Mapping[str, Any]], important: Sequence[str]) -> list[str]:
-    """Return the names of at most 12 hyperparameters, in the order of the search space.
+    """Return the names of the hyperparameters to show, at most 12, in the order of the search space.
 
-    Important ones are chosen first, then those with the largest differences between the individuals.
+    The `important` hyperparameters are chosen first, then those whose values differ most between the individuals.
     """
     names = collect_names(params)
     ranked = sorted(names, key=lambda name: -_compute_difference([values.get(name, "") for values in params]))
@@ -65,7 +65,10 @@ def choose_names(params: Sequence[Mapping[str, Any]], important: Sequence[str]) 
 
 
 def _compute_difference(values: Sequence[Any]) -> float:
-    """Return how different values are, from 0 to 1; for numbers, half their range over the largest absolute value."""
+    """Return how different values are, from 0 (all equal) to 1.
+
+    For numbers, this is half of their range, divided by the largest absolute value.
+    """
     if all(type(item) in (int, float) for item in values):
         largest = max(map(abs, values))
         return float(max(values) / largest - min(values) / largest) / 2 if largest else 0.0
@@ -73,7 +76,7 @@ def _compute_difference(values: Sequence[Any]) -> float:
 
 
 def _format_columns(title: str, rows: Columns, positions: Sequence[str], first: int) -> str:
-    """Return some individuals as text, each as a column with its position as heading."""
+    """Return a table as text with a column per individual, from individual `first` on. `positions` are the headings."""
     table = make_empty_table()
     table.add_column("", no_wrap=True)
     for position in positions:

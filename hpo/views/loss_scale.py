@@ -1,4 +1,4 @@
-"""Choose the scale of losses in figures, without extreme losses that would flatten all others."""
+"""Choose the range of losses that a figure shows. It excludes extreme losses, which would flatten all others."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _POWER_RANGE = -323, 308  # exponents of ten in the range of floats
 
 @dataclass(frozen=True)
 class LossScale:
-    """A scale from the lowest loss to the highest loss that it includes."""
+    """Range of losses on an axis, from `lowest` to `highest`. Higher losses are out of range."""
 
     lowest: float
     highest: float
 
     @property
     def is_logarithmic(self) -> bool:
-        """Whether the scale is logarithmic, because the losses are positive and far apart."""
+        """Whether the scale is logarithmic, because `lowest` is positive and `highest` over 20 times as high."""
         return self.lowest > 0 and self.highest / self.lowest > _MAX_LINEAR_RATIO
 
     def is_out_of_range(self, loss: float) -> bool:
@@ -33,7 +33,7 @@ class LossScale:
         return loss > self.highest
 
     def compute_fraction(self, loss: float) -> float:
-        """Return the position of a loss: 0 for the lowest, 1 for the highest."""
+        """Return the position of a loss on the scale: 0 for `lowest`, 1 for `highest`."""
         if self.is_logarithmic:
             lowest, highest = math.log10(self.lowest), math.log10(self.highest)
             return (math.log10(loss) - lowest) / (highest - lowest)
@@ -41,9 +41,9 @@ class LossScale:
         return (loss / 2 - self.lowest / 2) / length if length else 0.0
 
     def compute_loss(self, fraction: float) -> float:
-        """Return the loss at a position, limited to finite floats.
+        """Return the loss at a position on the scale: `lowest` at 0, `highest` at 1. The result is always finite.
 
-        If the scale holds a single loss, its length is the absolute value of the loss, or 1 for a loss of 0.
+        If `lowest` equals `highest`, the scale is as long as the absolute value of this loss, or 1 for a loss of 0.
         """
         if self.is_logarithmic:
             lowest, highest = math.log10(self.lowest), math.log10(self.highest)
@@ -57,15 +57,18 @@ class LossScale:
 def make_loss_scale(drawn_losses: Sequence[float], losses: Sequence[float] = ()) -> LossScale:
     """Return the scale for the losses of a figure.
 
-    The lower end is the lowest loss. The upper end excludes outliers by two rules:
+    The scale begins at the lowest loss. It ends at the highest loss that is not an outlier. There are two rules:
 
-    1. Losses more than 100 times as high as the usual loss. The usual loss is the median of the losses above the best,
-       since up to half of all individuals may diverge. If losses are not positive: losses that exceed the usual loss
-       by more than 99 times its absolute value and 99 times its distance from the best.
-    2. If nine tenths of the other losses fill less than a tenth of the scale: losses more than ten times as far from
-       the lower end as these nine tenths. This excludes at most a tenth of the losses, and none of ten or fewer.
+    1. A loss is an outlier if it is more than 100 times as high as the usual loss. The usual loss is the median of all
+       losses above the best loss, because up to half of all individuals may diverge. If losses are not positive, an
+       outlier exceeds the usual loss by more than 99 times the absolute value of the usual loss. It also exceeds it by
+       more than 99 times the distance of the usual loss from the best loss.
+    2. A loss in the highest tenth of the remaining losses is an outlier if it is far above the other nine tenths. Its
+       distance from the lowest loss must then be more than ten times theirs. With ten losses or fewer, this
+       rule finds no outliers.
 
-    A rule applies only if it halves the scale at least, so the scale includes all losses of a run without outliers.
+    A rule applies only if it makes the scale at most half as long. The scale thus includes all losses of a run
+    without outliers.
 
     Args:
         drawn_losses: Losses in the figure.
@@ -85,7 +88,7 @@ def make_loss_scale(drawn_losses: Sequence[float], losses: Sequence[float] = ())
 
 
 def find_complete_losses(evaluations: Sequence[Evaluation]) -> list[float]:
-    """Return the finite losses of complete evaluations, which show the usual losses of a run."""
+    """Return the losses of all complete evaluations, except infinite losses and NaN."""
     return [
         evaluation.loss
         for evaluation in evaluations
@@ -94,7 +97,7 @@ def find_complete_losses(evaluations: Sequence[Evaluation]) -> list[float]:
 
 
 def _shorten_scale(scale: LossScale, losses: Sequence[float], limit: float) -> LossScale:
-    """Return a scale that ends at the highest loss up to `limit`, or `scale` itself if that would save little."""
+    """Return a scale that ends at the highest loss up to `limit`, or `scale` if that is less than twice as long."""
     inside = [loss for loss in losses if loss <= limit]
     worth_it = bool(inside) and scale.compute_fraction(inside[-1]) <= _MAX_SHORTENED_FRACTION
     return LossScale(scale.lowest, inside[-1]) if worth_it else scale
@@ -106,7 +109,7 @@ def _compute_upper_limit(losses: Sequence[float]) -> float:
 
 
 def _compute_quantile(losses: Sequence[float], fraction: float) -> float:
-    """Return the lowest loss that a `fraction` of the losses above the best does not exceed."""
+    """Return a quantile of the losses above the best loss: for `fraction` 0.5, their median."""
     best = min(losses)
     above = sorted(loss for loss in losses if loss > best) or [best]
     return above[math.ceil(fraction * len(above)) - 1]

@@ -1,4 +1,4 @@
-"""Estimate how fast evaluations end and how much time is left."""
+"""Compute the number of evaluations per minute, and estimate the remaining time of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MIN_RECENT = 20  # evaluations in the pace; more if more than 10 are running, t
 
 @dataclass(frozen=True)
 class Pace:
-    """Evaluations per minute and remaining seconds; None if unknown."""
+    """Ended evaluations per minute, and the estimated number of seconds until the run ends; None if unknown."""
 
     per_minute: float | None = None
     seconds_left: float | None = None
@@ -21,7 +21,7 @@ class Pace:
 def compute_pace(evaluations: Sequence[Evaluation], remaining: int, session_start: float, now: float | None) -> Pace:
     """Compute the pace of the latest evaluations of this session, and the remaining time.
 
-    The time since the last end counts, so the pace drops if the run hangs.
+    The time since the latest end of an evaluation counts too. If the run hangs, the pace therefore drops.
 
     Args:
         evaluations: Evaluations of the run, also of earlier sessions.

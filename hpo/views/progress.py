@@ -1,4 +1,4 @@
-"""Print the progress of a run: a line per ended evaluation, and from time to time the remaining time."""
+"""Print the progress of a run: a line for each evaluation that ends, and every 30 seconds the remaining time."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ProgressLines:
     """Formats a line for each evaluation that ends, and marks new best evaluations or new members of the front.
 
     Args:
-        past: Evaluations recorded so far; ended ones get no line.
-        budget: Number of evaluations of the run; may be changed later.
+        past: Evaluations recorded so far. Those that have ended get no line.
+        budget: Number of evaluations that the run has to do. Callers may change this attribute later.
         objectives: The objectives of the run.
     """
 
@@ -45,23 +45,23 @@ class ProgressLines:
 
     @property
     def heading(self) -> str:
-        """Heading of the columns."""
+        """Line with the headings of the columns."""
         done, mark = 2 * len(str(self.budget)) + 1, len(self._mark)
         return f"{'done':>{done}}  island  worker  generation      loss  {'':{mark}}  seconds"
 
     @property
     def done_count(self) -> int:
-        """Number of individuals with at least one ended trial."""
+        """Number of individuals with a trial that has ended (complete, pruned, paused or failed)."""
         return len(self._done)
 
     @property
     def best_text(self) -> str:
-        """Best result so far, as the beginning of a line; empty if there is none."""
+        """Best result so far, as text that begins a line; empty before the first result."""
         found = self._archive.front
         return format_best_so_far(find_best(found), len(found) if self._several else 0)
 
     def take_ended(self, evaluations: Iterable[Evaluation]) -> list[Evaluation]:
-        """Return the evaluations that have ended since the last call, in the order of their ends."""
+        """Return the `evaluations` that have ended and were not returned earlier, in the order in which they ended."""
         ended = []
         for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.trial):
             find_root(evaluation, self._roots)
@@ -71,7 +71,7 @@ class ProgressLines:
         return sorted(ended, key=lambda evaluation: evaluation.ended)
 
     def format_line(self, evaluation: Evaluation) -> str:
-        """Return the line of an ended evaluation, and count its individual."""
+        """Return the line for an ended evaluation, and count its individual in `done_count`."""
         self._done.add(find_root(evaluation, self._roots))
         confirms = "" if evaluation.confirms is None else f"confirms {evaluation.confirms}  "
         mark = self._mark if not confirms and self._archive.add(evaluation) else ""
@@ -89,7 +89,7 @@ class ProgressLines:
         )
 
     def _align_values(self, values: dict[str, object]) -> str:
-        """Return named values as text; each column keeps the largest width so far."""
+        """Return names and values as text in columns. Each column is as wide as its longest text so far."""
         texts = []
         for name, item in values.items():
             text = f"{make_printable(name)}={format_value(item)}"
@@ -99,9 +99,10 @@ class ProgressLines:
 
 
 class ProgressPrinter:
-    """Prints a line per ended evaluation, from a thread that runs inside ``with``.
+    """Context manager whose thread prints a line for each evaluation that ends.
 
-    Evaluations that ended before are not printed. Each printed evaluation is already in the study, so it is durable.
+    Evaluations that have ended earlier are not printed. A line is printed after its evaluation was written to the
+    study, so a crash does not lose evaluations that the user has seen.
 
     Args:
         read_changes: Returns the evaluations that have started or ended since its last call.

@@ -1,4 +1,4 @@
-"""Format the rungs of a pruner that pauses evaluations."""
+"""Format rungs (steps at which a pruner compares losses and pauses evaluations) as columns of a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpo.text_format import format_number
 
 
 def make_rung_columns(rungs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Return the rungs of a summary as table columns: pairs of a heading and its cells."""
+    """Return the columns of a table with one row per rung. Each column is a pair of its heading and its cells."""
     names = {"epochs": "rung", "reached": "reached", "went_on": "continued", "paused": "paused"}
     if len({rung["bracket"] for rung in rungs}) > 1:
         names = {"bracket": "bracket", **names}
@@ -19,7 +19,7 @@ def make_rung_columns(rungs: Sequence[Mapping[str, Any]]) -> list[tuple[str, lis
 
 
 def format_next_promotion(rung: Mapping[str, Any]) -> str:
-    """Return which trial of a rung is promoted next and when; empty if no trial is paused there."""
+    """Return which paused trial of a rung is promoted next, and when, as text; empty if no trial is paused."""
     first = rung["next"]
     if first is None:
         return ""

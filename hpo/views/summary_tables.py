@@ -1,4 +1,4 @@
-"""Print the tables of a run from its summary."""
+"""Print the results of a run as tables, from the content of summary.json."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
 
     Args:
         summary: Content of summary.json.
-        run_dir: The run directory, for commands.
+        run_dir: The run directory, which printed commands name.
         objectives: The objectives of the run.
     """
     for island in summary["islands"]:
@@ -111,7 +111,7 @@ def _format_best(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
 
 
 def _format_front(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives) -> str:
-    """Return the table of the front; a long front shows one row per tie, and rows that are far apart."""
+    """Return the table of the Pareto front. Of a long front, only individuals that are far apart are shown."""
     front, most = summary["front"], max(_MAX_FRONT_ROWS, len(summary["top"]))
     entries = front if len(front) <= most else group_ties(front, objectives)
     shown = [entries[index] for index in select_far_apart(compute_entry_costs(entries, objectives), most)]
@@ -168,7 +168,7 @@ def _format_propagators(entries: Sequence[Mapping[str, Any]], improved_heading: 
 
 
 def _format_ancestry_and_rungs(summary: Mapping[str, Any]) -> str:
-    """Return the tables of the best individual's lineage and of the rungs; empty without either."""
+    """Return a table of the best individual's ancestors and a table of the rungs, as far as there are any."""
     texts = [_format_ancestry(summary["lineage"])] if summary["lineage"] else []
     if summary["rungs"]:
         texts.append(format_table("Rungs, in epochs", make_table(make_rung_columns(summary["rungs"]))))
@@ -176,7 +176,7 @@ def _format_ancestry_and_rungs(summary: Mapping[str, Any]) -> str:
 
 
 def _format_ancestry(ancestry: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table of the ancestors of the best individual, with the hyperparameters that changed."""
+    """Return a table of the best individual and its ancestors, with the hyperparameters that changed between them."""
     names = collect_names(entry["params"] for entry in ancestry)
     changed = [name for name in names if len({entry["params"].get(name) for entry in ancestry}) > 1]
     columns = [(name, [str(entry[name]) for entry in ancestry]) for name in ("trial", "epochs")]

@@ -17,7 +17,7 @@ def make_empty_table() -> Table:
 
 
 def make_table(columns: Sequence[tuple[str, Sequence[str]]]) -> Table:
-    """Return a table of right-aligned columns, given as pairs of a heading and its cells."""
+    """Return a table with right-aligned columns. Each column is given as a pair of its heading and its cells."""
     table = make_empty_table()
     for heading, _ in columns:
         table.add_column(make_printable(heading), justify="right", no_wrap=True)
@@ -27,7 +27,7 @@ def make_table(columns: Sequence[tuple[str, Sequence[str]]]) -> Table:
 
 
 def format_table(title: str, table: Table, *below: str, width: int = 1000) -> str:
-    """Return a table as text: a title above it, lines below it, and an empty line at the end."""
+    """Return a table as text, with `title` above it, the lines `below` under it, and an empty line at the end."""
     # The width of the terminal is unknown under mpirun: output is a pipe, or a terminal that claims 80 columns.
     console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:

@@ -23,7 +23,7 @@ def print_winner(run: RunReader, chosen: Evaluation, objective: str | None = Non
     Args:
         run: Reader of the run.
         chosen: The best individual.
-        objective: Name of the objective in which it is the best; None for the default choice.
+        objective: Name of the objective by which the user has chosen the individual; None if by no objective.
     """
     objectives, test = run.manifest.objectives, read_winner_test(run.run_dir, chosen)
     names = name_metrics(chosen.metrics, chosen.params, RESERVED_COLUMNS)
@@ -43,7 +43,13 @@ def print_winner(run: RunReader, chosen: Evaluation, objective: str | None = Non
 
 
 def format_test_result(run: RunReader, winner: Evaluation, content: Mapping[str, Any]) -> list[str]:
-    """Return lines about the tested network and its metrics, and the reason for its choice if it was confirmed."""
+    """Return lines about the test of the winner's network: its metrics, and which network was tested.
+
+    Args:
+        run: Reader of the run.
+        winner: The individual that the run recommends.
+        content: Result of the test, with its `metrics`.
+    """
     metrics = ", ".join(f"{make_printable(name)} {format_number(value)}" for name, value in content["metrics"].items())
     network = find_network(run.run_dir, winner, run.read_confirmations(all_plans=True))
     name = network.name if network else f"trial {winner.trial}"
@@ -58,7 +64,7 @@ def format_test_result(run: RunReader, winner: Evaluation, content: Mapping[str,
 
 
 def explain_missing_test(run: RunReader, winner: Evaluation) -> str:
-    """Return why the winner's network was not tested; empty if no weights exist, or if it was tested before."""
+    """Return why the winner's network was not tested; empty if no weights were saved, or if it was tested earlier."""
     kept = read_weights_trial(run.run_dir.best_weights)
     network = find_network(run.run_dir, winner, run.read_confirmations(all_plans=True))
     if kept is None or (network and network.info.settings == run.manifest.settings):
@@ -84,7 +90,7 @@ def _format_confirmation(entry: Mapping[str, Any]) -> str:
 
 
 def _format_weights(run: RunReader, chosen: Evaluation) -> Sequence[str]:
-    """Return a line with the location of an individual's weights, or of the weights that exist; empty without any."""
+    """Return a line with the path of the individual's weights, or of another trial's if only these are saved."""
     network = find_network(run.run_dir, chosen, run.read_confirmations(all_plans=True))
     if network:
         return [f"its weights: {network.path}{_format_seed(network)}"]

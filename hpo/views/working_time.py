@@ -22,14 +22,14 @@ def compute_end(evaluation: Evaluation, now: float | None) -> float:
 
 
 class WorkingTime:
-    """The time of a run without pauses, in which no worker evaluated.
+    """The time in which at least one worker evaluated, as periods with pauses between them.
 
     Args:
         evaluations: Evaluations of the run; imported ones are ignored.
         now: Current time, in seconds since the epoch; None if the run is not active.
 
     Attributes:
-        spans: Start and end of each period between pauses, in order, in seconds since the epoch.
+        spans: Start and end of each period, in order, in seconds since the epoch.
         total: Sum of the lengths of all periods, in seconds.
     """
 
@@ -52,7 +52,7 @@ class WorkingTime:
             self.total += stop - start
 
     def compute_seconds(self, moment: float) -> float:
-        """Return the working time before a moment, in seconds; `moment` is in seconds since the epoch."""
+        """Return the working time of the run until `moment`, in seconds. `moment` is in seconds since the epoch."""
         index = bisect_right(self.spans, (moment, math.inf)) - 1
         if index < 0:
             return 0.0

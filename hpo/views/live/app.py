@@ -49,18 +49,18 @@ _MAX_BEST = 10  # individuals in the overview of an ended run
 
 @dataclass
 class RunUpdated(Message):
-    """The run was read again."""
+    """Message to the app with a new snapshot of the run, and its status."""
 
     snapshot: RunSnapshot
     status: RunStatus
 
 
 class WatchApp(App[int]):
-    """Textual app that shows a run.
+    """Terminal app, made with Textual, that shows a run and follows its changes.
 
     Args:
         path: The run directory.
-        updates: Yields a snapshot, its status, and the seconds to wait before the next update.
+        updates: Yields a snapshot of the run, its status, and the seconds to wait before the next update.
 
     Attributes:
         run_status: The latest status; None before the first update.
@@ -154,7 +154,7 @@ class WatchApp(App[int]):
             self.screen.show(*self._find_evaluation(self.screen.evaluation.label))
 
     def _show_active_tab(self, from_first: bool = False) -> None:
-        """Show the active tab, scrolled to its first row if `from_first`."""
+        """Update the content of the active tab. If `from_first`, scroll to its first row."""
         if self.run_status is None:
             return
         run, tab = replace(self.run_status, at=time.time()), self._tabs.active
@@ -236,7 +236,7 @@ class WatchApp(App[int]):
         self._table.focus()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:  # noqa: ARG002
-        """Return whether a key has an effect on the current screen."""
+        """Return whether an action of a key is available on the current screen. Textual calls it."""
         if isinstance(self.screen, EvaluationScreen):
             return action not in ("go", "go_by", "filter", "clear", "sort_by")
         return action != "sort_by" or self._tabs.active == "evaluations"

@@ -30,7 +30,7 @@ class EvaluationScreen(Screen[None]):
 
     @dataclass
     class DetailsRead(Message):
-        """The details of the evaluation were read."""
+        """Message to the screen with all facts about the evaluation, as lines of text."""
 
         lines: list[str]
 
@@ -52,7 +52,7 @@ class EvaluationScreen(Screen[None]):
         self.show(self._lookup, self.evaluation)
 
     def show(self, lookup: EvaluationLookup, evaluation: Evaluation) -> None:
-        """Show the current state of the evaluation."""
+        """Show an evaluation, or its new state after it was read once more."""
         self._lookup, self.evaluation = lookup, evaluation
         curve = sorted(evaluation.curve.items())
         first, last = (curve[0][0], curve[-1][0]) if curve else (0, 0)
@@ -61,7 +61,7 @@ class EvaluationScreen(Screen[None]):
         self.run_worker(self._read_details, thread=True, exclusive=True)
 
     def _read_details(self) -> None:
-        """Read the log in a thread, because the file system may be slow."""
+        """Collect the details of the evaluation. Textual calls it in a thread, because reading the log may be slow."""
         details = self._lookup.collect_details(self.evaluation)
         self.post_message(self.DetailsRead(format_evaluation(details, self._lookup.run_dir.path, "", time.time())))
 

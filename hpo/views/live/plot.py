@@ -18,7 +18,7 @@ _EMPTY_CELL = 0x2800
 
 
 class Plot(Widget):
-    """Widget with a plot that fills its area."""
+    """Widget that shows a plot of losses and fills its area."""
 
     DEFAULT_CSS = """
     Plot { height: 1fr; max-height: 12; margin: 1 1 0 1; }
@@ -29,7 +29,7 @@ class Plot(Widget):
     def plot(
         self, title: str, points: Sequence[tuple[float, float]], losses: Sequence[float], ends: tuple[str, str]
     ) -> None:
-        """Draw a plot with the arguments of `plot_steps`, or hide it if there are fewer than two points."""
+        """Draw a plot, or hide it if there are fewer than two points. The arguments are those of `plot_steps`."""
         self._plot_arguments = title, points, losses, ends
         self.set_class(len(points) < 2, "-empty")
         self.refresh()
@@ -46,14 +46,14 @@ def plot_steps(
     ends: tuple[str, str],
     size: tuple[int, int],
 ) -> Text:
-    """Return a plot of a loss over time, as steps.
+    """Return a plot of a loss over time as text. The line is horizontal between two points.
 
     Args:
         title: Title above the plot.
-        points: Pairs of a time and the loss from then on. Times start at 0, and the last one is the right edge.
+        points: Pairs of a time and the loss from this time on. Times start at 0; the final time is the right edge.
         losses: Losses of all complete evaluations, which determine the scale; points above the scale are not drawn.
         ends: Texts below the left and the right edge.
-        size: Width and height in characters, title and texts included.
+        size: Width and height in characters, including the title and `ends`.
     """
     drawn = [(moment, loss) for moment, loss in points if math.isfinite(loss)]
     scale, height = make_loss_scale([loss for _, loss in drawn], losses), size[1] - 2
@@ -77,7 +77,10 @@ def plot_steps(
 
 
 def _draw_levels(levels: Sequence[float | None], height: int) -> list[str]:
-    """Draw a level from 0 to 1, or None, for each column of dots, and connect neighbouring levels."""
+    """Return a curve as lines of braille characters.
+
+    Each level is the height of the curve in one column of dots, from 0 to 1, or None for an empty column.
+    """
     cells = [[_EMPTY_CELL] * (len(levels) // 2) for _ in range(height)]
     before = None
     for column, level in enumerate(levels):

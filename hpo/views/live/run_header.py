@@ -40,7 +40,7 @@ TEXT_STYLES = {"failed": "red", "pruned": "yellow", "paused": "yellow"}
 
 
 def format_header(run: RunStatus, path: Path) -> list[Text]:
-    """Return the lines of the header; the first one has the phase and the progress."""
+    """Return the lines of the header. The first line has the phase and the progress of the run."""
     title = Text.assemble(_PHASE_TITLES[run.phase], f"  {format_progress(run)}  {make_printable(str(path))}")
     return [
         title,
@@ -88,7 +88,7 @@ def _describe_best(run: RunStatus, best: Evaluation) -> Text:
 
 
 def format_progress(run: RunStatus) -> str:
-    """Return the number of evaluations, the pace and the remaining time as text, as far as they are known."""
+    """Return a text with the number of ended evaluations, and if known the pace and the remaining time."""
     text = f"{run.done}/{run.total} {'confirmations' if run.phase == 'confirming' else 'evaluations'}"
     if run.pace.per_minute is not None:
         rate = run.pace.per_minute
@@ -102,7 +102,7 @@ def format_progress(run: RunStatus) -> str:
 
 
 def _explain(run: RunStatus, path: Path) -> list[str]:
-    """Return a sentence on why a run is not active, or may not be; empty if the phase explains itself."""
+    """Return why a run is not active and how to resume it, or why this is unknown; empty if the phase suffices."""
     resume = f"To resume: the same command with --run-dir {shlex.quote(str(path))} --resume"
     if run.phase == "stopped" and run.reason != EXHAUSTED_REASON:
         remedy = f" and {run.remedy}" if run.remedy else ""

@@ -28,8 +28,8 @@ class IslandStatus:
 
     Attributes:
         index: Number of the island, from 0.
-        population: Number of its individuals that are evaluated.
-        best: Its evaluation with the lowest loss.
+        population: Number of its evaluations that are finished (complete, pruned, paused or failed).
+        best: Its evaluation with the lowest loss; None if no evaluation has succeeded.
         failed: Number of failed evaluations.
     """
 
@@ -45,26 +45,27 @@ class RunStatus:
 
     Attributes:
         at: Time of the snapshot, in seconds since the epoch.
-        phase: searching, confirming, ending, finished, stopped, crashed, or unknown if this host cannot see the lock.
+        phase: searching, confirming, ending, finished, stopped, crashed, or unknown if this host
+            cannot see whether a process runs the study.
         reason: More about the phase, such as why the run stopped; may be empty.
-        remedy: Change to the command that resumes the run; may be empty.
-        done: Number of ended individuals of the search, or of its confirmation in the phase "confirming".
-        total: Number of individuals that `done` will reach.
-        pace: Pace and remaining time.
-        counts: Number of evaluations by state; imported ones have a state of their own.
+        remedy: What to change in the command that resumes the run; may be empty.
+        done: Number of individuals that have ended in the search, or in the confirmation if the phase is "confirming".
+        total: Number of individuals to evaluate in the search, or in the confirmation.
+        pace: Evaluations per minute, and the remaining time.
+        counts: Number of evaluations by state. Imported evaluations count as "imported".
         objectives: The objectives of the run.
         best: The first individual of the front, or the evaluation with the lowest loss if that is the only objective.
         front: The Pareto front; empty if the loss is the only objective.
         islands: Status of each island with evaluations.
         running: The running evaluation of each worker, the oldest first.
-        idle_workers: Workers of this session without an evaluation of their own.
-        helper_texts: Text for each worker that helps with an evaluation of another worker.
-        rungs: Rungs as in summary.json.
-        improvements: Working seconds at which a new best was found, and its loss.
-        working_seconds: Working time of the run until now.
+        idle_workers: Workers that have evaluated in this session and have no running evaluation of their own.
+        helper_texts: For each worker that helps with an evaluation of another worker: a text that names that worker.
+        rungs: Rungs (steps at which losses are compared), as in summary.json.
+        improvements: For each new best: the working time at which it was found, in seconds, and its loss.
+        working_seconds: Time until now in which at least one worker evaluated, in seconds.
         losses: Losses of all complete evaluations.
         to_confirm: Whether the best will be confirmed with other seeds after the search.
-        confirmed: Results of `hpo.results.confirmation.compare_confirmed`.
+        confirmed: Comparison of the confirmed individuals: the result of `hpo.results.confirmation.compare_confirmed`.
     """
 
     at: float
@@ -91,7 +92,7 @@ class RunStatus:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run has stopped by itself or finished."""
+        """Whether the run has finished, or has stopped without a crash."""
         return self.phase in ("finished", "stopped")
 
     @property
@@ -101,7 +102,7 @@ class RunStatus:
 
 
 def compute_run_status(snapshot: RunSnapshot) -> RunStatus:
-    """Compute the status of a run."""
+    """Return the status of a run at the time of a snapshot."""
     evaluations, confirmations = snapshot.evaluations, snapshot.confirmations
     everything = [*evaluations, *confirmations]
     phase, reason = _find_phase(snapshot)
@@ -142,7 +143,7 @@ def compute_run_status(snapshot: RunSnapshot) -> RunStatus:
 
 
 def _find_phase(snapshot: RunSnapshot) -> tuple[str, str]:
-    """Return the phase of a run and a text with more about it."""
+    """Return the phase of a run, and the reason for it or an empty text."""
     confirming = any(evaluation.state == "running" for evaluation in snapshot.confirmations)
     unconfirmed = confirming or any(evaluation.state == "waiting" for evaluation in snapshot.confirmations)
     searching = any(evaluation.state == "running" for evaluation in snapshot.evaluations)
@@ -167,7 +168,10 @@ def _count_states(evaluations: Iterable[Evaluation]) -> dict[str, int]:
 
 
 def _summarize_islands(evaluations: Sequence[Evaluation], count: int) -> list[IslandStatus]:
-    """Return the islands with evaluations; evaluations of island `i` of a larger layout count for `i % count`."""
+    """Return the status of each island that has evaluations.
+
+    If an earlier session had more islands, evaluations of its island `i` count for island `i % count`.
+    """
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in evaluations:
         if evaluation.is_finished or evaluation.state == "running":
@@ -184,7 +188,7 @@ def _summarize_islands(evaluations: Sequence[Evaluation], count: int) -> list[Is
 
 
 def _find_running(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
-    """Return the running evaluation of each worker: the latest one, if a crashed session has left several."""
+    """Return the running evaluation of each worker. If a crashed session has left several, return the latest."""
     by_worker: dict[int, Evaluation] = {}
     for evaluation in sorted((e for e in evaluations if e.state == "running"), key=lambda e: e.started):
         by_worker[evaluation.worker] = evaluation
@@ -209,7 +213,7 @@ def _describe_helpers(running: Sequence[Evaluation]) -> dict[int, str]:
 
 
 def _find_improvements(evaluations: Sequence[Evaluation], time: WorkingTime) -> list[tuple[float, float]]:
-    """Return the working time and loss of each new best; the best imported evaluation counts from time 0."""
+    """Return the working time and the loss of each new best. The best imported evaluation has time 0."""
     first = find_best(evaluation for evaluation in evaluations if evaluation.imported_from)
     found = [(0.0, first.loss)] if first else []
     return found + [

@@ -56,9 +56,9 @@ def _has_capable_terminal() -> bool:
 
 
 def _read_updates(path: Path, storage: str | None) -> Iterator[tuple[RunSnapshot, RunStatus, float]]:
-    """Yield a snapshot, its status and the seconds to wait before the next one, without end.
+    """Yield snapshots of a run without end, each with its status and the seconds to wait before the next snapshot.
 
-    The status is the same object as before if the run has ended and its data have not changed.
+    If the run is not active and its data have not changed, the previous status object is yielded.
     """
     follower = RunReader(path, storage).make_follower()
     snapshot = follower.take_snapshot()
@@ -103,7 +103,7 @@ def _print_listing(path: Path, storage: str | None) -> int:
 
 
 class RunListing:
-    """Formats a line for each evaluation that has ended since the last snapshot, and regularly the remaining time."""
+    """Formats a line for each evaluation that ends, and every 30 seconds a line with the remaining time."""
 
     def __init__(self, first_snapshot: RunSnapshot, path: Path) -> None:
         self._path = path
@@ -115,7 +115,7 @@ class RunListing:
         self._estimated_at = time.monotonic()
 
     def format_lines(self, snapshot: RunSnapshot, run: RunStatus) -> Iterator[str]:
-        """Yield the new lines; the search and its confirmation each have a heading."""
+        """Yield a line for each evaluation that has ended since the previous call, and headings for the first lines."""
         budgets = snapshot.manifest.budget, len(snapshot.confirmations)
         for stage, evaluations, budget in zip(
             self._stages, (snapshot.evaluations, snapshot.confirmations), budgets, strict=True

@@ -33,8 +33,8 @@ class TableRows(NamedTuple):
 
     Attributes:
         headings: Headings of the columns.
-        keys: Label of the evaluation that each row opens; "" for none.
-        cells: Returns the cells of a row by its index.
+        keys: For each row, the label of the evaluation that the user opens with it; "" if the row opens none.
+        cells: Function that takes the index of a row and returns its cells.
     """
 
     headings: Sequence[str]
@@ -47,8 +47,8 @@ class Column(NamedTuple):
 
     Attributes:
         heading: Heading of the column.
-        find_value: Returns the value to sort by; None if there is none.
-        format_value: Returns the text of a cell.
+        find_value: Function that returns the value by which an evaluation is sorted; None if it has no value.
+        format_value: Function that returns the text of an evaluation's cell.
     """
 
     heading: str
@@ -75,7 +75,10 @@ class RowOrder:
         self.heading, self.reverse = heading, heading == self.heading and not self.reverse
 
     def make_rows(self, evaluations: Sequence[Evaluation], columns: Sequence[Column]) -> TableRows:
-        """Return the matching rows in order, those without a value last, and mark the sorted column with an arrow."""
+        """Return the rows that match the filter, sorted by a column whose heading is marked with an arrow.
+
+        Evaluations without a value in this column come last.
+        """
         words = self.filter_words.lower().split()
         sort_column = next((column for column in columns if column.heading == self.heading), columns[0])
         chosen = [
@@ -104,7 +107,7 @@ def _matches_word(evaluation: Evaluation, word: str) -> bool:
 
 
 def make_columns(evaluations: Sequence[Evaluation], objectives: Objectives, now: float) -> list[Column]:
-    """Return the columns for some evaluations; `now` is in seconds since the epoch."""
+    """Return the columns of a table of `evaluations`; `now` is the current time, in seconds since the epoch."""
     params = name_params(collect_names(evaluation.params for evaluation in evaluations), _RESERVED_COLUMNS)
     found = put_objectives_first(
         sorted({name for evaluation in evaluations for name in evaluation.metrics}), objectives
@@ -149,7 +152,7 @@ def make_columns(evaluations: Sequence[Evaluation], objectives: Objectives, now:
 def _make_column(
     heading: str, value: Callable[[Evaluation], float], text: Callable[[float], str] = format_number
 ) -> Column:
-    """Return a column of numbers; cells of values that are not finite are empty."""
+    """Return a column of numbers. The cell of a number that is not finite is empty."""
 
     def find_finite(evaluation: Evaluation) -> float | None:
         found = value(evaluation)
@@ -183,7 +186,7 @@ def _format_param(name: str, evaluation: Evaluation | None) -> str:
 
 
 def make_failure_rows(evaluations: Sequence[Evaluation]) -> TableRows:
-    """Return a row for each reason of failures, with the latest evaluation that failed with it."""
+    """Return a row for each reason of failures, with their number and the latest failed evaluation."""
     groups = summarize_failures(evaluations)
     labels = [format_label(group["trial"], group["confirms"] is not None) for group in groups]
     counts = [str(group["count"]) for group in groups]
@@ -192,7 +195,7 @@ def make_failure_rows(evaluations: Sequence[Evaluation]) -> TableRows:
 
 
 def make_rung_rows(run: RunStatus) -> TableRows:
-    """Return a row for each rung, with the trial that is promoted next."""
+    """Return a row for each rung (step at which losses are compared), with the trial that is promoted next."""
     labels = [str(rung["next"]["trial"]) if rung["next"] else "" for rung in run.rungs]
     return _make_table_rows(dict(make_rung_columns(run.rungs)), labels)
 
@@ -211,7 +214,7 @@ def make_island_rows(run: RunStatus) -> TableRows:
 
 
 def make_worker_rows(run: RunStatus, evaluations: Sequence[Evaluation] = ()) -> TableRows:
-    """Return a row for each worker: its running evaluation, and its number of ended and failed `evaluations`."""
+    """Return a row for each worker: its running evaluation, and how many of `evaluations` it has ended and failed."""
     ended = Counter(evaluation.worker for evaluation in evaluations if evaluation.has_ended_in_run)
     failed = Counter(evaluation.worker for evaluation in evaluations if evaluation.state == "failed")
     own = {evaluation.worker: evaluation for evaluation in run.running}

@@ -24,7 +24,10 @@ _LEFT_ALIGNED = ("state", "failure", "reason", "next promotion")  # Columns of n
 
 
 class Table(ScrollView, can_focus=True):
-    """Table widget whose cursor stays on its evaluation when rows are added, unless it is in the first row."""
+    """Table widget with a cursor.
+
+    If rows are added, the cursor stays on its evaluation, except that a cursor in the first row stays in that row.
+    """
 
     BINDINGS: ClassVar[list[Any]] = [
         Binding("up", "move(-1)", "row above", show=False),
@@ -45,13 +48,13 @@ class Table(ScrollView, can_focus=True):
 
     @dataclass
     class Opened(Message):
-        """The user chose the row of an evaluation."""
+        """Message that the user has opened the row of an evaluation."""
 
         key: str
 
     @dataclass
     class Sorted(Message):
-        """The user clicked the heading of a column."""
+        """Message that the user has clicked the heading of a column."""
 
         column: int
 
@@ -65,7 +68,7 @@ class Table(ScrollView, can_focus=True):
         return self._rows.keys[self._cursor_row] if self._rows.keys else ""
 
     def show(self, rows: TableRows, from_first: bool = False) -> None:
-        """Show other rows, scrolled to the first one if `from_first`."""
+        """Replace the rows. If `from_first`, move the cursor and the view to the first row."""
         if len(rows.headings) != len(self._widths):
             self._widths = (0,) * len(rows.headings)
         key = self.key if self._cursor_row and not from_first else ""
@@ -77,7 +80,7 @@ class Table(ScrollView, can_focus=True):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Return a line of the widget: the headings for y = 0, otherwise a row."""
+        """Return line `y` of the widget: the headings for 0, otherwise a row. Textual calls it."""
         row, style = self.scroll_offset.y + y - 1, self.rich_style
         if row >= len(self._rows.keys) and y > 0:
             return Strip.blank(self.scrollable_content_region.width, style)

@@ -53,20 +53,20 @@ def wrap_name(text: str, width: int) -> list[str]:
 
 
 def shorten_middle(text: str) -> str:
-    """Cut out the middle of a long text, and escape it for plotly."""
+    """Replace the middle of a long text by an ellipsis, and escape the text for plotly."""
     half = _LONGEST_TICK // 2
     return escape_markup(text if len(text) <= _LONGEST_TICK else f"{text[:half]}\N{HORIZONTAL ELLIPSIS}{text[-half:]}")
 
 
 def make_category_ticks(choices: Sequence[Any]) -> dict[str, Any]:
-    """Return the ticks of an axis with categories at 0, 1, 2..."""
+    """Return the ticks of an axis on which the choices of a hyperparameter are at 0, 1, 2..."""
     return {"tickvals": list(range(len(choices))), "ticktext": [shorten_middle(format_value(item)) for item in choices]}
 
 
 def make_upright_axis(
     values: Sequence[Any], distribution: Any, log: bool
 ) -> tuple[list[float], list[tuple[float, str]]]:
-    """Return the heights of values on a vertical axis from 0 to 1, and its ticks as pairs of a height and a text."""
+    """Return positions on a vertical axis from 0 to 1: of all values, and of all ticks, each with its text."""
     choices = getattr(distribution, "choices", None)
     if choices is not None:
         span = max(1, len(choices) - 1)
@@ -97,7 +97,7 @@ def make_upright_axis(
 
 
 def _compute_log_ticks(low: float, high: float, margin: float = 0.0) -> list[float]:
-    """Return round numbers between two others: powers of ten, and their 2 and 5 times if there are few powers."""
+    """Return powers of ten between `low` and `high`. If these are few, also return 2 and 5 times the powers."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if len(powers) < 5 else (1,)
     least, most = math.log10(low), math.log10(high)
@@ -108,7 +108,7 @@ def _compute_log_ticks(low: float, high: float, margin: float = 0.0) -> list[flo
 
 
 def compute_linear_ticks(low: float, high: float) -> list[float]:
-    """Return a few round numbers between two others, which may be equal."""
+    """Return a few round numbers between `low` and `high`, which may be equal."""
     if low == high:
         return [low]
     least = max(high / 8 - low / 8, sys.float_info.min)
@@ -118,10 +118,10 @@ def compute_linear_ticks(low: float, high: float) -> list[float]:
 
 
 def escape_markup(text: str) -> str:
-    """Escape < and &, which plotly takes for markup, and cut a text of more than 80 characters."""
+    """Escape < and &, because plotly reads them as markup, and cut the text to 80 characters."""
     return cut_text(text, 80).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def round_number(item: float, digits: int = 6) -> float:
-    """Round a number to significant digits: more than six are seldom visible and would double the file size."""
+    """Round a number to significant digits. More than six digits are seldom visible, and would double the file size."""
     return float(f"{item:.{digits}g}")

@@ -1,6 +1,6 @@
-"""Provide the parts that figures have in common, as data for plotly.js.
+"""Define the parts that all figures share, as data for plotly.js.
 
-A text that begins with -- is the name of a colour in page.css.
+A colour that begins with -- is a variable in page.css.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Figure:
         layout: Layout for plotly.
         height: Height in pixels.
         min_width: Minimum width in pixels.
-        out_of_range_note: Sentence on the values above the scale; empty without any.
+        out_of_range_note: Sentence about the values above the scale; empty if there are none.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Figure:
 
 
 def sample_evaluations(evaluations: Sequence[Evaluation], max_count: int = MAX_POINTS) -> list[Evaluation]:
-    """Return at most `max_count` evaluations: half of them the best, and the others at regular intervals."""
+    """Return at most `max_count` evaluations: the best as one half, and a regular sample of all others."""
     if len(evaluations) <= max_count:
         return list(evaluations)
     ordered = sorted(evaluations, key=lambda evaluation: evaluation.loss)
@@ -70,7 +70,7 @@ def sample_evaluations(evaluations: Sequence[Evaluation], max_count: int = MAX_P
 
 
 def make_points(x: Sequence[Any], evaluations: Sequence[Evaluation], name: str) -> Trace:
-    """Return a trace with a labelled point per evaluation; the caller adds the y values."""
+    """Return a plotly trace with a labelled point per evaluation. It has no y values, which the caller must add."""
     return {
         "x": list(x),
         "text": [format_label(evaluation) for evaluation in evaluations],
@@ -81,7 +81,7 @@ def make_points(x: Sequence[Any], evaluations: Sequence[Evaluation], name: str) 
 
 
 def format_label(evaluation: Evaluation) -> str:
-    """Return the label of an evaluation, with one fact per line."""
+    """Return the label of an evaluation's point, with one fact per line."""
     loss = f"loss {format_number(evaluation.loss)}" if math.isfinite(evaluation.loss) else evaluation.state
     params = [f"{name} = {format_value(item)}" for name, item in evaluation.params.items()][:_MAX_LABEL_PARAMS]
     facts = [f"trial {evaluation.trial}: {loss}", *params, f"island {evaluation.island}, worker {evaluation.worker}"]
@@ -94,12 +94,15 @@ def find_island_colour(island: int) -> str:
 
 
 def find_island_symbol(island: int) -> str:
-    """Return the symbol of an island, which distinguishes islands of the same colour."""
+    """Return the symbol of an island. Islands with the same colour have different symbols."""
     return _ISLAND_SYMBOLS[island // _ISLAND_COLOURS % len(_ISLAND_SYMBOLS)]
 
 
 def join_lines(lines: Iterable[tuple[list[Any], list[Any]]]) -> tuple[list[Any], list[Any]]:
-    """Join lines to one trace with gaps, because a browser needs minutes for thousands of traces."""
+    """Return the x and y values of several lines as one line with gaps.
+
+    A browser would need minutes to draw thousands of lines as separate traces.
+    """
     x: list[Any] = []
     y: list[Any] = []
     for xs, ys in lines:
@@ -109,7 +112,7 @@ def join_lines(lines: Iterable[tuple[list[Any], list[Any]]]) -> tuple[list[Any],
 
 
 def spread_points(positions: Sequence[int]) -> list[float]:
-    """Shift points around the positions of their categories, so that they do not hide each other."""
+    """Return positions with small shifts, so that points of the same category do not hide each other."""
     golden = (math.sqrt(5) - 1) / 2  # Multiples of the golden ratio, modulo 1, fill an interval evenly.
     return [round(position + (count * golden % 1 - 0.5) * 0.5, 3) for count, position in enumerate(positions)]
 

@@ -36,14 +36,14 @@ _EDGES = {
 
 @dataclass(frozen=True)
 class _FrontAxis:
-    """An objective as an axis.
+    """The axis of a figure that shows one objective.
 
     Attributes:
         name: Name of the objective.
         index: Index of the objective, 0 for the loss.
-        scale: Scale of the values, or of the negative values if `is_reversed`.
+        scale: Scale of the values, or of the negated values if `is_reversed`.
         edge: Key in _EDGES of the edge where out-of-range values are drawn.
-        is_reversed: Whether the axis shows negative values of the scale, the lowest at the top.
+        is_reversed: Whether `scale` has negated values, so that the axis must be drawn in reverse.
     """
 
     name: str
@@ -53,7 +53,7 @@ class _FrontAxis:
     is_reversed: bool = False
 
     def compute_value(self, evaluation: Evaluation) -> float:
-        """Return an evaluation's value on the scale."""
+        """Return the value of an evaluation, negated if `is_reversed`."""
         return -evaluation.values[self.index] if self.is_reversed else evaluation.values[self.index]
 
     def compute_heights(self, evaluations: Sequence[Evaluation]) -> list[float]:
@@ -79,7 +79,7 @@ class _FrontAxis:
         return {**made, "tickvals": ticks, "ticktext": [f"{-tick or 0.0:.8g}" for tick in ticks], **ends}
 
     def describe_out_of_range(self, evaluations: Sequence[Evaluation]) -> str:
-        """Return a sentence on how many evaluations are beyond the scale; empty without any."""
+        """Return a sentence with the number of evaluations beyond the scale; empty if there are none."""
         far = [evaluation.values[self.index] for evaluation in evaluations if self.is_out_of_range(evaluation)]
         if not far:
             return ""
@@ -92,7 +92,7 @@ class _FrontAxis:
 def _make_front_axis(
     evaluations: Sequence[Evaluation], objectives: Objectives, index: int, box: ReferenceBox | None
 ) -> _FrontAxis:
-    """Return the axis of an objective; values far worse than usual, or than the front, are out of range."""
+    """Return the axis of an objective. Values that are much worse than usual, or than the front, are out of range."""
     name, values = objectives.names[index], [evaluation.values[index] for evaluation in evaluations]
     whole = LossScale(min(values), max(values))
     costs = [-value for value in values] if name in objectives.maximized else values
@@ -105,7 +105,7 @@ def _make_front_axis(
 
 
 def _limit_scale(scale: LossScale, costs: Sequence[float], reference: float) -> LossScale:
-    """Return a scale on which the values up to `reference` fill at least a quarter."""
+    """Shorten a scale, if necessary, so that the values up to `reference` fill at least a quarter of it."""
     if scale.is_out_of_range(reference) or scale.compute_fraction(reference) >= _MIN_FRONT_FRACTION:
         return scale
     end = scale.compute_loss(scale.compute_fraction(reference) / _MIN_FRONT_FRACTION)
@@ -113,7 +113,7 @@ def _limit_scale(scale: LossScale, costs: Sequence[float], reference: float) -> 
 
 
 def draw_fronts(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Figure]:
-    """Draw each further objective over the loss, with the front; empty with a single objective."""
+    """Return a figure for each objective except the loss, with the loss on the x axis and the Pareto front."""
     complete = _find_complete(evaluations, objectives)
     if not complete or not objectives.is_multi_objective:
         return []
@@ -131,7 +131,7 @@ def _find_complete(evaluations: Sequence[Evaluation], objectives: Objectives) ->
 
 
 def _group_by_progress(evaluations: Sequence[Evaluation], objectives: Objectives) -> dict[str, list[Evaluation]]:
-    """Return the complete evaluations after a quarter of the run, after half of it, and now, by name."""
+    """Return the complete evaluations at three times: after a quarter of the run, after half of it, and now."""
     given, ended = [evaluation for evaluation in evaluations if evaluation.imported_from], sort_by_end(evaluations)
     counts = (len(ended) // 4, len(ended) // 2) if len(ended) >= _MIN_EVALUATIONS else ()
     before = {f"after {count} evaluations": _find_complete([*given, *ended[:count]], objectives) for count in counts}
@@ -210,7 +210,7 @@ def _format_front_label(evaluation: Evaluation, objectives: Objectives) -> str:
 def _draw_stairs(
     groups: Mapping[str, Sequence[Evaluation]], sides: tuple[_FrontAxis, _FrontAxis], objectives: Objectives
 ) -> list[Trace]:
-    """Draw the front of each group in two objectives as stairs, the latest one in the strongest colour."""
+    """Draw a stepped line along the front of each group. The latest front has the strongest colour."""
     across, up = sides
     looks = (("--muted", 1, "dot"), ("--accent-soft", 1.5, "solid"), ("--accent", 2, "solid"))[-len(groups) :]
     traces: list[Trace] = []
@@ -224,14 +224,17 @@ def _draw_stairs(
 
 
 def _find_stairs(evaluations: Sequence[Evaluation], objectives: Objectives, index: int) -> list[Evaluation]:
-    """Return the non-dominated evaluations in the loss and one other objective, sorted by loss."""
+    """Return the evaluations that are not dominated in the loss and objective number `index`, sorted by loss."""
     costs = compute_costs(evaluations, objectives)[:, [0, index]]
     kept = [evaluation for evaluation, is_kept in zip(evaluations, find_non_dominated(costs), strict=True) if is_kept]
     return sorted(kept, key=lambda evaluation: evaluation.loss)
 
 
 def draw_hypervolume(evaluations: Sequence[Evaluation], objectives: Objectives) -> Figure | None:
-    """Draw the growth of the hypervolume; None if it cannot be computed or fewer than two evaluations have ended."""
+    """Draw how the hypervolume grows during the run.
+
+    Return None if it cannot be computed, or if fewer than two evaluations have ended.
+    """
     grown, ended = compute_shares_over_time(evaluations, objectives), len(sort_by_end(evaluations))
     if not grown or ended < 2:
         return None

@@ -64,7 +64,8 @@ def write_report(run: RunReader, path: Path, ask_models: bool = True) -> None:
     Args:
         run: Reader of the run.
         path: The HTML file.
-        ask_models: Whether surrogates compute importances and expected losses, which takes seconds.
+        ask_models: Whether surrogates (models of the loss) compute importances and expected losses. This takes
+            seconds.
 
     Raises:
         RunError: The file cannot be written.
@@ -73,12 +74,19 @@ def write_report(run: RunReader, path: Path, ask_models: bool = True) -> None:
 
 
 def make_report(run: RunReader, top_n: int, ask_models: bool = True) -> bytes:
-    """Return the report of the current state of a run as bytes; `top_n` is the number of individuals in its table."""
+    """Return the report of the current state of a run as HTML in bytes. Its table has the best `top_n` individuals."""
     return render_report(run, top_n, time.time(), ask_models).encode(errors="backslashreplace")
 
 
 def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = True) -> str:
-    """Return the report of a run as HTML; running evaluations are drawn until `now`, in seconds since the epoch."""
+    """Return the report of a run as HTML.
+
+    Args:
+        run: Reader of the run.
+        top_n: Number of individuals in the table of the best.
+        now: Current time, in seconds since the epoch. Running evaluations are drawn until then.
+        ask_models: Whether surrogates (models of the loss) compute importances and expected losses.
+    """
     may_be_running = run.run_dir.is_in_use is not False
     evaluations, confirmations = run.read_evaluations(), run.read_confirmations()
     distributions = run.read_distributions()
@@ -194,7 +202,7 @@ def _describe_run(run: Manifest) -> list[tuple[str, str]]:
 
 
 def _find_confirmation(summary: Mapping[str, Any], best: Evaluation | None) -> dict[str, Any] | None:
-    """Return the confirmation of the best individual; None unless a finished confirmation has chosen it."""
+    """Return the result of the confirmation of the best individual; None if no confirmation has finished."""
     first: dict[str, Any] | None = next(iter(summary["confirmed"]), None)
     if first is None or best is None or summary["unconfirmed"] or first["mean"] is None:
         return None
@@ -211,7 +219,7 @@ def _make_headings(
     distributions: Mapping[str, Any],
     objectives: Objectives,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the headings of metrics and of hyperparameters in a table of individuals, by name."""
+    """Return two dictionaries from names to headings in a table of individuals: of metrics, and of hyperparameters."""
     shown = choose_names([entry["params"] for entry in entries], important)
     metrics = put_objectives_first(sorted({name for entry in entries for name in entry["metrics"]}), objectives)
     params = {name: text for name, text in name_params(distributions, _RESERVED_COLUMNS).items() if name in shown}
@@ -221,7 +229,7 @@ def _make_headings(
 def _make_front_table(
     run: RunReader, entries: Sequence[Mapping[str, Any]], important: Sequence[str], distributions: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the content of the table of the front; individuals of a long front are far apart."""
+    """Return the content of the table of the Pareto front. Of a long front, only individuals far apart are included."""
     objectives = run.manifest.objectives
     entries = entries if len(entries) <= _MAX_FRONT_ROWS else group_ties(entries, objectives)
     rows = [entries[index] for index in select_far_apart(compute_entry_costs(entries, objectives), _MAX_FRONT_ROWS)]
@@ -233,7 +241,7 @@ def _make_front_table(
 
 
 def _summarize_islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return the number of evaluations of each island, its best, and the immigrants at its last evaluation."""
+    """Return for each island its number of evaluations, its best, and its immigrants when the latest one started."""
     found = []
     for island in sorted({evaluation.island for evaluation in evaluations if evaluation.counts_for_budget}):
         own = [evaluation for evaluation in evaluations if evaluation.island == island and evaluation.counts_for_budget]
@@ -243,19 +251,19 @@ def _summarize_islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]
 
 
 def _group_failures(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return failures by reason, the most frequent first, with the last evaluation of each."""
+    """Return the reasons of failures, the most frequent first, each with its count and its latest evaluation."""
     groups = group_by_reason(evaluations)[:_MAX_FAILURES]
     return [{"reason": reason, "count": len(group), "last": group[-1]} for reason, group in groups]
 
 
 def _compress(text: str | bytes) -> str:
-    """Compress a text for the page to unpack: plotly.js takes 2 MB instead of 4.8 MB."""
+    """Compress a text, which the page decompresses. The size of plotly.js shrinks from 4.8 MB to 2 MB."""
     content = text.encode() if isinstance(text, str) else text
     return base64.b64encode(zlib.compress(content, 6)).decode()
 
 
 def _read_plotly() -> bytes:
-    """Return plotly.js; the Python package is not imported, since that takes 0.4 s."""
+    """Return the code of plotly.js. Its Python package is not imported, because that would take 0.4 s."""
     package = importlib.util.find_spec("plotly")
     if package is None or package.origin is None:
         raise UsageError("the report needs the package plotly: pip install plotly")

@@ -46,9 +46,10 @@ _MIN_SLICE_POINTS, _MAX_TOTAL_POINTS = 200, 40_000  # points per slice, points o
 
 
 def draw_parallel_coordinates(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any]) -> Figure | None:
-    """Draw each complete evaluation as a line over its hyperparameters; None with fewer than two of either.
+    """Draw parallel coordinates, in which each complete evaluation is a line across one axis per hyperparameter.
 
-    Plotly's own parallel coordinates support no categories, and need WebGL, which many remote desktops lack.
+    Return None with fewer than two evaluations or hyperparameters. Plotly's own parallel coordinates are not used,
+    because they support no categories, and need WebGL, which many remote desktops lack.
     """
     shown = rank_evaluations(sample_evaluations(evaluations), len(evaluations))
     names = [name for name in distributions if any(name in evaluation.params for evaluation in shown)]
@@ -100,7 +101,7 @@ def draw_parallel_coordinates(evaluations: Sequence[Evaluation], distributions: 
 
 
 def _make_loss_axis(shown: Sequence[Evaluation], scale: LossScale) -> tuple[list[float], list[tuple[float, str]]]:
-    """Return the heights of losses on their vertical axis, and its ticks."""
+    """Return the position of each loss on a vertical axis, and the ticks of this axis."""
     heights, ticks = make_upright_axis(
         [min(evaluation.loss, scale.highest) for evaluation in shown], None, log=scale.is_logarithmic
     )
@@ -113,7 +114,10 @@ def _make_loss_axis(shown: Sequence[Evaluation], scale: LossScale) -> tuple[list
 def _make_value_axis(
     shown: Sequence[Evaluation], name: str, distribution: Any
 ) -> tuple[list[float | None], list[tuple[float, str]]]:
-    """Return the heights of a hyperparameter's values on its vertical axis, None if it is inactive, and the ticks."""
+    """Return the position of each value of a hyperparameter on a vertical axis, and the ticks of this axis.
+
+    The position is None for an evaluation in which the hyperparameter is inactive.
+    """
     having = [evaluation.params[name] for evaluation in shown if name in evaluation.params]
     heights, ticks = make_upright_axis(having, distribution, log=is_log(distribution))
     each = iter(heights)
@@ -121,14 +125,14 @@ def _make_value_axis(
 
 
 def _draw_triangles(far: Sequence[Evaluation], group: str) -> list[Trace]:
-    """Mark the lines whose loss is out of range."""
+    """Draw a triangle on each line whose loss is out of range."""
     marker = {"symbol": TRIANGLE_SYMBOL, "color": "--muted", "size": TRIANGLE_SIZE}
     triangles = {**make_points([0] * len(far), far, group), "y": [EDGE_POSITION] * len(far), "marker": marker}
     return [{**triangles, "legendgroup": group, "showlegend": False}] if far else []
 
 
 def _make_bands(count: int) -> list[tuple[str, int, int, str, float]]:
-    """Return bands of lines by rank: name, first index, end index, colour and width."""
+    """Return how lines are drawn by the rank of their loss: name, first index, end index, colour and width."""
     best, better = min(50, max(1, count // 10)), min(300, max(2, count // 2))
     bands = [
         (f"the best {best}", 0, best, "--accent", 2.0),
@@ -141,7 +145,7 @@ def _make_bands(count: int) -> list[tuple[str, int, int, str, float]]:
 def draw_slices(
     evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], order: Sequence[str]
 ) -> list[Figure]:
-    """Draw the loss over each hyperparameter in `order`; later evaluations have a stronger colour."""
+    """Draw the loss over each hyperparameter in `order`, in one figure each. Later trials have a stronger colour."""
     most = min(MAX_POINTS, max(_MIN_SLICE_POINTS, _MAX_TOTAL_POINTS // max(1, len(order))))
     with_loss = [evaluation for evaluation in evaluations if evaluation.is_finished and math.isfinite(evaluation.loss)]
     if not with_loss:
@@ -165,7 +169,7 @@ def draw_slices(
 def _draw_slice(
     shown: Sequence[Evaluation], name: str, distribution: Any, scale: LossScale
 ) -> tuple[Trace, dict[str, Any]]:
-    """Return the points and the layout of the loss over one hyperparameter that all `shown` evaluations have."""
+    """Return the points and the layout of the loss over one hyperparameter, which is active in all `shown`."""
     losses, values = [evaluation.loss for evaluation in shown], [evaluation.params[name] for evaluation in shown]
     marker = {
         "color": [evaluation.trial for evaluation in shown],

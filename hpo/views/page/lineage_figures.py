@@ -1,4 +1,4 @@
-"""Draw inheritance: which evaluation began from which, and how hyperparameters changed in the lineage of the best."""
+"""Draw lineages: evaluations that began with the checkpoint of a parent, and the hyperparameters that changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _ROW_HEIGHT, _ROW_GAP = 90, 0.02  # pixels, fraction of the height
 
 
 def draw_descent(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Figure | None:
-    """Draw losses over the epochs of their lineage, with lines from parents to children; None without inheritance."""
+    """Draw the loss of each evaluation over its epochs and those of its ancestors, with lines to its children.
+
+    Return None if no evaluation has begun with the checkpoint of a parent.
+    """
     known = {evaluation.trial: evaluation for evaluation in evaluations}
     complete = [evaluation for evaluation in evaluations if evaluation.state == "complete"]
     if not any(evaluation.inherits in known for evaluation in complete):
@@ -71,7 +74,10 @@ def draw_descent(evaluations: Sequence[Evaluation], winner: Evaluation | None) -
 def draw_schedule(
     evaluations: Sequence[Evaluation], winner: Evaluation | None, distributions: Mapping[str, Any]
 ) -> Figure | None:
-    """Draw the losses of the winner's lineage and the hyperparameters that changed in it; None without inheritance."""
+    """Draw losses and changed hyperparameters over the epochs of the winner and its ancestors.
+
+    Return None if the winner has no ancestors.
+    """
     known = {evaluation.trial: evaluation for evaluation in evaluations}
     line = trace_lineage(winner, known) if winner is not None else []
     if len(line) < 2:
@@ -139,7 +145,7 @@ def draw_schedule(
 
 
 def _count_epochs(evaluations: Sequence[Evaluation]) -> dict[int, int]:
-    """Return the number of epochs that each evaluation and its ancestors were trained for, by trial."""
+    """Return by trial the total number of epochs of an evaluation and its ancestors."""
     epochs: dict[int, int] = {}
     for evaluation in evaluations:  # A parent has a lower trial number than its child.
         before = 0 if evaluation.inherits is None else epochs.get(evaluation.inherits, 0)

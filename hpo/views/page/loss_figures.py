@@ -32,7 +32,7 @@ from hpo.views.page.out_of_range import (
 
 
 def find_runner_up(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Evaluation | None:
-    """Return the evaluation with the lowest loss except the winner; None if there is none."""
+    """Return the evaluation that has the lowest loss if the winner is left out; None if there is none."""
     return next(
         (
             evaluation
@@ -44,7 +44,7 @@ def find_runner_up(evaluations: Sequence[Evaluation], winner: Evaluation | None)
 
 
 def draw_best_and_runner_up(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Figure | None:
-    """Draw the losses of the winner and the runner-up after each epoch; None unless one of them has two epochs."""
+    """Draw the losses of the winner and the runner-up after each epoch; None if neither has at least two epochs."""
     shown = (
         ("best", winner, "--accent", "solid"),
         ("runner-up", find_runner_up(evaluations, winner), "--muted", "dot"),
@@ -84,7 +84,10 @@ def _draw_curve(evaluation: Evaluation, scale: LossScale, name: str, line: Mappi
 
 
 def draw_history(evaluations: Sequence[Evaluation]) -> Figure | None:
-    """Draw losses in the order in which evaluations ended, by island, and the best so far; None without any."""
+    """Draw losses in the order in which evaluations ended, by island, and the best loss so far.
+
+    Return None if no evaluation has ended.
+    """
     ended = sort_by_end(evaluations)
     if not ended:
         return None
@@ -141,7 +144,10 @@ def _find_best_so_far(
 
 
 def draw_learning_curves(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Figure | None:
-    """Draw the loss of each evaluation after each epoch, with a mark at its end; None without curves."""
+    """Draw the loss of each evaluation after each epoch, with a mark at the final epoch.
+
+    Return None if no evaluation has at least two epochs.
+    """
     # The trial that continues a promoted one contains its losses.
     last = [evaluation for evaluation in evaluations if evaluation.state != "promoted"]
     with_curve = [
@@ -175,7 +181,7 @@ def draw_learning_curves(evaluations: Sequence[Evaluation], winner: Evaluation |
 
 
 def _draw_group(group: Sequence[Evaluation], scale: LossScale, name: str, marker: Mapping[str, Any]) -> list[Trace]:
-    """Draw curves with a mark at each end, and a triangle if the highest loss is out of range."""
+    """Draw curves with a mark at the final epoch of each, and a triangle where the highest loss is out of range."""
     x, y = join_lines(
         (list(evaluation.curve), compute_loss_heights(evaluation.curve.values(), scale)) for evaluation in group
     )
@@ -194,7 +200,7 @@ def _draw_group(group: Sequence[Evaluation], scale: LossScale, name: str, marker
 
 
 def _draw_triangles(points: Sequence[tuple[Evaluation, int]], scale: LossScale, group: str, colour: str) -> list[Trace]:
-    """Mark the out-of-range losses of curves."""
+    """Draw a triangle at each pair of an evaluation and an epoch whose loss is out of range."""
     marks = _draw_marks(points, scale, group, {"color": colour, "symbol": "", "size": 0})
     return [{**marks, "showlegend": False}] if points else []
 
@@ -202,7 +208,7 @@ def _draw_triangles(points: Sequence[tuple[Evaluation, int]], scale: LossScale, 
 def _draw_marks(
     points: Sequence[tuple[Evaluation, int]], scale: LossScale, name: str, marker: Mapping[str, Any]
 ) -> Trace:
-    """Mark evaluations at their loss after an epoch; the label of an out-of-range point contains its loss."""
+    """Draw a mark at each pair of an evaluation and an epoch. If the loss is out of range, the label contains it."""
     losses = [evaluation.curve[epoch] for evaluation, epoch in points]
     trace = make_points([epoch for _, epoch in points], [evaluation for evaluation, _ in points], name)
     highs = [format_high_loss(evaluation.curve[epoch], scale, f" after epoch {epoch}") for evaluation, epoch in points]

@@ -18,7 +18,7 @@ _AXIS_END, _AXIS_START = 1.12, -0.06
 
 
 def make_loss_layout(losses: Iterable[float], scale: LossScale) -> dict[str, Any]:
-    """Return the axis for losses, with a line between the scale and the out-of-range losses if there are any."""
+    """Return the plotly layout of an axis for losses, with a dotted line below out-of-range losses if there are any."""
     if not any(map(scale.is_out_of_range, losses)):
         return {"yaxis": make_axis("loss", [scale.lowest, scale.highest], log=scale.is_logarithmic)}
     return {
@@ -28,7 +28,7 @@ def make_loss_layout(losses: Iterable[float], scale: LossScale) -> dict[str, Any
 
 
 def make_cut_axis(title: str, scale: LossScale) -> dict[str, Any]:
-    """Return an axis with space at its end for out-of-range values."""
+    """Return a plotly axis with space beyond the scale for out-of-range values."""
     made = make_axis(title, [scale.lowest, scale.highest], log=scale.is_logarithmic)
     ends = [scale.compute_loss(fraction) for fraction in (_AXIS_START, _AXIS_END)]
     if scale.is_logarithmic:
@@ -38,14 +38,14 @@ def make_cut_axis(title: str, scale: LossScale) -> dict[str, Any]:
 
 
 def make_separator(along: str, at: float) -> dict[str, Any]:
-    """Return a dotted line at position `at` of axis "x" or "y", between the scale and out-of-range values."""
+    """Return a dotted line at value `at` of axis `along` ("x" or "y"), between the scale and out-of-range values."""
     across = "y" if along == "x" else "x"
     ends = {f"{across}ref": "paper", f"{across}0": 0, f"{across}1": 1, f"{along}0": at, f"{along}1": at}
     return {"type": "line", **ends, "line": {"color": "--muted", "width": 1, "dash": "dot"}, "layer": "below"}
 
 
 def compute_loss_heights(losses: Iterable[float], scale: LossScale) -> list[float]:
-    """Return the positions of losses on an axis, with enough digits to distinguish them."""
+    """Return the value at which each loss is drawn, rounded. Out-of-range losses are drawn just above the scale."""
     largest, length = max(abs(scale.lowest), abs(scale.highest)), scale.highest / 2 - scale.lowest / 2
     more = math.floor(math.log10(largest / length / 2)) if length and largest > 2 * length else 0
     return [
@@ -55,7 +55,7 @@ def compute_loss_heights(losses: Iterable[float], scale: LossScale) -> list[floa
 
 
 def make_loss_markers(losses: Sequence[float], scale: LossScale, marker: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the heights of points and their marker, with triangles for out-of-range losses."""
+    """Return the y values and the marker of a trace, with triangles for out-of-range losses."""
     made = dict(marker)
     triangles = [scale.is_out_of_range(loss) for loss in losses]
     if any(triangles):
@@ -70,17 +70,17 @@ def make_loss_markers(losses: Sequence[float], scale: LossScale, marker: Mapping
 
 
 def _find_triangle_symbol(symbol: str) -> str:
-    """Return the triangle that replaces a symbol: open if the symbol is open."""
+    """Return the triangle that replaces a symbol. It is open (not filled) if the symbol is open."""
     return f"{TRIANGLE_SYMBOL}-open" if "-open" in symbol else TRIANGLE_SYMBOL
 
 
 def format_high_loss(loss: float, scale: LossScale, more: str = "") -> str:
-    """Return a label's line with an out-of-range loss; empty for other losses, whose height shows them."""
+    """Return a line with the loss for the label of a point; "" if the loss is in range, where its height shows it."""
     return f"<br>loss {format_number(loss)}{more}" if scale.is_out_of_range(loss) else ""
 
 
 def describe_out_of_range(losses: Iterable[float], scale: LossScale, noun: str = "evaluation") -> str:
-    """Return a sentence on how many losses are out of range, one per `noun`; empty without any."""
+    """Return a sentence with the number of out-of-range losses; "" if there are none. They are counted as `noun`s."""
     far = [loss for loss in losses if scale.is_out_of_range(loss)]
     if not far:
         return ""

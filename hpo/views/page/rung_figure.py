@@ -1,4 +1,4 @@
-"""Draw the rungs of a pruner that pauses: what became of each individual at each rung."""
+"""Draw the outcome of individuals at each rung (step at which a pruner compares losses and pauses evaluations)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OUTCOMES = (
 
 
 def draw_rungs(evaluations: Sequence[Evaluation], pruner: str, objectives: Objectives) -> Figure | None:
-    """Draw the lowest loss of each individual at each rung that it has reached; None without rungs."""
+    """Draw the lowest loss of each individual until each rung that it has reached; None without rungs."""
     halving = HALVING_SCHEDULES.get(pruner)
     rungs = compute_rungs(halving, evaluations, objectives) if halving else []
     if not rungs:

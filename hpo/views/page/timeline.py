@@ -19,12 +19,12 @@ _MIN_HEIGHT = 220  # pixels; has space for a legend of five rows, because Plotly
 
 
 def draw_timeline(evaluations: Sequence[Evaluation], workers: int, now: float | None) -> Figure | None:
-    """Draw the evaluations of each worker over time; None without any.
+    """Draw the evaluations of each worker over time; None if no evaluation has started.
 
     Args:
         evaluations: Evaluations of the search and its confirmation.
         workers: Number of workers in the layout.
-        now: End of running evaluations, in seconds since the epoch; None if the run is not active.
+        now: Time until which running evaluations are drawn, in seconds since the epoch; None if the run is not active.
     """
     own = [
         evaluation for evaluation in evaluations if not evaluation.imported_from and math.isfinite(evaluation.started)
@@ -72,7 +72,7 @@ def draw_timeline(evaluations: Sequence[Evaluation], workers: int, now: float | 
 
 
 def _draw_helpers(evaluations: Sequence[Evaluation], utc_offset: float, now: float | None) -> list[Trace]:
-    """Draw thin bars for workers that helped with the evaluations of others; empty without any."""
+    """Draw a thin bar for each period in which a worker helped with an evaluation of another worker."""
     parts = [
         (evaluation, part)
         for evaluation in evaluations
@@ -107,20 +107,20 @@ def _format_label(evaluation: Evaluation) -> str:
 
 
 def _compute_utc_offset(at: float) -> float:
-    """Return the offset of local time from UTC in seconds, because plotly shows dates without a time zone."""
+    """Return the offset of local time from UTC in seconds. It is added to all times, since plotly has no time zones."""
     offset = datetime.fromtimestamp(at).astimezone().utcoffset()
     return offset.total_seconds() if offset else 0.0
 
 
 def _find_pauses(time: WorkingTime, utc_offset: float) -> list[dict[str, Any]]:
-    """Return periods without any evaluation that are too long for idle workers to explain."""
+    """Return plotly range breaks for long periods without any evaluation, such as the pauses between sessions."""
     longest = max(60.0, (time.spans[-1][1] - time.spans[0][0]) / 50)
     between = [(end, start) for (_, end), (start, _) in pairwise(time.spans) if start - end > longest]
     return [{"bounds": [round(1000 * (at + utc_offset)) for at in (end + 1, start - 1)]} for end, start in between]
 
 
 def draw_immigrants(evaluations: Sequence[Evaluation]) -> Figure | None:
-    """Draw the number of immigrants on each island; None if there never were any."""
+    """Draw the number of immigrants (individuals from other islands) on each island; None if there were none."""
     began = [
         evaluation
         for evaluation in evaluations
