@@ -92,7 +92,7 @@ class Checkpointer:
         return self._interval != math.inf
 
     def is_copy_due(self) -> bool:
-        """Return whether the checkpoint of a running evaluation must be copied now."""
+        """Return whether the latest checkpoint of a running evaluation must be copied in memory now."""
         elapsed = clock.now() - self._copied_at
         return self.islands > 0 or (
             self.is_enabled and (elapsed >= _TIME_RATIO * self._seconds_to_copy or self.is_write_due())
@@ -186,7 +186,7 @@ class Checkpointer:
             self._warned_topics.add(topic)
 
     def is_write_due(self) -> bool:
-        """Return whether a checkpoint must be written now."""
+        """Return whether the latest checkpoint must be written to its file now."""
         interval = self._interval
         if interval is None:
             interval = max(_DEFAULT_INTERVAL, _TIME_RATIO * (self._seconds_to_copy + self._seconds_to_write))

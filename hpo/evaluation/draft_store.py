@@ -94,7 +94,7 @@ class DraftStore:
         return kept is not None
 
     def drop_draft(self, name: str) -> None:
-        """Remove a draft that is not needed."""
+        """Remove the draft with this name, if the name is not empty."""
         self._delete_file(_make_path(self._prefix, name) if name else None)
 
     def write_checkpoint(self, path: str) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class ElasticController:
             )
 
     def _check_resumption(self, attempt: Attempt) -> None:
-        """Add no workers any more if an objective restarts instead of resuming from its checkpoint."""
+        """Stop adding workers to evaluations if an objective restarts instead of resuming from its checkpoint."""
         # It has none if the copy has failed, about which there is a warning already.
         was_given = attempt.checkpoint_info is not None
         if len(self._workers) > 1 and was_given and not attempt.has_loss and not attempt.restored_count:

@@ -126,7 +126,7 @@ class Evaluator:
 
     @property
     def _leader(self) -> Leader | None:
-        """The leader of the current evaluation, if this rank has it."""
+        """The object that decides on losses, on the first rank of the current evaluation; None on other ranks."""
         return self._worker_leader if self._group.rank == 0 else None
 
     def __call__(self, claim: Claim | None) -> EvaluationResult | None:
@@ -263,7 +263,10 @@ class Evaluator:
         return supervision
 
     def _find_start(self, assignment: Assignment) -> StartingPoint:
-        """Return the checkpoint with which an evaluation may begin; call it on the leader."""
+        """Return the checkpoint or the losses from which an evaluation may start.
+
+        Call it on the leader (first rank of the group).
+        """
         assert self._leader is not None
         program = self._context.program
         path, is_own = self._leader.find_start(assignment)

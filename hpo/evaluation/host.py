@@ -53,7 +53,8 @@ def share_threads(comm: SleepingComm) -> int:
 def compute_thread_share(cores_of_ranks: list[list[int]], rank: int) -> int:
     """Return how many threads a rank may use, at least 1.
 
-    Ranks share a core evenly. If mpirun or SLURM binds ranks to cores, a core belongs to one rank.
+    A core that several ranks may use is divided evenly among them. If mpirun or SLURM binds each rank to cores of its
+    own, the rank has all of these cores.
 
     Args:
         cores_of_ranks: The usable cores of each rank on the host.

@@ -104,7 +104,7 @@ class Leader:
         return self._apply_pruner(attempt, verdict) if is_judged else verdict
 
     def _apply_pruner(self, attempt: Attempt, verdict: Verdict) -> Verdict:
-        """Apply the pruner; an evaluation without a checkpoint is pruned instead of paused."""
+        """Apply the pruner to a loss. A pause needs a checkpoint, so an evaluation without one is pruned instead."""
         assert verdict.loss is not None
         is_lowest = verdict.loss < attempt.loss
         loss, metrics = (verdict.loss, verdict.metrics) if is_lowest else (attempt.loss, attempt.metrics)

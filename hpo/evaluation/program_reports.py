@@ -33,7 +33,10 @@ _DRAFT_NAME = re.compile(r"\d+-\d+")  # process and number
 
 @contextmanager
 def _limit_time() -> Iterator[None]:
-    """Raise TimeoutError after `_SECONDS_FOR_A_LINE`; regular expressions check for signals while they match."""
+    """Raise TimeoutError if the code inside `with` takes longer than `_SECONDS_FOR_A_LINE`.
+
+    A signal interrupts a search with a regular expression, too.
+    """
 
     def stop(*_: object) -> None:
         raise TimeoutError
@@ -59,9 +62,9 @@ class Report:
     mistake: str = ""
     """Description of the mistake; empty if there is none."""
     checkpoint: str = ""
-    """Name of the checkpoint draft that belongs to the loss; empty if there is none."""
+    """Name of the checkpoint draft (temporary file) that belongs to the loss; empty if there is none."""
     weights: str = ""
-    """Name of the weights draft that belongs to the loss; empty if there is none."""
+    """Name of the weights draft (temporary file) that belongs to the loss; empty if there is none."""
 
 
 class ReportReader:

@@ -236,7 +236,7 @@ class ProgramSupervision(Supervision):
         """Send no message: the program has ended."""
 
     def _await_copies(self, verdict: Verdict, since: float) -> None:
-        """Return at once: the leader has the drafts of the program."""
+        """Return at once: the leader (first rank) has the files that the program has written, and needs no copies."""
 
 
 class _FinalStepSync(StepSync):

@@ -137,7 +137,7 @@ class RankGroup:
             self._store_server.send("store", [self._listener.fileno()], address=address, port=port)
 
     def close_store(self) -> None:
-        """Stop torch's store; the next store that is started is empty."""
+        """Stop torch's store, if it is running. A store that is started later is empty."""
         if self._store_server is not None:
             self._store_server.kill()
             self._store_server.close()
@@ -170,7 +170,7 @@ class RankGroup:
         return address, int(self.own_comm.bcast(port))
 
     def _choose_interface(self) -> dict[str, str]:
-        """Let gloo use the network interface that leads to the other ranks, unless the user has set one."""
+        """Return the variable that makes gloo use the interface to the other ranks; empty if the user has set it."""
         if os.environ.get(_INTERFACE):
             return {}
         return {_INTERFACE: self._interface} if self._interface else {}

@@ -22,9 +22,9 @@ class Step:
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     gathers: bool = False
-    """Whether all ranks must gather the weights that the objective has offered."""
+    """Whether all ranks must work together to gather the weights that the objective has offered."""
     saves: bool = False
-    """Whether all ranks must gather the checkpoint that the objective has saved."""
+    """Whether all ranks must work together to gather the checkpoint that the objective has saved."""
     failure: str | None = None
     """Description of the failure; None if there is none."""
     own: bool = True
@@ -36,11 +36,11 @@ class Step:
     diverged: bool = False
     """Whether the loss was not finite."""
     suspended: bool = False
-    """Whether the process was stopped while it waited."""
+    """Whether this process was stopped, for example by a scheduler, while the rank waited for its peers."""
     orphaned: bool = False
-    """Whether the trainer has ended because its template crashed."""
+    """Whether the trainer has ended because its template (the process that trainers are forked from) crashed."""
     stopped: bool = False
-    """Whether the whole run stops."""
+    """Whether the step failed because the whole run stops."""
     at: float = math.inf
     """Time of the failure, in seconds since the epoch."""
     place: str = ""
@@ -61,9 +61,9 @@ class Step:
     ended: bool = False
     """Whether the objective has returned with this loss."""
     reports: tuple[Report, ...] = ()
-    """All reports of a program on this rank."""
+    """All reports (losses with metrics) of a program on this rank."""
     aborted: str = ""
-    """How the program aborted while it exited; a failure only if no rank has reported a loss."""
+    """How the program aborted while it exited, or empty. It is a failure only if no rank has reported a loss."""
     remark: str = ""
     """A warning about the step; empty if there is none."""
 

@@ -160,7 +160,7 @@ class Supervision:
                 self._handle_message(found)
 
     def _poll(self) -> None:
-        """Do periodic work while the trainer is waited for; subclasses extend it."""
+        """Do periodic work while this rank waits for its trainer; subclasses extend it."""
 
     @property
     def _overdue_at(self) -> float:

@@ -220,7 +220,7 @@ class TemplateClient:
             self._process.kill()
 
     def _replace_process(self) -> None:
-        """Start a template to replace one that has crashed, and repeat its load requests."""
+        """Start a template to replace one that has crashed, and let it load the same search file and data."""
         now = time.monotonic()
         exit_text = self._process.describe_exit() if self._process else "has ended"
         if self._crashed_at is not None and now - self._crashed_at < _SECONDS_BETWEEN_CRASHES:

@@ -106,10 +106,14 @@ class TrainerClient:
             self._channel.send(kind, descriptors, **content)
 
     def wait(self, timeout: float | None = None, *others: Waker) -> Message | TrainerEnd | None:
-        """Return the trainer's next message, or its end.
+        """Wait for the trainer's next message, or for its end, and return it.
+
+        Args:
+            timeout: Maximum seconds to wait; None for no limit.
+            *others: Objects that end the wait when they become ready.
 
         Returns:
-            None after `timeout` seconds, or if one of `others` becomes ready.
+            None after `timeout` seconds, or if one of `others` has become ready.
         """
         give_up_at = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -256,7 +260,7 @@ class TrainerClient:
         return TrainerEnd(text + self.describe_last_error(), frames, status)
 
     def describe_last_error(self) -> str:
-        """Return the last line on standard error as the end of a sentence; empty if there is none."""
+        """Return the latest line on standard error as the end of a sentence; empty if there is none."""
         errors = [line for line in self._output.last_errors if not line.startswith("Fatal Python error")]
         return f"; its last line on stderr: {errors[-1].strip()}" if errors else ""
 

@@ -145,7 +145,7 @@ class OutputPipe:
             self._output.add_lines([line.decode(errors="replace") for line in lines], self._is_error)
 
     def end_line(self) -> None:
-        """Pass on an incomplete line."""
+        """Pass on an incomplete line as if it were complete, because no more output is expected."""
         if self._partial_line:
             line, self._partial_line = self._partial_line, b""
             self._output.add_lines([line.decode(errors="replace")], self._is_error)

@@ -46,7 +46,12 @@ class WeightsSaver:
         return self._archive.would_join(assignment.number, values)
 
     def save_weights(self, assignment: Assignment, copies: CopyHolder) -> None:
-        """Write the weights of a recorded evaluation, if they are wanted."""
+        """Write the weights of a recorded evaluation to all files that the study wants, possibly none.
+
+        Args:
+            assignment: The evaluation.
+            copies: Holds the weights of its lowest loss.
+        """
         paths = self._recorder.list_weight_files(assignment.number)
         for path in map(Path, paths):
             self._write_weights(path, assignment, copies)

@@ -32,7 +32,7 @@ class ChannelClosed(Exception):  # noqa: N818 - that the other end has ended may
 
 @dataclass(frozen=True)
 class Message:
-    """A message of a channel."""
+    """A message that has arrived through a channel."""
 
     kind: str
     content: Mapping[str, Any]
@@ -129,7 +129,7 @@ class Channel:
             raise OSError("the descriptor of the connection was closed")
 
     def _read_socket(self) -> bool:
-        """Read the available data without waiting; return false if there are none."""
+        """Read the available data without waiting; return false if no data are available."""
         space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
         try:
             data, rights, flags, _ = self._socket.recvmsg(_CHUNK_BYTES, space, socket.MSG_CMSG_CLOEXEC)

@@ -28,7 +28,7 @@ _HINTS = {
 
 
 def format_with_hint(error: BaseException) -> str:
-    """Return an exception's message, with a hint if it is a common mistake in an objective."""
+    """Return an exception's message, followed by a hint if the exception is a common mistake in an objective."""
     text, hint = format_error(error), find_hint(error)
     return f"{cut_text(text, 90)} ({hint})" if hint else text
 

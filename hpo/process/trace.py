@@ -36,7 +36,7 @@ class Trace:
     flat tensor.
     """
     network_shapes: list[tuple[int, ...]] = field(default_factory=list)
-    """Shapes of the networks' parameters."""
+    """Shapes of the parameters that the networks train."""
     at_loss: list[Fingerprint] = field(default_factory=list)
     """Fingerprints of the optimizers' parameters at each loss."""
     gradients: dict[int, Fingerprint] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Trace:
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes of the optimizers' parameters."""
     sharded: bool = False
-    """Whether some parameters of the optimizers are only parts of larger parameters."""
+    """Whether some of the recorded parameters are only parts of larger parameters."""
     without_gradient: list[str] = field(default_factory=list)
     """Names of parameters that had no gradient in any step."""
     random_layers: Counter[str] = field(default_factory=Counter)

@@ -87,12 +87,18 @@ class SleepingComm(MPI.Intracomm):
         return SleepingComm(comm)
 
     def split(self, color: int, key: int) -> SleepingComm:
-        """Return a communicator of the ranks with this `color`, ordered by `key`. Collective: call on all ranks."""
+        """Return a communicator of all ranks that pass the same `color`, ordered by `key`.
+
+        Collective: call on all ranks.
+        """
         self.barrier()  # MPI's call uses a full core while it waits.
         return SleepingComm(self.Split(color, key))
 
     def enter_barrier(self) -> Callable[[], bool]:
-        """Enter a barrier without waiting, and return a function that returns whether all ranks have entered it."""
+        """Enter a barrier (a point that all ranks must reach) without waiting.
+
+        Return a function that returns whether all ranks have entered the barrier.
+        """
         return self.Ibarrier().Test
 
     def begin_gather(self, obj: Any) -> Gathering:
@@ -166,8 +172,8 @@ class SleepingComm(MPI.Intracomm):
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object without waiting for the receiver.
 
-        A blocking send of more than MPI's eager limit would wait until the receiver has finished its evaluation. It
-        would never return if the receiver is this rank, or is sending to this rank.
+        A blocking send of a large object would wait until the receiver has finished its evaluation. It would never
+        return if the receiver is this rank, or if the receiver also sends to this rank.
         """
         pending = self._get_pending()
         if len(pending) >= self._max_pending:  # To test all of them at each send would take quadratic time.
@@ -280,7 +286,7 @@ def unlink_shared_memory(host: SleepingComm) -> None:
 
 
 def finalize_mpi() -> None:
-    """Finalize MPI before Python exits. Collective: call on all ranks of the job."""
+    """Shut down MPI before Python exits. Collective: call on all ranks of the job."""
     MPI.Finalize()
 
 

@@ -39,7 +39,7 @@ class RpcClient:
         self._send_call(_CALL_TAG, name, arguments, options)
 
     def call(self, name: str, *arguments: Any, limit: float = math.inf, **options: Any) -> Any:
-        """Call a function by its name, and return its result.
+        """Call a function of the first rank by its name, and return its result.
 
         Args:
             name: Name of the function.

@@ -48,7 +48,7 @@ class WatchedEvaluation:
             os.eventfd_read(self._event)
 
     def cancel_on_all(self, cause: str) -> None:
-        """Cancel the evaluation on all ranks of the worker."""
+        """Cancel the evaluation on all ranks of the worker, including this rank."""
         self.cancel_here(cause)
         self._notify_peers(self.number, cause)
 
