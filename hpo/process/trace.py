@@ -54,7 +54,7 @@ class Trace:
     synchronized_layers: Counter[str] = field(default_factory=Counter)
     """Number of layers that normalise over the samples of all ranks, by type."""
     samples: list[tuple[int, list[bytes]]] = field(default_factory=list)
-    """Hashes of the network's training samples: for each batch, the number of steps before it and the hashes."""
+    """For each batch, the number of steps before it, and the hashes of the training samples in it."""
     seconds: float = 0.0
     """Duration of the evaluation in seconds."""
     memory: int = 0
