@@ -1,1 +1,1 @@
-"""Evaluate one individual on one worker: its process group, its trainers, and the verdict of its ranks."""
+"""Evaluate one individual (a set of hyperparameters) on one worker (a group of ranks that trains one network)."""

@@ -1,4 +1,7 @@
-"""The state of one attempt at an evaluation on one rank: its losses, its last step and its verdict."""
+"""The state of one attempt at an evaluation on one rank: its losses, its latest step and its verdict.
+
+An evaluation (training of one individual) needs several attempts if, for example, its trainer crashes.
+"""
 
 from __future__ import annotations
 
@@ -18,37 +21,42 @@ if TYPE_CHECKING:
 
 
 class CopyHolder(Protocol):
-    """An object that holds the last checkpoint of an evaluation and the weights of its lowest loss."""
+    """Interface of an object with copies of an evaluation's latest checkpoint and of the weights of its lowest loss."""
 
     def write_checkpoint(self, path: str) -> Mapping[str, Any]:
-        """Write the last checkpoint to `path`.
+        """Write the latest checkpoint to the file `path`.
 
         Returns:
-            `losses`, the number of losses before the checkpoint; `seconds`, the time to write it; `error`, if it
-            failed.
+            A mapping with `losses`, the number of losses before the checkpoint, and `seconds`, the time to write it. If
+            the write has failed, `error` is the message.
         """
 
     def write_weights(self, path: str, metadata: Mapping[str, str]) -> str:
-        """Write the weights with `metadata` to `path`, and return an error message, or an empty string."""
+        """Write the weights of the lowest loss, with `metadata`, to `path`.
+
+        Return an error message, or an empty string.
+        """
 
 
 class Attempt:
-    """One attempt at an evaluation, as a rank of the worker sees it.
+    """One attempt at an evaluation, as a rank of the worker records it.
 
     Args:
-        assignment: The individual, with its trial and its hyperparameters.
-        checkpoint_info: Description of the evaluation's own checkpoint, from which the objective may resume.
-        parent_info: Description of the parent checkpoint, with which the evaluation may begin.
-        path: File of the own checkpoint or of the parent checkpoint.
-        earlier_seconds: Seconds that the evaluation took in earlier sessions. None if it has no loss of this session.
+        assignment: The individual (a set of hyperparameters) and the number of its trial.
+        checkpoint_info: Description of the evaluation's own checkpoint, from which the objective may resume. None if
+            there is none.
+        parent_info: Description of the parent checkpoint, from which the evaluation may start. None if there is none.
+        path: File of the checkpoint that `checkpoint_info` or `parent_info` describes.
+        earlier_seconds: Seconds of training before the evaluation was interrupted or paused, from an earlier attempt.
+            None if no earlier attempt has reported a loss.
 
     Attributes:
-        losses: All losses so far, with the losses of an interrupted attempt if the objective has resumed it.
-        loss: The lowest of `losses`, infinite before the first one; `metrics` belong to it.
-        began_at: Start of the evaluation on this process's clock, plus the time in which its losses were recorded.
-        step: The last step of this rank.
-        copied_step: Number of losses before the checkpoint that was copied and not yet written; 0 for none.
-        has_weights: Whether the leader's trainer has a copy of the weights of the lowest loss.
+        losses: All losses so far. They include the losses before an interruption if the objective has resumed.
+        loss: The lowest of `losses`, infinite before the first loss. `metrics` were reported together with it.
+        began_at: Start of the attempt on the clock of `hpo.process.clock`, plus the time spent on recording its losses.
+        step: The latest step of this rank.
+        copied_step: Number of losses before the latest checkpoint if it was copied and not yet written, otherwise 0.
+        has_weights: Whether the leader (first rank of the worker) can write the weights of the lowest loss.
         has_read_parent: Whether the objective has read the parent checkpoint.
     """
 
@@ -82,46 +90,52 @@ class Attempt:
 
     @property
     def has_next_step(self) -> bool:
-        """Whether the evaluation has another step."""
+        """Whether the evaluation continues with another step."""
         return self.verdict.state == "going"
 
     @property
     def seconds(self) -> float:
-        """Seconds since the evaluation began."""
+        """Seconds since the attempt began, without the time spent on recording its losses."""
         return clock.now() - self.began_at
 
     @property
     def has_loss(self) -> bool:
-        """Whether this attempt has a loss of its own."""
+        """Whether the objective has reported a loss in this attempt. Restored losses do not count."""
         return len(self.losses) > self.restored_count
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether the attempt has begun from a checkpoint and has no loss of its own; the same on all ranks."""
+        """Whether the attempt was given a checkpoint and has not reported a loss. The value is the same on all ranks.
+
+        A parent checkpoint counts only if the objective has read it on some rank.
+        """
         return self.checkpoint_info is not None or (self.parent_info is not None and self.verdict.inherited)
 
     @property
     def offers_weights(self) -> bool:
-        """Whether the objective has offered weights in its last step on this rank."""
+        """Whether the objective has offered weights in its latest step on this rank."""
         return self.step is not None and self.step.offers
 
     @property
     def has_saved(self) -> bool:
-        """Whether the objective has saved a checkpoint in its last step on this rank."""
+        """Whether the objective has saved a checkpoint in its latest step on this rank."""
         return self.step is not None and self.step.has_saved
 
     @property
     def total_seconds(self) -> float:
-        """Seconds of the evaluation, with the seconds before it was interrupted."""
+        """Seconds of this attempt, plus the seconds of training before an interruption if the objective has resumed."""
         return self.seconds + self.restored_seconds
 
     @property
     def is_aborted(self) -> bool:
-        """Whether the evaluation has ended without a result, so that its ranks may still run the objective."""
+        """Whether the attempt was ended from outside or by a failure, so that ranks may still run the objective."""
         return self.verdict.state in ("failed", "again", "suspended", "stopped")
 
     def record_step(self, step: Step) -> None:
-        """Record a step of this rank's objective, and restore earlier losses if it has read its checkpoint."""
+        """Record a step of the objective on this rank.
+
+        If the objective has read its checkpoint, the losses before the checkpoint are restored.
+        """
         self.step = step
         self.has_read_parent |= step.inherited
         if step.went_on and self.checkpoint_info is not None and not self.losses:
@@ -135,7 +149,7 @@ class Attempt:
         self.loss, self.metrics = min(losses, default=math.inf), metrics
 
     def record_verdict(self, verdict: Verdict) -> None:
-        """Record the verdict of all ranks on a step."""
+        """Record the verdict (the decision of all ranks on a step), and add its loss, if any, to `losses`."""
         self.verdict = verdict
         if verdict.loss is not None:
             self.losses.append(verdict.loss)

@@ -1,4 +1,4 @@
-"""When the leader of a worker copies the checkpoints of its evaluations, and when it writes them to files."""
+"""Decide when the leader (first rank of a worker) copies and writes the checkpoints of its evaluations."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ _DEFAULT_INTERVAL = 10.0  # minimum seconds between writes without --checkpoint-
 
 
 class Checkpointer:
-    """Copies and writes the checkpoints of a worker's evaluations, one evaluation after the other.
+    """Copies and writes the checkpoints of the evaluations of one worker (group of ranks that trains one network).
 
-    The last checkpoint is copied in the trainer's memory at a loss. It is written at intervals, and when the run stops.
+    At a loss, the latest checkpoint is copied in memory. The copy is written to a file at intervals, and when the run
+    stops.
 
     Args:
         states: The store of the checkpoint files.
-        every: Seconds between writes; infinity means never. None limits copying and writing to 1% of the training time.
-        islands: Number of islands if population based training is on. Then each checkpoint is copied, and the last
-            checkpoint of a completed evaluation is written.
+        every: Seconds between writes. Infinity disables checkpoints. None limits copying and writing to 1% of the
+            training time.
+        islands: Number of islands if population based training is on, otherwise 0. If it is positive, each checkpoint
+            is copied, and the final checkpoint of a completed evaluation is written.
     """
 
     def __init__(self, states: CheckpointStore, every: float | None, islands: int = 0) -> None:
@@ -44,11 +46,14 @@ class Checkpointer:
         self._warned_topics: set[str] = set()
 
     def reset_timer(self) -> None:
-        """Restart the intervals at the start of an evaluation."""
+        """Restart the intervals between copies and between writes; call it at the start of an evaluation."""
         self._copied_at = self._written_at = clock.now()
 
     def find_checkpoint(self, assignment: Assignment) -> Path | None:
-        """Return the file of an evaluation's valid checkpoint; None if it has none."""
+        """Return the file of an evaluation's checkpoint; None unless there is a valid one.
+
+        An invalid file is removed, with a warning.
+        """
         path = self._checkpoints.find_checkpoint(assignment)
         if path is None:
             return None
@@ -60,10 +65,13 @@ class Checkpointer:
         return path
 
     def find_parent_checkpoint(self, parent: int) -> Path:
-        """Return the checkpoint file of a parent, given by its first trial.
+        """Return the checkpoint file of a parent.
+
+        Args:
+            parent: Number of the parent's first trial.
 
         Raises:
-            ValueError: The file cannot be read. It is removed, so that it is not inherited again.
+            ValueError: The file cannot be read. It is removed, so that no other evaluation tries to read it.
         """
         path = self._checkpoints.get_path(parent)
         try:
@@ -74,7 +82,7 @@ class Checkpointer:
         return path
 
     def reject_checkpoint(self, assignment: Assignment, reason: str) -> None:
-        """Remove a checkpoint from which its evaluation cannot resume, with a warning."""
+        """Remove a checkpoint from which its evaluation cannot resume, and print a warning with the reason."""
         warn(f"warning: trial {assignment.number} restarts, since it cannot resume from its checkpoint: {reason}")
         self._checkpoints.remove_ended(assignment)
 
@@ -84,14 +92,17 @@ class Checkpointer:
         return self._interval != math.inf
 
     def is_copy_due(self) -> bool:
-        """Return whether the checkpoint of a running evaluation must be copied now."""
+        """Return whether the latest checkpoint of a running evaluation must be copied in memory now."""
         elapsed = clock.now() - self._copied_at
         return self.islands > 0 or (
             self.is_enabled and (elapsed >= _TIME_RATIO * self._seconds_to_copy or self.is_write_due())
         )
 
     def make_draft_path(self, attempt: Attempt) -> str:
-        """Return the path for the next checkpoint of an evaluation; empty, with a warning, if it cannot be written."""
+        """Return the temporary path for the next checkpoint of an evaluation.
+
+        If the checkpoint cannot be written, print a warning, and return an empty string.
+        """
         try:
             return str(self._checkpoints.make_draft_path(attempt.assignment).absolute())
         except OSError as error:
@@ -99,11 +110,21 @@ class Checkpointer:
             return ""
 
     def drop_draft(self, attempt: Attempt) -> None:
-        """Remove the unfinished checkpoint of a trainer that has crashed."""
+        """Remove the incomplete checkpoint file of a trainer that has crashed."""
         self._checkpoints.remove_draft(attempt.assignment)
 
     def record_copy(self, attempt: Attempt, kept: Mapping[str, Any], since: float) -> int:
-        """Record a copy begun at time `since`; return its step if it was also written."""
+        """Record that a checkpoint was copied, and perhaps also written.
+
+        Args:
+            attempt: The evaluation.
+            kept: The trainer's answer: `state_error` if the copy has failed, `written` if the trainer has also written
+                it.
+            since: Time at which the copy began.
+
+        Returns:
+            The number of losses before the checkpoint if it was written to its file, otherwise 0.
+        """
         self._copied_at = clock.now()
         if error := kept.get("state_error"):
             self.can_copy = False
@@ -115,16 +136,16 @@ class Checkpointer:
         return self._commit_draft(attempt, written) if written else 0
 
     def write_checkpoint(self, attempt: Attempt, copies: CopyHolder) -> int:
-        """Write the last checkpoint of an evaluation.
+        """Write the latest checkpoint of an evaluation to its file.
 
         Returns:
-            The number of losses before the checkpoint. 0 if it cannot be written, which causes a warning.
+            The number of losses before the checkpoint. If it cannot be written, 0, and a warning is printed.
         """
         draft = self.make_draft_path(attempt)
         return self._commit_draft(attempt, copies.write_checkpoint(draft)) if draft else 0
 
     def _commit_draft(self, attempt: Attempt, written: Mapping[str, Any]) -> int:
-        """Move a written checkpoint to its final path, and return its step; 0 if it could not be written."""
+        """Move a written checkpoint to its final path; return the number of losses before it, or 0 after an error."""
         self._written_at, self._seconds_to_write = clock.now(), written["seconds"]
         attempt.copied_step = 0
         error = written.get("error", "")
@@ -139,7 +160,12 @@ class Checkpointer:
         return 0
 
     def has_last_checkpoint(self, attempt: Attempt, checkpoint_step: int) -> bool:
-        """Return whether the checkpoint of the last loss is copied, or written at step `checkpoint_step`."""
+        """Return whether there is a checkpoint of the latest loss, as a copy or in a file.
+
+        Args:
+            attempt: The evaluation.
+            checkpoint_step: Number of losses before the checkpoint in the file.
+        """
         return len(attempt.losses) in (attempt.copied_step, checkpoint_step)
 
     def has_file(self, assignment: Assignment) -> bool:
@@ -154,13 +180,13 @@ class Checkpointer:
         self.warn_once("states", f"the checkpoint of trial {attempt.assignment.number} cannot be saved: {reason}")
 
     def warn_once(self, topic: str, text: str) -> None:
-        """Print a warning, unless one on the same topic was printed before."""
+        """Print a warning, unless this method has printed a warning on the same topic before."""
         if topic not in self._warned_topics:
             warn(f"warning: {text}")
             self._warned_topics.add(topic)
 
     def is_write_due(self) -> bool:
-        """Return whether a checkpoint must be written now."""
+        """Return whether the latest checkpoint must be written to its file now."""
         interval = self._interval
         if interval is None:
             interval = max(_DEFAULT_INTERVAL, _TIME_RATIO * (self._seconds_to_copy + self._seconds_to_write))

@@ -12,7 +12,12 @@ _SECONDS_TO_ANSWER = 600.0  # enough for the thousands of draws that check the c
 
 
 class ConstraintClient:
-    """Sends requests about constraints to a trainer, which is forked at the first request, and again if it ends once.
+    """Sends requests about constraints to a trainer (here a process that runs the user's constraint functions).
+
+    The trainer is forked at the first request. If it ends, it is replaced once.
+
+    Args:
+        fork: Forks a trainer.
 
     Raises:
         RunError: The trainer does not answer in time, or has ended twice.
@@ -24,7 +29,7 @@ class ConstraintClient:
         self._end_count = 0
 
     def __call__(self, **content: Any) -> Mapping[str, Any]:
-        """Return the answer of `hpo.trainer.constraint_server` to a request."""
+        """Send a request to `hpo.trainer.constraint_server` in the trainer, and return the answer."""
         while True:
             if self._trainer is None:
                 self._trainer = self._fork()

@@ -48,10 +48,11 @@ def choose_backend(gpus: Sequence[Gpus]) -> str:
 def make_gpu_variables(
     peers: Sequence[Gpus], rank: int, environment: Mapping[str, str]
 ) -> tuple[dict[str, str], list[int]]:
-    """Return environment variables that show a trainer its worker's GPUs on this host, and its own GPUs' indices.
+    """Return environment variables for a trainer (process that runs the objective for one rank), and its GPUs' indices.
 
-    The GPUs are in the order of the ranks, so that `cuda:LOCAL_RANK` is a rank's own GPU, as scripts for torchrun
-    expect. If the ranks do not see the same GPUs, each rank keeps the GPUs that it sees.
+    The variables let the trainer see all GPUs of its worker on this host, in the order of the ranks. Then
+    `cuda:LOCAL_RANK` is the GPU of the rank itself, as scripts for torchrun expect. If the ranks do not see the same
+    GPUs, no variable is set, and the trainer sees the GPUs that its rank sees.
 
     Args:
         peers: GPUs of the worker's ranks on this host.

@@ -1,4 +1,7 @@
-"""The draft files of a script's evaluation, on the leader: its last checkpoint and the weights of its lowest loss."""
+"""Temporary files of a script's evaluation: its latest checkpoint and the weights of its lowest loss.
+
+The script writes these files, which are called drafts. The leader (first rank of a worker) keeps or removes them.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,16 @@ from hpo.text_format import format_error
 
 
 def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
-    """Remove the drafts of an earlier attempt, and return a link to its checkpoint that stays when that is replaced.
+    """Remove the drafts (temporary files) of an earlier attempt, and return the checkpoint file for the next attempt.
+
+    The returned path is a new hard link to `state`. It stays when `state` is replaced by a later checkpoint.
 
     Args:
         prefix: Path and name with which the draft files begin.
-        state: Checkpoint file from which the evaluation resumes, or None.
+        state: Checkpoint file from which the evaluation resumes. None if it does not resume.
+
+    Returns:
+        The link; `state` itself if the file system has no hard links; None if `state` is None.
     """
     _remove_drafts(prefix)
     if state is None:
@@ -36,7 +44,7 @@ def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
 
 
 class DraftStore:
-    """Keeps the draft files of one evaluation, and makes checkpoint and weights files from them.
+    """Keeps the drafts (temporary files) of one evaluation, and makes checkpoint and weights files from them.
 
     A draft that is kept is renamed, so that the script does not remove it.
 
@@ -55,16 +63,17 @@ class DraftStore:
         self._saved_weights: TensorSource | None = None  # those of the lowest loss before the checkpoint
 
     def restore_weights(self, path: Path) -> None:
-        """Use the weights in the checkpoint file from which the evaluation resumes."""
+        """Take the weights of the lowest loss from `path`, the checkpoint file from which the evaluation resumes."""
         self._weights = TensorSource(path, prefix=WEIGHTS_PREFIX)
 
     def keep_checkpoint(self, name: str, info: Mapping[str, Any], has_weights: bool) -> bool:
-        """Keep a checkpoint draft instead of the previous one.
+        """Keep a checkpoint draft, and remove the previous one.
 
         Args:
             name: Name of the draft.
-            info: Losses, metrics and seconds until the checkpoint.
-            has_weights: Whether the weights of the lowest of these losses are kept.
+            info: Losses, metrics and seconds of the evaluation until the checkpoint.
+            has_weights: Whether the weights of the lowest of these losses are kept, so that they belong to the
+                checkpoint.
 
         Returns:
             Whether the draft exists.
@@ -78,22 +87,22 @@ class DraftStore:
         return kept is not None
 
     def keep_weights(self, name: str) -> bool:
-        """Keep a weights draft instead of the previous one; return whether it exists."""
+        """Keep a weights draft, and remove the previous one if it is not needed; return whether the draft exists."""
         kept = self._keep_draft(name)
         previous, self._weights = self._weights, TensorSource(kept) if kept is not None else None
         self._drop_unused(previous)
         return kept is not None
 
     def drop_draft(self, name: str) -> None:
-        """Remove a draft that is not needed."""
+        """Remove the draft with this name, if the name is not empty."""
         self._delete_file(_make_path(self._prefix, name) if name else None)
 
     def write_checkpoint(self, path: str) -> dict[str, Any]:
-        """Write the checkpoint of the evaluation to `path`.
+        """Write the latest checkpoint of the evaluation to the file `path`.
 
         Returns:
-            `losses`, the number of losses before the checkpoint; `seconds`, the time to write it; `error`, if it
-            failed.
+            A mapping with `losses`, the number of losses before the checkpoint, and `seconds`, the time to write it. If
+            the write has failed, `error` is the message.
         """
         began, losses = clock.now(), self._checkpoint_info.get("losses", [])
         if self._checkpoint is None:
@@ -111,7 +120,10 @@ class DraftStore:
         return {"losses": len(losses), "seconds": clock.now() - began}
 
     def write_weights(self, path: str, metadata: Mapping[str, str]) -> str:
-        """Write the weights of the lowest loss with `metadata`; return an error message, or an empty string."""
+        """Write the weights of the lowest loss, with `metadata`, to `path`.
+
+        Return an error message, or an empty string.
+        """
         if self._weights is None:
             return "the script has removed the draft of the weights"
         try:
@@ -121,7 +133,7 @@ class DraftStore:
         return ""
 
     def close(self) -> None:
-        """Remove all drafts."""
+        """Remove all drafts of the evaluation."""
         _remove_drafts(self._prefix)
 
     def _keep_draft(self, name: str) -> Path | None:

@@ -1,9 +1,10 @@
-"""Elastic workers: when a worker uses the ranks of idle workers for its evaluation, and when an idle worker helps.
+"""Elastic workers: decide when a worker uses the ranks of idle workers, and when an idle worker helps another.
 
 Method: resource-adaptive successive doubling (Aach et al., "Resource-adaptive successive doubling for hyperparameter
 optimization with large datasets on high-performance computing systems", 2024). An evaluation doubles its workers at
-each rung that it passes, and uses all free workers at the end of a run. It continues on other workers from its last
-checkpoint. That takes time, so it is done only if it saves more time.
+each rung (step at which losses are compared) that it passes. At the end of a run, it uses all free workers. It
+continues on its new workers from its latest checkpoint. This move takes time, so an evaluation moves only if it then
+saves more time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _IDEAL_DOUBLING = 0.5  # time of a loss with twice the ranks, relative to the ti
 
 @dataclass(frozen=True)
 class Invitation:
-    """An evaluation that several workers continue together."""
+    """A request to several workers (groups of ranks) to continue one evaluation together."""
 
     assignment: Assignment
     workers: tuple[int, ...]
@@ -44,10 +45,10 @@ NextTask = Union["Assignment", Invitation, None]
 
 
 class ElasticController:
-    """Decides for a worker's leader when its evaluations use more workers, and when the worker helps others.
+    """Decides, on the leader (first rank) of a worker, when its evaluations use more workers and when it helps others.
 
     Args:
-        matching: Messages with the leaders of the other workers.
+        matching: Exchanges messages with the leaders of the other workers.
         recorder: The leader's connection to the study.
     """
 
@@ -69,10 +70,16 @@ class ElasticController:
         self._awaited_trials: set[int] = set()  # promoted trials that did not use this worker in time
 
     def claim_next(self, claim: Claim) -> NextTask:
-        """Return the next task: to help a promoted evaluation, a new evaluation, or to help any other evaluation.
+        """Return the next task of this worker.
+
+        Tasks come in this order: help with a promoted evaluation (resumed because it is among the best of its rung),
+        then a new evaluation, then help with any other evaluation.
+
+        Args:
+            claim: Claims a new evaluation; returns None if there is none.
 
         Returns:
-            None if no worker has work.
+            An Assignment (a new evaluation) or an Invitation (help). None if no worker has work.
         """
         if invitation := self._wait_for_promoted():
             return invitation
@@ -100,12 +107,14 @@ class ElasticController:
     # For an evaluation of this worker
 
     def begin_evaluation(self, assignment: Assignment, workers: tuple[int, ...], saved: int = 0) -> None:
-        """Record the workers of an evaluation, send the task to reserved workers among them, and release the others.
+        """Record which workers run an evaluation, and send it to the reserved workers among them.
+
+        Reserved workers that are not among them are released.
 
         Args:
             assignment: The evaluation.
             workers: Numbers of its workers from now on.
-            saved: Step of the checkpoint from which it continues; 0 if it begins.
+            saved: Number of losses before the checkpoint from which it continues; 0 if it begins.
         """
         self._has_saved = saved > 0
         if workers != self._workers:
@@ -128,7 +137,7 @@ class ElasticController:
         self._reserved_workers, self._workers = [], self._own_worker
 
     def record_failure(self, attempt: Attempt) -> None:
-        """Stop adding workers, because an evaluation has failed with more than one."""
+        """Print a warning that an evaluation has failed with several workers, and add no workers from now on."""
         self._doubling_factor = 1.0
         warn(
             f"warning: --elastic: trial {attempt.assignment.number} continues with 1 worker, since it failed with "
@@ -139,7 +148,7 @@ class ElasticController:
         """Return the leader's verdict on a loss, which may move the evaluation to more or fewer workers.
 
         Args:
-            decide: Returns the leader's verdict apart from that.
+            decide: Returns the leader's verdict on the loss, without a decision on the number of workers.
             leader: The leader of this worker.
             attempt: The evaluation.
             verdict: Verdict of all ranks on the step.
@@ -165,7 +174,7 @@ class ElasticController:
             )
 
     def _check_resumption(self, attempt: Attempt) -> None:
-        """Add no workers any more if an objective restarts instead of resuming from its checkpoint."""
+        """Stop adding workers to evaluations if an objective restarts instead of resuming from its checkpoint."""
         # It has none if the copy has failed, about which there is a warning already.
         was_given = attempt.checkpoint_info is not None
         if len(self._workers) > 1 and was_given and not attempt.has_loss and not attempt.restored_count:
@@ -175,7 +184,10 @@ class ElasticController:
             warn(f"warning: --elastic: trial {number} has restarted with {workers} workers: {why}")
 
     def _choose_previous_workers(self, attempt: Attempt) -> tuple[int, ...]:
-        """Return the previous workers if the current ones are slower; measure the gain of a doubling."""
+        """Return the previous workers if the current workers are slower, otherwise an empty tuple.
+
+        Also measure how much a doubling of the workers shortens the time per loss.
+        """
         workers, previous_seconds = self._previous_workers, self._previous_seconds
         if len(self._workers) <= len(workers) or len(self._loss_times) != 2:
             return ()
@@ -185,7 +197,11 @@ class ElasticController:
         return workers if (seconds - previous_seconds) * self._count_losses_left(attempt) > starting else ()
 
     def _reserve_workers(self, attempt: Attempt) -> tuple[int, ...]:
-        """Reserve workers to double their number, once or several times, if that saves time."""
+        """Reserve idle workers for one or several doublings, if this saves time.
+
+        Returns:
+            All workers of the evaluation from now on. Empty if it keeps its current workers.
+        """
         helpers = self._matching.find_helpers()
         doublings = (1 + len(helpers) // len(self._workers)).bit_length() - 1
         if not doublings or len(self._loss_times) < 2:

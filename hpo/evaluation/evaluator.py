@@ -1,4 +1,7 @@
-"""Evaluate individuals on one worker: all its trainers run the objective, and their ranks agree after each step."""
+"""Evaluate individuals (sets of hyperparameters) on one worker (group of ranks that trains one network).
+
+The trainer of each rank runs the objective. After each step, the ranks agree whether the evaluation continues.
+"""
 
 from __future__ import annotations
 
@@ -46,20 +49,23 @@ class EvaluationContext:
     user_frames: UserFrames
     """Finds the lines of the user's code in stacks."""
     seed: int
-    """Seed of individuals without a seed of their own."""
+    """Seed of individuals that have no seed of their own."""
     trial_folder: Path
-    """Directory of the folders that evaluations may use."""
+    """Directory in which each evaluation may have a folder."""
     prefix: str = ""
     """Prefix of the names of these folders."""
     program: Program | None = None
     """The program of the run; None if the objective is a function."""
     checkpoint_folder: Path = Path()
-    """Directory of a program's draft files."""
+    """Directory in which a program writes its drafts (temporary files with checkpoints and weights)."""
     keeps_checkpoints: bool = True
     """Whether checkpoints of a program are kept."""
 
     def describe_evaluation(self, assignment: Assignment) -> dict[str, Any]:
-        """Return the values that a program may use; trial, folder and drafts are those of the first attempt."""
+        """Return the values of an evaluation that a program may use, by name.
+
+        A retried individual gets the trial number, the folder and the drafts of its first trial.
+        """
         name = f"{self.prefix}{assignment.root}"
         return {
             "trial": assignment.root,
@@ -72,16 +78,16 @@ class EvaluationContext:
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """The checkpoint with which an evaluation may begin."""
+    """The checkpoint or the losses from which an evaluation may start."""
 
     path: Path | None = None
     """File of the checkpoint; None if there is none."""
     is_own: bool = True
     """Whether it is the evaluation's own checkpoint. Otherwise it is the parent checkpoint."""
     losses: Sequence[float] | None = None
-    """Earlier losses of a program that resumes from its own files; None if it does not."""
+    """Losses that a program has reported before, if it resumes from its own files; otherwise None."""
     seconds: float = 0.0
-    """Time that these losses took."""
+    """Seconds of training until the last of these losses."""
 
 
 class Evaluator:
@@ -91,10 +97,11 @@ class Evaluator:
         context: Settings that all evaluations share.
         group: The ranks of this worker.
         watch: The watch over this rank.
-        leader: Decides on losses; None on all ranks except the leader.
+        leader: Decides on losses, on the first rank of the worker. None on its other ranks.
         worker_groups: Forms groups of workers; None if workers are not elastic.
-        elastic: Decides when evaluations use more workers; None on all ranks except the leader, or if they do not.
-        is_traced: Whether trainers send a trace of each evaluation; `trace` has the last one.
+        elastic: Decides on the first rank of the worker when evaluations use more workers. None on its other ranks, and
+            if workers are not elastic.
+        is_traced: Whether trainers record a trace of each evaluation. `trace` is the trace of the latest evaluation.
     """
 
     def __init__(  # noqa: PLR0913 - all arguments are bound once, before an evaluation starts
@@ -119,21 +126,20 @@ class Evaluator:
 
     @property
     def _leader(self) -> Leader | None:
-        """The leader of the current evaluation, if this rank has it."""
+        """The object that decides on losses, on the first rank of the current evaluation; None on other ranks."""
         return self._worker_leader if self._group.rank == 0 else None
 
     def __call__(self, claim: Claim | None) -> EvaluationResult | None:
-        """Evaluate the individual that the leader claims.
+        """Evaluate the individual that the leader (first rank of the worker) claims.
+
+        An elastic worker that has claimed no individual helps other workers, and returns when no worker has work.
 
         Args:
             claim: Claims the next individual; None on all ranks except the leader.
 
         Returns:
             The hyperparameters, the lowest loss of the objective, and the metrics of that loss. The loss is infinite if
-            the
-            evaluation has failed on any rank. None if the leader has claimed no individual, or the run stops; until
-            then,
-            an elastic worker has helped others.
+            the evaluation has failed on any rank. None if the leader has claimed no individual, or the run stops.
         """
         while isinstance(task := self._own_group.own_comm.bcast(self._claim_next(claim)), Invitation):
             self._evaluate_in_groups(task.assignment, task.workers)
@@ -150,7 +156,7 @@ class Evaluator:
         return self._elastic.claim_next(claim) if self._elastic else claim()
 
     def _evaluate_in_groups(self, assignment: Assignment, workers: tuple[int, ...]) -> Attempt:
-        """Evaluate an individual on a group of workers, and on the next groups, until it ends or this worker leaves."""
+        """Evaluate an individual on a group of workers, and on its later groups while this worker belongs to them."""
         earlier: float | None = None
         saved, started = 0, clock.now()
         while True:
@@ -186,7 +192,7 @@ class Evaluator:
         """Evaluate an individual, and retry if the objective did not cause the failure.
 
         An evaluation that cannot resume from its checkpoint restarts. An evaluation that fails on several workers
-        continues on its own worker alone. `earlier` is its time in earlier sessions, on all ranks.
+        continues on its own worker alone. `earlier` is `earlier_seconds` of the attempt.
         """
         previous_failure = ""
         for _ in range(_MAX_SUSPENSIONS):
@@ -219,7 +225,7 @@ class Evaluator:
         return attempt
 
     def _run_attempt(self, assignment: Assignment, earlier: float | None) -> Attempt:
-        """Supervise the objective on this rank from loss to loss until the verdict of all ranks ends it."""
+        """Run one attempt at an evaluation on this rank, until a verdict of all ranks ends it."""
         ticket, start = self._group.connect(self._find_start(assignment) if self._leader else None)
         attempt = Attempt(assignment, *self._read_checkpoint_info(assignment, start), start.path, earlier)
         if start.losses is not None:
@@ -257,7 +263,10 @@ class Evaluator:
         return supervision
 
     def _find_start(self, assignment: Assignment) -> StartingPoint:
-        """Return the checkpoint with which an evaluation may begin; call it on the leader."""
+        """Return the checkpoint or the losses from which an evaluation may start.
+
+        Call it on the leader (first rank of the group).
+        """
         assert self._leader is not None
         program = self._context.program
         path, is_own = self._leader.find_start(assignment)
@@ -280,7 +289,11 @@ class Evaluator:
     def _read_checkpoint_info(
         self, assignment: Assignment, start: StartingPoint
     ) -> tuple[CheckpointInfo | None, CheckpointInfo | None]:
-        """Return descriptions of the own and of the parent checkpoint; None for both unless all ranks can read it."""
+        """Return descriptions of the evaluation's own checkpoint and of its parent checkpoint.
+
+        At least one of them is None, since an evaluation starts from one checkpoint. Both are None unless all ranks can
+        read it.
+        """
         path, is_own, reason, info = start.path, start.is_own, "", None
         if path is None:
             return None, None

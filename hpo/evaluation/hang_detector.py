@@ -1,4 +1,4 @@
-"""Detect an objective that blocks in a collective."""
+"""Detect an objective that blocks in a collective (a function that waits until all ranks have called it)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _MAX_IDLE_TICKS = 2  # CPU time between two checks in hundredths of a second; to
 class HangDetector:
     """Checks at intervals whether an objective blocks in a collective of torch.distributed.
 
-    The default process group has a timeout of its own. Groups that the objective has made wait for torch's 30 minutes.
+    The check is needed for process groups that the objective creates. Their collectives would wait for 30 minutes, the
+    default of torch. The default process group has a shorter timeout.
 
     Args:
         patience: Seconds after which a blocked objective counts as hanging.

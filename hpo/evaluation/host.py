@@ -20,8 +20,8 @@ class Host:
         rank: Index of this rank in the job.
 
     Attributes:
-        number: The same on all ranks of this host, and different on other hosts.
-        gpus: GPUs of this rank; none before `find_gpus`.
+        number: Number of the host: the same on all its ranks, and different on other hosts.
+        gpus: GPUs of this rank; empty until `find_gpus` is called.
     """
 
     def __init__(self, comm: SleepingComm, rank: int) -> None:
@@ -30,7 +30,10 @@ class Host:
         self._comm = comm
 
     def find_gpus(self, slot: TrainerSlot) -> None:
-        """Find the visible GPUs in a trainer, and take this rank's share. Collective: call on all ranks of the host."""
+        """Ask a trainer for the visible GPUs, and set `gpus` to this rank's share.
+
+        Collective: call on all ranks of the host.
+        """
         trainer = slot.fork_other()
         found = trainer.ask("devices", "devices")
         if isinstance(found, TrainerEnd):
@@ -50,7 +53,8 @@ def share_threads(comm: SleepingComm) -> int:
 def compute_thread_share(cores_of_ranks: list[list[int]], rank: int) -> int:
     """Return how many threads a rank may use, at least 1.
 
-    Ranks share a core evenly. If mpirun or SLURM binds ranks to cores, a core belongs to one rank.
+    A core that several ranks may use is divided evenly among them. If mpirun or SLURM binds each rank to cores of its
+    own, the rank has all of these cores.
 
     Args:
         cores_of_ranks: The usable cores of each rank on the host.

@@ -10,7 +10,11 @@ _SIOCGIFADDR = 0x8915
 
 
 def find_own_address(peer: str) -> str:
-    """Return this host's address as `peer` reaches it; a host's own name often resolves to a loopback address."""
+    """Return the address at which the host `peer` can reach this host.
+
+    Return this host's name if `peer` cannot be reached. The name often resolves to a loopback address, which other
+    hosts cannot use.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route, suppress(OSError):
         route.connect((peer, 9))  # to connect a datagram socket sends no packet
         return str(route.getsockname()[0])

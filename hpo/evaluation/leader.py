@@ -1,4 +1,4 @@
-"""The leader of a worker decides on each loss of its evaluations, and records how they end."""
+"""The leader (first rank of a worker) decides on each loss of its evaluations, and records how they end."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class Leader:
-    """Decides on the losses of a worker's evaluations, and records them.
+    """Decides on the losses of a worker's evaluations, and records them in the study.
 
     Args:
         recorder: The leader's connection to the study.
         slot: Holds the leader's trainer, which has copies of weights and checkpoints.
         limits: When evaluations and the run must end.
-        stop: Stops the run.
+        stop: Called with a request to stop the run.
         weights_saver: Writes the weights of the best evaluations; None if they are not kept.
         checkpointer: Copies and writes checkpoints; None if they are not kept.
     """
@@ -53,9 +53,10 @@ class Leader:
         self._checkpointer = checkpointer
 
     def decide(self, attempt: Attempt, verdict: Verdict, printed: str) -> Verdict:
-        """Record the verdict of all ranks on a step, and return the final verdict.
+        """Record the loss and the output of a step, and return the final verdict on the step.
 
-        The time that this takes does not count as the evaluation's: a pruner may wait for an unavailable database.
+        Limits and the pruner may change the verdict. The time of this call does not count as training time, since the
+        call may wait for an unavailable database.
 
         Args:
             attempt: The evaluation.
@@ -86,7 +87,7 @@ class Leader:
         return self._checkpointer.is_copy_due()
 
     def _record_resumption(self, attempt: Attempt) -> None:
-        """Record the losses from an earlier session, if the evaluation has resumed from its checkpoint."""
+        """Record the losses before the interruption, if the evaluation has resumed from its checkpoint."""
         if attempt.restored_count and attempt.is_first and not attempt.has_loss:
             self._recorder.record_resume(attempt.assignment, attempt.losses, attempt.restored_seconds)
 
@@ -103,7 +104,7 @@ class Leader:
         return self._apply_pruner(attempt, verdict) if is_judged else verdict
 
     def _apply_pruner(self, attempt: Attempt, verdict: Verdict) -> Verdict:
-        """Apply the pruner; an evaluation without a checkpoint is pruned instead of paused."""
+        """Apply the pruner to a loss. A pause needs a checkpoint, so an evaluation without one is pruned instead."""
         assert verdict.loss is not None
         is_lowest = verdict.loss < attempt.loss
         loss, metrics = (verdict.loss, verdict.metrics) if is_lowest else (attempt.loss, attempt.metrics)
@@ -114,13 +115,13 @@ class Leader:
         return replace(verdict, state="paused" if can_pause else "pruned", save=can_pause and judgement.may_be_promoted)
 
     def can_resume_elsewhere(self, attempt: Attempt) -> bool:
-        """Return whether the objective has saved a checkpoint with this loss, so that the evaluation can be resumed."""
+        """Return whether the evaluation can be resumed, since it has saved a checkpoint with its latest loss."""
         return attempt.saves_own_checkpoints or (
             self._checkpointer is not None and self._checkpointer.is_enabled and attempt.has_saved
         )
 
     def can_move_to_workers(self, attempt: Attempt) -> bool:
-        """Return whether the objective has saved a checkpoint with this loss that other workers can use."""
+        """Return whether the evaluation can continue on other workers from a checkpoint of its latest loss."""
         return self._checkpointer is not None and self._checkpointer.can_copy and self.can_resume_elsewhere(attempt)
 
     def describe_checkpoint(self, attempt: Attempt) -> dict[str, Any]:
@@ -132,14 +133,21 @@ class Leader:
         }
 
     def make_draft_path(self, attempt: Attempt) -> str:
-        """Return where the trainer must write the checkpoint of this loss; empty if it must not be written now."""
+        """Return the path to which the checkpoint of the latest loss must be written now; empty if no write is due."""
         if self._checkpointer is None or attempt.verdict.state == "paused":
             return ""
         is_due = attempt.verdict.state == "regrouped" or self._checkpointer.is_write_due()
         return self._checkpointer.make_draft_path(attempt) if is_due else ""
 
     def record_copies(self, attempt: Attempt, verdict: Verdict, kept: Mapping[str, Any], since: float) -> None:
-        """Record the copies of a loss that the trainer has made since time `since`, and print its warnings."""
+        """Record which copies the trainer has made of weights and checkpoint, and print its warnings.
+
+        Args:
+            attempt: The evaluation.
+            verdict: Verdict on the loss, which has asked for the copies.
+            kept: The trainer's answer: its warnings, and which copies it has made.
+            since: Time at which the copy began.
+        """
         for text in kept["warnings"]:
             warn(f"warning: {text}")
         if verdict.keep:
@@ -150,7 +158,7 @@ class Leader:
             self._recorder.record_checkpoint(attempt.assignment, losses)
 
     def keep_drafts(self, attempt: Attempt, verdict: Verdict, names: tuple[str, str], since: float) -> None:
-        """Keep the drafts that the verdict on a program's loss demands, and remove the others.
+        """Keep or remove the drafts (temporary files) that a program has written with a loss, as the verdict requires.
 
         Args:
             attempt: The evaluation.
@@ -172,7 +180,10 @@ class Leader:
             self.record_copies(attempt, verdict, kept, since)
 
     def record_lost_copies(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
-        """Warn of lost weights, and remove the checkpoint draft, since the trainer has ended."""
+        """Record that the trainer has ended before it copied the weights or the checkpoint of a loss.
+
+        Print a warning if the weights of the best loss are lost, and remove the incomplete checkpoint file.
+        """
         attempt.has_weights &= not verdict.keep
         if verdict.keep and (verdict.is_last or verdict.state == "complete"):  # otherwise the evaluation fails
             warn(f"warning: trial {attempt.assignment.number} keeps no weights of its best loss: {reason}")
@@ -180,13 +191,21 @@ class Leader:
             self._checkpointer.drop_draft(attempt)
 
     def find_losses(self, assignment: Assignment) -> tuple[list[float], float]:
-        """Return the losses and the seconds of the trial that this one retries; no losses for a first attempt."""
+        """Return the losses of the previous trial of the same individual, and its seconds of training.
+
+        For the first trial of an individual, return no losses and 0 seconds.
+        """
         if assignment.number == assignment.root:
             return [], 0.0
         return self._recorder.read_previous_losses(assignment.number)
 
     def stop_without_losses(self, reason: str, remedy: str) -> None:
-        """Stop the run if no evaluation has reported a loss, since no other evaluation would without `remedy`."""
+        """Stop the run if no evaluation has reported a loss, because the next evaluations would report none either.
+
+        Args:
+            reason: Why evaluations report no loss.
+            remedy: The change that the user must make before the run is resumed.
+        """
         if not self._recorder.has_losses():
             self._stop(StopRequest(reason, ExitStatus.NOTHING_SUCCEEDED, remedy))
 
@@ -196,10 +215,11 @@ class Leader:
             warn(f"warning: trial {attempt.assignment.number}: {text}")
 
     def find_start(self, assignment: Assignment) -> tuple[Path | None, bool]:
-        """Start an evaluation, and find the checkpoint with which it begins.
+        """Prepare for a new attempt at an evaluation, and find the checkpoint from which it may start.
 
         Returns:
-            The file of its own or of its parent checkpoint, or None; and whether it is its own.
+            The file of the evaluation's own checkpoint or of its parent checkpoint, None if there is neither. The
+            second value is false for a parent checkpoint.
         """
         if self._checkpointer is None:
             return None, True
@@ -213,14 +233,17 @@ class Leader:
             return None, True
 
     def reject_checkpoint(self, assignment: Assignment, reason: str, is_own: bool) -> None:
-        """Restart an evaluation without its own checkpoint (`is_own`) or without its parent checkpoint."""
+        """Let an evaluation start without an unusable checkpoint: its own if `is_own`, otherwise its parent's."""
         if self._checkpointer is not None and is_own:
             self._checkpointer.reject_checkpoint(assignment, reason)
         elif not is_own:
             self._record_lost_parent(assignment, reason)
 
     def write_checkpoint(self, attempt: Attempt) -> None:
-        """Let the trainer write the last checkpoint of an evaluation that ends here and will be resumed."""
+        """Write the latest copied checkpoint to its file, unless it is written already.
+
+        Call it when an evaluation ends.
+        """
         if self._checkpointer is None or not attempt.copied_step:
             return
         copies = self._find_copies(attempt)
@@ -233,7 +256,14 @@ class Leader:
         return self._slot.trainer if self._slot.is_ready else None
 
     def finish_evaluation(self, attempt: Attempt, seconds: float) -> None:
-        """Record the end of an evaluation; stop the run if it has reached its target, or fails too often."""
+        """Record the end of an evaluation in the study, and write or remove its weights and checkpoint.
+
+        Stop the run if the target loss is reached, or if too many evaluations have failed.
+
+        Args:
+            attempt: The final attempt at the evaluation.
+            seconds: Seconds of the evaluation in all its attempts.
+        """
         assignment, verdict = attempt.assignment, attempt.verdict
         if verdict.state == "stopped":
             self.write_checkpoint(attempt)

@@ -1,4 +1,4 @@
-"""Limits of evaluations and of the run, and the messages of an evaluation or a run that ends at one."""
+"""Limits of evaluations and of the run, and messages about them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,28 @@ class Limits:
     evaluation_timeout: float = math.inf
     """Maximum seconds of an evaluation."""
     max_failures: int | None = None
-    """The run stops after this many failed evaluations without a success; None for no limit."""
+    """Number of failed evaluations after which the run stops if none has succeeded; None for no limit."""
     target_loss: float = -math.inf
-    """The run stops at this loss."""
+    """The run stops when the loss of an evaluation is at most this value."""
     has_pruner: bool = False
     """Whether a pruner decides on each loss."""
     first_judged_step: int = 1
-    """First step on which the pruner decides, from 1."""
+    """Index of the first step on which the pruner decides; steps count from 1."""
 
 
 def make_target_stop(target_loss: float) -> StopRequest:
-    """Return the stop request of a run that has reached its target loss."""
+    """Return the request to stop a run that has reached its target loss."""
     reason = f"the loss of --target-loss {target_loss:g} is reached"
     return StopRequest(reason, ExitStatus.BUDGET_SPENT, "a lower --target-loss, or --target-loss off")
 
 
 def describe_missing_metric(missing: Sequence[str], metrics: Mapping[str, float]) -> str:
-    """Return the failure of an evaluation whose first rank has not reported the metrics `missing`, but `metrics`."""
+    """Return the failure message of an evaluation that has not reported a metric that is an objective.
+
+    Args:
+        missing: Names of the missing metrics.
+        metrics: Metrics that the first rank has reported.
+    """
     reported = ", ".join(map(repr, metrics)) or "no finite metric"
     return (
         f"{missing[0]!r} must be a finite number, since it is an objective, but the first rank reported {reported}. "

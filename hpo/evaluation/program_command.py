@@ -1,4 +1,4 @@
-"""The command of a program for one evaluation, and advice if its losses are not found."""
+"""The command line of a training program for one evaluation, and advice if its output has no loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_SHOWN_LINES = 5
 
 @dataclass(frozen=True)
 class Program:
-    """The program of a run."""
+    """The training program that a run starts for each evaluation."""
 
     script: Script
     settings: Mapping[str, Any]
@@ -36,12 +36,12 @@ class Program:
         return cls(script, problem.setting_values, list(problem.space.parameters), search_file)
 
     def make_command(self, params: Mapping[str, Any], known: Mapping[str, Any], continues: bool) -> list[str]:
-        """Return the command of an evaluation.
+        """Return the command line of an evaluation.
 
         Args:
             params: Hyperparameters.
             known: Trial, folder and seed of the evaluation, by name.
-            continues: Whether to add the arguments with which the program resumes.
+            continues: Whether to add the arguments with which the program resumes from its own checkpoint files.
         """
         others = {**self.settings, **known}
         absent = [name for name in self.hyperparameters if name not in params]
@@ -58,12 +58,12 @@ class Program:
 
 
 def advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) -> tuple[str, str]:
-    """Return why no loss was found, and the option that a resumed run needs.
+    """Return why no loss was found in a program's output, and the option that the user must change.
 
     Args:
         lines: The last lines that the program printed.
         program: The program.
-        unparsed_text: The last text that `--loss` has matched, if it is not a number.
+        unparsed_text: The latest text that `--loss` has matched, if it is not a number.
     """
     script, found_none = program.script, "no loss was found in what the program printed"
     where = f" in the Script of {program.search_file}" if program.search_file else ""
@@ -81,6 +81,6 @@ def advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) -
 
 
 def format_last_lines(lines: Sequence[str]) -> str:
-    """Return the last lines as a part of a traceback; empty if there are none."""
+    """Return the last few of `lines` as a part of a traceback; empty if `lines` is empty."""
     shown = "".join(f"    {line[:200]}\n" for line in lines[-_MAX_SHOWN_LINES:])
     return f"The last lines that it printed:\n{shown.rstrip()}" if shown else ""

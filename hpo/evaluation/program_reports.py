@@ -1,4 +1,7 @@
-"""Reports of a program on one rank: from `hpo.report`, which writes to a file, and from printed lines."""
+"""Reports (losses with metrics) of a training program: read them on each rank, and merge those of all ranks.
+
+A program reports by `hpo.report`, which writes to a file, or by printed lines that match a pattern.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ _DRAFT_NAME = re.compile(r"\d+-\d+")  # process and number
 
 @contextmanager
 def _limit_time() -> Iterator[None]:
-    """Raise TimeoutError after `_SECONDS_FOR_A_LINE`; regular expressions check for signals while they match."""
+    """Raise TimeoutError if the code inside `with` takes longer than `_SECONDS_FOR_A_LINE`.
+
+    A signal interrupts a search with a regular expression, too.
+    """
 
     def stop(*_: object) -> None:
         raise TimeoutError
@@ -56,25 +62,27 @@ class Report:
     mistake: str = ""
     """Description of the mistake; empty if there is none."""
     checkpoint: str = ""
-    """Name of the checkpoint draft that belongs to the loss; empty if there is none."""
+    """Name of the checkpoint draft (temporary file) that belongs to the loss; empty if there is none."""
     weights: str = ""
-    """Name of the weights draft that belongs to the loss; empty if there is none."""
+    """Name of the weights draft (temporary file) that belongs to the loss; empty if there is none."""
 
 
 class ReportReader:
-    """Reads the reports of one evaluation on one rank, from a file or from lines; the first source is used alone.
+    """Reads the reports of one evaluation on one rank, from a file or from printed lines.
 
-    Notes about drafts also come from the file, and among lines. They belong to the next loss from the same source.
+    The source of the first report is used alone. Reports from the other source are ignored. Notes about drafts
+    (temporary files with a checkpoint or weights) come from both sources. A draft belongs to the next loss from the
+    same source.
 
     Args:
         script: The program, with its patterns for losses and metrics.
 
     Attributes:
-        path: Path of the file, which has no name on disk.
-        last_lines: The last lines that were printed.
+        path: Path under /proc of the file, which exists in memory only.
+        last_lines: The latest lines that were printed.
         has_unread: Whether a report in the file was ignored.
         has_read_checkpoint: Whether the program has read its checkpoint.
-        unparsed_text: The last text that the loss pattern has matched, if it is not a number.
+        unparsed_text: The latest text that the loss pattern has matched, if it is not a number.
     """
 
     def __init__(self, script: Script) -> None:
@@ -99,7 +107,7 @@ class ReportReader:
 
         Args:
             number: Number of losses on this rank.
-            saves: Whether checkpoints of this rank are expected.
+            saves: Whether to check also the checkpoints that this rank has saved.
         """
         if self._has_saved and saves:
             if not number:
@@ -111,12 +119,15 @@ class ReportReader:
         return _UNREAD_REPORT_WARNING if self.has_unread else ""
 
     def take_note(self, note: str, stream: str) -> None:
-        """Record a note about a draft, which belongs to the next loss of the stream."""
+        """Record a note about a draft (temporary file with a checkpoint or weights).
+
+        The draft belongs to the next loss of the stream.
+        """
         name, _, value = note.partition(" ")
         self._record_note(name, value, stream)
 
     def take_line(self, line: str, stream: str = "stdout") -> None:
-        """Find a loss and metrics in a line; a loss gets the metrics that were found since the last loss."""
+        """Search a printed line for a loss and metrics. A loss gets all metrics found after the previous loss."""
         self.last_lines = [*self.last_lines, line][-_MAX_LAST_LINES:]
         self._read_file()
         try:
@@ -143,13 +154,16 @@ class ReportReader:
         self._found_metrics = {}
 
     def take_new_reports(self) -> list[Report]:
-        """Return the reports since the last call."""
+        """Return the reports found since the previous call."""
         self._read_file()
         new, self._new_reports = self._new_reports, []
         return new
 
     def take_last_reports(self) -> list[Report]:
-        """Return the reports since the last call, when the program has ended; the last line may be incomplete."""
+        """Return the reports found since the previous call; call it after the program has ended.
+
+        The final line of the file may lack its line break.
+        """
         self._read_file()
         if self._partial_line.strip():
             self._take_file_line(self._partial_line)
@@ -231,10 +245,12 @@ def _check_number(value: Any) -> float:
 
 
 class ReportMerger:
-    """Merges the reports of all ranks of a worker: one report per loss counts, and the others must agree with it.
+    """Merges the reports of all ranks of a worker (group of ranks that trains one network).
 
-    While `leader_decides`, the report of the leader counts, since drafts belong to it. A report of another rank waits
-    for the leader's report. If the rank then reports its next loss, the leader has skipped the loss.
+    For each loss, the report of one rank counts. The losses of the other ranks must agree with it. While
+    `leader_decides`, the report of the leader (first rank of the worker) counts, since drafts belong to it. A report of
+    another rank waits until the leader reports this loss. If that rank reports its next loss before, the leader has
+    skipped the loss. From then on, the first report of each loss counts.
 
     Args:
         size: Number of ranks.
@@ -247,12 +263,14 @@ class ReportMerger:
         self.leader_decides = True
 
     def add_reports(self, rank: int, reports: Sequence[Report], first: int) -> list[Report]:
-        """Add reports of a rank, and return the reports that count, which may describe mistakes.
+        """Add reports of a rank, and return all reports that count because of them.
+
+        A returned report may describe a mistake, such as different losses on two ranks.
 
         Args:
             rank: Index of the rank.
-            reports: Its reports.
-            first: Number of the first of them, from 0; reports that were added before are skipped.
+            reports: Reports of the rank.
+            first: Number of the first of these reports, from 0. Reports that were added before are skipped.
         """
         new = [
             counted

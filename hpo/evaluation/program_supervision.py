@@ -1,7 +1,8 @@
 """Supervise a training program on one rank of a worker: its trainer runs it, and its reports are read.
 
 Ranks do not synchronize at each loss, since a program may report on one rank alone, and any rank may end first. The
-leader decides on each loss when it receives it, and cancels the evaluation if it must not continue.
+leader (first rank of the worker) decides on each loss when the report arrives. It cancels the evaluation if it must not
+continue.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ _HARMLESS = ": aborted while it exited, which does not fail an evaluation with a
 
 
 class ProgramSupervision(Supervision):
-    """One evaluation of a program on one rank; its only step is its end."""
+    """Supervises one evaluation of a program on one rank.
+
+    The ranks agree on a verdict only once, after the program has ended on all of them.
+    """
 
     _poll_seconds = 0.1  # seconds between two checks for reports
 
@@ -63,7 +67,7 @@ class ProgramSupervision(Supervision):
     def start_program(
         self, ticket: Mapping[str, Any] | None, known: Mapping[str, Any], continues: bool, is_watched: bool
     ) -> None:
-        """Let the trainer run the program.
+        """Let the trainer (process that runs the program for this rank) start the program.
 
         Args:
             ticket: Parameters of a new process group; None if the trainer is in its group already.
@@ -93,25 +97,28 @@ class ProgramSupervision(Supervision):
         )
 
     def step(self) -> None:
-        """Wait until the program has ended on all ranks, and agree with them on the verdict."""
+        """Wait until the program has ended on all ranks, and agree with the other ranks on the verdict."""
         super().step()
         self._attempt.checkpoint_info = None  # The leader has checked whether its checkpoint caused a failure.
 
     def end(self) -> None:
-        """Wait until the program has ended, or kill it; close the file of its reports."""
+        """End the supervision: wait until the program has ended, or kill it, and close the file of its reports."""
         super().end()
         self._group.slot.output.listener = None
         self._reports.close()
 
     def poll_at_end(self, is_done: bool) -> bool:
-        """Read new reports while this rank waits for its peers; the leader cancels an overdue evaluation."""
+        """Read new reports while this rank waits for its peers, and return `is_done`.
+
+        On the leader (first rank of the worker), cancel an evaluation that takes too long.
+        """
         self._poll()
         if self._leader is not None and clock.now() > self._overdue_at and self._watched.cause is None:
             self._watched.cancel_on_all(f"{TIMEOUT_PREFIX}it ran for longer than --evaluation-timeout")
         return is_done
 
     def read_last_reports(self) -> None:
-        """Read the rest of the reports of this rank, whose program has ended."""
+        """Read the remaining reports of this rank; call it after its program has ended."""
         self.own_reports += self._reports.take_last_reports()
 
     @property
@@ -122,10 +129,10 @@ class ProgramSupervision(Supervision):
         return self._reports.find_warning(len(self.own_reports), saves)
 
     def take_final_steps(self, steps: Sequence[Step]) -> list[Step]:
-        """Merge the reports of all ranks until their ends, since some may not have arrived as messages.
+        """Merge all reports of all ranks after their programs have ended. Some reports may not have arrived before.
 
         Returns:
-            The steps. An abort at exit is a failure in them if no rank has reported a loss.
+            The steps. If no rank has reported a loss, a program that aborted while it exited counts as failed.
         """
         if self._leader is not None and not self._attempt.losses:
             self._restore_losses(Step(self._group.rank))
@@ -138,7 +145,7 @@ class ProgramSupervision(Supervision):
         return [replace(step, failure=step.aborted or step.failure) for step in steps]
 
     def _make_step(self, content: Any) -> Step:
-        """Return the last step of the program; an abort at its exit is not a failure."""
+        """Return the final step of the program. An abort while the program exits is not a failure here."""
         is_harmless = self._watched.cause is None and self._group.slot.output.shows_harmless_abort
         if not content.get("is_abort") or not is_harmless:
             return super()._make_step(content)
@@ -147,7 +154,7 @@ class ProgramSupervision(Supervision):
         return Step(self._group.rank, ended=True, aborted=aborted, remark=f"{failure}{_HARMLESS}", at=at)
 
     def _make_end_step(self, ended: TrainerEnd) -> Step:
-        """Return the last step of a trainer that has ended; status 0 means that the program called `os._exit(0)`."""
+        """Return the final step of a trainer that has ended. Status 0 means that the program called `os._exit(0)`."""
         if ended.status != 0:
             return super()._make_end_step(ended)
         cause = self._watched.cause
@@ -204,7 +211,7 @@ class ProgramSupervision(Supervision):
             attempt.drafts.restore_weights(attempt.path)
 
     def _decide_at_end(self, verdict: Verdict, printed: str) -> Verdict:
-        """Return the leader's last verdict, from the verdict on the last steps of all ranks."""
+        """Return the leader's final verdict. `verdict` is the verdict on the final steps of all ranks."""
         assert self._leader is not None
         if self._decided_verdict is not None and verdict.state != "stopped":
             verdict = replace(self._decided_verdict, loss=None, keep=False)
@@ -229,11 +236,11 @@ class ProgramSupervision(Supervision):
         """Send no message: the program has ended."""
 
     def _await_copies(self, verdict: Verdict, since: float) -> None:
-        """Return at once: the leader has the drafts of the program."""
+        """Return at once: the leader (first rank) has the files that the program has written, and needs no copies."""
 
 
 class _FinalStepSync(StepSync):
-    """Synchronizes ranks whose programs have ended; other ranks may take any time."""
+    """Synchronizes ranks whose programs have ended. A rank waits for the other programs without a time limit."""
 
     def __init__(
         self,
@@ -258,9 +265,10 @@ class _FinalStepSync(StepSync):
 
 
 def _make_store_environment() -> dict[str, str]:
-    """Return variables that let a program on one rank serve torch's store itself, as without torchrun.
+    """Return environment variables with which a program on a single rank starts torch's store itself.
 
-    A program that starts its ranks itself, as by `torch.multiprocessing.spawn`, sets another port.
+    The program then behaves as without torchrun. A program that starts several processes, as by
+    `torch.multiprocessing.spawn`, sets another port.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         return {"MASTER_PORT": str(free.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "False"}

@@ -31,11 +31,12 @@ class RankGroup:
         host: The host of this rank.
         index: Number of the worker in the run.
         patience: Maximum seconds for which a rank waits for its peers.
-        slot: Holds this rank's trainer.
+        slot: Holds this rank's trainer (process that runs the objective).
 
     Attributes:
         own_comm: Communicator of the ranks.
-        compares_collectives: Whether trainers compare their collectives before these begin; set it on all ranks.
+        compares_collectives: Whether trainers compare the collectives of all ranks before each one begins. Set it to
+            the same value on all ranks.
         trainer: This rank's trainer in an evaluation, set by `connect`.
     """
 
@@ -84,12 +85,11 @@ class RankGroup:
         """Prepare the process group of the trainers for an evaluation. Collective: call on all ranks.
 
         Args:
-            note: A value of the leader for all ranks.
+            note: A value that the leader (first rank) sends to all ranks. It is ignored on other ranks.
 
         Returns:
             The parameters with which this rank's trainer creates the process group, and the leader's `note`. The
-            parameters
-            are None if the trainers of all ranks still have the group of the previous evaluation.
+            parameters are None if the trainers of all ranks still have the group of the previous evaluation.
         """
         is_ready = self.slot.is_ready and self.slot.group_name == self._group_name != ""
         states = self.own_comm.allgather((is_ready, note))
@@ -119,11 +119,17 @@ class RankGroup:
 
     @property
     def store_listeners(self) -> list[socket.socket]:
-        """Sockets at which user code may connect to torch's store; none on other ranks, or if the store runs."""
+        """Sockets to wait on for the user's code, which may connect to torch's store.
+
+        Empty while the store is running, and on all ranks except the leader (first rank).
+        """
         return [self._listener] if self._listener is not None and self._store_server is None else []
 
     def serve_store(self) -> None:
-        """Start torch's store if a process has connected, as scripts do that read MASTER_ADDR and MASTER_PORT."""
+        """Start torch's store if a process has connected to its port.
+
+        Scripts that read MASTER_ADDR and MASTER_PORT connect to this port.
+        """
         if self.store_listeners and select.select(self.store_listeners, [], [], 0)[0]:
             assert self._listener is not None
             address, port = self._address
@@ -131,7 +137,7 @@ class RankGroup:
             self._store_server.send("store", [self._listener.fileno()], address=address, port=port)
 
     def close_store(self) -> None:
-        """Stop torch's store; the next store that is started is empty."""
+        """Stop torch's store, if it is running. A store that is started later is empty."""
         if self._store_server is not None:
             self._store_server.kill()
             self._store_server.close()
@@ -164,7 +170,7 @@ class RankGroup:
         return address, int(self.own_comm.bcast(port))
 
     def _choose_interface(self) -> dict[str, str]:
-        """Let gloo use the network interface that leads to the other ranks, unless the user has set one."""
+        """Return the variable that makes gloo use the interface to the other ranks; empty if the user has set it."""
         if os.environ.get(_INTERFACE):
             return {}
         return {_INTERFACE: self._interface} if self._interface else {}

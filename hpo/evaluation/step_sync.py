@@ -20,13 +20,13 @@ Decider = Callable[[Verdict, str], Verdict]
 
 
 class StepSync:
-    """Synchronizes the ranks of a worker after a step, on one of them.
+    """Synchronizes one rank of a worker with its peers after each step.
 
     Args:
-        group: The ranks.
+        group: The ranks of the worker.
         watch: The watch over this rank.
         watched: The evaluation, as the watch sees it.
-        decide: Returns the leader's verdict; None on all ranks except the leader.
+        decide: Returns the final verdict on a step, on the leader (first rank of the worker). None on other ranks.
     """
 
     def __init__(self, group: RankGroup, watch: RankWatch, watched: WatchedEvaluation, decide: Decider | None) -> None:
@@ -36,7 +36,10 @@ class StepSync:
         self._decide = decide
 
     def agree_on_verdict(self, step: Step) -> Verdict:
-        """Return the verdict on the steps of all ranks, the same on all of them."""
+        """Exchange the steps of all ranks, and return the verdict on them.
+
+        Collective: call on all ranks of the worker.
+        """
         steps = self._gather_steps(step)
         verdict = None
         if self._decide is not None:
@@ -47,7 +50,8 @@ class StepSync:
     def _gather_steps(self, step: Step) -> list[Step]:
         """Wait for the other ranks, cancel the evaluation on late ones, and return the steps of all ranks.
 
-        A rank that has timed out knows that only after the first gather, so failures are gathered a second time.
+        A rank detects its timeout during the first gather, when its step is sent already. So failures are gathered a
+        second time.
         """
         patience, comm, called_off = self._group.patience, self._group.own_comm, self._watched.cause is not None
         printed = self._group.slot.output.take_printed()

@@ -1,4 +1,4 @@
-"""The verdict of a worker's ranks on the last step of an evaluation."""
+"""The verdict (decision) on a step of an evaluation, made from the steps of all ranks of the worker."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ TIMEOUT_PREFIX = "timeout: "  # in failures of evaluations that have taken too l
 
 @dataclass(frozen=True)
 class Step:
-    """The last step of the objective on one rank: a loss, its end (no loss and no failure), or a failure."""
+    """A step of the objective on one rank: a loss, the end of the objective (no loss and no failure), or a failure."""
 
     rank: int
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     gathers: bool = False
-    """Whether all ranks must gather the weights that the objective has offered."""
+    """Whether all ranks must work together to gather the weights that the objective has offered."""
     saves: bool = False
-    """Whether all ranks must gather the checkpoint that the objective has saved."""
+    """Whether all ranks must work together to gather the checkpoint that the objective has saved."""
     failure: str | None = None
     """Description of the failure; None if there is none."""
     own: bool = True
-    """Whether the failure came before the evaluation was cancelled."""
+    """Whether the failure has a cause of its own; false if it is the effect of a cancelled evaluation."""
     echo: bool = False
-    """Whether the failure came from a connection that a peer had ended."""
+    """Whether the failure is a broken connection, as after the end of a peer."""
     timeout: bool = False
     """Whether the rank has waited for its peers for the maximum time."""
     diverged: bool = False
     """Whether the loss was not finite."""
     suspended: bool = False
-    """Whether the process was stopped while it waited."""
+    """Whether this process was stopped, for example by a scheduler, while the rank waited for its peers."""
     orphaned: bool = False
-    """Whether the trainer has ended because its template crashed."""
+    """Whether the trainer has ended because its template (the process that trainers are forked from) crashed."""
     stopped: bool = False
-    """Whether the whole run stops."""
+    """Whether the step failed because the whole run stops."""
     at: float = math.inf
     """Time of the failure, in seconds since the epoch."""
     place: str = ""
-    """Line of the objective at which the rank was, with or without a failure."""
+    """Line of the objective that the rank had reached, with or without a failure."""
     traceback: str = ""
     printed: str = ""
     """Lines that the objective has printed in this step."""
@@ -57,13 +57,13 @@ class Step:
     inherited: bool = False
     """Whether the objective has read its parent checkpoint."""
     called_off: bool = False
-    """Whether the evaluation was already cancelled when the rank arrived; a peer may have timed out."""
+    """Whether the evaluation was already cancelled when the rank sent this step, as after a timeout of a peer."""
     ended: bool = False
     """Whether the objective has returned with this loss."""
     reports: tuple[Report, ...] = ()
-    """All reports of a program on this rank."""
+    """All reports (losses with metrics) of a program on this rank."""
     aborted: str = ""
-    """How the program aborted while it exited; a failure only if no rank has reported a loss."""
+    """How the program aborted while it exited, or empty. It is a failure only if no rank has reported a loss."""
     remark: str = ""
     """A warning about the step; empty if there is none."""
 
@@ -75,9 +75,10 @@ class Verdict:
     state: str
     """One of going, complete, pruned, paused, failed, stopped, again, suspended and regrouped.
 
-    After the last three, the individual is evaluated again:
+    After the last three of these, the individual is evaluated again:
 
-    - again: a trainer has ended with its template, or connections were closed by no rank of this evaluation.
+    - again: a trainer has ended because its template (the process that trainers are forked from) crashed, or
+      connections broke although no rank of this evaluation has closed them.
     - suspended: a rank has timed out because the job was suspended.
     - regrouped: the evaluation continues on other `workers`.
     """
@@ -86,7 +87,7 @@ class Verdict:
     failure: str = ""
     traceback: str = ""
     keep: bool = False
-    """Whether the weights of this loss must be kept, since it is the best of the run."""
+    """Whether the weights of this loss must be kept, since they may be the best of the run."""
     save: bool = False
     """Whether the checkpoint of this loss must be copied."""
     inherited: bool = False
@@ -147,7 +148,7 @@ def _make_partial_verdict(action: str, steps: Sequence[Step], did: Sequence[bool
 
 
 def _make_failure_verdict(steps: Sequence[Step]) -> Verdict:
-    """Return the verdict on the first failure, which has caused the others."""
+    """Return the verdict on the first failure. Later failures are its effects."""
     failures = [step for step in steps if step.failure is not None]
     first = min(failures, key=lambda step: (not step.own, step.echo, step.at))
     if first.suspended:
@@ -170,7 +171,7 @@ def _make_failure_verdict(steps: Sequence[Step]) -> Verdict:
 
 
 def _make_timeout_verdict(waiting: Step, others: Sequence[Step]) -> Verdict:
-    """Return a verdict with the lines at which the rank waited, and at which its busy peers were."""
+    """Return the verdict on a timeout, with the line at which `waiting` waited and the lines of its late peers."""
     busy = [step for step in others if step.failure is not None and not step.own and not step.echo]
     cut = [step for step in others if step.failure is not None and not step.own]
     late = busy or cut or list(others)

@@ -33,8 +33,9 @@ _STEP_FIELDS = tuple(Step.__dataclass_fields__)
 class Supervision:
     """Supervises one evaluation on one rank.
 
-    `overdue_after` is its maximum time in seconds on the leader, and infinite on other ranks. If the ranks belong to
-    several workers (`spans_workers`), a failed evaluation continues on its own worker.
+    On the leader (first rank of the worker), `overdue_after` is the maximum time of the evaluation in seconds. On other
+    ranks it is infinite. If `spans_workers`, the ranks belong to several workers, and a failed evaluation continues on
+    its own worker.
     """
 
     _poll_seconds = POLL_SECONDS
@@ -68,7 +69,14 @@ class Supervision:
         self.trace: dict[str, Any] = {}
 
     def start_objective(self, ticket: dict[str, Any] | None, seed: int, folder: Path, is_watched: bool) -> None:
-        """Let the trainer start the objective, after it has joined the process group of `ticket`, if that is given."""
+        """Let the trainer (process that runs the objective for this rank) start the objective.
+
+        Args:
+            ticket: Parameters of the process group that the trainer joins before; None if it is in its group already.
+            seed: Seed of the evaluation.
+            folder: Folder that the objective may use.
+            is_watched: Whether the trainer sends a trace of the evaluation.
+        """
         attempt, path = self._attempt, str(self._attempt.path) if self._attempt.path else None
         self._has_joined = ticket is None
         self._trainer.send(
@@ -85,7 +93,7 @@ class Supervision:
         )
 
     def step(self) -> None:
-        """Wait for the objective's next loss, or its end, and agree on the verdict with the other ranks."""
+        """Wait for the objective's next loss, or for its end, and agree on the verdict with the other ranks."""
         step = self._receive_step("step")
         self._attempt.record_step(step)
         verdict, since = self._step_sync.agree_on_verdict(step), clock.now()
@@ -104,7 +112,10 @@ class Supervision:
             self._attempt.record_verdict(Verdict("complete", inherited=verdict.inherited))
 
     def end(self) -> None:
-        """Wait until the objective has ended; if it was aborted, write its last checkpoint, and kill the trainer."""
+        """Wait until the objective has ended. If the evaluation was aborted, kill the trainer.
+
+        If the evaluation may be resumed, its latest checkpoint is written before the trainer is killed.
+        """
         is_aborted = self._attempt.is_aborted
         if not self._has_ended:
             self._kill_at = clock.now() + (_SECONDS_TO_CLEAN_UP if is_aborted else self._group.patience)
@@ -128,7 +139,7 @@ class Supervision:
         return step
 
     def _receive_message(self, kind: str) -> Message | TrainerEnd:
-        """Wait for a message of the trainer, or its end; cancel the evaluation if necessary."""
+        """Wait for a message of kind `kind`, or for the trainer's end; cancel the evaluation if necessary."""
         detector = HangDetector(self._group.patience + _SECONDS_TO_ACKNOWLEDGE)
         while True:
             self._enforce_limits()
@@ -149,14 +160,14 @@ class Supervision:
                 self._handle_message(found)
 
     def _poll(self) -> None:
-        """Do periodic work while the trainer is waited for; subclasses extend it."""
+        """Do periodic work while this rank waits for its trainer; subclasses extend it."""
 
     @property
     def _overdue_at(self) -> float:
         return self._attempt.began_at + self._overdue_after
 
     def _enforce_limits(self) -> None:
-        """Cancel the objective if the evaluation is cancelled or overdue; kill a trainer that has not ended in time."""
+        """Cancel the objective of a cancelled or overdue evaluation, and kill a trainer that has not ended in time."""
         if clock.now() > self._overdue_at and self._watched.cause is None:
             self._watched.cancel_on_all("timeout: no loss within --evaluation-timeout")
         if self._watched.cause is not None and self._cancelled_at == math.inf:
@@ -178,10 +189,11 @@ class Supervision:
             self._attempt.began_at = clock.now()  # The time to start and connect trainers does not count.
 
     def _cancel_objective(self) -> None:
-        """Record the objective's stack, and end it by an exception; native code gets little time.
+        """Record the objective's stack, and end the objective by an exception, which a signal raises.
 
-        The signal is repeated, since the trainer may not have begun the evaluation. Before the trainer has joined the
-        process group, it runs no objective.
+        If the trainer does not react soon, for example in native code, it is killed. The signal is repeated, since the
+        trainer may not have begun the evaluation. A trainer that has not joined the process group runs no objective, so
+        it is killed at once.
         """
         self._frames = self._trainer.find_stack()
         self._cancelled_at = self._interrupt_at = self._kill_at = clock.now()
@@ -190,7 +202,7 @@ class Supervision:
             self._kill_at += _SECONDS_TO_CLEAN_UP if stops else _SECONDS_TO_ACKNOWLEDGE
 
     def _make_timeout_message(self, frames: Sequence[FrameSummary]) -> Message:
-        """Return the step of a rank that has timed out in a process group that the objective made."""
+        """Interrupt the objective, and return its step: a timeout in a process group that the objective has created."""
         self._cancelled_at = clock.now()  # The signal takes effect when its peers have ended, which ends its wait.
         self._trainer.interrupt()
         content = {
@@ -228,7 +240,7 @@ class Supervision:
         )
 
     def _make_end_step(self, ended: TrainerEnd) -> Step:
-        """Return the failure of a trainer that has ended: by itself, or because it did not react to a cancellation."""
+        """Return the failed step of a trainer that has ended by itself, or did not react to a cancellation."""
         cause, is_own = self._watched.cause, not self._trainer.is_killed
         frames = () if is_own else self._frames
         frames = frames or ended.frames
@@ -268,7 +280,10 @@ class Supervision:
     # Messages to the trainer
 
     def _send_verdict(self, verdict: Verdict, gathers: bool, is_best: bool = False) -> None:
-        """Send a verdict, unless the objective has ended and nothing of its last loss is kept."""
+        """Send a verdict to the trainer.
+
+        No message is needed if the objective has ended and no weights or checkpoint of its latest loss are kept.
+        """
         if self._has_ended and (self._leader is None or not (verdict.keep or verdict.save)):
             return
         attempt, leader, continues = self._attempt, self._leader, verdict.state in ("going", "paused", "regrouped")

@@ -1,4 +1,4 @@
-"""A rank's connection to the template process of its host, from which its trainers are forked."""
+"""A rank's connection to the template of its host (the process that trainers are forked from)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _MAX_SHOWN_CHARACTERS = 4000  # length of the shown end of a template's output
 
 
 class _OutputFile:
-    """A file without a name for the output of a process, which therefore never blocks."""
+    """A file in memory for the output of a process. Unlike a full pipe, it never blocks the process."""
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("hpo-template")
         self._offset = 0
 
     def read_new(self) -> str:
-        """Return the output since the last call."""
+        """Return the output since the previous call."""
         data = os.pread(self.descriptor, os.fstat(self.descriptor).st_size - self._offset, self._offset)
         self._offset += len(data)
         return data.decode(errors="replace")
@@ -46,7 +46,7 @@ def _write_text(text: str, stream: TextIO) -> None:
 
 
 class TemplateProcess:
-    """A template process that this rank has started.
+    """A template (the process that trainers are forked from) that this rank has started.
 
     Attributes:
         address: Address of the socket to which the ranks of the host connect.
@@ -76,12 +76,12 @@ class TemplateProcess:
                 raise RunError(f"{sys.executable} cannot be started: {error.strerror}") from error
 
     def forward_output(self) -> None:
-        """Print the output of the template since the last call."""
+        """Print the template's output since the previous call."""
         _write_text(self._output_files[0].read_new(), sys.stdout)
         _write_text(self._output_files[1].read_new(), sys.stderr)
 
     def describe_exit(self) -> str:
-        """Print the rest of standard output; return how the template ended, and the end of its standard error."""
+        """Return how the template has ended, with its last errors; print the rest of its standard output."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
         _write_text(self._output_files[0].read_new(), sys.stdout)
@@ -89,21 +89,24 @@ class TemplateProcess:
         return f"{describe_status(self._process.returncode)}{f':{chr(10)}{text}' if text else ''}"
 
     def kill(self) -> None:
-        """Kill the template, which ends its trainers."""
+        """Kill the template. Its trainers end with it."""
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
 
 
 def start_template() -> TemplateProcess | None:
-    """Start a template if this rank is the first on its host, according to the launcher; call it before MPI starts."""
+    """Start a template if this rank is the first on its host according to the launcher; otherwise return None.
+
+    Call it before MPI starts.
+    """
     return TemplateProcess() if is_first_on_host(os.environ) else None
 
 
 class TemplateClient:
-    """Connection to the template that this rank uses.
+    """Connection to the template (the process that trainers are forked from) that this rank uses.
 
-    A template that crashes is replaced by a new one for this rank alone, which loads the same search file.
+    If the template crashes, this rank starts a new one for itself alone, which loads the same search file.
 
     Args:
         address: Address of the template's socket.
@@ -112,7 +115,7 @@ class TemplateClient:
     Attributes:
         unsafe_reason: Why trainers must import the search file themselves; empty if they need not.
         skipped_packages: Packages of a script that trainers must import themselves, with the reasons.
-        gpus: Number of GPUs.
+        gpus: Number of GPUs that the template has found.
         crash_count: Number of crashes of the template.
         is_open: Whether the template is running, as far as this rank knows.
 
@@ -138,7 +141,7 @@ class TemplateClient:
         return self._channel.fileno()
 
     def ask(self, kind: str, **content: Any) -> dict[str, Any]:
-        """Return the answer to a request about the search file.
+        """Send a request about the search file to the template, and return the answer.
 
         Raises:
             UsageError: The search file has a mistake.
@@ -149,22 +152,32 @@ class TemplateClient:
         return dict(answer)
 
     def remember_requests(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """Remember the requests with which the template has loaded the search file, for a replacement."""
+        """Remember the requests with which the template has loaded the search file.
+
+        They are sent again to a template that replaces a crashed one.
+        """
         self._load_requests = list(requests)
 
     def keep_data(self, descriptor: int) -> None:
-        """Give trainers the data that `prepare` has returned; the file descriptor stays open in this process."""
+        """Send the data that the user's `prepare` has returned to the template, which passes them to trainers.
+
+        Args:
+            descriptor: Descriptor of the file with the data. It stays open in this process.
+        """
         self._data_descriptor = descriptor
         self._send_request("keep_data", [descriptor])
         self._receive_answer()
 
     def fetch_data(self) -> None:
-        """Get the data from the template if another rank has sent them, for a replacement."""
+        """Get the data of the user's `prepare` from the template, if another rank has sent them to it.
+
+        This rank needs them if it must replace a crashed template.
+        """
         self._send_request("fetch_data")
         (self._data_descriptor,) = self._receive_answer("data").descriptors or (-1,)
 
     def spawn(self, descriptors: Sequence[int], **content: Any) -> tuple[int, Channel]:
-        """Fork a trainer, and return its process number and this rank's end of the channel to it."""
+        """Let the template fork a trainer; return its process number, and this rank's end of a channel to it."""
         while True:
             channel, trainer_end = make_channel_pair()
             with trainer_end:
@@ -207,7 +220,7 @@ class TemplateClient:
             self._process.kill()
 
     def _replace_process(self) -> None:
-        """Start a template to replace one that has crashed, and repeat its load requests."""
+        """Start a template to replace one that has crashed, and let it load the same search file and data."""
         now = time.monotonic()
         exit_text = self._process.describe_exit() if self._process else "has ended"
         if self._crashed_at is not None and now - self._crashed_at < _SECONDS_BETWEEN_CRASHES:
@@ -274,7 +287,8 @@ def _connect_channel(address: str) -> Channel:
 def share_template(own: TemplateProcess | None, host: Any) -> tuple[TemplateClient, bool]:
     """Connect to a template of this host. Collective: call on all ranks of the host.
 
-    Ranks that share the host, its namespaces and their cgroup use the template of the first of them that has one.
+    Ranks in the same container (same namespaces and same cgroup) share a template. They use the template of the first
+    of them that has started one.
 
     Args:
         own: The template that this rank has started, or None.

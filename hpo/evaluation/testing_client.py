@@ -12,7 +12,16 @@ from hpo.evaluation.trainer_client import TrainerClient, TrainerEnd
 def run_test_in_trainer(
     fork: Callable[[], TrainerClient], params: Mapping[str, Any], weights: Path
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the results of `hpo.trainer.final_test.run_test` in a new trainer; a trainer that ends is a failure."""
+    """Call the search file's `test` function in a new trainer (separate process), and yield the messages about it.
+
+    `hpo.trainer.final_test.run_test` sends them. If the trainer ends before the test, the final message has the kind
+    "failure".
+
+    Args:
+        fork: Forks a trainer.
+        params: Hyperparameters of the network.
+        weights: File with the weights of the network.
+    """
     trainer = fork()
     try:
         found = trainer.ask("test", "tested", params=dict(params), weights=str(weights.absolute()))

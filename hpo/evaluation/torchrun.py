@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def make_torchrun_variables(rank: int, hosts: Sequence[int], address: tuple[str, int]) -> dict[str, str]:
-    """Return the variables of a rank.
+    """Return the environment variables that torchrun would set for a rank.
 
     Args:
         rank: Index of the rank in its worker.

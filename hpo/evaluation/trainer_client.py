@@ -1,4 +1,4 @@
-"""A trainer process, as its supervisor sees it: its messages, output, stacks, and its end."""
+"""A trainer (process that runs the objective for one rank) as its rank sees it: messages, output, stacks and end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TrainerEnd:
     """The end of a trainer."""
 
     text: str
-    """How it has ended."""
+    """Description of how it has ended."""
     frames: Sequence[FrameSummary] = ()
     """Stack of its objective; empty if it is not known."""
     status: int | None = None
@@ -53,20 +53,21 @@ class TrainerOptions:
     """Options of all trainers of a rank."""
 
     threads: int = 1
-    """Number of torch's threads."""
+    """Number of threads that torch uses."""
     log_level: str = "WARNING"
     is_attended: bool = False
     """Whether the trainer uses the terminal of this rank."""
 
 
 class TrainerClient:
-    """A trainer, which is forked from the template for this rank.
+    """A trainer, forked for this rank from the template (the process that trainers are forked from).
 
     Args:
-        template: The template.
+        template: Connection to the template.
         output: Takes the lines that the trainer prints.
         options: Options of the trainer.
-        variables: Environment variables of a trainer for evaluations, possibly none. None for other tasks.
+        variables: Additional environment variables of a trainer that runs evaluations, possibly none. None for a
+            trainer with another task.
     """
 
     def __init__(
@@ -100,15 +101,19 @@ class TrainerClient:
             pipe.close_write_end()
 
     def send(self, kind: str, descriptors: Sequence[int] = (), /, **content: Any) -> None:
-        """Send a request; `wait` reports a trainer that has ended."""
+        """Send a request. If the trainer has ended, the request is lost, and the next `wait` returns the end."""
         with suppress(ChannelClosed):
             self._channel.send(kind, descriptors, **content)
 
     def wait(self, timeout: float | None = None, *others: Waker) -> Message | TrainerEnd | None:
-        """Return the trainer's next message, or its end.
+        """Wait for the trainer's next message, or for its end, and return it.
+
+        Args:
+            timeout: Maximum seconds to wait; None for no limit.
+            *others: Objects that end the wait when they become ready.
 
         Returns:
-            None after `timeout` seconds, or if one of `others` becomes ready.
+            None after `timeout` seconds, or if one of `others` has become ready.
         """
         give_up_at = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -136,34 +141,37 @@ class TrainerClient:
                 return None
 
     def ask(self, kind: str, answer: str, descriptors: Sequence[int] = (), /, **content: Any) -> Message | TrainerEnd:
-        """Send a request, and return the answer, or the trainer's end."""
+        """Send a request, and return the trainer's next message of kind `answer`, or the trainer's end."""
         self.send(kind, descriptors, **content)
         return self.wait_for_kind(answer)
 
     def write_checkpoint(self, path: str) -> Mapping[str, Any]:
-        """Let the trainer write its last copied checkpoint.
+        """Let the trainer write the latest checkpoint that it has copied to the file `path`.
 
         Returns:
-            `losses`, the number of losses before the checkpoint; `seconds`, the time to write it; `error`, if it
-            failed.
+            A mapping with `losses`, the number of losses before the checkpoint, and `seconds`, the time to write it. If
+            the write has failed, `error` is the message.
         """
         answer = self.ask("write_state", "written", path=path)
         return {"error": answer.text, "losses": 0, "seconds": 0.0} if isinstance(answer, TrainerEnd) else answer.content
 
     def write_weights(self, path: str, metadata: Mapping[str, str]) -> str:
-        """Let the trainer write the weights of the lowest loss with `metadata`; return an error message, or ""."""
+        """Let the trainer write the weights of the lowest loss, with `metadata`, to `path`.
+
+        Return an error message, or an empty string.
+        """
         answer = self.ask("write_weights", "written", path=path, about=metadata)
         return answer.text if isinstance(answer, TrainerEnd) else str(answer["error"])
 
     def wait_for_kind(self, kind: str) -> Message | TrainerEnd:
-        """Return the trainer's next message of a kind, or its end."""
+        """Return the trainer's next message of kind `kind`, or the trainer's end."""
         while True:
             found = self.wait(None)
             if isinstance(found, TrainerEnd) or (found is not None and found.kind == kind):
                 return found
 
     def interrupt(self) -> None:
-        """End the objective by an exception."""
+        """Send a signal that raises an exception in the objective, so that the objective ends."""
         self._send_signal(INTERRUPT)
 
     def find_stack(self) -> Sequence[FrameSummary]:
@@ -188,13 +196,13 @@ class TrainerClient:
         return 0
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         if not self.is_killed:
             self.is_killed, self._killed_at = True, time.monotonic()
         self._send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Close the connection, after which the process ends, and read its last output."""
+        """Close the connection, so that the process ends, and read the output that it has printed so far."""
         self._channel.close()
         for pipe in self._pipes:
             pipe.close()
@@ -219,7 +227,7 @@ class TrainerClient:
         return [self._template] if self._template.is_open else []
 
     def read_lines(self) -> None:
-        """Read the complete lines so far."""
+        """Read all complete lines that the trainer has printed so far."""
         for pipe in self._pipes:
             pipe.read()
 
@@ -229,7 +237,7 @@ class TrainerClient:
                 os.kill(self.process, number)
 
     def _describe_end(self, closed: str) -> TrainerEnd:
-        """Return how the trainer has ended; a trainer that has only closed its connection is killed."""
+        """Return how the trainer has ended. A trainer that has only closed its connection is killed before."""
         status = self._template.wait_for_status(self.process)
         if status is None:
             self.kill()
@@ -252,7 +260,7 @@ class TrainerClient:
         return TrainerEnd(text + self.describe_last_error(), frames, status)
 
     def describe_last_error(self) -> str:
-        """Return the last line on standard error as the end of a sentence; empty if there is none."""
+        """Return the latest line on standard error as the end of a sentence; empty if there is none."""
         errors = [line for line in self._output.last_errors if not line.startswith("Fatal Python error")]
         return f"; its last line on stderr: {errors[-1].strip()}" if errors else ""
 

@@ -1,4 +1,4 @@
-"""Lines that a trainer and its child processes print: they are labelled, shown, and kept."""
+"""Receive the lines that a trainer and its child processes print: label them, show them and keep them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 class OutputListener(Protocol):
-    """Receives the lines of a program, and notes between them, in the order of each stream."""
+    """Interface of an object that receives the lines of a program, and notes between the lines."""
 
     def take_line(self, line: str, stream: str = "stdout") -> None:
         """Receive a line of standard output or standard error."""
@@ -30,11 +30,11 @@ class OutputListener(Protocol):
 class TrainerOutput:
     """Lines of one rank's trainers, labelled `worker 1 rank 0 |`.
 
-    Of a line that is redrawn, such as a progress bar, only the last version is shown.
+    If a program redraws a line, such as a progress bar, only the final version is shown.
 
     Attributes:
-        last_errors: The last lines on standard error.
-        listener: Receives the lines and the notes of a program, if it is set.
+        last_errors: The latest lines on standard error.
+        listener: Receives the lines and the notes of a program. None unless a program runs.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class TrainerOutput:
         self.label, self.rank = f"worker {worker} rank {rank}", rank
 
     def forget_errors(self) -> None:
-        """Forget the last lines on standard error, before another evaluation begins."""
+        """Forget the latest lines on standard error; call it before another evaluation begins."""
         self.last_errors.clear()
         self._has_traceback = False
 
@@ -59,12 +59,13 @@ class TrainerOutput:
     def shows_harmless_abort(self) -> bool:
         """Whether native code has terminated the process without an exception in C++ or Python.
 
-        Threads of torch sometimes do so while a process exits. After an exception in Python, the abort would hide it.
+        Threads of torch sometimes cause such an abort while a process exits. After a Python traceback the value is
+        false, since the exception is then the failure to report.
         """
         return not self._has_traceback and any(_TERMINATED in line for line in self.last_errors)
 
     def add_lines(self, lines: list[str], is_error: bool) -> None:
-        """Show lines, and keep them."""
+        """Show lines with their label, and keep them for `take_printed`."""
         shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
         if is_error:
             self.last_errors.extend(line for line in shown if line.strip())
@@ -91,7 +92,7 @@ class TrainerOutput:
             self.listener.take_note(note, _get_stream_name(is_error))
 
     def take_printed(self) -> str:
-        """Return the lines since the last call, labelled with the rank."""
+        """Return the lines since the previous call, labelled with the rank."""
         lines = list(self._lines)
         if self._dropped_lines:
             lines.insert(0, f"({self._dropped_lines} earlier lines are not kept)")
@@ -135,7 +136,7 @@ class OutputPipe:
                 self._take_lines(self._partial_line + text)
 
     def _take_lines(self, text: bytes) -> None:
-        """Pass on the complete lines of a text, and keep the rest."""
+        """Pass on the complete lines of a text, and keep an incomplete last line."""
         *lines, rest = text.split(b"\n")
         self._partial_line = rest[rest[:-1].rfind(b"\r") + 1 :]  # A carriage return overwrites the text before.
         if len(self._partial_line) > _MAX_CHARACTERS:
@@ -144,7 +145,7 @@ class OutputPipe:
             self._output.add_lines([line.decode(errors="replace") for line in lines], self._is_error)
 
     def end_line(self) -> None:
-        """Pass on an incomplete line."""
+        """Pass on an incomplete line as if it were complete, because no more output is expected."""
         if self._partial_line:
             line, self._partial_line = self._partial_line, b""
             self._output.add_lines([line.decode(errors="replace")], self._is_error)
@@ -154,7 +155,7 @@ class OutputPipe:
         os.close(self.write_end)
 
     def close(self) -> None:
-        """Read the rest, and close the pipe."""
+        """Read the remaining output, and close the pipe."""
         self.read()
         self.end_line()
         os.close(self._read_end)

@@ -1,4 +1,4 @@
-"""The trainer of a rank: when it is forked, used again, and replaced."""
+"""The trainer (process that runs the objective) of a rank: when it is forked, reused and replaced."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hpo.evaluation.trainer_output import TrainerOutput
 
 
 class TrainerSlot:
-    """Holds the trainer of this rank: one at a time, forked when it is needed.
+    """Holds the trainer of this rank. There is at most one, and it is forked when it is needed.
 
     Args:
-        template: The template.
+        template: Connection to the template (the process that trainers are forked from).
         output: Takes the lines that trainers print.
         options: Options of the trainers.
         fresh: Whether each evaluation gets a new trainer.
@@ -40,7 +40,7 @@ class TrainerSlot:
 
     @property
     def trainer(self) -> TrainerClient:
-        """The trainer, which is forked if none is running."""
+        """The running trainer. If none is running, a new one is forked."""
         if not self.is_ready:
             self.discard_trainer()
             self._trainer = TrainerClient(self._template, self.output, self._options, self.variables)
@@ -52,11 +52,15 @@ class TrainerSlot:
         assert self.trainer
 
     def fork_other(self, output: TrainerOutput | None = None) -> TrainerClient:
-        """Fork another trainer for the caller, with an output of its own."""
+        """Fork an additional trainer for the caller, which must end it. Its lines go to `output`, if that is given."""
         return TrainerClient(self._template, output or TrainerOutput(), replace(self._options, is_attended=False))
 
     def finish_evaluation(self, is_clean: bool) -> None:
-        """End an evaluation; release the trainer unless it is clean and may be used again."""
+        """Close the trainer after an evaluation, unless it can be reused.
+
+        Args:
+            is_clean: Whether the evaluation has left the trainer in a state that allows another evaluation.
+        """
         if self._trainer is not None and (self._is_fresh or not is_clean):
             trainer, self._trainer, self.group_name = self._trainer, None, ""
             trainer.close()

@@ -1,4 +1,4 @@
-"""The leader of a worker saves the weights of evaluations that are the best of the run."""
+"""Save the weights of the best evaluations of the run, on the leader (first rank of a worker)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 class WeightsSaver:
-    """Writes the weights of the best individuals on the leader; the first rank moves them to their final paths.
+    """Writes the weights of the best individuals, on the leader (first rank of a worker).
 
-    It knows only the evaluations that it has received from the study, so it may save weights that are not the best.
+    The first rank of the job moves the files to their final paths. The leader knows only the evaluations that it has
+    received from the study. So it may write weights that are not the best of the run.
 
     Args:
         recorder: The leader's connection to the study.
@@ -36,7 +37,8 @@ class WeightsSaver:
     def is_wanted(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:
         """Return whether an evaluation with these values would be the best, or on the Pareto front, as far as is known.
 
-        A confirmation must be better than the other confirmations of the same individual.
+        A confirmation (repetition with another seed) must be better than the other confirmations of the same
+        individual.
         """
         if assignment.confirms is not None:
             return self._recorder.should_keep_weights(assignment.number, loss)
@@ -44,7 +46,12 @@ class WeightsSaver:
         return self._archive.would_join(assignment.number, values)
 
     def save_weights(self, assignment: Assignment, copies: CopyHolder) -> None:
-        """Write the weights of a recorded evaluation, if they are wanted."""
+        """Write the weights of a recorded evaluation to all files that the study wants, possibly none.
+
+        Args:
+            assignment: The evaluation.
+            copies: Holds the weights of its lowest loss.
+        """
         paths = self._recorder.list_weight_files(assignment.number)
         for path in map(Path, paths):
             self._write_weights(path, assignment, copies)

@@ -12,14 +12,16 @@ from hpo.ranks.communicator import SleepingComm
 
 
 class WorkerGroups:
-    """Forms groups of workers; a rank keeps its trainer in each of its groups. Collective: create it on all ranks.
+    """Forms groups of workers (groups of ranks that train one network). Collective: create it on all ranks.
+
+    A rank uses the same trainer slot in each of its groups.
 
     Args:
         own: The ranks of this rank's worker.
         host: The host of this rank.
         world: Communicator of all ranks.
         layout: Assigns ranks to workers.
-        join: Called with the group that this rank has joined, for the watch over this rank.
+        join: Called with each group that this rank joins, so that the watch over this rank knows its peers.
     """
 
     def __init__(
@@ -33,9 +35,9 @@ class WorkerGroups:
 
     @contextmanager
     def form_group(self, workers: Sequence[int]) -> Iterator[RankGroup]:
-        """Yield one group of the ranks of these workers, in this order. Collective: call on all of these ranks.
+        """Yield one group with all ranks of these workers, in this order. Collective: call on all of these ranks.
 
-        A single worker uses its own group.
+        If there is one worker only, this is its own group.
         """
         if len(workers) == 1:
             yield self._own_group

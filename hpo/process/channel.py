@@ -1,6 +1,7 @@
-"""Messages between a rank and its template or trainers: JSON with its length in front, over a Unix socket.
+"""Messages between a rank and its template or trainers (child processes), over a Unix socket.
 
-A message is never unpickled, since a trainer runs code of the user, which may write any bytes to any descriptor.
+A message is JSON, and its length precedes it. A message is never unpickled, since a trainer runs code of the user,
+which may write any bytes to any descriptor.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ChannelClosed(Exception):  # noqa: N818 - that the other end has ended may
 
 @dataclass(frozen=True)
 class Message:
-    """A message of a channel."""
+    """A message that has arrived through a channel."""
 
     kind: str
     content: Mapping[str, Any]
@@ -42,12 +43,15 @@ class Message:
         return self.content[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an item of the content, or a default."""
+        """Return the item `name` of the content, or `default` if the item is missing."""
         return self.content.get(name, default)
 
 
 class Channel:
-    """One end of a channel. Descriptors that are sent stay open here; the receiver owns the descriptors it receives."""
+    """One end of a channel between two processes.
+
+    File descriptors that are sent stay open in this process. The receiver owns the file descriptors that it receives.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -89,13 +93,10 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """Return the next message.
+        """Return the next message, or None if no complete message arrives in time.
 
         Args:
             timeout: Maximum seconds to wait; None for no limit.
-
-        Returns:
-            None if no complete message has arrived in time.
 
         Raises:
             ChannelClosed: The other end is closed, or has sent invalid data.
@@ -123,12 +124,12 @@ class Channel:
             os.close(self._descriptors.popleft())
 
     def _check_socket(self) -> None:
-        """Raise OSError if code of the user has closed the socket; its descriptor may belong to another file now."""
+        """Raise OSError if code of the user has closed the socket. Its descriptor may then belong to another file."""
         if os.fstat(self._socket.fileno()).st_ino != self._inode:
             raise OSError("the descriptor of the connection was closed")
 
     def _read_socket(self) -> bool:
-        """Read the available data without waiting; return false if there are none."""
+        """Read the available data without waiting; return false if no data are available."""
         space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
         try:
             data, rights, flags, _ = self._socket.recvmsg(_CHUNK_BYTES, space, socket.MSG_CMSG_CLOEXEC)
@@ -164,6 +165,6 @@ class Channel:
 
 
 def make_channel_pair() -> tuple[Channel, socket.socket]:
-    """Return one end of a new channel, and the socket of the other end, for another process."""
+    """Return one end of a new channel, and the socket of its other end, which is passed to another process."""
     own, other = socket.socketpair()
     return Channel(own), other

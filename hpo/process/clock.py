@@ -1,4 +1,4 @@
-"""A clock that leaves out the time in which this process was stopped, perhaps with its whole job.
+"""A clock that does not count the time in which this process was stopped, perhaps with its whole job.
 
 Schedulers suspend jobs, and resume them later. A rank that waits for a peer must not count that time.
 """
@@ -26,7 +26,7 @@ class Clock:
         self._lost_seconds = 0.0
 
     def now(self) -> float:
-        """Return the seconds since a fixed time in the past, without those in which this process was stopped."""
+        """Return the seconds since a fixed time in the past, without the seconds in which this process was stopped."""
         with self._lock:
             now, used = time.monotonic(), time.process_time()
             gap = now - self._read_at

@@ -1,4 +1,4 @@
-"""End a process in any case, whatever threads are left, and check whether a process is running."""
+"""End a process even if some of its threads do not end, and check whether a process is running."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _SECONDS_TO_EXIT = 5.0
 
 
 def exit_process(status: int) -> NoReturn:
-    """Exit as `sys.exit`, but within 5 seconds: libraries may have left threads that do not end."""
+    """Exit as `sys.exit` does, but within 5 seconds.
+
+    Threads that libraries have started, and that do not end, could otherwise block the exit.
+    """
     threading.Thread(target=_exit_late, args=(status,), daemon=True).start()
     sys.exit(status)
 
@@ -23,7 +26,7 @@ def _exit_late(status: int) -> None:
 
 
 def is_alive(process: int) -> bool:
-    """Return whether a process with this number is running on this host."""
+    """Return whether the process with the number `process` is running on this host."""
     try:
         os.kill(process, 0)
     except PermissionError:

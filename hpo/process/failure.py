@@ -1,4 +1,4 @@
-"""Descriptions of failures of an objective, for the record and for the user."""
+"""Describe failures of an objective for the study and for the user."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _HINTS = {
 
 
 def format_with_hint(error: BaseException) -> str:
-    """Return an exception's message, with a hint if it is a common mistake in an objective."""
+    """Return an exception's message, followed by a hint if the exception is a common mistake in an objective."""
     text, hint = format_error(error), find_hint(error)
     return f"{cut_text(text, 90)} ({hint})" if hint else text
 
 
 def find_hint(error: BaseException) -> str:
-    """Return a hint for a common mistake; empty for other exceptions."""
+    """Return a hint for the user if an exception is a common mistake in an objective, otherwise an empty string."""
     text = format_error(error)
     hint = next((hint for part, hint in _HINTS.items() if part in text), "")
     if isinstance(error, KeyError) and text.strip("'") in _TORCHRUN_VARIABLES:
@@ -51,7 +51,7 @@ def format_traceback(error: BaseException, frames: Sequence[traceback.FrameSumma
 
     Args:
         error: The exception.
-        frames: Frames to show if the exception has none of the objective, as for an invalid value that was yielded.
+        frames: Frames to show if no frame of the exception belongs to the objective, as after an invalid yielded value.
     """
     outer = traceback.TracebackException.from_exception(error)
     seen: set[int] = set()
@@ -74,7 +74,11 @@ def format_stack(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def describe_status(status: int | None) -> str:
-    """Return how a process has ended: by a signal (negative status), or with a status."""
+    """Return how a process has ended, for the user.
+
+    Args:
+        status: Exit status, negative for a signal; None if it is not known.
+    """
     if status is None:
         return "ended"
     if status >= 0:

@@ -1,4 +1,4 @@
-"""Environment variables with which launchers describe a rank of an MPI job."""
+"""Environment variables that launchers (mpirun, srun) set to describe a rank of an MPI job."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _LOCAL_RANK_VARIABLES = (
 
 
 def make_plain_environment() -> dict[str, str]:
-    """Return this rank's environment without the variables that describe it as a task of a launcher.
+    """Return this rank's environment without the variables that a launcher sets for a rank.
 
     PYTHONHASHSEED is set, so that sets have the same order on all ranks. Python reads it when it starts.
     """

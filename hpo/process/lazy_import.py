@@ -1,4 +1,4 @@
-"""Import modules only when they are used; on few cores, imports take most of the time to start."""
+"""Import modules only when they are used. On few cores, imports take most of the time that a program needs to start."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class LazyModule(ModuleType):
-    """A stand-in for a module, which is imported when one of its attributes is used.
+    """A stand-in for a module. The module is imported when one of the stand-in's attributes is used.
 
-    The standard library's LazyLoader loads too early: `import` itself reads the module's `__spec__`, which makes it
-    load (Python 3.10 to 3.12).
+    LazyLoader of the standard library loads too early. The `import` statement itself reads the module's `__spec__`,
+    which makes LazyLoader load (Python 3.10 to 3.12).
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -30,5 +30,8 @@ class LazyModule(ModuleType):
 
 
 def import_lazily(name: str) -> None:
-    """Register a stand-in for a module, unless the module is imported already."""
+    """Register a stand-in for a module, unless the module is imported already.
+
+    An `import` statement then returns the stand-in.
+    """
     sys.modules.setdefault(name, LazyModule(name))

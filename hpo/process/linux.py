@@ -1,4 +1,4 @@
-"""Functions of Linux for groups of processes: exit with the parent, adoption of orphans, and counts of kills."""
+"""Functions of Linux for processes: exit with the parent, adopt orphans, count children, threads and kills."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def end_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when the parent's thread that made it ends; exit now if the parent has ended.
+    """Let the kernel kill this process when the thread that created it ends.
+
+    If the parent process has ended already, exit now.
+
+    Args:
+        parent: Number of the parent process.
 
     Raises:
         OSError: The system refuses.
@@ -24,7 +29,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of processes that this process's children leave behind."""
+    """Let this process become the parent of its later descendants when their own parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -35,7 +40,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def find_children(process: int) -> list[int]:
-    """Return the numbers of a process's children."""
+    """Return the numbers of the child processes of the process with the number `process`."""
     found: list[int] = []
     with suppress(OSError, ValueError):
         for path in Path(f"/proc/{process}/task").glob("*/children"):
@@ -44,7 +49,7 @@ def find_children(process: int) -> list[int]:
 
 
 def has_children() -> bool:
-    """Return whether this process has children, including children that have ended and were not waited for."""
+    """Return whether this process has child processes. Children that have ended count until they are waited for."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -58,13 +63,13 @@ def count_threads() -> int:
 
 
 def raise_oom_score() -> None:
-    """Let the kernel kill this process first if memory is short."""
+    """Let the kernel kill this process before others if memory is short."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def count_memory_kills() -> int:
-    """Return how many processes the kernel has killed because memory was short, on this host and in this cgroup."""
+    """Return the number of processes on this host and in this cgroup that the kernel has killed to free memory."""
     count = 0
     paths = [Path("/proc/vmstat")]
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Read stacks that faulthandler has written, of a trainer that has crashed or was asked for its stack."""
+"""Read the stacks that faulthandler writes in a trainer (child process) that crashes, or is asked for its stack."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _ESCAPE_PATTERN = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})
 
 
 def format_header(main_thread: int) -> str:
-    """Return the line that identifies a process's main thread, written before its stacks."""
+    """Return the line that names a process's main thread. The process writes it before its stacks."""
     return _HEADER_FORMAT.format(main_thread)
 
 
 def find_frames(header: str, dump: str) -> Sequence[FrameSummary]:
-    """Return the frames of the objective in the main thread, the outermost first; empty if no objective runs.
+    """Return the objective's frames in the main thread of a process, the outermost first; empty if no objective runs.
 
     Args:
-        header: The line of `format_header`.
+        header: The line from `format_header`.
         dump: Stacks of all threads, as faulthandler writes them.
     """
     thread = header.split()[-1] if header.startswith("main thread ") else "0x"

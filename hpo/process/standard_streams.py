@@ -1,4 +1,4 @@
-"""The standard streams of a rank: open if they were closed, and safe for warnings."""
+"""Make the standard streams of a rank safe: open them if they were closed, and print warnings without errors."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def fill_closed_streams() -> None:
 
 
 def warn(text: str) -> None:
-    """Print a text on standard error.
+    """Print a text on standard error, and ignore errors.
 
-    Errors are ignored: if mpirun has ended, no process reads the text, and the rank must still end its job.
+    If mpirun has ended, no process reads the text. The rank must still end its job.
     """
     with suppress(OSError, ValueError):  # It may be closed, or a pipe without a reader.
         print(make_printable_lines(text), file=sys.stderr, flush=True)

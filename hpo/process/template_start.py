@@ -1,4 +1,7 @@
-"""The command line and the environment of a template: the rank's import paths, and no variables of MPI."""
+"""The command line and the environment of a template (the process that trainers are forked from).
+
+The template imports from the same paths as its rank. It gets no variables of MPI.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ _CODE = (
 
 
 def make_template_command(state: Mapping[str, Any]) -> list[str]:
-    """Return the command line of a template, which imports from the same paths as this process.
+    """Return the command line of a template, which imports modules from the same paths as this process.
 
     Args:
-        state: Descriptor of the listening socket and number of the parent process.
+        state: Descriptor of the listening socket (`listener`) and number of the parent process (`parent`).
     """
     return [sys.executable, "-u", "-c", _CODE, json.dumps(state), json.dumps(sys.path)]
 
 
 def make_template_environment() -> dict[str, str]:
-    """Return the environment in which a template imports: with one thread, and without CUDA."""
+    """Return the environment variables of a template: it imports with one thread, and does not initialise CUDA."""
     environment = make_plain_environment()
     # torch warns of hosts whose names it cannot resolve, and works without them. Errors that it logs it also raises.
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")

@@ -1,4 +1,4 @@
-"""The trace of one evaluation: numbers and names that its trainer has recorded, and that JSON can hold."""
+"""The trace of one evaluation: numbers and names that its trainer has recorded, in a form that JSON can hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ Fingerprint = tuple[tuple[float, float], ...]
 
 @dataclass
 class Trace:
-    """The trace of one evaluation on one rank."""
+    """The trace of one evaluation on one rank.
+
+    A fingerprint is a short description of parameters. Equal parameters have equal fingerprints, and different
+    parameters almost always have different ones.
+    """
 
     steps: int = 0
     """Number of optimizer steps."""
@@ -24,14 +28,15 @@ class Trace:
     weights: dict[int, Fingerprint] = field(default_factory=dict)
     """Fingerprints of each optimizer's parameters before its first step, by the number of the optimizer."""
     networks: dict[tuple[int, int, bool], Fingerprint] = field(default_factory=dict)
-    """Fingerprints of the parameters that each network trains.
+    """Fingerprints of the parameters that each network trains, at several times.
 
-    The key is the number of the network, the number of steps, and whether the network is called to train. They are
-    taken before the first step, after 1, 2, 4, 8... steps, at any step in validation, and at losses. An optimizer may
-    have other parameters, such as a rank's part of one flat tensor.
+    The key is the number of the network, the number of optimizer steps before, and whether the network is in training
+    mode. The fingerprints are taken before the first step, after 1, 2, 4, 8... steps, at any step in validation, and at
+    losses. They may differ from `weights`, since an optimizer may have other parameters, such as a rank's part of one
+    flat tensor.
     """
     network_shapes: list[tuple[int, ...]] = field(default_factory=list)
-    """Shapes of the networks' parameters."""
+    """Shapes of the parameters that the networks train."""
     at_loss: list[Fingerprint] = field(default_factory=list)
     """Fingerprints of the optimizers' parameters at each loss."""
     gradients: dict[int, Fingerprint] = field(default_factory=dict)
@@ -39,34 +44,34 @@ class Trace:
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes of the optimizers' parameters."""
     sharded: bool = False
-    """Whether some of these parameters are parts of larger ones."""
+    """Whether some of the recorded parameters are only parts of larger parameters."""
     without_gradient: list[str] = field(default_factory=list)
     """Names of parameters that had no gradient in any step."""
     random_layers: Counter[str] = field(default_factory=Counter)
     """Number of layers that draw random numbers in training, by type."""
     normalization_layers: Counter[str] = field(default_factory=Counter)
-    """Number of layers that normalise by a rank's share of a batch, by type."""
+    """Number of layers that normalise each rank's part of a batch separately, by type."""
     synchronized_layers: Counter[str] = field(default_factory=Counter)
-    """Number of layers that normalise by the samples of all ranks, by type."""
+    """Number of layers that normalise over the samples of all ranks, by type."""
     samples: list[tuple[int, list[bytes]]] = field(default_factory=list)
-    """Hashes of the network's training samples, each batch with the number of steps before it."""
+    """For each batch, the number of steps before it, and the hashes of the training samples in it."""
     seconds: float = 0.0
-    """Duration of the evaluation."""
+    """Duration of the evaluation in seconds."""
     memory: int = 0
     """Peak memory of this rank, in bytes."""
     failures: list[str] = field(default_factory=list)
-    """Messages of the exception that has ended the objective, and of its causes; empty without an exception."""
+    """Messages of the exception that has ended the objective, and of its causes; empty if there was none."""
     place: str = ""
-    """Line of the objective at which it was raised; empty without an exception."""
+    """Line of the objective that raised this exception; empty if there was none."""
     variables: list[str] = field(default_factory=list)
     """Environment variables that a program has read."""
     has_children: bool = False
-    """Whether processes were left when a program ended."""
+    """Whether a program had child processes left when it ended."""
     was_cut: bool = False
-    """Whether a program was ended before it had finished."""
+    """Whether a program was ended from outside before it had finished."""
 
     def to_data(self) -> dict[str, Any]:
-        """Return data that JSON can hold; `from_data` makes an equal object from them."""
+        """Return the trace as data that JSON can hold. `from_data` restores the trace from them."""
         return {
             **vars(self),
             "weights": list(self.weights.items()),
@@ -77,7 +82,7 @@ class Trace:
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> Trace:
-        """Return the trace in `data`; an empty one if `data` are empty, as for a trainer that has crashed."""
+        """Return the trace in `data`. If `data` are empty, as after a crash of the trainer, the trace is empty."""
         if not data:
             return Trace()
         return Trace(
@@ -109,12 +114,15 @@ def _split_hashes(hashes: bytes) -> list[bytes]:
 
 
 def compute_distance(first: Fingerprint, second: Fingerprint) -> float:
-    """Return the distance of two fingerprints of equally many parameters, relative to the norm of all parameters."""
+    """Return the distance between two fingerprints, relative to the norm of all parameters.
+
+    Both must describe the same number of parameters. The distance is 0 if the parameters are equal.
+    """
     scale = max(sum(norm**2 for norm, _ in first), sum(norm**2 for norm, _ in second)) ** 0.5
     distance = sum((a - c) ** 2 + (b - d) ** 2 for (a, b), (c, d) in zip(first, second, strict=True)) ** 0.5
     return distance / scale if scale else 0.0
 
 
 def compute_norm(fingerprint: Fingerprint) -> float:
-    """Return the norm of all parameters of a fingerprint."""
+    """Return the norm of all parameters that a fingerprint describes."""
     return float(sum(norm**2 for norm, _ in fingerprint) ** 0.5)

@@ -1,4 +1,4 @@
-"""Find the lines of the user's own code in stacks, among those of libraries and of this program."""
+"""Find the frames of the user's own code in stacks, which also have frames of libraries and of this program."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 
 
 class UserFrames:
-    """Finds the lines of a search space file, and of modules next to it, in frames.
-
-    A position is the innermost of these lines, such as `my_search.py:33`; empty if there is none.
+    """Finds the line of a search space file, or of a module next to it, that stack frames have reached.
 
     Args:
         path: Path of the search space file.
@@ -29,7 +27,14 @@ class UserFrames:
         self._folder = path.absolute().parent
 
     def find_position(self, frames: Sequence[traceback.FrameSummary]) -> str:
-        """Return the position in frames, outermost first; the innermost library line if none is the user's."""
+        """Return the innermost line of the user's code in a stack, such as `my_search.py:33`.
+
+        If there is none, return the innermost line of a library. If the stack is empty or has only frames of this
+        program, return an empty string.
+
+        Args:
+            frames: The stack, the outermost frame first.
+        """
         own = [frame for frame in frames if self._is_user_file(frame.filename)]
         others = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
         for frame in [*reversed(own), *reversed(others)]:
@@ -48,20 +53,20 @@ class UserFrames:
 
 
 def extract_error_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames of an exception, without this program's frames around the objective."""
+    """Return the frames of an exception, without the frames of this program that call the objective."""
     return remove_program_frames(traceback.extract_tb(error.__traceback__))
 
 
 def extract_current_frames() -> list[traceback.FrameSummary]:
-    """Return the frames of the caller, without this program's frames around the objective."""
+    """Return the current stack, without the frames of this program that call the objective."""
     outermost_first = reversed(list(traceback.walk_stack(sys._getframe())))
     return remove_program_frames(traceback.StackSummary.extract(outermost_first, lookup_lines=False))
 
 
 def extract_generator_frames(generator: Generator[Any, Any, Any]) -> list[traceback.FrameSummary]:
-    """Return the frames of a generator that waits at a yield; empty if it has ended.
+    """Return the frames of a generator that waits at a `yield`; empty if the generator has ended.
 
-    The frames of generators to which it delegates follow, if they are written in Python.
+    If it delegates to other generators (`yield from`), their frames follow if they are written in Python.
     """
     frames = []
     inner: Any = generator
@@ -73,14 +78,14 @@ def extract_generator_frames(generator: Generator[Any, Any, Any]) -> list[traceb
 
 
 def select_objective_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Return the frames that belong to an objective; empty if no objective runs."""
+    """Return the frames of a stack that belong to an objective; empty if the stack runs no objective."""
     return remove_program_frames(frames) if any(frame.filename in _CALLER_FILES for frame in frames) else []
 
 
 def remove_program_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Return frames without this program's own, which call an objective or interrupt it.
+    """Return frames without the frames of this program that call an objective or interrupt it.
 
-    The frames of `hpo.training`, which objectives call, stay, and so do all frames between the objective's.
+    Frames of `hpo.training` stay, since objectives call it. Frames between frames of the objective also stay.
     """
     called = next((index + 1 for index, frame in enumerate(frames) if frame.filename in _CALLER_FILES), 0)
     inside = list(frames[called:])

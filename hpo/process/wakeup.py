@@ -1,4 +1,4 @@
-"""A pipe by which signals and other threads wake a thread, whatever the main thread is doing."""
+"""A pipe by which signals and other threads wake a thread, even while the main thread is busy."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ _WAKE = b"\0"
 
 
 class WakeupPipe:
-    """Receives signals instead of their handlers inside `with`, which the main thread enters.
+    """Receives signals inside `with`, and wakes the thread that calls `wait`. The main thread must enter the `with`.
+
+    Inside `with`, the usual handlers of the signals are not called.
 
     Args:
-        signals: The signals.
+        signals: Signals to receive.
     """
 
     def __init__(self, signals: Sequence[signal.Signals]) -> None:
@@ -37,17 +39,17 @@ class WakeupPipe:
             signal.signal(number, handler or signal.SIG_DFL)
 
     def wait(self, seconds: float) -> list[int]:
-        """Wait until a wakeup, at most `seconds`, and return the numbers of the signals that arrived."""
+        """Wait at most `seconds` for a signal or for `wake`; return the numbers of the signals that have arrived."""
         select.select([self._read_end], [], [], seconds)
         with suppress(BlockingIOError):
             return [number for number in self._read_end.recv(4096) if number in self._signals]
         return []
 
     def fileno(self) -> int:
-        """Return the file descriptor to wait on together with other files; it is readable after a wakeup."""
+        """Return a file descriptor to wait on together with other files. It is readable after a signal or `wake`."""
         return self._read_end.fileno()
 
     def wake(self) -> None:
-        """End a wait; any thread may call this."""
+        """End the wait of the thread that calls `wait`. Any thread may call this."""
         with suppress(OSError):
             self._write_end.send(_WAKE)

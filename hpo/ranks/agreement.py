@@ -1,4 +1,4 @@
-"""Run a step on all ranks, or on the first rank for all, and raise an error of one rank on all of them."""
+"""Run a function on all ranks, or on the first rank only, and raise an error of any rank on all ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def run_on_all(comm: SleepingComm, step: Callable[[], T]) -> T:
-    """Run a step on each rank, and return its result. Collective: call on all ranks of `comm`.
+    """Run `step` on each rank, and return the result of this rank. Collective: call on all ranks of `comm`.
 
     Raises:
-        CollectiveUsageError: The step has raised UsageError on any rank.
+        CollectiveUsageError: `step` has raised UsageError on any rank.
     """
     result, mistake = None, None
     try:
@@ -29,6 +29,6 @@ def run_on_all(comm: SleepingComm, step: Callable[[], T]) -> T:
 
 
 def run_on_root(comm: SleepingComm, step: Callable[[], T]) -> T:
-    """Run a step on the first rank, and return its result on all ranks. Collective: call on all ranks of `comm`."""
+    """Run `step` on the first rank, and return its result on all ranks. Collective: call on all ranks of `comm`."""
     result = run_on_all(comm, lambda: step() if comm.rank == 0 else None)
     return comm.bcast(result)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""MPI communicators that sleep while they wait.
+"""MPI communicators (groups of ranks that exchange messages) that sleep while they wait.
 
-A rank that waits in a blocking MPI call uses 95% of a core (measured with MPICH). It takes that from the ranks that
-train if there are more ranks than cores. Here each wait tests a non-blocking call between short sleeps.
+A rank that waits in a blocking MPI call uses 95% of a core (measured with MPICH). If there are more ranks than cores,
+it slows down the ranks that train. Here each wait tests a non-blocking call between short sleeps.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
     """Wait until `done()` is true, and return true; return false after `limit` seconds.
 
-    `done` is called less and less often. Seconds in which this process was stopped do not count.
+    The longer the wait, the less often `done` is called. Seconds in which this process was stopped do not count.
     """
     began = clock.now()
     while not done():
@@ -53,17 +53,23 @@ def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
 
 
 def sleep_briefly(waited: float, longest: float = _MAX_SLEEP) -> None:
-    """Sleep before the next check of a condition, longer if `waited`, the seconds of waiting so far, is longer."""
+    """Sleep before the next check of a condition, for a tenth of the time waited so far.
+
+    Args:
+        waited: Seconds of waiting so far.
+        longest: Maximum seconds to sleep.
+    """
     time.sleep(min(max(_MIN_SLEEP, _SLEEP_RATIO * waited), longest))
 
 
 class SleepingComm(MPI.Intracomm):
-    """An MPI intracommunicator whose waits sleep and can be interrupted, and whose sends never block.
+    """An MPI communicator (group of ranks that exchange messages) that sleeps while it waits.
 
-    `SleepingComm(comm)` is another handle of `comm`, not a copy. Calls that are not overridden here block as usual.
+    Its waits can be interrupted, and its sends never block. `SleepingComm(comm)` is another handle of `comm`, not a
+    copy. Calls that are not overridden here block as usual.
 
     Attributes:
-        patience: Maximum seconds for which a rank waits in a call, after which it raises TimeoutError.
+        patience: Maximum seconds for which a rank waits in a call. Then the call raises TimeoutError.
     """
 
     _unreceived: list[MPI.Request]
@@ -75,22 +81,28 @@ class SleepingComm(MPI.Intracomm):
         self._wait_for_request(self.Ibarrier())
 
     def copy(self) -> SleepingComm:
-        """Return another communicator of the same ranks. Collective: call on all ranks."""
+        """Return a separate communicator of the same ranks. Collective: call on all ranks."""
         comm, request = self.Idup()
         self._wait_for_request(request)
         return SleepingComm(comm)
 
     def split(self, color: int, key: int) -> SleepingComm:
-        """Return a communicator of the ranks with this `color`, ordered by `key`. Collective: call on all ranks."""
+        """Return a communicator of all ranks that pass the same `color`, ordered by `key`.
+
+        Collective: call on all ranks.
+        """
         self.barrier()  # MPI's call uses a full core while it waits.
         return SleepingComm(self.Split(color, key))
 
     def enter_barrier(self) -> Callable[[], bool]:
-        """Enter a barrier without waiting, and return a function that returns whether all ranks have entered it."""
+        """Enter a barrier (a point that all ranks must reach) without waiting.
+
+        Return a function that returns whether all ranks have entered the barrier.
+        """
         return self.Ibarrier().Test
 
     def begin_gather(self, obj: Any) -> Gathering:
-        """Start to gather the objects of all ranks, without waiting. Collective: call on all ranks."""
+        """Start to gather one object of each rank on all ranks, without waiting. Collective: call on all ranks."""
         return Gathering(self, obj)
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
@@ -109,7 +121,7 @@ class SleepingComm(MPI.Intracomm):
         return gathering.unpack_objects()
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """Return the objects of all ranks, in the order of the ranks, on rank `root`; None on other ranks."""
+        """Return the objects of all ranks on rank `root`, in the order of the ranks; return None on other ranks."""
         payload, is_root = pickle.dumps(sendobj), self.rank == root
         lengths = array("q", [0] * self.size) if is_root else None
         self._wait_for_request(self.Igather(array("q", [len(payload)]), lengths, root=root))
@@ -123,7 +135,7 @@ class SleepingComm(MPI.Intracomm):
         return functools.reduce(op, self.allgather(sendobj))
 
     def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
-        """Return the objects of all ranks, combined by `op` in their order, on rank `root`; None on other ranks."""
+        """Return the objects of all ranks on rank `root`, combined by `op` in their order; None on other ranks."""
         result = self.allreduce(sendobj, op)
         return result if self.rank == root else None
 
@@ -134,7 +146,7 @@ class SleepingComm(MPI.Intracomm):
         tag: int = MPI.ANY_TAG,
         status: Any = None,
     ) -> Any:
-        """Receive an object, and return it."""
+        """Wait for an object from rank `source` with tag `tag`, and return it."""
         found: list[MPI.Message] = []
 
         def has_arrived() -> bool:
@@ -154,14 +166,14 @@ class SleepingComm(MPI.Intracomm):
         self._wait_for_request(self.Ibcast(buf, root))
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:  # noqa: N802
-        """Combine the send buffers of all ranks by `op` in the receive buffer of each rank."""
+        """Combine the send buffers of all ranks by `op`, and write the result to the receive buffer of each rank."""
         self._wait_for_request(self.Iallreduce(sendbuf, recvbuf, op))
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object without waiting for the receiver.
 
-        A blocking send of more than MPI's eager limit would wait until the receiver has finished its evaluation. It
-        would never return if the receiver is this rank, or is sending to this rank.
+        A blocking send of a large object would wait until the receiver has finished its evaluation. It would never
+        return if the receiver is this rank, or if the receiver also sends to this rank.
         """
         pending = self._get_pending()
         if len(pending) >= self._max_pending:  # To test all of them at each send would take quadratic time.
@@ -171,7 +183,11 @@ class SleepingComm(MPI.Intracomm):
         self._unreceived = pending
 
     def run_in_turns(self, at_once: int, step: Callable[[], T]) -> T:
-        """Run a step on `at_once` ranks at a time, and return this rank's result. Collective: call on all ranks."""
+        """Run `step` on all ranks, on `at_once` ranks at the same time. Collective: call on all ranks.
+
+        Returns:
+            The result of this rank.
+        """
         if self.rank >= at_once:
             sleep_until(lambda: bool(self.iprobe(source=self.rank - at_once, tag=_TURN_TAG)))
             self.recv(source=self.rank - at_once, tag=_TURN_TAG)
@@ -185,8 +201,8 @@ class SleepingComm(MPI.Intracomm):
         """Receive and drop all pending messages between the ranks. Collective: call on all ranks.
 
         Method: non-blocking consensus, algorithm 2 of Hoefler, Siebert and Lumsdaine (2010), "Scalable communication
-        protocols for dynamic sparse data exchange". Sends are synchronous, and a rank enters a barrier when its own
-        messages have arrived.
+        protocols for dynamic sparse data exchange". Sends are synchronous, and a rank enters a barrier when the
+        messages that it has sent have arrived.
         """
         barrier: list[MPI.Request] = []
 
@@ -212,7 +228,7 @@ class SleepingComm(MPI.Intracomm):
 
 
 class Gathering:
-    """A non-blocking allgather, between its start and its end.
+    """A non-blocking gather of one object per rank, which has begun.
 
     Args:
         comm: The communicator.
@@ -226,11 +242,11 @@ class Gathering:
         self._request = comm.Iallgather(block, self._blocks)
 
     def is_done(self) -> bool:
-        """Return whether all ranks have called it."""
+        """Return whether all ranks have begun this gather, so that `unpack_objects` does not wait for them."""
         return bool(self._request.Test())
 
     def unpack_objects(self) -> list[Any]:
-        """Return the objects of all ranks, in the order of the ranks, after `is_done` is true."""
+        """Return the objects of all ranks, in the order of the ranks. Call it after `is_done` is true."""
         blocks = [self._blocks[start : start + BLOCK_BYTES] for start in range(0, len(self._blocks), BLOCK_BYTES)]
         lengths = [compute_rest_length(block) for block in blocks]
         rests = bytearray(sum(lengths))
@@ -249,15 +265,15 @@ def _unpickle_objects(everything: bytearray, lengths: Iterable[int]) -> list[Any
 
 
 def get_world() -> SleepingComm:
-    """Return the communicator of all ranks of the job; no other function uses MPI's world."""
+    """Return the communicator of all ranks of the job. All code gets this communicator from this function."""
     return SleepingComm(MPI.COMM_WORLD)
 
 
 def unlink_shared_memory(host: SleepingComm) -> None:
-    """Unlink the file through which MPICH's ranks on a host share memory; all of them have opened it.
+    """Unlink the file through which MPICH's ranks on a host share memory. Call it after all of them have opened it.
 
-    MPICH unlinks the file when MPI ends. Files of aborted jobs, 1 MB per rank, would stay until the host reboots.
-    (MPICH 5.0.2 with UCX, whose own files are unlinked from the beginning.)
+    MPICH itself unlinks the file when MPI ends. If a job is aborted, the file, 1 MB per rank, would stay until the host
+    reboots. (MPICH 5.0.2 with UCX, whose own files are unlinked from the beginning.)
 
     Args:
         host: Communicator of the ranks of this host.
@@ -270,12 +286,15 @@ def unlink_shared_memory(host: SleepingComm) -> None:
 
 
 def finalize_mpi() -> None:
-    """Finalize MPI before Python exits. Collective: call on all ranks of the job."""
+    """Shut down MPI before Python exits. Collective: call on all ranks of the job."""
     MPI.Finalize()
 
 
 def allows_threads() -> bool:
-    """Return whether any thread may call MPI at any time; mpi4py requests it, and an MPI may refuse it."""
+    """Return whether all threads may call MPI at the same time.
+
+    mpi4py requests this, but some MPI libraries do not support it.
+    """
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 

@@ -1,4 +1,4 @@
-"""Control messages between the ranks of a job, apart from its computations, and heartbeats of each rank."""
+"""Control messages and heartbeats between the ranks of a job, separate from the messages of its computations."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PING_KIND = "alive"
 class ControlChannel:
     """Sends and receives control messages on a communicator of its own. Collective: create and close it on all ranks.
 
-    Any thread may send, but only the thread of the watch exchanges messages.
+    Any thread may send. Only the watch (the thread that handles signals and messages) exchanges messages.
 
     Attributes:
         name: Name of this rank in messages to the user.
-        previous_name: Name of the previous rank in the ring of all ranks.
+        previous_name: Name of the previous rank in the ring of all ranks, which sends heartbeats to this rank.
     """
 
     def __init__(self, world: SleepingComm) -> None:
@@ -39,7 +39,7 @@ class ControlChannel:
         self._pinged_at = self._exchanged_at = self._received_at = clock.now()
 
     def set_worker_name(self, rank: int, worker: int) -> None:
-        """Name this rank by its worker, as in printed lines and in failures."""
+        """Name this rank by its worker in messages to the user, as in printed lines and in failures."""
         self.name = f"rank {rank} of worker {worker} on {self._host}"
 
     def send(self, rank: int, *message: Any) -> None:
@@ -47,7 +47,10 @@ class ControlChannel:
         self._outbox.put((rank, message))
 
     def send_now(self, rank: int, *message: Any) -> None:
-        """Send a message at once; only for the thread that exchanges, when it may not exchange again."""
+        """Send a message at once, instead of at the next exchange.
+
+        Only the thread that exchanges messages may call this. It does so when there may be no next exchange.
+        """
         with suppress(Exception):
             self._comm.send(message, dest=rank)
 
@@ -67,7 +70,7 @@ class ControlChannel:
                 yield message
 
     def measure_silence(self) -> float:
-        """Return the seconds since the last heartbeat of the previous rank in the ring of all ranks."""
+        """Return the seconds since the latest heartbeat from the previous rank in the ring of all ranks."""
         return clock.now() - self._received_at if self.size > 1 else 0.0
 
     def close(self) -> None:
@@ -75,7 +78,11 @@ class ControlChannel:
         self._comm.drop_messages()
 
     def abort(self, status: int) -> None:
-        """End the job on all hosts; with a copy of the world, MPICH (5.0.2) would end only the ranks of this host."""
+        """End the job on all hosts.
+
+        This needs MPI's own communicator of all ranks. With a copy of it, MPICH (5.0.2) would end only the ranks of
+        this host.
+        """
         self._world.Abort(status)
 
     def _send_ping(self) -> None:

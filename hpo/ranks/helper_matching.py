@@ -1,7 +1,8 @@
-"""Match workers without work to workers that can use their help, by messages between the leaders of the workers.
+"""Match idle workers to workers that can use their help, by messages between the leaders (first ranks) of the workers.
 
-A worker without work offers itself to other workers, and waits. A worker that can use it reserves it, which takes no
-time: the offering worker is waiting, or has withdrawn its offer. Its task may begin later, or not at all.
+An idle worker offers its help to other workers, and waits. A worker that wants the help reserves it, and receives an
+answer at once: the idle worker accepts, or has withdrawn its offer before. The task of a reserved worker may begin
+later, or not at all.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from hpo.ranks.communicator import SleepingComm, sleep_until
 
 
 class HelperMatching:
-    """One leader's end of the matching. Collective: create it on all leaders.
+    """Exchanges offers of help between one leader (first rank of a worker) and the others.
+
+    Collective: create it on all leaders.
 
     Args:
         comm: Communicator of the leaders; ranks in it are the numbers of their workers.
-        is_stopping: Returns whether the run stops, after which a worker no longer waits for a task.
+        is_stopping: Returns whether the run stops. Then a worker no longer waits for a task.
 
     Attributes:
         worker: Number of this worker.
-        is_retired: Whether this worker has no work of its own; it must not claim any, since other leaders may exit.
+        is_retired: Whether this worker has announced that it has no more work of its own. Then it must not claim new
+            work, since other leaders may exit.
     """
 
     def __init__(self, comm: SleepingComm, is_stopping: Callable[[], bool] = lambda: False) -> None:
@@ -42,20 +46,20 @@ class HelperMatching:
     # For a worker without work
 
     def retire(self) -> None:
-        """Announce that this worker has no work of its own any more."""
+        """Announce to all leaders that this worker has no more work of its own."""
         if not self.is_retired:
             self.is_retired = True
             self._have_all_retired = self._comm.enter_barrier()
 
     def wait_for_task(self, others: Iterable[int] | None = None, limit: float = math.inf) -> Any:
-        """Offer this worker to other workers, and return the task for which one of them uses it.
+        """Offer the help of this worker to other workers, and return the task that one of them sends.
 
         Args:
-            others: Numbers of the workers; all if None.
+            others: Numbers of the workers that receive the offer; all if None.
             limit: Maximum seconds to wait.
 
         Returns:
-            None if no task comes in time, or all workers have retired.
+            The task. None if no task comes in time, or all workers have retired.
         """
         targets = set(range(self._comm.size) if others is None else others) - {self.worker}
         until = clock.now() + limit
@@ -89,12 +93,12 @@ class HelperMatching:
     # For a worker with work
 
     def find_helpers(self) -> list[int]:
-        """Return the workers that offer themselves, the nearest first."""
+        """Return the numbers of the workers that offer their help, the nearest to this worker's number first."""
         self._receive_messages()
         return sorted(self._open_offers, key=lambda worker: (abs(worker - self.worker), worker))
 
     def reserve_helper(self, worker: int) -> bool:
-        """Reserve a worker that has offered itself; return false if it has withdrawn its offer."""
+        """Reserve a worker that has offered its help; return false if it has withdrawn its offer."""
         number = self._open_offers.pop(worker, None)
         if number is None:
             return False
@@ -109,7 +113,7 @@ class HelperMatching:
         return self._answers.pop(worker)
 
     def send_task(self, workers: Iterable[int], task: Any) -> None:
-        """Send a task to reserved workers; None releases them."""
+        """Send a task to reserved workers. The task None releases them."""
         for worker in workers:
             self._send_message(worker, "begin", task)
 

@@ -1,4 +1,4 @@
-"""One rank of an MPI job, with the watch over it."""
+"""One rank of an MPI job, with the watch (the thread that handles signals, deadlines and messages) over it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hpo.ranks.rank_watch import RankWatch
 
 @dataclass(frozen=True)
 class Job:
-    """One rank of a job."""
+    """One rank of an MPI job."""
 
     world: SleepingComm
     """Communicator of all ranks."""
     watch: RankWatch
     """The watch over this rank."""
     template: Any = None
-    """The template that this rank has started, if any."""
+    """The template (the process that trainers are forked from) that this rank has started, if any."""
     started_at: float = field(default_factory=time.time)
     """Start of the job, in seconds since the epoch."""
 
@@ -32,7 +32,7 @@ class Job:
 
 
 def abort_for_error(watch: RankWatch, error: BaseException) -> None:
-    """End the whole job at once with the error's message, or the traceback of a bug, and its exit status."""
+    """End the whole job at once because of an error, and print its message, or its traceback if it is a bug."""
     stopped = watch.active_stop.status if watch.active_stop and isinstance(error, StorageUnavailableError) else 0
     is_expected = isinstance(error, (UsageError, RunError))
     text = f"error: {error}" if is_expected else "".join(traceback.format_exception(error)).rstrip()

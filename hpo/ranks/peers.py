@@ -1,4 +1,4 @@
-"""The other ranks of a worker, as the watch over one rank needs them."""
+"""The other ranks of a worker, for the watch over one rank (a thread that handles signals and messages)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hpo.ranks.control_channel import ControlChannel
 
 @dataclass(frozen=True)
 class Peers:
-    """The other ranks of a worker."""
+    """The other ranks of a worker (group of ranks that trains one network)."""
 
     leader: int
-    """Index of the worker's leader in the job."""
+    """Index in the job of the worker's leader (its first rank)."""
     others: Sequence[int]
     """Indices in the job of all ranks of the worker except this one."""
     names: str
-    """Names of these ranks in messages to the user."""
+    """Names of the other ranks in messages to the user, separated by commas."""
     patience: float
     """Maximum seconds for which a rank waits for its peers."""
 
 
 def find_peers(worker: SleepingComm, control_channel: ControlChannel, patience: float) -> Peers:
-    """Return the peers of this rank. Collective: call on all ranks of the worker.
+    """Return the other ranks of this rank's worker. Collective: call on all ranks of the worker.
 
     Args:
         worker: Communicator of the worker's ranks.

@@ -1,7 +1,8 @@
-"""The watch over a rank: a thread that handles signals, deadlines and messages while the rank computes.
+"""The watch over a rank: a thread that handles signals, deadlines and messages while the main thread works.
 
-The main thread mostly waits for its trainer or for other ranks; it also proposes individuals, and writes the summary.
-To cancel an evaluation, the watch wakes the main thread, which then cancels the objective in its trainer.
+The main thread mostly waits for its trainer (process that runs the objective) or for other ranks. It also proposes
+individuals, and writes the summary. To cancel an evaluation, the watch wakes the main thread, which then cancels the
+objective in its trainer.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ _SECONDS_TO_ABORT = 5.0
 
 
 class RankWatch:
-    """The thread that watches over a rank. Collective: enter and leave it on all ranks.
+    """The watch over a rank: a thread that handles signals, deadlines and messages.
+
+    Collective: enter and leave it on all ranks.
 
     Args:
         world: Communicator of all ranks.
 
     Raises:
-        CollectiveUsageError: This MPI does not support several threads.
+        CollectiveUsageError: This MPI library does not let several threads communicate.
     """
 
     def __init__(self, world: SleepingComm) -> None:
@@ -90,16 +93,18 @@ class RankWatch:
 
     @property
     def is_own_thread(self) -> bool:
-        """Whether the caller is the thread of the watch, which must not wait."""
+        """Whether the caller is the thread of the watch. This thread must not wait."""
         return threading.current_thread() is self._thread
 
     # Called by the main thread
 
     def join_worker(self, worker: SleepingComm, index: int, patience: float) -> None:
-        """Join a worker, or a group of workers. Collective: call on all of its ranks.
+        """Set the worker, or the group of workers, to which this rank belongs from now on.
+
+        Collective: call on all ranks of the worker or group.
 
         Args:
-            worker: Communicator of its ranks.
+            worker: Communicator of the ranks of the worker or group.
             index: Number of the worker.
             patience: Maximum seconds for which a rank waits for its peers.
         """
@@ -117,7 +122,7 @@ class RankWatch:
         self._on_stop, self._summarize_late = on_stop, summarize_late
 
     def schedule_stop(self, seconds: float, reason: str) -> None:
-        """Stop the run `seconds` from now."""
+        """Schedule a stop of the run `seconds` from now, with `reason` as its reason."""
         self._deadlines[reason] = time.monotonic() + seconds
 
     @property
@@ -132,7 +137,10 @@ class RankWatch:
 
     @contextmanager
     def watch_evaluation(self) -> Iterator[WatchedEvaluation]:
-        """Watch over an evaluation inside `with`. Collective: enter and leave it on all ranks of the worker."""
+        """Yield an evaluation that the watch can cancel inside `with`.
+
+        Collective: enter and leave it on all ranks of the worker.
+        """
         with self._evaluation_lock:
             self._evaluation_count += 1
             watched = WatchedEvaluation(self._evaluation_count, self._event, self._notify_peers, self._notify_leader)
@@ -151,7 +159,7 @@ class RankWatch:
             self._evaluation = None
 
     def stop_run(self, stop: StopRequest) -> None:
-        """Stop the whole run: evaluations are cancelled, and no others are started."""
+        """Stop the whole run: running evaluations are cancelled, and no new evaluations are started."""
         if not self._run_stop.begin_stop(stop):
             return
         if stop.status != ExitStatus.BUDGET_SPENT:
@@ -163,11 +171,17 @@ class RankWatch:
             evaluation.cancel_here(RUN_STOPS)
 
     def cancel_stop(self, stop: StopRequest) -> None:
-        """Continue after a stop, when all ranks have stopped; late messages about it are ignored."""
+        """End a stop, so that the run can continue. Call it when all ranks have stopped.
+
+        Late messages that request the same stop are ignored.
+        """
         self._run_stop.cancel_stop(stop)
 
     def abort_job(self, message: str, status: int = ExitStatus.CRASHED) -> None:
-        """End the whole job at once with the first message that reaches the first rank; does not return."""
+        """End the whole job at once, and print `message`. This method does not return.
+
+        The first rank ends the job. If several ranks request this, it prints the message that it receives first.
+        """
         if self.control_channel.rank != 0:
             self._send_promptly(0, "die", message, status)
             time.sleep(_SECONDS_TO_ABORT)
@@ -235,7 +249,10 @@ class RankWatch:
             )
 
     def _abort_late_stop(self, stopping: StopRequest) -> None:
-        """End the job if a rank has not stopped; the first rank writes the summary, and the others leave it time."""
+        """End the job because some ranks have not stopped in time.
+
+        The first rank writes the summary before. The other ranks give it time for that.
+        """
         if self.control_channel.rank == 0:
             status = stopping.status or ExitStatus.UNFINISHED  # The run may have more to do.
             with suppress(Exception):
@@ -260,7 +277,10 @@ class RankWatch:
         self._wakeup.wake()
 
     def _send_promptly(self, rank: int, *message: Any) -> None:
-        """Send a message at once if the caller is the watch's thread, which may not exchange messages again."""
+        """Send a message at once if the caller is the watch's thread, which may not exchange messages again.
+
+        Otherwise, queue the message for the next exchange.
+        """
         if self.is_own_thread:
             self.control_channel.send_now(rank, *message)
         else:

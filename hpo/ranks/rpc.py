@@ -24,7 +24,10 @@ _MAX_BATCH_CALLS = 64  # number of calls between two calls of `settle`
 
 
 class RpcClient:
-    """Makes calls on one rank, in a communicator for calls alone; any thread may call."""
+    """Calls functions on the first rank of the job, from any thread of any rank.
+
+    The communicator must not be used for other messages.
+    """
 
     def __init__(self, comm: SleepingComm) -> None:
         self._comm = comm
@@ -32,11 +35,11 @@ class RpcClient:
         self._tags = itertools.cycle(range(_CALL_TAG + 1, _MAX_TAGS))
 
     def notify(self, name: str, *arguments: Any, **options: Any) -> None:
-        """Call a function by its name without waiting for it; calls of a rank keep their order."""
+        """Call a function by its name, without waiting for it. The calls of a rank are answered in their order."""
         self._send_call(_CALL_TAG, name, arguments, options)
 
     def call(self, name: str, *arguments: Any, limit: float = math.inf, **options: Any) -> Any:
-        """Call a function by its name, and return its result.
+        """Call a function of the first rank by its name, and return its result.
 
         Args:
             name: Name of the function.
@@ -64,13 +67,13 @@ class RpcClient:
 
 
 class RpcServer:
-    """Answers calls on the first rank inside `with`, in a thread of its own.
+    """Answers the calls of all ranks inside `with`, in a separate thread of the first rank.
 
     Args:
-        comm: Communicator for calls alone.
+        comm: Communicator that is used for calls alone.
         answer: Called as `answer(name, *arguments, **options)` for each call.
         settle: Called when no call is pending, and after each batch of calls.
-        working: Context in which all calls are answered.
+        working: Context manager that is entered while calls are answered.
         on_error: Called with the error if calls can no longer be answered.
     """
 
@@ -95,7 +98,10 @@ class RpcServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End the thread, after the last call; after an error, the job ends soon, so it is not awaited."""
+        """End the thread after it has answered all pending calls.
+
+        After an error, do not wait for the thread, since the job ends soon.
+        """
         self._closed.set()
         if kind is None:
             self._thread.join()
@@ -137,7 +143,7 @@ class RpcServer:
         return True
 
     def _receive_call(self, request: MPI.Request) -> Any:
-        """Receive a call without blocking: for a long message, sender and receiver may have to connect first."""
+        """Receive a call without blocking. Before a long message, sender and receiver may have to connect."""
         found: list[Any] = []
 
         def is_here() -> bool:

@@ -1,4 +1,7 @@
-"""Whether a run stops, and why: the first reason counts, but it replaces a stop with success."""
+"""Whether a run stops, and why.
+
+The first reason counts. Only the reason that the budget is spent can be replaced by another reason.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from hpo.process import clock
 
 
 class RunStop:
-    """The stop of a run.
+    """The state of a run's stop: whether the run stops, why, and since when.
 
     Attributes:
         reason: Why the run stops; None while it does not stop.
@@ -21,7 +24,7 @@ class RunStop:
         self._ignored_stop: StopRequest | None = None
 
     def begin_stop(self, stop: StopRequest) -> bool:
-        """Stop the run for a reason; return false if the run stops already, or ignores this reason."""
+        """Stop the run for a reason; return false if `is_final(stop)`, or if this reason was cancelled before."""
         if self.is_final(stop) or stop == self._ignored_stop:
             return False
         self._began_at = clock.now()
@@ -29,16 +32,19 @@ class RunStop:
         return True
 
     def cancel_stop(self, stop: StopRequest) -> None:
-        """Continue after a stop, when all ranks have stopped; late messages about it are ignored."""
+        """End a stop, so that the run can continue. Call it when all ranks have stopped.
+
+        Late messages that request the same stop are ignored.
+        """
         self._ignored_stop = stop
         if self.reason == stop:
             self.reason, self._began_at = None, math.inf
 
     def is_final(self, stop: StopRequest) -> bool:
-        """Return whether the run stops already for a reason that this one does not replace."""
+        """Return whether the run stops already, for a reason that `stop` does not replace."""
         ends_well = self.reason is not None and self.reason.status == ExitStatus.BUDGET_SPENT
         return self.reason is not None and not (ends_well and stop.status != ExitStatus.BUDGET_SPENT)
 
     def measure_seconds(self) -> float:
-        """Return the seconds since the run began to stop; negative infinity while it does not stop."""
+        """Return the seconds since the run began to stop; negative infinity if it does not stop."""
         return clock.now() - self._began_at

@@ -1,4 +1,4 @@
-"""The evaluation that a rank supervises, as the watch over the rank sees it: any thread may cancel it."""
+"""The evaluation that a rank runs, as the watch (thread that handles signals and messages) over the rank sees it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 
 
 class WatchedEvaluation:
-    """An evaluation that can be cancelled from any thread. The main thread waits on it as on a file.
+    """An evaluation that any thread can cancel. The main thread waits for a cancellation as for data in a file.
 
     Args:
-        number: Number of the evaluation among those of the worker, the same on all its ranks.
-        event: File descriptor of the rank's eventfd.
+        number: Number of the evaluation, counted over the evaluations of the worker. It is the same on all ranks of the
+            worker.
+        event: File descriptor of the rank's eventfd (counter of Linux that wakes a waiting thread).
         notify_peers: Called with `number` and the cause to cancel the evaluation on the other ranks.
-        notify_leader: Called with `number` and a report for the worker's leader.
+        notify_leader: Called with `number` and a report for the leader (first rank of the worker).
 
     Attributes:
         cause: Why the evaluation was cancelled; None if it was not.
@@ -38,30 +39,30 @@ class WatchedEvaluation:
         self.clear_event()
 
     def fileno(self) -> int:
-        """Return the file descriptor to wait on; it is readable from a cancellation until `clear_event`."""
+        """Return the file descriptor to wait on. It is readable after a cancellation or a report."""
         return self._event
 
     def clear_event(self) -> None:
-        """Acknowledge a cancellation, or reports of other ranks."""
+        """Acknowledge a cancellation or reports, so that the file descriptor is not readable until the next event."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._event)
 
     def cancel_on_all(self, cause: str) -> None:
-        """Cancel the evaluation on all ranks of the worker."""
+        """Cancel the evaluation on all ranks of the worker, including this rank."""
         self.cancel_here(cause)
         self._notify_peers(self.number, cause)
 
     def send_report(self, content: Any) -> None:
-        """Send a report to the worker's leader, which gets it by `take_reports`."""
+        """Send a report to the worker's leader, where `take_reports` returns it."""
         self._notify_leader(self.number, content)
 
     def add_report(self, content: Any) -> None:
-        """Add a report of another rank for the main thread."""
+        """Add a report that has arrived from another rank, and wake the main thread."""
         self._reports.append(content)
         os.eventfd_write(self._event, 1)
 
     def take_reports(self) -> list[Any]:
-        """Return the reports of other ranks since the last call."""
+        """Return the reports that have arrived from other ranks since the previous call."""
         new = []
         while self._reports:
             new.append(self._reports.popleft())
