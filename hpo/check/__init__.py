@@ -1,1 +1,4 @@
-"""`hpo check`: evaluate one individual briefly on all ranks, again, and on one rank, and report problems."""
+"""`hpo check`: evaluate one individual briefly, twice on all ranks and once on one rank, and report problems.
+
+An individual is a set of hyperparameters.
+"""

@@ -1,4 +1,7 @@
-"""The evaluator of a check: it evaluates one individual several times, as a run does, and traces the training."""
+"""Evaluate one individual several times for `hpo check`, as a run does, and record a trace of each training.
+
+An individual is a set of hyperparameters. A trace has numbers such as steps, norms of gradients, and memory.
+"""
 
 from __future__ import annotations
 
@@ -42,15 +45,15 @@ class CheckOutcome:
     """The outcome of one evaluation of a check."""
 
     evaluation: Evaluation
-    """The entry in the record."""
+    """The evaluation as it is recorded, with its losses or its failure."""
     traces: list[Trace]
-    """The trace of each rank."""
+    """The trace of the training on each rank, in the order of ranks."""
     has_offered_weights: bool
     """Whether the objective has offered weights."""
     is_false_alarm: bool = False
-    """Whether only torch's check of collectives has failed it, which rejects some correct collectives."""
+    """Whether the evaluation failed only because torch's check of collectives has rejected correct collectives."""
     rejection: str = ""
-    """The reason why it could not resume from its checkpoint; empty if it could, or had none."""
+    """The reason why the evaluation could not resume from its checkpoint; empty if it resumed, or had no checkpoint."""
 
     @property
     def ranks(self) -> int:
@@ -59,7 +62,7 @@ class CheckOutcome:
 
     @property
     def failure(self) -> str:
-        """The reason of a failure; empty if it succeeded."""
+        """The reason why the evaluation failed; empty if it succeeded."""
         return self.evaluation.failure or ""
 
     @property
@@ -70,10 +73,10 @@ class CheckOutcome:
 
 @dataclass(frozen=True)
 class WeightsTest:
-    """The result of a call of `test` with the weights that a run would keep."""
+    """The result of calling the user's `test` with the weights that a run would keep."""
 
     weight_names: list[str] | None = None
-    """The names of the kept weights; None without weights."""
+    """The names of the kept weights; None if no weights were kept."""
     failure: str = ""
     """The reason why `test` failed; empty if it succeeded."""
     seconds: float | None = None
@@ -81,7 +84,7 @@ class WeightsTest:
 
 
 class _FirstLossCheckpointer(Checkpointer):
-    """Keeps the checkpoint of an evaluation's first loss, also after the evaluation."""
+    """Keeps the checkpoint that belongs to the first loss of an evaluation, also after the evaluation has ended."""
 
     def __init__(self, states: CheckpointStore) -> None:
         super().__init__(states, every=0.0)
@@ -89,21 +92,21 @@ class _FirstLossCheckpointer(Checkpointer):
         self._is_first = True
 
     def is_copy_due(self) -> bool:
-        """Return whether this is the first loss with a checkpoint."""
+        """Return True for the first loss with a checkpoint, and False for later losses."""
         is_first, self._is_first = self._is_first, False
         return is_first
 
     def reject_checkpoint(self, assignment: Assignment, reason: str) -> None:
-        """Record why an evaluation cannot resume, and discard the checkpoint, so that it begins again."""
+        """Record why an evaluation cannot resume, and discard its checkpoint, so that it starts from the beginning."""
         self.rejection = reason
         super().discard_checkpoint(assignment)
 
     def discard_checkpoint(self, assignment: Assignment) -> None:
-        """Keep the checkpoint of an evaluation that has ended."""
+        """Do nothing, so that the checkpoint of an ended evaluation is kept."""
 
 
 class _ShortLeader(Leader):
-    """A leader that ends each evaluation after some losses."""
+    """A leader (first rank of a worker) that ends each evaluation after at most `MAX_LOSSES` losses."""
 
     def __init__(
         self, recorder: StudyClient, slot: TrainerSlot, keeper: WeightsSaver | None, saver: _FirstLossCheckpointer
@@ -113,7 +116,7 @@ class _ShortLeader(Leader):
         self.has_offered = False
 
     def decide(self, attempt: Attempt, verdict: Verdict, printed: str) -> Verdict:
-        """Decide about a step as a leader does, and end the evaluation at its last loss."""
+        """Return the verdict of `Leader.decide` on a step, but end the evaluation after `MAX_LOSSES` losses."""
         self.has_offered |= attempt.offers_weights
         decided = super().decide(attempt, verdict, printed)
         is_last = decided.loss is not None and len(attempt.losses) + 1 >= MAX_LOSSES
@@ -122,9 +125,10 @@ class _ShortLeader(Leader):
 
 @dataclass
 class CheckEvaluator:
-    """Evaluates one individual on a worker, whose leader is the job's first rank.
+    """Evaluates one individual several times on the ranks of a job, and records the evaluations in `folder`.
 
-    Only that rank has the hyperparameters `params`. Files of the evaluations are written to `folder`.
+    `params` has the hyperparameters on the job's first rank, and is None on other ranks. The first rank is the leader
+    of the worker (ranks that train one network).
     """
 
     ready: RankState
@@ -133,7 +137,10 @@ class CheckEvaluator:
     params: Mapping[str, Any] | None
     _record: Record | None = field(default=None, init=False)
     file_snapshots: list[FileSnapshot] = field(default_factory=list, init=False)
-    """The files below the working directory before the first evaluation and after each one, on the first rank."""
+    """Snapshots of the files below the working directory, taken on the first rank if the objective is a program.
+
+    The first snapshot is taken before the first evaluation, and a further one after each evaluation.
+    """
 
     def __post_init__(self) -> None:
         if self.params is not None:
@@ -148,8 +155,14 @@ class CheckEvaluator:
     ) -> CheckOutcome | None:
         """Evaluate the individual, and return the outcome on the job's first rank. Collective: call on all ranks.
 
-        If `keeps_weights`, offered weights are kept. With `previous`, the evaluation resumes from the checkpoint of the
-        first loss of that evaluation. `group` must be the worker that this rank has joined with its watch.
+        Args:
+            group: The ranks of the worker. The watch of this rank must have joined this worker.
+            keeps_weights: Whether to keep the weights that the objective offers.
+            previous: An earlier outcome. The evaluation resumes from the checkpoint of its first loss. None starts from
+                the beginning.
+
+        Returns:
+            The outcome on the job's first rank; None on other ranks.
         """
         leader, assignment = None, None
         if self._record is not None and self.params is not None:
@@ -185,15 +198,15 @@ class CheckEvaluator:
         return CheckOutcome(evaluation, traces, leader.has_offered, is_false_alarm, leader.checkpointer.rejection)
 
     def _make_writer(self, record: Record) -> StudyWriter:
-        """Return a writer of the record, in this thread."""
+        """Return a writer that writes to the record in this thread."""
         claims = Claims(record, self.ready.problem.space.make_distributions(), budget=0)  # A check claims nothing.
         log, states = OutputLog(self._run_dir.get_log_path), CheckpointStore(self._run_dir.checkpoints)
         return StudyWriter(record, claims, log, states, weights=BestWeights(self._run_dir, record.objectives))
 
     def test_weights(self) -> WeightsTest:
-        """Call `test` with the kept weights, as a run does at its end; call it on the job's first rank.
+        """On the job's first rank, call the user's `test` with the kept weights, as a run does at its end.
 
-        The metrics are not shown, since test data are for the winner of a search.
+        The result does not contain the metrics, since test data are for the winner of a search.
         """
         problem, path = self.ready.problem, self._run_dir.best_weights
         info = read_weights_info(path)

@@ -1,7 +1,8 @@
-"""Find the collectives of the ranks if torch's check of collectives has failed an evaluation.
+"""Find out which collective each rank has called if torch's check of collectives has failed an evaluation.
 
-The check (`hpo.trainer.collective_check`) rejects some correct collectives. It compares shapes, though only the number
-of elements matters. It also counts each send and recv as a call (torch 2.15), as between the stages of a pipeline.
+A collective is a call that all ranks must make together, such as all_reduce. The check (`hpo.trainer.collective_check`)
+also rejects some correct collectives. It compares shapes, though only the number of elements matters. It also counts
+each send and recv as a collective (torch 2.15), as between the stages of a pipeline.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _COLLECTIVE_PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class CollectiveMismatch:
-    """The collectives of the ranks in an evaluation that torch's check has failed."""
+    """The collectives of all ranks in an evaluation that torch's check of collectives has failed."""
 
     text: str
     """The message for a user."""
@@ -33,9 +34,9 @@ class CollectiveMismatch:
 
 
 def find_mismatch(failure: str, traces: Sequence[Trace]) -> CollectiveMismatch | None:
-    """Return the mismatch if torch's check of collectives has failed an evaluation; None otherwise.
+    """Return the collectives of the ranks if torch's check of collectives has failed an evaluation; None otherwise.
 
-    `failure` is the reason in the record, and `traces` has the trace of each rank.
+    `failure` is the recorded reason of the failure, and `traces` has the trace of each rank.
     """
     if _MISMATCH not in failure:
         return None
@@ -50,7 +51,7 @@ def find_mismatch(failure: str, traces: Sequence[Trace]) -> CollectiveMismatch |
 
 
 def _find_collective(messages: Sequence[str]) -> str:
-    """Return a rank's collective according to the messages of its exceptions; an empty text if none names it."""
+    """Return the collective that a rank has called, according to its exceptions; an empty text if none names it."""
     for message in messages:
         match = _COLLECTIVE_PATTERN.search(message) if _MISMATCH in message else None
         if match is not None:
@@ -61,6 +62,6 @@ def _find_collective(messages: Sequence[str]) -> str:
 
 
 def _compute_signature(collective: str) -> tuple[str, int]:
-    """Return the kind and type of a collective, and its number of elements."""
+    """Return the kind and data type of a collective as a text, and its number of elements."""
     kind, _, shape = collective.rpartition(" [")
     return kind or collective, math.prod(map(int, re.findall(r"\d+", shape))) if kind else 0

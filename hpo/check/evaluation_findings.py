@@ -1,4 +1,4 @@
-"""The findings of a check about failures, losses, gradients, weights and checkpoints."""
+"""Make the findings of a check about failures, losses, gradients, weights and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ def inspect_outcomes(
 ) -> list[Finding]:
     """Return the findings about the evaluations of a check.
 
-    `outcomes` are those on all ranks, again on all ranks, and on 1 rank; later ones may be missing. `went_on` is the
-    evaluation that resumed from the checkpoint of the second one, and `handed` the result of `test`.
+    Args:
+        problem: The problem that is checked.
+        outcomes: The outcomes of two evaluations on all ranks, and of one evaluation on 1 rank. Later ones may be
+            missing.
+        went_on: The outcome of the evaluation that resumed from the checkpoint of the second one; None without a
+            checkpoint.
+        handed: The result of calling the user's `test`.
     """
     points = [*_inspect_evaluations(outcomes), *_inspect_gradients(outcomes)]
     if problem.file.script is None:
@@ -32,7 +37,7 @@ def inspect_outcomes(
 
 
 def has_passed(points: Sequence[Finding]) -> bool:
-    """Return whether nothing is wrong."""
+    """Return whether no finding has the level "wrong"."""
     return all(point.level != "wrong" for point in points)
 
 

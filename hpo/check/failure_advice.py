@@ -1,4 +1,4 @@
-"""Advice for failures of evaluations: the usual mistakes, by patterns of their messages."""
+"""Find advice for failed evaluations: patterns recognize the messages of common mistakes."""
 
 from __future__ import annotations
 
@@ -75,6 +75,6 @@ def _format_unused(traces: Sequence[Trace]) -> str:
 
 
 def format_name_list(names: Sequence[str]) -> str:
-    """Return names as text; of many, the first five and the number of others."""
+    """Return names separated by commas. Of more than five names, return five and the number of others."""
     rest = len(names) - _MAX_NAMES
     return ", ".join(names[:_MAX_NAMES]) + (f" and {format_count(rest, 'more')}".removesuffix("s") if rest > 0 else "")

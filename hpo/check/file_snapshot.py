@@ -1,4 +1,4 @@
-"""Snapshots of the files below a folder, which show the files that an evaluation has written."""
+"""Take snapshots of the files below a folder. Two snapshots show which files an evaluation has written."""
 
 from __future__ import annotations
 

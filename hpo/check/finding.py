@@ -1,4 +1,4 @@
-"""A finding of a check: a text and an advice."""
+"""A finding of a check: its level, a text, and advice."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding of a check."""
+    """One finding of a check, such as an evaluation that fails."""
 
     level: Literal["ok", "look", "wrong"]
-    """"look" means that a person must decide whether it is a problem."""
+    """The severity, from "ok" to "wrong". For "look", a person must decide whether the finding is a problem."""
     text: str
     """The description of the finding."""
     advice: str = ""

@@ -1,4 +1,7 @@
-"""Compare the losses of evaluations of one individual: repeated, resumed, and on all ranks and one rank."""
+"""Compare the losses of two evaluations of one individual: repeated, resumed, or on 1 rank.
+
+In this module, `whole` is an evaluation on all ranks, and `alone` is an evaluation on 1 rank.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from hpo.text_format import format_count
 
 
 def compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
-    """Return a finding about whether two evaluations with the same seed have the same losses."""
+    """Return a finding about whether two evaluations with the same seed and number of ranks have the same losses."""
     text = f"The same seed on {format_count(first.ranks, 'rank')}"
     if first.traces[0].steps and not again.traces[0].steps:
         return Finding(
@@ -71,7 +74,7 @@ def compare_continuation(whole: CheckOutcome, went_on: CheckOutcome) -> Finding:
 def compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
     """Yield a finding about whether all ranks and 1 rank have the same losses, and findings about likely causes.
 
-    Different losses are "wrong" only without an explanation. A cause is "wrong" if it is a mistake on any number of
+    Different losses are "wrong" only if no cause is found. A cause is "wrong" if it is a mistake on any number of
     ranks.
     """
     ranks, off = format_count(whole.ranks, "rank"), _compute_difference(whole.losses, alone.losses)
@@ -93,7 +96,7 @@ def compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fi
 
 
 def _find_causes(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield why losses on all ranks may differ from those on one rank: a certain cause, or all possible ones."""
+    """Yield causes of different losses on all ranks and on 1 rank: one certain cause, or all possible causes."""
     ratios = [ours / theirs for ours, theirs in zip(whole.losses, alone.losses, strict=False) if theirs]
     layers = list(_find_rank_dependent_layers(whole.traces[0]))
     for factor in (whole.ranks, 1 / whole.ranks):
@@ -168,7 +171,7 @@ def _find_shared_norms(seen: Trace) -> Iterator[Finding]:
 
 
 def _compute_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the largest relative difference between losses of the same epoch."""
+    """Return the largest relative difference between two losses of the same epoch."""
     pairs = list(zip(ours, theirs, strict=False))
     return max((abs(a - b) / max(abs(a), abs(b)) for a, b in pairs if a != b), default=0.0)
 

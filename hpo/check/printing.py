@@ -1,4 +1,4 @@
-"""The output of a check: a headline, a table of the evaluations, and the findings."""
+"""Print the output of a check: a headline, a table of the evaluations, and the findings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MEBIBYTE = 1 << 20
 
 
 def print_headline(description: str, ranks: int) -> None:
-    """Print the description of the evaluation and the number of ranks."""
+    """Print which evaluation is checked and on how many ranks."""
     where = "once again, and on 1 rank" if ranks > 1 else "and once again"
     print(make_printable(description))
     print(f"on {format_count(ranks, 'rank')}, {where}; {MAX_LOSSES} losses each at most\n", flush=True)
@@ -60,7 +60,7 @@ def _name_outcome(outcomes: Sequence[CheckOutcome], index: int) -> str:
 
 
 def _format_steps(outcome: CheckOutcome) -> str:
-    """Return the numbers of the optimizer's steps for the losses, or one number if all are equal."""
+    """Return the number of optimizer steps between losses, as a text with one number if all are equal."""
     until = outcome.traces[0].steps_at_losses
     steps = [after - before for before, after in zip([0, *until], until, strict=False)]
     if not steps:

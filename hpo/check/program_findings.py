@@ -1,4 +1,4 @@
-"""The findings of a check about a program: ranks, environment variables, files and processes."""
+"""Make the findings of a check about a program: ranks, environment variables, files and processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _TORCHRUN_VARIABLES = (*_RANK_VARIABLES, "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE
 def inspect_program(
     script: Script, outcomes: Sequence[CheckOutcome], files: Sequence[FileSnapshot]
 ) -> Iterator[Finding]:
-    """Yield the findings about a program; `files` are the snapshots before and after its first two evaluations."""
+    """Yield the findings about a program that is used as the objective.
+
+    `files` has snapshots of the working directory before the first evaluation, and after each of the first two.
+    """
     whole = outcomes[0]
     yield from _inspect_ranks(whole)
     if not whole.failure:

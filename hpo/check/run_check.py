@@ -1,4 +1,4 @@
-"""A check from its options to its exit status, on all ranks together."""
+"""Run `hpo check` on all ranks, from its options to its exit status."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def _describe_evaluation(ready: RankState, params: Mapping[str, Value]) -> str:
 
 
 def make_middle_params(space: SearchSpace) -> dict[str, Value]:
-    """Return the middle of each range on its scale, and the first of the choices of each categorical parameter.
+    """Return the middle of each range on its scale, and the first choice of each categorical parameter.
 
-    If the constraints do not allow this individual, return one that they allow, drawn with a fixed seed.
+    If the constraints reject these hyperparameters, return others that they allow, drawn with a fixed seed.
     """
     genes = {
         name: low if isinstance(space.parameters[name], Categorical) else (low + high) / 2
@@ -104,9 +104,11 @@ def make_middle_params(space: SearchSpace) -> dict[str, Value]:
 
 
 def _evaluate_on_all(bench: CheckEvaluator, group: RankGroup) -> list[CheckOutcome | None]:
-    """Evaluate twice on all ranks, or once if that fails; collectives are compared in the first evaluation.
+    """Evaluate twice on all ranks, or once if the first evaluation fails, and return the outcomes.
 
-    If the user has set torch's environment variable for this comparison, the variable decides.
+    In the first evaluation, the ranks compare their collectives before each one begins. If this rejects correct
+    collectives, the evaluation is repeated without it. If the user has set TORCH_DISTRIBUTED_DEBUG, this variable
+    decides about the comparison.
     """
     comm = group.own_comm
     group.compares_collectives = DEBUG_VARIABLE not in os.environ
@@ -120,11 +122,11 @@ def _evaluate_on_all(bench: CheckEvaluator, group: RankGroup) -> list[CheckOutco
 
 
 def _evaluate_continuation(bench: CheckEvaluator, group: RankGroup, before: CheckOutcome | None) -> CheckOutcome | None:
-    """Evaluate again from the checkpoint of the first loss; None without a checkpoint."""
+    """Resume from the checkpoint of the first loss of `before`, and return the outcome; None without a checkpoint."""
     has_saved = before is not None and not before.failure and before.evaluation.checkpoint_step > 0
     return bench.evaluate(group, previous=before) if group.own_comm.bcast(has_saved) else None
 
 
 def _is_stopping(job: Job) -> bool:
-    """Return whether the first rank has to stop. Collective: call on all ranks."""
+    """Return whether the first rank has a reason to stop the job. Collective: call on all ranks."""
     return bool(job.world.bcast(job.watch.active_stop is not None))

@@ -1,4 +1,9 @@
-"""Compare the training of an individual between ranks (networks), and with 1 rank (samples, steps and gradients)."""
+"""Compare the training of one individual between the ranks of a worker, and with its training on 1 rank.
+
+The networks of the ranks are compared with each other. Samples, steps and gradients are compared with 1 rank. In this
+module, `whole` is the evaluation on all ranks, and `alone` is the evaluation on 1 rank. A fingerprint is two numbers
+per parameter.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +38,8 @@ _WRAP_ADVICE = (
 def compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Finding | None:
     """Return a finding if the networks of the ranks differ; None if they are equal or cannot be compared.
 
-    Ranks that hold only parts of the network of 1 rank (`alone`) cannot be compared. The last common fingerprint of a
-    network on two ranks decides, since some programs average weights only at some steps.
+    Ranks that hold only parts of the network cannot be compared. `alone` shows the shapes of the whole network. Some
+    programs average weights only at some steps, so the final fingerprints that two ranks have in common decide.
     """
     first, *others = whole.traces
     if whole.failure and "different losses" not in whole.failure:
@@ -60,12 +65,12 @@ def compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Finding
 
 
 def _get_shapes(seen: Trace) -> list[tuple[int, ...]]:
-    """Return the shapes of a rank's networks, or of the parameters of its optimizers if no module is trained."""
+    """Return the shapes of the parameters of a rank's networks; without networks, those of its optimizers."""
     return seen.network_shapes if seen.networks else seen.shapes
 
 
 def _find_difference(one: Trace, other: Trace) -> int | None:
-    """Return the step at which a network begins to differ between two ranks for good; None if it does not."""
+    """Return the first step at which a network differs between two ranks; None if it is equal at the final step."""
     mine, others = _get_networks(one), _get_networks(other)
     found = []
     for number in {key[0] for key in mine}:
@@ -77,19 +82,19 @@ def _find_difference(one: Trace, other: Trace) -> int | None:
 
 
 def count_equal_steps(whole: CheckOutcome) -> int:
-    """Return the largest number of steps after which the networks of all ranks were equal; 0 without any."""
+    """Return the largest number of steps after which the networks of all ranks were equal; 0 if they never were."""
     first, *others = (_get_networks(seen) for seen in whole.traces)
     common = [key for key in first if all(key in other for other in others)]
     return max((key[1] for key in common if not any(is_different(first[key], one[key]) for one in others)), default=0)
 
 
 def _get_networks(seen: Trace) -> Mapping[tuple[int, int, bool], Fingerprint]:
-    """Return fingerprints of a rank's networks, or of its optimizers' parameters if it trains no module."""
+    """Return the fingerprints of a rank's networks; without networks, those of its optimizers' parameters."""
     return seen.networks or {(number, 0, True): weights for number, weights in seen.weights.items()}
 
 
 def compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield the first difference in training: samples, steps per epoch, or gradients."""
+    """Yield findings about the first of these that differs, in this order: samples, steps per epoch, gradients."""
     many = whole.traces[0]
     samples = list(_compare_samples(whole, alone))
     if samples:
@@ -109,7 +114,7 @@ def compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
 
 
 def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield a finding about the hashed samples that the ranks trained on until the first loss, if they differ."""
+    """Yield a finding if the ranks do not divide the samples of 1 rank's first epoch among them."""
     if not has_samples(whole, alone) or not _has_same_networks(whole, alone):
         return
     ours, theirs = _count_samples(alone), _count_samples(whole)
@@ -149,12 +154,12 @@ def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
 
 
 def has_samples(whole: CheckOutcome, alone: CheckOutcome) -> bool:
-    """Return whether samples of all ranks were hashed."""
+    """Return whether samples were recorded on all ranks, in both evaluations."""
     return all(any(hashes for _, hashes in seen.samples) for seen in [*whole.traces, *alone.traces])
 
 
 def _count_samples(outcome: CheckOutcome) -> Counter[bytes]:
-    """Return the numbers of the samples of the first epoch on all ranks by their hashes."""
+    """Count how often each sample occurs in the first epoch on all ranks together. The keys are hashes of samples."""
     limit = min([_count_epoch_steps(outcome) or outcome.traces[0].steps, *(trace.steps for trace in outcome.traces)])
     batches = [hashes for trace in outcome.traces for steps, hashes in trace.samples if steps < limit]
     return Counter(chain.from_iterable(batches))
@@ -166,25 +171,29 @@ def _take_first_samples(seen: Trace, count: int) -> set[bytes]:
 
 
 def _is_randomly_sampled(alone: CheckOutcome) -> bool:
-    """Return whether batches are drawn with replacement, so that samples repeat before the others have occurred."""
+    """Return whether samples are drawn with replacement, so that some are repeated before all have occurred."""
     count = len(_count_samples(alone))
     return len(_take_first_samples(alone.traces[0], count)) < (1 - SMALL_FRACTION) * count
 
 
 def has_same_batches(whole: CheckOutcome) -> bool:
-    """Return whether most batches are the same on all ranks, although a rank has different batches."""
+    """Return whether most batches are the same on all ranks. False if all batches of a rank are equal."""
     same, count = count_same_batches(whole)
     return same > count / 2 and len({tuple(hashes) for _, hashes in whole.traces[0].samples}) > 1
 
 
 def count_same_batches(whole: CheckOutcome) -> tuple[int, int]:
-    """Return the number of batches that are the same on all ranks, and the number of batches of each rank."""
+    """Return the number of batches that are the same on all ranks, and the number of batches that were compared."""
     batches = list(zip(*(seen.samples for seen in whole.traces), strict=False))
     return sum(bool(first[1]) and all(other == first for other in others) for first, *others in batches), len(batches)
 
 
 def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield a finding if the first gradients differ. It is "wrong" only if the samples of the step are the same."""
+    """Yield a finding if the gradients of the first step differ between ranks, or from those on 1 rank.
+
+    It is "wrong" if the step has the same samples as on 1 rank, or if the ratio of the gradients is the number of
+    ranks. Otherwise it is "look".
+    """
     many = whole.traces[0]
     if any(is_different(many.gradients[0], other.gradients.get(0, ())) for other in whole.traces[1:]):
         yield Finding(
@@ -218,7 +227,7 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
 
 
 def _count_first_step_samples(outcome: CheckOutcome) -> Counter[bytes]:
-    """Return the numbers of the samples of the first step on all ranks by their hashes."""
+    """Count how often each sample occurs in the first step on all ranks together. The keys are hashes of samples."""
     batches = [hashes for trace in outcome.traces for steps, hashes in trace.samples if steps == 0]
     return Counter(chain.from_iterable(batches))
 
@@ -236,7 +245,10 @@ def _has_same_networks(whole: CheckOutcome, alone: CheckOutcome) -> bool:
 
 
 def _count_epoch_steps(outcome: CheckOutcome) -> int | None:
-    """Return the steps of the first epoch, or of a program until its last loss; None if they are unknown."""
+    """Return the number of steps in the first epoch; None if it is unknown.
+
+    For a program, it may be the number of steps until its final loss.
+    """
     seen, losses = outcome.traces[0], len(outcome.losses)
     if seen.steps_at_losses:
         return next((steps for steps in seen.steps_at_losses if steps), seen.steps)

@@ -1,1 +1,4 @@
-"""The process in which an objective runs: its template, process group and worker. It uses torch, and no MPI."""
+"""Trainers (processes that run the objective, one for each rank), and the template that they are forked from.
+
+They use torch, but never MPI. Ranks use MPI, but never torch.
+"""

@@ -1,4 +1,4 @@
-"""Write and read checkpoint files: the state of an evaluation with the weights of its lowest loss."""
+"""Write and read checkpoint files, which have the saved state of an evaluation and the weights of its lowest loss."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The checkpoint of an evaluation."""
+    """The content of a checkpoint file: the state that an objective has saved, and the weights of its lowest loss."""
 
     metadata: CheckpointInfo
-    """The hyperparameters, losses and tree of the state."""
+    """The hyperparameters, the losses so far, and the state as a tree with names instead of tensors."""
     tensors: Mapping[str, Tensor] = field(repr=False)
-    """The tensors of the state by their names in the tree."""
+    """The tensors of the state. The keys are their names in the tree."""
     weights: Mapping[str, Tensor] | None = field(default=None, repr=False)
-    """The weights of its lowest loss; None if another individual is the best of the run."""
+    """The weights of the evaluation's lowest loss; None if the run has kept no weights for this loss."""
 
 
 def write_checkpoint_file(path: Path, state: Checkpoint) -> None:
-    """Write a checkpoint durably. Raises OSError if the disk has too little space or writing fails."""
+    """Write a checkpoint to a file, and flush it to the disk. Raises OSError if the disk is full or writing fails."""
     tensors = _name_tensors(state)
     size = sum(tensor.nbytes for tensor in tensors.values())
     check_space(path, size)
@@ -42,9 +42,10 @@ def write_checkpoint_file(path: Path, state: Checkpoint) -> None:
 
 
 def read_checkpoint_file(path: Path) -> Checkpoint:
-    """Return the checkpoint in a file, whose checksum the supervisor has verified. Raises ValueError if it is damaged.
+    """Return the checkpoint in a file. Raises ValueError if the file cannot be read.
 
-    Tensors are mapped, and read from disk when they are used.
+    The checksum is not verified here, because the supervisor (MPI process of this rank) has verified it. Tensors are
+    mapped: their data are read from disk when they are used.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -64,5 +65,5 @@ def _name_tensors(state: Checkpoint) -> dict[str, Tensor]:
 
 
 def _view_bytes(tensor: Tensor) -> Any:
-    """Return the bytes of a contiguous tensor of any type on the CPU."""
+    """Return the bytes of a contiguous tensor on the CPU, of any type, without a copy."""
     return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""

@@ -1,13 +1,13 @@
-"""Compare the collectives of all ranks before they begin, and raise an error if they differ.
+"""Compare the collectives of all ranks before each one begins, and raise an error if they differ.
 
-Without it, gloo ends the process from one of its threads and without a message if the ranks call collectives of
-different sizes or in different numbers. torch's wrapper of process groups exchanges the next collective of each rank,
-and raises if they differ. This takes 2 to 4 ms per collective on busy cores; an all_reduce of a small tensor takes
-0.5 ms (2 ranks, torch 2.15).
+A collective is a call that all ranks must make together, such as all_reduce. If the ranks call collectives of different
+sizes or in different numbers, gloo ends the process without a message. torch's wrapper of process groups prevents this:
+the ranks exchange a description of the next collective, and raise an error if the descriptions differ. This takes 2 to
+4 ms per collective on busy cores; an all_reduce of a small tensor takes 0.5 ms (2 ranks, torch 2.15).
 
-torch wraps process groups itself with TORCH_DISTRIBUTED_DEBUG=DETAIL. DistributedDataParallel crashes in such a group
-of gloo, because its logger mistakes the wrapper for gloo (torch 2.15). Here, the wrapper is registered as another
-backend.
+With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch itself wraps all process groups. DistributedDataParallel crashes in such a
+group of gloo, because its logger mistakes the wrapper for gloo (torch 2.15). To avoid the crash, this module registers
+the wrapper as another backend.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 class CollectiveCheck:
     """Compares the collectives of a process group from `begin` to `end`. Collective: construct it on all ranks.
 
-    A rank that waits for its peers for longer than `timeout` raises RuntimeError, also while the ranks connect.
+    A rank raises RuntimeError if it waits for other ranks longer than `timeout`. This also holds in the constructor, in
+    which the ranks connect.
     """
 
     def __init__(self, group: Any, device: torch.device, store: Store, timeout: timedelta) -> None:
@@ -49,11 +50,11 @@ class CollectiveCheck:
         self._checked_backend = wrapper
 
     def begin(self) -> None:
-        """Compare collectives from now on."""
+        """Compare all collectives until `end` is called."""
         self._set_backend(dist.ProcessGroup.BackendType.CUSTOM, self._checked_backend)
 
     def end(self) -> None:
-        """Stop comparing collectives, also for models that hold the group."""
+        """Stop comparing collectives. This also applies to models that already use the group."""
         self._set_backend(self._backend_type, self._unchecked_backend)
 
     def _set_backend(self, kind: Any, backend: Any) -> None:
@@ -62,13 +63,13 @@ class CollectiveCheck:
 
 
 def is_check_always_on() -> bool:
-    """Return whether the user has enabled the check of all collectives by torch's environment variable."""
+    """Return whether the user has set TORCH_DISTRIBUTED_DEBUG=DETAIL, with which torch checks all collectives."""
     return bool(get_debug_level() == DebugLevel.DETAIL)
 
 
 @contextmanager
 def disable_torch_check() -> Iterator[None]:
-    """Return a context in which torch does not wrap new process groups."""
+    """Return a context in which torch adds no check of collectives to new process groups."""
     level = get_debug_level()
     set_debug_level(DebugLevel.OFF)
     try:

@@ -1,4 +1,7 @@
-"""Evaluation of the constraints of a search space for ranks, which do not import the user's code."""
+"""Check the constraints of a search space in a trainer, on request of ranks, which do not import the user's code.
+
+A trainer is a process that imports the search file for one rank.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ if TYPE_CHECKING:
 
 
 def answer_constraint_request(file: SearchFile, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer a request about the constraints of a search file.
+    """Answer a request of a rank about the constraints of a search file.
 
-    A request ``{"params": [...]}`` has the hyperparameters of several candidates. The answer ``{"violated": [...]}``
-    has the index of the first constraint that each candidate violates, or None. A request ``{"check": True}`` gets the
-    answer ``{"problem": text}``, which describes an invalid constraint, or is empty.
+    A request ``{"params": [...]}`` has the hyperparameters of several candidates. The answer is ``{"violated":
+    [...]}``. For each candidate, it has the index of the first constraint that the candidate violates, or None.
+
+    A request ``{"check": True}`` asks whether the constraints are valid. The answer is ``{"problem": text}``. The text
+    describes an invalid constraint, and is empty if all constraints are valid.
     """
     if content.get("check"):
         try:

@@ -1,4 +1,7 @@
-"""Write drafts of checkpoints and weights in a script; its supervisor keeps or removes them."""
+"""Write checkpoints and weights of a training script to draft files.
+
+The supervisor (MPI process of the rank that runs the script) later keeps or removes each draft.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from hpo.trainer.state_tree import copy_parts, is_state_function, join_state, sp
 from hpo.trainer.worker import check_weights
 
 _draft_numbers = itertools.count()
-_last_drafts: dict[str, tuple[int, Path]] = {}  # The last draft of each kind, and the number of reports before it.
+_last_drafts: dict[str, tuple[int, Path]] = {}  # The latest draft of each kind, with the number of earlier reports.
 _warned_kinds: set[str] = set()
 
 
@@ -53,7 +56,10 @@ def read_checkpoint(path: Path) -> Any:
 
 
 def _find_rank() -> int:
-    """Return the rank in the process group, which may differ from RANK if a script has started its own processes."""
+    """Return the rank in torch's process group; without a process group, the environment variable RANK.
+
+    They may differ if a script has started its own processes.
+    """
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
@@ -61,7 +67,10 @@ def _find_rank() -> int:
 
 
 def _write_draft(kind: str, drafts: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str]) -> None:
-    """Write a draft, and send its name. If this fails, print a warning, so that the evaluation continues."""
+    """Write a draft file, and send its name to the supervisor.
+
+    If the file cannot be written, print a warning, and let the evaluation continue.
+    """
     name = f"{os.getpid()}-{next(_draft_numbers)}"
     path = drafts.with_name(f"{drafts.name}-{name}.safetensors")
     try:

@@ -1,4 +1,4 @@
-"""The test of the best network: call `test` of a search file with the weights that a run has kept."""
+"""Test the best network of a run: call the user's `test` with the weights that the run has kept."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def run_test(search: BoundSearch, params: Mapping[str, Any], weights_path: Path) -> Iterator[dict[str, Any]]:
-    """Call the file's `test` with kept weights, and yield the parts of its result as JSON data.
+    """Call the user's `test` with the weights in a file, and yield its result in parts, as JSON data.
 
     The parts are ``{"kind": "metrics", "metrics": {...}}``, then ``{"kind": "samples", "predictions": [...], "texts":
-    [...]}``. If either fails, the last part is ``{"kind": "failure", "text": ...}``.
+    [...]}``. If `test` fails or its result is invalid, the final part is ``{"kind": "failure", "text": ...}``.
     """
     try:
         weights = read_weights(weights_path)
@@ -51,7 +51,7 @@ def _to_finite(name: object, value: object) -> float:
 
 
 def _encode_samples(samples: Iterable[object]) -> dict[str, list[Any]]:
-    """Return the first predictions and the first texts among the samples as JSON data."""
+    """Return the first `MOST_PREDICTIONS` predictions and the first `MOST_TEXTS` texts of the samples as JSON data."""
     predictions: list[dict[str, Any]] = []
     texts: list[dict[str, str]] = []
     for sample in samples:

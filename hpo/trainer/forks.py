@@ -1,4 +1,8 @@
-"""Processes that an objective forks: they must end when they leave the objective, and not act as the trainer."""
+"""Handle processes that an objective forks, such as the loader processes of a DataLoader.
+
+Such a process is a copy of the trainer (process that runs the objective for one rank). It must end when it leaves the
+objective; otherwise it would continue as a second trainer.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,10 @@ _trainer_pid = os.getpid()
 
 
 def register_trainer_process(ignored: tuple[signal.Signals, ...]) -> None:
-    """Register this process as the trainer, and let it ignore signals, which processes that it forks do not ignore."""
+    """Register this process as the trainer (process that runs the objective), and let it ignore the signals `ignored`.
+
+    Processes that it forks do not ignore these signals.
+    """
     global _trainer_pid
     _trainer_pid = os.getpid()
     for number in ignored:
@@ -44,12 +51,16 @@ def _ignore_signal(*_: object) -> None:
 
 
 def is_forked() -> bool:
-    """Return whether an objective has forked this process."""
+    """Return whether an objective has forked this process. If not, this process is the trainer."""
     return os.getpid() != _trainer_pid
 
 
 def end_if_forked(error: BaseException | None = None) -> None:
-    """End this process as Python would if an objective has forked it. Call it when the objective is left."""
+    """End this process if an objective has forked it; do nothing in the trainer.
+
+    Call it when the objective has returned, or has raised `error`. The process ends with the exit status that a Python
+    program would have.
+    """
     if not is_forked():
         return
     status = 0

@@ -1,4 +1,8 @@
-"""Interruption of an objective by its supervisor: a signal raises an exception in the trainer's main thread."""
+"""Cancel an objective by a signal, which raises an exception in the main thread of the trainer.
+
+The trainer is the process that runs the objective for one rank. The supervisor (MPI process of that rank) sends the
+signal.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,14 @@ from hpo.process.stacks import INTERRUPT
 
 
 class Cancelled(BaseException):
-    """Ends an objective. It is not an Exception, so that ``except Exception`` does not catch it."""
+    """Raised in an objective to end it. It is not an Exception, so that ``except Exception`` does not catch it."""
 
 
 class InterruptHandler:
-    """Raises Cancelled in an objective when the supervisor requests it, and acknowledges the request."""
+    """Raises Cancelled in an objective when the supervisor (MPI process of this rank) requests it.
+
+    It calls `acknowledge` to confirm the request.
+    """
 
     def __init__(self, acknowledge: Callable[[], None]) -> None:
         self._acknowledge = acknowledge
@@ -23,13 +30,13 @@ class InterruptHandler:
         self.is_cancel_requested = False
 
     def begin_evaluation(self) -> None:
-        """Reset the handler, and register it for the signal."""
+        """Forget the requests of earlier evaluations, and register this handler for the signal."""
         self.is_cancel_requested = False
         signal.signal(INTERRUPT, self._on_signal)
 
     @contextmanager
     def allow_cancellation(self) -> Iterator[None]:
-        """Return a context in which Cancelled may be raised; only the objective may run in it."""
+        """Return a context in which Cancelled may be raised. Only code of the objective may run in it."""
         try:
             self.allows_cancellation = True
             if self.is_cancel_requested:
@@ -40,7 +47,7 @@ class InterruptHandler:
 
     @contextmanager
     def block_cancellation(self) -> Iterator[None]:
-        """Return a context in which Cancelled is not raised, for functions that the objective calls."""
+        """Return a context in which Cancelled is not raised. Functions of hpo that an objective calls use it."""
         self.allows_cancellation = False
         try:
             yield
@@ -49,7 +56,10 @@ class InterruptHandler:
 
     @contextmanager
     def only_acknowledge(self) -> Iterator[None]:
-        """Return a context in which requests are only acknowledged, since a program is ending by itself."""
+        """Return a context in which requests are acknowledged, but Cancelled is not raised.
+
+        It is for a program that has finished its work and is about to exit.
+        """
         self._only_acknowledges = True
         try:
             yield
@@ -57,7 +67,10 @@ class InterruptHandler:
             self._only_acknowledges = False
 
     def _on_signal(self, *_: object) -> None:
-        """Raise Cancelled once per evaluation; the supervisor repeats the signal until it is acknowledged."""
+        """Raise Cancelled if the context allows it, and only once per evaluation.
+
+        The supervisor repeats the signal until it is acknowledged.
+        """
         is_first, self.is_cancel_requested = not self.is_cancel_requested, True
         if self._only_acknowledges:
             self._acknowledge()

@@ -1,4 +1,4 @@
-"""`worker.comm`: mpi4py's methods for Python objects, among the ranks of a worker."""
+"""`worker.comm`: methods that send Python objects between the ranks of a worker, with the names of mpi4py."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _HEADER_BYTES = 8  # The header has the length of the object in bytes.
 class Comm:
     """Communicates Python objects among a worker's ranks, over torch.distributed with gloo.
 
-    It has ``rank`` and ``size`` as in mpi4py. Objects are pickled. All methods except `send` and `recv` are collective:
-    call them on all ranks. A rank that waits for others for longer than `--collective-timeout` raises RuntimeError.
+    Methods, arguments and the attributes ``rank`` and ``size`` have the names of mpi4py. Objects are pickled. All
+    methods except `send` and `recv` are collective: call them on all ranks. A rank that waits for others for longer
+    than `--collective-timeout` raises RuntimeError.
 
     Example:
         ::
@@ -55,14 +56,14 @@ class Comm:
         self.allgather(None)
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        """Return the object of the rank `root` on all ranks. `obj` is ignored on the other ranks."""
+        """Return on all ranks the `obj` that rank `root` has passed. The `obj` of other ranks is ignored."""
         objects = [obj]
         if self.size > 1:
             dist.broadcast_object_list(objects, src=root, group=self._group, device=torch.device("cpu"))
         return objects[0]
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """Return the objects of all ranks, in the order of ranks, on the rank `root`; None on the others."""
+        """Return on rank `root` a list with the `sendobj` of each rank, in the order of ranks; None on other ranks."""
         if self.size == 1:
             return [sendobj]
         objects: list[Any] | None = [None] * self.size if self.rank == root else None
@@ -70,18 +71,18 @@ class Comm:
         return objects
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        """Return the objects of all ranks, in the order of ranks."""
+        """Return on all ranks a list with the `sendobj` of each rank, in the order of ranks."""
         objects: list[Any] = [sendobj] * self.size
         if self.size > 1:
             dist.all_gather_object(objects, sendobj, group=self._group)
         return objects
 
     def allreduce(self, sendobj: Any, op: Callable[[Any, Any], Any] = operator.add) -> Any:
-        """Return the objects of all ranks, combined by a function of two objects in the order of ranks."""
+        """Return on all ranks the `sendobj` of all ranks, combined by `op` in the order of ranks; by default, added."""
         return functools.reduce(op, self.allgather(sendobj))
 
     def reduce(self, sendobj: Any, op: Callable[[Any, Any], Any] = operator.add, root: int = 0) -> Any:
-        """Return the result of `allreduce` on the rank `root`; None on the others."""
+        """Return the result of `allreduce` on rank `root`; None on other ranks."""
         result = self.allreduce(sendobj, op)
         return result if self.rank == root else None
 
@@ -95,7 +96,10 @@ class Comm:
             self._pending_sends.append((dist.isend(tensor, dest, group=self._group, tag=tag), tensor))
 
     def recv(self, source: int | None = None, tag: int = 0) -> Any:
-        """Receive an object with the same tag from the rank `source`; None or a negative number means any rank."""
+        """Receive an object that rank `source` has sent with the same `tag`.
+
+        If `source` is None or negative, the object may come from any rank.
+        """
         header = torch.empty(_HEADER_BYTES, dtype=torch.uint8)
         known = None if source is None or source < 0 else source
         sender = dist.recv(header, known, group=self._group, tag=tag)
@@ -105,5 +109,5 @@ class Comm:
 
     @property
     def has_pending_sends(self) -> bool:
-        """Whether the receiver of an object has not received it yet."""
+        """Whether an object that this rank has sent has not been received yet."""
         return not all(work.is_completed() for work, _ in self._pending_sends)

@@ -1,4 +1,4 @@
-"""The call of an objective on one rank: start it, advance it from loss to loss, and close it."""
+"""Call an objective on one rank: start it, run it from loss to loss, and close it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOT_FINITE_PREFIX = "the validation loss is"
 
 
 class ObjectiveCall:
-    """The call of a search file's objective for one individual. The first request for a loss starts it.
+    """One call of the search file's objective with the hyperparameters `params`. The first `advance_to_loss` starts it.
 
     ``has_loss`` is whether a loss was yielded or reported, and ``has_ended`` whether the objective has ended.
     """
@@ -37,8 +37,8 @@ class ObjectiveCall:
     def advance_to_loss(self, worker: Worker) -> tuple[float, dict[str, float]] | None:
         """Run the objective to the next loss that it yields or returns, and return the loss with its metrics.
 
-        Returns None if the objective has ended without another loss. The return value of a function that has reported
-        losses is ignored.
+        Returns None if the objective has ended without another loss. If the objective has called `worker.report`, its
+        return value is ignored.
         """
         if self.has_ended:
             return None
@@ -61,22 +61,22 @@ class ObjectiveCall:
         return parse_loss(value)
 
     def list_frames(self) -> list[traceback.FrameSummary]:
-        """Return the frames in which the objective waits at a yield; an empty list if it has returned."""
+        """Return the stack frames of the `yield` at which the objective waits; an empty list if it has returned."""
         return extract_generator_frames(self._losses) if self._losses is not None else []
 
     def call_gather_function(self, function: Callable[[], Any]) -> Any:
-        """Call a function that the objective has offered.
+        """Return the result of a function that the objective has passed to `offer_weights` or `save_checkpoint`.
 
-        This frame marks where the user's code begins in a traceback.
+        In a traceback, the frame of this method marks where the user's code begins.
         """
         return function()
 
     def find_line(self, frames: Sequence[traceback.FrameSummary]) -> str:
-        """Return the innermost line of the user's code in these frames; an empty text without one."""
+        """Return the innermost line of the user's code in these stack frames; an empty text if there is none."""
         return self._user_frames.find_position(frames)
 
     def list_definition_frames(self) -> list[traceback.FrameSummary]:
-        """Return the definition of the objective as a frame, for failures without a line in the objective."""
+        """Return a stack frame at the first line of the objective, for a failure that has no frame in the objective."""
         code = getattr(self._losses, "gi_code", None) or getattr(self._search.file.objective, "__code__", None)
         return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)] if code else []
 
@@ -88,7 +88,7 @@ class ObjectiveCall:
 
 
 def parse_loss(value: Any) -> tuple[float, dict[str, float]]:
-    """Return the loss and the finite metrics of a yielded value: a loss, or a tuple of a loss and metrics.
+    """Split a value that an objective has yielded, a loss or a tuple (loss, metrics), into the loss and finite metrics.
 
     Raises TypeError if the value is neither, and ValueError if the loss is not finite.
     """
@@ -103,7 +103,7 @@ def parse_loss(value: Any) -> tuple[float, dict[str, float]]:
 
 
 def parse_report(loss: Any, metrics: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
-    """Return the loss and the finite metrics that an objective has reported.
+    """Return the loss that an objective has reported as a float, and its metrics without those that are not finite.
 
     Raises TypeError if one of them is not a number, and ValueError if the loss is not finite.
     """

@@ -1,4 +1,8 @@
-"""One evaluation on a trainer: it sends each loss of the objective to its supervisor, and obeys the verdict."""
+"""Run one evaluation in a trainer: send each loss to the supervisor, and continue or end as the supervisor decides.
+
+The trainer is the process that runs the objective for one rank. The supervisor is the MPI process of that rank. The
+trainer sends steps (a loss, the end of the objective, or a failure), and the supervisor answers with a verdict.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,8 @@ class ObjectiveRunner:
     """Runs an objective on one rank, while the other trainers of the worker do the same.
 
     ``on_loss`` is called after each loss on which all ranks have agreed. ``failure_messages`` are the messages of the
-    exception that has ended the objective, and ``failure_line`` is the line of the objective that raised it.
+    exception that has ended the objective, and of its causes. ``failure_line`` is the line of the objective that raised
+    it.
     """
 
     def __init__(
@@ -71,10 +76,15 @@ class ObjectiveRunner:
     def run(
         self, seed: int, data: Callable[[], Any], ticket: Mapping[str, Any] | None, is_compared: bool = False
     ) -> dict[str, Any] | None:
-        """Run the objective to its end, in the process group of the `ticket` if it is given.
+        """Run the objective to its end. Return its final step if the caller must still send it; None otherwise.
 
-        If `is_compared`, the ranks compare their collectives before these begin. Returns the last step, which the
-        caller must send, if the objective has returned and no data have to be gathered. Returns None otherwise.
+        The caller must send the final step if the objective has ended and no data have to be gathered from the ranks.
+
+        Args:
+            seed: The seed of all random generators.
+            data: A function that returns the data that `prepare` has made.
+            ticket: The description of a process group that this trainer must join first; None to keep its group.
+            is_compared: Whether the ranks compare their collectives before each one begins.
         """
         self._interrupts.begin_evaluation()
         joined = self._catch_failure(lambda: self._enter_group(ticket, is_compared))
@@ -117,7 +127,7 @@ class ObjectiveRunner:
             self._process_step(result if isinstance(result, dict) else self._make_step(result, frames), frames)
 
     def _process_report(self, loss: Any, metrics: Mapping[str, Any]) -> None:
-        """Process a loss that the objective reports.
+        """Process a loss that the objective passes to `worker.report`.
 
         Raises Cancelled if the evaluation is over, and RuntimeError if the caller is not the objective.
         """
@@ -150,7 +160,7 @@ class ObjectiveRunner:
         return self._make_step(report, frames)
 
     def _process_step(self, step: dict[str, Any], frames: Frames) -> None:
-        """Send a step, and obey the verdict: keep weights and state, continue or end."""
+        """Send a step to the supervisor, and obey the verdict: copy weights and state, then continue or end."""
         self._is_processing_step = True
         try:
             if step.get("failure") is not None:
@@ -187,7 +197,7 @@ class ObjectiveRunner:
         return {"loss": loss, "metrics": metrics, "place": line, "ended": ended, **self._snapshots.make_flags()}
 
     def _make_failed_step(self, error: BaseException, frames: Frames) -> dict[str, Any]:
-        """Return an exception of the objective as a failed step."""
+        """Return a step that describes an exception of the objective."""
         _flush_streams()
         seconds = time.monotonic() - self._start_time
         reason = f"{type(error).__name__}: {format_with_hint(error)}"
@@ -213,9 +223,9 @@ class ObjectiveRunner:
         }
 
     def _catch_failure(self, act: Callable[[], T], frames: Frames = ()) -> T | dict[str, Any]:
-        """Call a function that runs code of the objective; return a failed step if it raises.
+        """Call `act`, which runs code of the objective. Return its result, or a failed step if it raises an exception.
 
-        `frames` is the position of the objective if `act` does not run the objective itself.
+        `frames` are the stack frames of the objective if `act` does not run the objective itself.
         """
         self._start_time = time.monotonic()
         try:
@@ -231,7 +241,7 @@ class ObjectiveRunner:
         return result
 
     def _close_objective(self) -> None:
-        """End an objective that has not ended by itself."""
+        """End an objective that has not ended by itself, and log the exception that it may raise."""
         try:
             self._objective_call.close()
         except BaseException as error:
@@ -256,7 +266,7 @@ class ObjectiveRunner:
             os._exit(1)  # The objective could catch an exception.
 
     def _request_verdict(self, kind: str, **content: Any) -> Message:
-        """Send a message, and return the verdict on it."""
+        """Send a message, and return the verdict of the supervisor. End this process if the connection is closed."""
         self._send_message(kind, **content)
         try:
             message = self._channel.receive()

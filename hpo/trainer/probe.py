@@ -1,4 +1,4 @@
-"""A probe of one rank: it observes the training of an objective through torch's hooks, without changing it."""
+"""Observe the training of an objective on one rank through torch's hooks, without changing the training."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _WRAPPER_PREFIXES = ("module.", "_orig_mod.", "_forward_module.")
 
 
 class Probe:
-    """Observes the training of an objective on this rank inside ``with``.
+    """Records the training of an objective on this rank in `trace`, inside ``with``.
 
-    It keeps no reference to parameters and networks, since those of a failed evaluation must be freed. It draws no
+    It keeps only weak references to networks and optimizers, so that they are freed after an evaluation. It draws no
     random numbers, and does not communicate.
     """
 
@@ -71,7 +71,10 @@ class Probe:
             handle.remove()
 
     def record_loss(self) -> None:
-        """Record the steps and the fingerprints of the parameters at a loss."""
+        """Record the number of optimizer steps and the fingerprints of all parameters. Call it at each loss.
+
+        A fingerprint is two numbers per parameter. Parameters with equal fingerprints are considered equal.
+        """
         self.trace.steps_at_losses.append(self.trace.steps)
         optimizers = [reference() for reference in self._optimizers]
         fingerprints = [
@@ -129,7 +132,10 @@ class Probe:
             self._record_samples(given, is_first)
 
     def _record_samples(self, given: tuple[Any, ...], is_first: bool) -> None:
-        """Keep hashes of a batch, the input of the network, or of its first layer if the network gets keywords."""
+        """Record a hash of each sample in the input of the network.
+
+        If the network gets only keyword arguments, the input of its first layer is used.
+        """
         self._awaits_samples |= is_first
         hashes = _hash_samples(given[0]) if self._awaits_samples and given else []
         if hashes and (is_first or given[0].dim() > 1):  # One-dimensional inputs of layers are positions of tokens.
@@ -152,9 +158,9 @@ class Probe:
             self.trace.random_layers[_name_innermost_network(module)] += 1
 
     def _record_network(self, module: nn.Module, trains: bool) -> None:
-        """Record a fingerprint of a trained network, once per number of steps.
+        """Record a fingerprint of a network that is trained, at most once per number of optimizer steps.
 
-        It is not recorded right after a step of an optimizer, since ranks may still exchange their results.
+        It is not recorded right after an optimizer step, since ranks may still exchange their results.
         """
         number = next((number for number, network in enumerate(self._networks) if network() is module), None)
         if number is None or (number, self.trace.steps, trains) in self.trace.networks:

@@ -1,7 +1,7 @@
-"""A replacement of `torch.distributed.init_process_group`, since the worker's group exists before an objective starts.
+"""Replace `torch.distributed.init_process_group`, which code for torchrun calls in an objective.
 
-Code for torchrun calls this function. It gets the existing group if that has the requested backend and ranks.
-Otherwise, a new group replaces the existing one.
+The process group of the worker (group of ranks that trains one network) exists before the objective starts. The
+replacement keeps this group if it has the requested backend and ranks. Otherwise, it makes a new group instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ _init_process_group = dist.init_process_group
 
 
 class DefaultGroup:
-    """The default process group of this trainer: its backend and store, and how often it was requested and replaced."""
+    """The default process group of this trainer (process that runs the objective for one rank).
+
+    It counts how often the objective has replaced the group.
+    """
 
     def __init__(self) -> None:
         self.store: Store | None = None
@@ -46,19 +49,22 @@ class DefaultGroup:
         self._made_group, self._is_requested = dist.group.WORLD, False
 
     def begin_evaluation(self) -> None:
-        """Let the next call of init_process_group get the existing group."""
+        """Let the next call of `init_process_group` keep the existing group."""
         self._is_requested = False
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the group of `make_process_group` is the default group, and the only one."""
+        """Whether the default group is still the result of `make_process_group`, and no other group exists."""
         groups = dist.distributed_c10d._world.pg_map
         return dist.is_initialized() and dist.group.WORLD is self._made_group and len(groups) == 1
 
     def handle_init(
         self, backend: str | None = None, init_method: str | None = None, *arguments: Any, **options: Any
     ) -> None:
-        """Handle an objective's call of `torch.distributed.init_process_group`."""
+        """Keep or replace the default group when an objective calls `torch.distributed.init_process_group`.
+
+        The arguments are those of torch's function.
+        """
         own = self.store is not None and not arguments and not set(options) - {"timeout", "device_id", "pg_options"}
         own = own and init_method in (None, "env://") and options.get("rank", self.rank) in (-1, self.rank)
         if own and dist.is_initialized() and not self._is_requested and _is_same_backend(backend, self.backend):
@@ -92,7 +98,10 @@ def replace_init_process_group() -> None:
 
 
 def _is_same_backend(backend: str | None, own: str) -> bool:
-    """Return whether the requested backend is the existing one; it may name a backend for each type of device."""
+    """Return whether the requested `backend` is the existing one, `own`.
+
+    A requested backend may be a list with one backend for each type of device.
+    """
     if backend is None:
         return True
     names = {part.rpartition(":")[2] for part in str(backend).lower().split(",")}

@@ -1,4 +1,4 @@
-"""Restore the state of a process after an objective, so that its changes do not affect the next evaluations."""
+"""Restore the state of a process after an objective, so that changes of this state do not affect later evaluations."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _set_streams(before: tuple[Any, Any, Any]) -> None:
 
 
 def _make_list_functions(module: ModuleType, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """Return two functions for a list of a module: the first reads it, the second restores it and its content."""
+    """Return two functions for a list in a module, such as sys.path: one reads the list, and the other restores it."""
 
     def get_list() -> tuple[list[Any], list[Any]]:
         values = getattr(module, name)
@@ -104,9 +104,10 @@ _PROCESS_STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
 
 @contextmanager
 def restore_process_state() -> Iterator[None]:
-    """Restore after ``with``: `_PROCESS_STATES`, signal handlers, timers, the umask and the working directory.
+    """Return a context at the end of which the state of this process is restored.
 
-    Compiled code is dropped, since torch's compiler gives up on code that it has compiled eight times.
+    The state is everything in `_PROCESS_STATES`, the signal handlers, the umask and the working directory. Timers are
+    stopped. Compiled code is dropped, since torch's compiler gives up on a function that it has compiled eight times.
     """
     folder, mask = _get_working_directory(), _get_umask()
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}

@@ -1,4 +1,7 @@
-"""Execution of a program in a trainer: a Python script or module as `__main__`, or a command as a child process."""
+"""Run a program in a trainer: a Python script or module as `__main__`, or a command as a child process.
+
+A trainer is the process that runs a program or an objective for one rank.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _ABORT_STATUSES = (-signal.SIGABRT, 128 + signal.SIGABRT)
 
 
 class ExitStatusError(Exception):
-    """A command has ended with a status other than 0, or by a signal, which is SIGABRT if `is_abort`."""
+    """Raised if a command ends with a status other than 0, or by a signal. `is_abort` is whether it was SIGABRT."""
 
     def __init__(self, text: str, is_abort: bool) -> None:
         super().__init__(text)
@@ -40,7 +43,7 @@ class ExitStatusError(Exception):
 
 
 def reset_process() -> None:
-    """Reset random generators and logging of this process, which was forked from a template, for a program."""
+    """Seed the random generators of this process with new seeds, and reset logging, before it runs a program."""
     # Forked processes would draw the same numbers, for example for batches and names of files.
     random.seed()
     np.random.seed()
@@ -50,7 +53,7 @@ def reset_process() -> None:
 
 
 def end_process() -> None:
-    """End as Python does: wait for non-daemon threads, call the functions of atexit, and flush files."""
+    """Do the same as Python at exit: wait for non-daemon threads, call the functions of atexit, and flush files."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for file in gc.get_objects():
@@ -60,9 +63,13 @@ def end_process() -> None:
 
 
 def execute_program(command: Sequence[str], source: bytes | None) -> None:
-    """Run a program to its end. `source` is the content of a Python script, or None to read it.
+    """Run a program to its end.
 
     Raises the exceptions of the program, and ExitStatusError if a command fails.
+
+    Args:
+        command: A Python script, or "-m" and a module, or another command; then its arguments.
+        source: The content of the Python script; None to read the script from its file.
     """
     if command[0] == "-m":
         _run_module(command[1], command[2:])
@@ -96,7 +103,10 @@ def _run_module(name: str, arguments: Sequence[str]) -> None:
 
 
 def _run_main(code: CodeType, **names: object) -> None:
-    """Run code as `__main__`. The module stays for threads, finalizers and spawned processes."""
+    """Run code as `__main__`.
+
+    The module stays in `sys.modules` afterwards, since threads, finalizers and spawned processes may use it.
+    """
     module = ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins, __cached__=None, **names)
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module

@@ -1,4 +1,4 @@
-"""Observations of a program for `hpo check`: its training, and the environment variables that it reads."""
+"""Observe a training program for `hpo check`: its training, and the environment variables that it reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ProgramProbe:
         self._probe.__enter__()
 
     def stop_probe(self, is_cut: bool) -> Trace:
-        """Return the trace of the program; `is_cut` is whether it was cancelled before its end."""
+        """Stop observing, and return the trace of the program. `is_cut` is whether the program was cancelled."""
         self._probe.__exit__(None, None, None)
         trace = self._probe.trace
         trace.variables, trace.has_children = sorted(self._variables), has_children()

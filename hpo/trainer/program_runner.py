@@ -1,4 +1,7 @@
-"""A training program in a trainer: run it to its end, report its last step, and end the process."""
+"""Run a training program in a trainer, send its result to the supervisor, and end the process.
+
+The trainer is the process that runs the program for one rank. The supervisor is the MPI process of that rank.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _CANCEL_WAIT_SECONDS = 3.0  # Time to be cancelled before a connection error cou
 class ProgramRunner:
     """Runs a program to its end, and then ends this process.
 
-    `source` is the content of a Python script when it was first read; None to read it.
+    `source` is the content of a Python script when it was first read. If it is None, the script is read when it starts.
     """
 
     def __init__(
@@ -41,11 +44,11 @@ class ProgramRunner:
         self._probe: ProgramProbe | None = None
 
     def start_probe(self) -> None:
-        """Observe the program for `hpo check`."""
+        """Begin to observe the program for `hpo check`. Call it before `run`."""
         self._probe = ProgramProbe()
 
     def run(self, environment: Mapping[str, str]) -> NoReturn:
-        """Run the program, send its last step to the supervisor, and end this process."""
+        """Run the program, send its final step (its end or its failure) to the supervisor, and end this process."""
         os.environ.update(environment)
         reset_process()
         self._interrupts.begin_evaluation()
@@ -62,7 +65,10 @@ class ProgramRunner:
         os._exit(status)  # This skips destructors of native code, in which torch sometimes aborts.
 
     def _run_to_end(self) -> tuple[dict[str, Any], int]:
-        """Return the last step of the program and its exit status. Functions of atexit also run after a failure."""
+        """Run the program, and return its final step (its end or its failure) and its exit status.
+
+        Functions of atexit also run after a failure, but not if the program was cancelled.
+        """
         step: dict[str, Any] = {"ended": True}
         status = 0
         try:
@@ -87,7 +93,10 @@ class ProgramRunner:
         return step, status
 
     def _find_cause(self, error: BaseException) -> BaseException:
-        """Return Cancelled instead of a connection error if the supervisor cancels the evaluation."""
+        """Return Cancelled if `error` is a connection error, and a cancellation follows it; otherwise return `error`.
+
+        A connection breaks if another rank fails. The supervisor then cancels this program within some seconds.
+        """
         if any(text in str(error) for text in CONNECTION_ERRORS):
             try:
                 with self._interrupts.allow_cancellation():
@@ -97,7 +106,7 @@ class ProgramRunner:
         return error
 
     def _make_failed_step(self, error: BaseException) -> dict[str, Any]:
-        """Return the failure of the program as a step, and print an exception as Python does."""
+        """Return a step that describes the failure of the program. Print an exception as Python does."""
         is_status = isinstance(error, (ExitStatusError, SystemExit))
         reason = f"{type(error).__name__}: {format_with_hint(error)}"
         if isinstance(error, ExitStatusError):

@@ -1,4 +1,7 @@
-"""Packages that a training script imports at its top: a template imports them once for all evaluations."""
+"""Import the packages of a training script in the template, once for all evaluations.
+
+The template is the process that trainers are forked from. Only imports at the top of the script are found.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _EFFECTLESS_STATEMENTS = (ast.FunctionDef, ast.ClassDef, ast.Try)
 def import_packages(path: Path, source: bytes, skipped: Container[str]) -> Iterator[str]:
     """Import the installed packages that a script imports, except `skipped`, and yield each name after its import.
 
-    Failures are ignored, since the script itself reports an import that fails.
+    Packages that cannot be imported are ignored, since the script reports the error when it runs.
     """
     with suppress(SyntaxError, ValueError):
         for module, names in _find_imports(ast.parse(source)):

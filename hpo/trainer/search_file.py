@@ -1,4 +1,4 @@
-"""The search file: its space, its functions and its settings. Only this module imports the user's file."""
+"""Load a search file: its search space, its functions and its settings."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 
 @dataclass(frozen=True)
 class SearchFile:
-    """An imported search file with its functions. `hpo.problem.SearchDescription` describes the same file as data."""
+    """An imported search file with its functions. Ranks do not import it: they use `hpo.problem.SearchDescription`."""
 
     path: Path
     """The path that the user gave."""
     location: Path
-    """The absolute path, which stacks show."""
+    """The absolute path, which tracebacks show."""
     source: bytes = field(repr=False)
     """The content that was imported, even if the file has changed since."""
     space: SearchSpace
     """The search space."""
     objective: Callable[..., Any] | Script
-    """The function that trains and yields losses, or the program that does."""
+    """The function or the program that trains a network and reports its losses."""
     settings_type: type | None = None
     """The dataclass `Settings`, if the file has one."""
     prepare: Callable[..., Any] | None = None
@@ -47,22 +47,22 @@ class SearchFile:
     test: Callable[..., Any] | None = None
     """The function `test`, if the file has one."""
     objectives: Objectives = ONLY_LOSS
-    """The objectives of the search: the loss alone unless the file declares others."""
+    """The objectives of the search. It has only the loss, unless the file declares others."""
 
     @property
     def script(self) -> Script | None:
-        """The program that is the objective, if it is not a function."""
+        """The program that is used as objective; None if the objective is a function."""
         return self.objective if isinstance(self.objective, Script) else None
 
     @functools.cached_property
     def program(self) -> Path | None:
-        """The Python script that is run; None for functions, modules and other commands."""
+        """The path of the Python script that is used as objective; None for a function, a module or another command."""
         path = find_program(self.script) if self.script is not None else None
         return path if path is not None and path.suffix == ".py" else None
 
     @functools.cached_property
     def program_source(self) -> bytes:
-        """The content of the script when it was first read, since the file may change during a run."""
+        """The content of the script when it was first read. Later changes of the file do not affect the run."""
         assert self.program is not None
         try:
             return self.program.read_bytes()
@@ -84,7 +84,7 @@ class SearchFile:
         ).data
 
     def make_setting_values(self, assignments: Sequence[str]) -> dict[str, Any]:
-        """Return the settings made from NAME=VALUE texts as JSON data."""
+        """Make the settings from NAME=VALUE texts, and return ``{"values": ...}`` with their values as JSON data."""
         return {"values": self.bind_settings(assignments).values}
 
     def bind_settings(self, assignments: Sequence[str]) -> BoundSearch:
@@ -92,9 +92,9 @@ class SearchFile:
         return BoundSearch(self, self.make_settings(assignments))
 
     def make_settings(self, assignments: Sequence[str]) -> Any:
-        """Return the file's Settings, made from NAME=VALUE texts; None for a file without Settings.
+        """Return an instance of the file's `Settings`, made from NAME=VALUE texts; None if the file has no `Settings`.
 
-        Raises UsageError for a name or a value that the Settings do not accept.
+        Raises UsageError for a name or a value that the `Settings` do not accept.
         """
         if self.settings_type is None:
             for assignment in assignments:
@@ -160,7 +160,7 @@ class SearchFile:
 
 @dataclass(frozen=True)
 class BoundSearch:
-    """A search file and its settings; each call of a function gets a copy of the settings."""
+    """A search file together with its settings. Each call of its functions gets a new copy of the settings."""
 
     file: SearchFile
     """The search file."""
@@ -169,22 +169,22 @@ class BoundSearch:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The values of the settings as JSON data; NaN, infinite and other values are texts."""
+        """The values of the settings as JSON data. Values that JSON cannot hold, such as NaN, are texts."""
         values = dataclasses.asdict(self.settings) if self.settings is not None else {}
         return {name: value if _is_json_value(value) else str(value) for name, value in values.items()}
 
     def call_objective(self, params: dict[str, Any], worker: Any) -> Any:
-        """Call the objective, which must be a function."""
+        """Return the result of calling the objective, which must be a function."""
         assert not isinstance(self.file.objective, Script)
         return self._call_function(self.file.objective, params, worker)
 
     def call_test(self, params: dict[str, Any], weights: Mapping[str, Any]) -> Any:
-        """Call the file's `test`, which it must have."""
+        """Return the result of calling the user's `test`. The file must have a `test`."""
         assert self.file.test is not None
         return self._call_function(self.file.test, params, weights)
 
     def call_prepare(self) -> Any:
-        """Return the result of the file's `prepare`, None without a `prepare`. Raises UsageError if it fails."""
+        """Return the result of calling `prepare`; None if the file has no `prepare`. Raises UsageError if it fails."""
         file = self.file
         if file.prepare is None:
             return None
@@ -213,14 +213,17 @@ class SearchSource:
 
     @classmethod
     def read(cls, sent: Sequence[Any] | None) -> SearchSource | None:
-        """Return the search that a template has sent before its restart; `sent` has a descriptor of the content."""
+        """Return the search that a template has passed on when it restarted itself; None if `sent` is None.
+
+        `sent` has the path, the file descriptor of the content, and the settings.
+        """
         if sent is None:
             return None
         path, source, assignments = sent
         return cls(Path(path), os.pread(source, os.fstat(source).st_size, 0), assignments)
 
     def load(self) -> BoundSearch:
-        """Import the file, and make its settings."""
+        """Import the file, and return it together with its settings."""
         return load_search_file(self.path, self.source).bind_settings(self.assignments)
 
 
@@ -228,7 +231,7 @@ class SearchSource:
 def load_search_file(path: Path, source: bytes | None = None) -> SearchFile:
     """Import a search file, and return it; `source` is its content if it has been read before.
 
-    Raises UsageError if it is not a search file, or with the file's traceback if the import fails.
+    Raises UsageError if it is not a search file, or if its import fails (with the traceback of the file).
     """
     location, source = path.absolute(), read_source(path) if source is None else source
     module = import_source(path, location, source)
@@ -278,7 +281,10 @@ def _is_json_value(value: object) -> bool:
 
 
 def _parse_value(text: str, kind: Any) -> Any:
-    """Return a setting's text as a value of its type. Raises ValueError with the values that the type accepts."""
+    """Convert the text of a setting to the type `kind`.
+
+    Raises ValueError, whose message describes the accepted values, if the text does not fit the type.
+    """
     if kind is bool:
         if text.lower() not in _BOOLEANS:
             raise ValueError("true or false")

@@ -1,4 +1,4 @@
-"""Import a search file from the content that was read, with a unique module name."""
+"""Import a search file from content that was read before, as the module ``search_file_NAME``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def read_source(path: Path) -> bytes:
 def import_source(path: Path, location: Path, source: bytes) -> ModuleType:
     """Import a search file, whose content is `source`, and return the module.
 
-    Raises UsageError with the traceback of the file if it fails.
+    `location` is the absolute path, and messages show `path`. Raises UsageError with the traceback of the file if the
+    import fails.
     """
     loader = _SourceLoader(f"search_file_{path.stem}", location, source)
     spec = importlib.util.spec_from_file_location(loader.name, location, loader=loader)
@@ -62,14 +63,17 @@ def import_source(path: Path, location: Path, source: bytes) -> ModuleType:
 
 
 def _register_pickle_by_value(module: ModuleType) -> None:
-    """Let processes of joblib and dask use classes of a search file, which they cannot import by module name."""
+    """Let cloudpickle send the classes of a search file by value, since other processes cannot import the file by name.
+
+    joblib and dask use cloudpickle.
+    """
     sys.meta_path.insert(0, _CloudpickleFinder(module))
     for name in _PICKLER_MODULES & sys.modules.keys():
         sys.modules[name].register_pickle_by_value(module)
 
 
 class _CloudpickleFinder(MetaPathFinder):
-    """Finds cloudpickle, and registers a module when cloudpickle is imported, which is too slow to do in advance."""
+    """Registers a module with cloudpickle when cloudpickle is imported. To import it in advance would be too slow."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -77,7 +81,7 @@ class _CloudpickleFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the specification of cloudpickle with a loader that registers the module."""
+        """Return the specification of cloudpickle with a loader that registers the module; None for other modules."""
         spec = PathFinder.find_spec(fullname, path, target) if fullname in _PICKLER_MODULES else None
         if spec is None or spec.loader is None:
             return None
@@ -92,7 +96,7 @@ class _CloudpickleFinder(MetaPathFinder):
 
 
 class _SourceLoader(SourceFileLoader):
-    """Imports content that was read before, since bytecode next to the file may have other content."""
+    """Imports content that was read before. It ignores cached bytecode, which may belong to other content."""
 
     def __init__(self, name: str, location: Path, source: bytes) -> None:
         super().__init__(name, str(location))
@@ -107,7 +111,7 @@ class _SourceLoader(SourceFileLoader):
 
 
 class _NamesakeFinder(MetaPathFinder):
-    """Finds the real module if a search file has a module's name, such as grp.py or torch.py."""
+    """Finds the installed module if a search file has the same name: for example, torch if the file is torch.py."""
 
     def __init__(self, location: Path) -> None:
         self._location = location
@@ -115,7 +119,7 @@ class _NamesakeFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Look for the module in all folders except the folder of the search file."""
+        """Look for the module in all folders except the folder of the search file. Return None for other names."""
         if fullname != self._location.stem or path is not None:
             return None
         elsewhere = [folder for folder in sys.path if Path(folder).absolute() != self._location.parent]

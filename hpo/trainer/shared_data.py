@@ -1,4 +1,8 @@
-"""The data that `prepare` returns: one copy for all trainers of a host, which each evaluation gets unchanged."""
+"""Share the data that the user's `prepare` returns among all trainers of a host, with one copy in memory.
+
+A trainer is the process that runs the objective for one rank. Each evaluation gets the original data, even if an
+earlier evaluation has changed its copy.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,10 @@ _MAX_MAPPINGS = 16  # Each has a descriptor, and reference cycles may keep those
 
 
 class SharedData:
-    """Reads the object that `pack_data` has written; the descriptor -1 means None.
+    """Reads an object that `pack_data` has written to a file. The file descriptor -1 means that the object is None.
 
-    The contents of numpy arrays and torch tensors, the out-of-band buffers of pickle's protocol 5, are mapped.
+    The contents of numpy arrays and torch tensors are mapped, not copied. They are the out-of-band buffers of pickle's
+    protocol 5.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -29,9 +34,9 @@ class SharedData:
         self._mappings: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
     def load(self) -> Any:
-        """Return a new copy of the object; changes to it and to its arrays stay in this copy.
+        """Return a new copy of the object. Changes to this copy and its arrays do not affect other copies.
 
-        The arrays are mapped, so all trainers and evaluations share pages until they write to them.
+        All trainers and evaluations share the memory of arrays. A page is copied only when it is written to.
         """
         if self._descriptor < 0:
             return None
@@ -46,7 +51,7 @@ class SharedData:
 
 
 def pack_data(obj: Any) -> int:
-    """Write an object into an unlinked temporary file, and return its descriptor.
+    """Write an object to a temporary file without a name, and return the file descriptor.
 
     Raises the exceptions of pickle, and OSError if the disk is full.
     """

@@ -1,4 +1,8 @@
-"""The snapshots of an evaluation in its trainer: the weights of its lowest loss, and its last checkpoint."""
+"""Keep copies of an evaluation in the memory of its trainer: the weights of its lowest loss, and its latest checkpoint.
+
+The trainer is the process that runs the objective for one rank. The supervisor (MPI process of that rank) requests the
+copies.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,15 @@ if TYPE_CHECKING:
 
 
 class SnapshotBuffer:
-    """Copies the weights and states that an evaluation offers if its supervisor requests it, on the leader's trainer.
+    """Copies the weights and states that an objective offers, if the supervisor requests it.
 
-    `restored` is the checkpoint that the evaluation may resume from, and `inherited` the checkpoint of its parent.
+    Only the trainer of the leader (first rank of the worker) keeps copies. The other trainers help to gather tensors.
+
+    Args:
+        params: The hyperparameters, which are written into checkpoints.
+        is_leader: Whether this is the trainer of the leader.
+        restored: The checkpoint that the evaluation may resume from; None for a first start.
+        inherited: The checkpoint of the parent (individual that this one was bred from); None without a parent.
     """
 
     def __init__(
@@ -44,15 +54,19 @@ class SnapshotBuffer:
     # For the objective
 
     def offer_weights(self, weights: OfferedWeights) -> None:
-        """Keep a reference to the weights of the next loss, or to the function that gathers them."""
+        """Keep a reference to the weights that belong to the next loss, or to a function that returns them."""
         self._offered_weights = weights
 
     def save_checkpoint(self, state: Any) -> None:
-        """Keep a reference to the state that belongs to the next loss, or to the function that returns it."""
+        """Keep a reference to the state that belongs to the next loss, or to a function that returns it."""
         self._saved_state = state if is_state_function(state) else split_state(state)
 
     def load_checkpoint(self, has_loss: bool) -> tuple[Any, int]:
-        """Return the state of the interrupted evaluation and its number of losses; (None, 0) without a checkpoint."""
+        """Return the state in the checkpoint and the number of losses before it; (None, 0) without a checkpoint.
+
+        `has_loss` is whether the objective has already reported a loss. Raises RuntimeError if it has, unless the
+        checkpoint was also read before.
+        """
         if has_loss and not self._has_resumed:
             raise RuntimeError("worker.checkpoint must be read before the first loss")
         if self._checkpoint is None:
@@ -64,7 +78,10 @@ class SnapshotBuffer:
         return join_state(metadata.tree, self._checkpoint.tensors), len(metadata.losses)
 
     def load_parent_checkpoint(self, has_loss: bool) -> Any:
-        """Return the last state of the parent; None without a parent."""
+        """Return the state in the latest checkpoint of the parent; None without a parent.
+
+        `has_loss` is whether the objective has already reported a loss. Raises RuntimeError if it has.
+        """
         if has_loss:
             raise RuntimeError("worker.parent_checkpoint must be read before the first loss")
         if self._parent_checkpoint is None:
@@ -75,7 +92,7 @@ class SnapshotBuffer:
     # For a step
 
     def make_flags(self) -> dict[str, Any]:
-        """Return the flags of offered weights and saved states for a message to the supervisor."""
+        """Return booleans for the supervisor: which weights, states and checkpoints were offered or read."""
         saving = self._saved_state
         return {
             "offers": self._offered_weights is not None,
@@ -87,7 +104,10 @@ class SnapshotBuffer:
         }
 
     def gather_offers(self, objective: ObjectiveCall, verdict: Message) -> None:
-        """Call the offered functions, and gather sharded states. Collective: call on all ranks."""
+        """Call functions that the objective has offered, and gather sharded states. Collective: call on all ranks.
+
+        `verdict` is the supervisor's answer to a loss, with requests for the weights and the state.
+        """
         if verdict["keep"] and callable(self._offered_weights):
             weights = objective.call_gather_function(self._offered_weights)
             self._offered_weights = check_weights(weights) if self._is_leader else None
@@ -99,7 +119,7 @@ class SnapshotBuffer:
             self._gathered_state = copy_parts(parts, is_kept=self._is_leader)
 
     def copy_requested(self, verdict: Message) -> dict[str, Any] | None:
-        """Copy the weights and the state that the verdict requests, and return the result; None without a request."""
+        """Copy the weights and the state that `verdict` requests. Return which copies exist; None without a request."""
         if verdict["has_loss"]:
             self._checkpoint = self._parent_checkpoint = None  # Their files may be replaced from now on.
         if verdict["is_best"]:
@@ -117,7 +137,7 @@ class SnapshotBuffer:
         return found
 
     def clear_offers(self) -> None:
-        """Drop the references to offered weights and states, which hold the model."""
+        """Drop the references to offered weights and states, so that the memory of the network can be freed."""
         self._offered_weights = self._saved_state = self._gathered_state = None
 
     def _copy_weights(self) -> list[str]:
@@ -148,7 +168,7 @@ class SnapshotBuffer:
     # For the supervisor, also after the evaluation
 
     def write_checkpoint(self, path: str) -> dict[str, Any]:
-        """Write the last copied checkpoint, and return its number of losses, or an error."""
+        """Write the latest copied checkpoint to a file, and return its number of losses, or an error."""
         began = time.monotonic()
         if self._copied_checkpoint is None:
             return {"losses": 0, "seconds": 0.0}
@@ -159,7 +179,10 @@ class SnapshotBuffer:
         return {"losses": len(self._copied_checkpoint.metadata.losses), "seconds": time.monotonic() - began}
 
     def write_weights(self, path: str, about: Mapping[str, str]) -> dict[str, Any]:
-        """Write the weights of the lowest loss with the metadata `about`; return an error, which may be empty."""
+        """Write the weights of the lowest loss to a file with the metadata `about`.
+
+        Returns ``{"error": text}``. The text is empty if the file was written.
+        """
         try:
             assert self._best_weights is not None
             write_tensors(Path(path), self._best_weights, about)

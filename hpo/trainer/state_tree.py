@@ -1,4 +1,4 @@
-"""Split the state that an objective saves into a tree of plain values and its tensors, and join it again."""
+"""Split the state that an objective saves into a tree of plain values and a dict of tensors, and join both later."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SEQUENCES: Mapping[str, Callable[[Iterable[Any]], Any]] = {"list": list, "tuple
 
 @dataclass(frozen=True)
 class StateParts:
-    """A split state: a tree as JSON data, and its tensors and arrays by their names in the tree."""
+    """A state in two parts: a tree as JSON data, and its tensors and arrays by name. The tree has only their names."""
 
     tree: Any
     leaves: dict[str, Any]
@@ -34,14 +34,15 @@ class StateParts:
 
 
 def is_state_function(state: Any) -> bool:
-    """Return whether a saved object is a function that returns a state."""
+    """Return whether a saved object is a function that returns a state, and not a state."""
     return callable(state) and not isinstance(state, (Mapping, torch.nn.Module))
 
 
 def split_state(state: Any) -> StateParts:
-    """Split a state. Raises TypeError, with the position, if it has a value that cannot be saved.
+    """Split a state into a tree and its tensors. Raises TypeError if the state has a value that cannot be saved.
 
-    Tensors and arrays are not copied; all other values are.
+    Tensors and arrays are not copied. All other values are copied. The message of the error names the position of the
+    value.
     """
     leaves: dict[str, Any] = {}
     names: dict[int, str] = {}  # By id, since a tensor may occur several times.
@@ -59,7 +60,8 @@ def split_state(state: Any) -> StateParts:
 def copy_parts(parts: StateParts, is_kept: bool = True) -> StateParts:
     """Return the parts with copies of the tensors on the CPU, and with arrays as tensors of bytes.
 
-    Collective if tensors are sharded: call on all ranks. If not `is_kept`, this rank only helps to gather them.
+    Sharded tensors are gathered, so the call is collective if there are any: call on all ranks. If not `is_kept`, this
+    rank only helps to gather them, and returns no tensors.
     """
     copies: dict[str, torch.Tensor] = {}
     for name, value in parts.leaves.items():
@@ -79,7 +81,7 @@ def _is_sharded(value: Any) -> bool:
 
 
 def join_state(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the state with this tree and these tensors. Raises ValueError if the tree has an unknown kind of node."""
+    """Make a state from its tree and its tensors. Raises ValueError if the tree has a node of an unknown kind."""
     if not isinstance(tree, dict):
         return tree
     ((kind, value),) = tree.items()
@@ -153,7 +155,7 @@ def _name_factory(state: defaultdict[Any, Any], place: Sequence[Any]) -> str | N
 
 
 def _find_namedtuple(module: str, name: str, fields: Sequence[str]) -> Any:
-    """Return the class of a namedtuple, or a new similar class if this process has not imported it."""
+    """Return the class of a namedtuple, or a new class with the same fields if this process has not imported it."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

@@ -1,7 +1,8 @@
 """The template: a process that imports torch and the search file once, and from which trainers are forked.
 
-It is started by exec before its rank initialises MPI. It computes nothing, since a process in which OpenMP, autograd or
-CUDA has run is not safe to fork. Several ranks of a host may use one template, each over its own connection.
+A trainer is the process that runs the objective for one rank. The template is started as a new program before its rank
+initialises MPI. It computes nothing, since a process in which OpenMP, autograd or CUDA has run is not safe to fork.
+Several ranks of a host may use one template. Each rank has its own connection.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ class _Child:
 
 
 class TemplateServer:
-    """Serves the ranks that connect to a listening socket.
+    """Forks trainers for the ranks that connect to the socket `listener`, and answers their requests.
 
-    If the import of the search file makes this process unsafe to fork, it replaces itself by a new process, in which
-    trainers import the file themselves (`cold`). If the import of a script's package does, the new process leaves that
-    package to the trainers; `skipped` maps such packages to the reasons.
+    The import of the search file may make this process unsafe to fork, for example if it starts a thread. This process
+    then replaces itself by a new process, in which each trainer imports the file (`cold`). If the import of a script's
+    package has this effect, each trainer imports that package; `skipped` maps such packages to the reasons.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class TemplateServer:
 
     @property
     def _may_preload(self) -> bool:
-        """Whether to import torch's compiler while this process is idle, since `prepare` runs or ranks start."""
+        """Whether to import torch's compiler while this process is idle, but not before `prepare` has a trainer."""
         has_prepare = self._file is not None and self._file.prepare is not None
         return self._file is not None and not self._has_preloaded and (self._has_forked or not has_prepare)
 
@@ -108,7 +109,7 @@ class TemplateServer:
             connection.close()
 
     def _drop_connection(self, channel: Channel) -> None:
-        """Kill the trainers of a rank that has disconnected."""
+        """Close the connection to a rank, and kill the trainers of this rank."""
         self._channels.remove(channel)
         channel.close()
         for child in self._children.values():
@@ -130,7 +131,7 @@ class TemplateServer:
                 self._restart_process(self._unimported_search, "cold")
 
     def bind_again(self, search: SearchSource, requester: int) -> None:
-        """Load the search file again after a restart of this process, and answer the request to bind its settings."""
+        """Load the search file after a restart of this process, and answer the "bind" request that was interrupted."""
         self._file = load_search_file(search.path, search.source)
         self._answer_request(self._channels[requester], Message("bind", {"assignments": search.assignments}))
 
@@ -145,7 +146,7 @@ class TemplateServer:
         return {}
 
     def _bind_settings(self, message: Message) -> dict[str, Any]:
-        """Make the settings of all trainers that are forked later."""
+        """Make the settings that later trainers use, and import the packages of a script."""
         import torch
 
         assert self._file is not None
@@ -165,9 +166,9 @@ class TemplateServer:
         return SearchSource(self._file.path, self._file.source, self._assignments)
 
     def _import_packages(self) -> None:
-        """Import the packages of a script; restart without a package that makes this process unsafe to fork.
+        """Import the packages of a script. Restart this process if a package makes it unsafe to fork.
 
-        The new process then answers the current request.
+        The new process does not import this package, and answers the current request.
         """
         if self._file is None or (path := self._file.program) is None:
             return
@@ -183,7 +184,7 @@ class TemplateServer:
     def _restart_process(self, search: SearchSource, kind: str) -> NoReturn:
         """Replace this process by one that has not imported the search file, and keep all connections.
 
-        If the `kind` is "cold", its trainers import the file. If it is "source", the new process does.
+        If the `kind` is "cold", trainers import the file. If it is "source", the new process imports the file.
         """
         for number in (self._listener.fileno(), *(channel.fileno() for channel in self._channels)):
             os.set_inheritable(number, True)
@@ -228,7 +229,7 @@ class TemplateServer:
         channel.send("spawned", process=process)
 
     def _become_trainer(self, template: int, message: Message) -> None:
-        """Close the template's connections, and serve a rank; does not return."""
+        """Close the template's connections in a forked process, and serve a rank as its trainer. Does not return."""
         status = 1
         try:
             end_with_parent(template)
@@ -254,7 +255,7 @@ class TemplateServer:
             os._exit(status)
 
     def _reap_trainers(self) -> None:
-        """Report the trainers that have ended, and kill the processes that they have left behind."""
+        """Report ended trainers to their ranks, and kill the processes that these trainers have left behind."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -277,7 +278,7 @@ class TemplateServer:
 
 
 def main(state: Mapping[str, Any]) -> None:
-    """Run a template; `state` comes from `hpo.process.template_start`, or from this process before a restart."""
+    """Run a template. `state` comes from `hpo.process.template_start`, or from the previous process at a restart."""
     if "parent" in state:
         end_with_parent(state["parent"])
     adopt_orphans()

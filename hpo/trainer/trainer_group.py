@@ -1,4 +1,7 @@
-"""A trainer's part in its worker: its rank, devices and process group."""
+"""The rank, the devices and the process group of a trainer in its worker.
+
+A trainer is the process that runs the objective for one rank. A worker is the group of ranks that trains one network.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,10 @@ class TrainerGroup:
         return default_group.is_unchanged and not self.comm.has_pending_sends
 
     def join(self, ticket: Mapping[str, Any]) -> None:
-        """Replace the process group by a new one. Collective: call on all ranks.
+        """Destroy the process group, and make a new one of the worker's ranks. Collective: call on all ranks.
 
-        `ticket` comes from `hpo.evaluation.rank_group.RankGroup`. Raises RuntimeError if the ranks cannot connect.
+        `ticket` describes the new group, and comes from `hpo.evaluation.rank_group.RankGroup`. Raises RuntimeError if
+        the ranks cannot connect.
         """
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -66,7 +70,7 @@ class TrainerGroup:
             raise self._make_connection_error(error) from error
 
     def compare_collectives(self, is_compared: bool) -> None:
-        """Enable or disable the comparison of the collectives of the worker's ranks. Collective: call on all ranks.
+        """Enable or disable the check that all ranks call the same collectives. Collective: call on all ranks.
 
         TORCH_DISTRIBUTED_DEBUG=DETAIL always enables it. Raises RuntimeError if the ranks cannot connect.
         """
@@ -88,7 +92,7 @@ class TrainerGroup:
         return RuntimeError(f"cannot connect to its peers{hint}: {format_error(error)}")
 
     def make_worker(self, seed: int, calls: WorkerCallbacks) -> Worker:
-        """Make the worker for one evaluation, and seed all random generators with `seed`."""
+        """Make the `Worker` object for one evaluation, and seed all random generators with `seed`."""
         seed_torch(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
@@ -96,10 +100,10 @@ class TrainerGroup:
         return Worker(self.rank, self.size, self.devices, seed, self.comm, self.index, calls)
 
     def _open_store(self, ticket: Mapping[str, Any]) -> Store:
-        """Open the store through which the worker's ranks find each other.
+        """Open the store of torch through which the worker's ranks find each other.
 
-        On one host, it is a file. torch's TCPStore asks the name service for the name of each address, even of
-        127.0.0.1, which takes 5 s or more without an answer, as on compute nodes without a network.
+        On one host, the store is a file, since a TCPStore may be slow. For each address, even 127.0.0.1, torch asks the
+        name service for a name. Without an answer, as on compute nodes without a network, this takes 5 s or more.
         """
         if self.size == 1:
             return HashStore()
@@ -123,7 +127,10 @@ def find_gpus() -> list[str]:
 
 
 def serve_store(address: str, port: int, listener: int) -> TCPStore:
-    """Serve torch's store on a socket on which another process already listens, as torchrun's agent does."""
+    """Start the server of a TCPStore on a socket on which another process already listens.
+
+    `listener` is the file descriptor of the socket. The agent of torchrun starts its store in the same way.
+    """
     with suppress(RuntimeError):
         return TCPStore(
             address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener, timeout=_CONNECT_TIMEOUT

@@ -1,4 +1,4 @@
-"""A trainer: a process forked from the template, which serves one rank until that rank closes the connection."""
+"""A trainer: a process that is forked from the template of its host, and runs objectives for one rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HARMLESS_THREADS = ("TMonitor",)  # tqdm's thread that watches progress bars.
 
 
 class TrainerServer:
-    """Answers the requests of one rank."""
+    """Answers the requests of one rank, such as to evaluate an individual, or to call `prepare` or `test`."""
 
     def __init__(self, channel: Channel, search: BoundSearch | None, data: int) -> None:
         self._channel = channel
@@ -103,7 +103,7 @@ class TrainerServer:
             self._channel.send("ended", is_clean=is_clean)
 
     def _on_run(self, message: Message) -> None:
-        """Run a program, and end this process with it."""
+        """Run a program. This process ends when the program ends."""
         file = self.search.file
         source = file.program_source if file.program is not None else None
         program = ProgramRunner(self._channel, self._interrupts, message["command"], source)
@@ -112,14 +112,17 @@ class TrainerServer:
         program.run(message["environment"])
 
     def _on_verdict(self, message: Message) -> None:
-        """Copy the weights and the state that belong to the loss with which the objective has returned."""
+        """Copy the weights and the state that belong to the final loss, after the objective has returned."""
         assert self._snapshots is not None
         if (kept := self._snapshots.copy_requested(message)) is not None:
             self._channel.send("kept", **kept)
         self._snapshots.clear_offers()
 
     def _is_clean(self, before: set[threading.Thread]) -> bool:
-        """Return whether an evaluation has left no threads, processes, messages or closed streams behind."""
+        """Return whether an evaluation has left no threads, processes, messages or closed streams behind.
+
+        `before` has the threads that existed before the evaluation.
+        """
         if "torch.distributed.fsdp" in sys.modules:
             gc.collect()  # FSDP's hooks and modules form cycles, so networks of many evaluations would pile up.
         threads = [thread for thread in threading.enumerate() if thread not in before]
@@ -138,7 +141,7 @@ class TrainerServer:
         self._channel.send("written", **self._snapshots.write_weights(message["path"], message["about"]))
 
     def _on_prepare(self, _: Message) -> None:
-        """Call `prepare`, and send the descriptor of an unlinked file with its result."""
+        """Call the user's `prepare`, and send the descriptor of a file without a name that has its result."""
         from hpo.errors import UsageError
 
         try:
@@ -190,7 +193,16 @@ def serve_trainer(
     settings: list[str] | SearchSource,
     data: int,
 ) -> None:
-    """Serve the rank that has requested this trainer. Raises ChannelClosed when the rank closes the connection."""
+    """Set up this forked process as a trainer, and serve the rank that has requested it.
+
+    Raises ChannelClosed when the rank closes the connection.
+
+    Args:
+        request: The request of the rank, with file descriptors and the environment of the trainer.
+        file: The imported search file; None if `settings` has a file to import.
+        settings: The settings as NAME=VALUE texts, or a search file with settings that this trainer imports.
+        data: The file descriptor of the data that `prepare` has returned; -1 without data.
+    """
     number, out, err, stacks, *terminal = request.descriptors
     channel = Channel(socket.socket(fileno=number))
     raise_oom_score()
@@ -234,7 +246,7 @@ def _bind_settings(file: SearchFile | None, settings: list[str] | SearchSource) 
 
 
 def _redirect_streams(out: int, err: int) -> None:
-    """Redirect the output of this process and of its child processes to the supervisor."""
+    """Redirect the output of this process and of its child processes to the file descriptors `out` and `err`."""
     for number, target in ((out, 1), (err, 2)):
         os.dup2(number, target)
     for number in {out, err} - {1, 2}:
@@ -249,9 +261,9 @@ def _redirect_streams(out: int, err: int) -> None:
 
 
 def _start_logging(level: str) -> None:
-    """Show logs on standard error until a search file configures logging, which it may do at any time.
+    """Print log messages to standard error, until a search file configures logging itself.
 
-    `basicConfig` would have no effect if the root logger had a handler.
+    The root logger gets no handler, since `basicConfig` has no effect on a root logger that has one.
     """
     if not logging.getLogger().handlers:
         logging.getLogger().setLevel(level)
@@ -262,9 +274,10 @@ def _start_logging(level: str) -> None:
 
 
 def _set_threads(threads: int) -> None:
-    """Let torch and BLAS use this rank's share of the host's cores; the template has one thread.
+    """Let torch and BLAS use this rank's share of the host's cores, or the number in OMP_NUM_THREADS.
 
-    Frameworks and child processes read OMP_NUM_THREADS. Without it, Lightning and Accelerate use all cores.
+    OMP_NUM_THREADS is set if it is missing, since frameworks and child processes read it. Without it, Lightning and
+    Accelerate use all cores.
     """
     if "OMP_NUM_THREADS" in os.environ:
         with_default = os.environ["OMP_NUM_THREADS"].split(",")[0]
@@ -278,7 +291,7 @@ def _set_threads(threads: int) -> None:
 
 
 def _exit_process() -> None:
-    """Call the functions of atexit as Python does, but end after some seconds at the latest."""
+    """Call the functions of atexit, as Python does at exit. A signal ends this process if they take too long."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     signal.alarm(_EXIT_SECONDS)

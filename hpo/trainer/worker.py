@@ -1,4 +1,4 @@
-"""The worker: the ranks that evaluate one individual together, as an objective sees them."""
+"""The `Worker` object that an objective gets. It describes the ranks that train one network together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHARDED_ERROR = (
 
 @dataclass(frozen=True)
 class WorkerCallbacks:
-    """Functions that a `Worker` calls when the objective uses the property or method of the same purpose."""
+    """Functions that a `Worker` calls when the objective uses its properties and methods."""
 
     load_data: Callable[[], Any] = lambda: None
     offer_weights: Callable[[OfferedWeights], object] = lambda _: None
@@ -36,7 +36,7 @@ class WorkerCallbacks:
 
 @dataclass(eq=False, repr=False)
 class Worker:
-    """The ranks that evaluate one individual together, as an objective sees them.
+    """The ranks that train one network together. An objective gets this object as its second argument.
 
     Each evaluation gets a new object on each of these ranks. While an objective runs, the default process group of
     torch.distributed spans exactly these ranks. A rank that waits for its peers in a collective for longer than
@@ -62,9 +62,9 @@ class Worker:
     devices: tuple[torch.device, ...]
     """The devices of this rank alone. Either one CPU, or one or more GPUs."""
     seed: int
-    """The seed for weights and the order of samples. Only `--confirm-seeds` uses a seed other than the run's."""
+    """The seed for weights and sample order. It is the seed of the run, except for evaluations of `--confirm-seeds`."""
     comm: Comm
-    """mpi4py's methods for Python objects among the worker's ranks; not an MPI communicator."""
+    """Methods that send Python objects between the worker's ranks. They have mpi4py's names, but do not use MPI."""
     index: int
     """The index of the worker in the run, from 0."""
 
@@ -91,7 +91,7 @@ class Worker:
 
     @property
     def checkpoint(self) -> Any:
-        """The last checkpoint of this evaluation if it was interrupted or paused; None on a first start.
+        """The latest checkpoint of this evaluation if it was interrupted or paused; None on a first start.
 
         Tensors are on the CPU, and each access returns a new copy. Reading it resumes the evaluation: the losses before
         the checkpoint are kept, and the next loss follows them.
@@ -103,7 +103,9 @@ class Worker:
 
     @property
     def parent_checkpoint(self) -> Any:
-        """The last checkpoint of the parent, with `--pbt`; None without a parent or with a `checkpoint` to resume from.
+        """With `--pbt`, the latest checkpoint of the parent, which is the individual that this one was bred from.
+
+        It is None without a parent, or if the evaluation has a `checkpoint` to resume from.
 
         The parent differs only in mutable parameters, and is among the best of its island. Load its weights and its
         optimizer state, but not values that follow from mutable parameters, such as the learning rate. Tensors are on
@@ -115,11 +117,12 @@ class Worker:
         return self._callbacks.load_parent_checkpoint()
 
     def save_checkpoint(self, state: Any) -> None:
-        """Offer a checkpoint before the loss that belongs to it is yielded or reported.
+        """Offer a state as a checkpoint. Call it before you yield or report the loss that belongs to the state.
 
         The state is copied with the loss if a checkpoint is due (`--checkpoint-every`), so training may change it
-        afterwards. The last copy is `worker.checkpoint` if the evaluation is interrupted, or paused by a pruner. It is
-        removed when the evaluation ends; with `--pbt`, it is kept as `worker.parent_checkpoint` of other individuals.
+        afterwards. If the evaluation is interrupted, or paused by a pruner, it can resume from the latest copy, which
+        is then `worker.checkpoint`. The copy is removed when the evaluation ends. With `--pbt`, it is kept as
+        `worker.parent_checkpoint` of other individuals.
 
         Only the leader's state is used, but call it on all ranks if the state is a function or has sharded tensors,
         which are gathered. The state must not depend on the number of ranks, which may differ when it is loaded.
@@ -148,11 +151,11 @@ class Worker:
         self._callbacks.save_checkpoint(state)
 
     def report(self, loss: Any, /, **metrics: Any) -> None:
-        """Report a validation loss from code that owns its loop. Collective: call on all ranks.
+        """Report a validation loss from code that cannot yield, such as a callback. Collective: call on all ranks.
 
-        It does the same as a yield. If the evaluation is over (pruned, target loss reached, out of time, failed on
-        any rank, or the run stops), it raises an exception that ``except Exception`` does not catch. The value that the
-        objective returns is ignored: the loss of the evaluation is the lowest reported loss.
+        It has the same effect as a yield. If the evaluation is over (pruned, target loss reached, out of time, failed
+        on any rank, or the run stops), it raises an exception that ``except Exception`` does not catch. The value that
+        the objective returns is ignored: the loss of the evaluation is the lowest reported loss.
 
         Args:
             loss: The validation loss, the same on all ranks: a finite number, or a tensor or numpy array of one
@@ -174,7 +177,7 @@ class Worker:
         self._callbacks.report(loss, metrics)
 
     def offer_weights(self, weights: OfferedWeights) -> None:
-        """Offer the network's weights before the loss that belongs to them is yielded or reported.
+        """Offer the network's weights. Call it before you yield or report the loss that belongs to them.
 
         Only the leader's weights are used. They are copied with the loss if it is the lowest of the run so far, or on
         the Pareto front, so the network may train on afterwards. RUN_DIR/best.safetensors has the weights of the best
@@ -202,7 +205,7 @@ class Worker:
 
 
 def check_weights(weights: Any) -> Mapping[str, torch.Tensor]:
-    """Return offered weights. Raises TypeError unless they map names to whole tensors."""
+    """Return the offered weights. Raises TypeError unless they map names to whole tensors."""
     if isinstance(weights, torch.nn.Module):
         raise TypeError("offered weights must be a state_dict(), got a network: offer model.state_dict()")
     if not isinstance(weights, Mapping):
@@ -222,10 +225,10 @@ def _name_type(value: object) -> str:
 
 
 def seed_torch(seed: int) -> None:
-    """Seed torch's generators of the devices that this host has.
+    """Seed torch's random generators of the CPU and of all GPUs.
 
-    ``torch.manual_seed`` also queues a call, with its stack, for each kind of device that is missing. Each queued call
-    takes 1 ms, and the queue grows.
+    It replaces ``torch.manual_seed``, which also queues a call for each type of device that is missing. Each queued
+    call takes 1 ms, and the queue grows.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Augmentation of batches of images on their device."""
+"""Augment batches of images at random, on the device that has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training of a network on a worker's ranks, with the losses of a training in one process."""
+"""Train a network on the ranks of a worker, with the same losses as a training in one process."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def fit(
     settings: ParallelSettings | None = None,
     stage_costs: Mapping[str, float] | None = None,
 ) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train a network on the worker's ranks, and yield after each epoch. Collective: call on all ranks.
+    """Train a network on the worker's ranks, and yield a loss after each epoch. Collective: call on all ranks.
 
     The losses are the same on any number of ranks and for each `settings.parallel`, up to rounding: the order of the
-    samples, augmentation and dropout follow from `worker.seed`. Only batch normalisation differs if `settings` divides
-    a batch, since each part has its own statistics.
+    samples, augmentation and dropout follow from `worker.seed`. Batch normalisation is an exception if `settings`
+    divides a batch: each part has its own statistics, so losses differ.
 
     `fit` offers the weights and saves a checkpoint before each yield. It resumes from `worker.checkpoint`, or begins
     with the weights and the optimizer state of `worker.parent_checkpoint`. If an objective calls `fit` several times,
@@ -106,15 +106,15 @@ def _make_state(
 
 
 def should_stop_early(losses: Sequence[float], patience: int) -> bool:
-    """Return whether the last `patience` losses have no new lowest loss; False if `patience` is 0."""
+    """Return whether the latest `patience` losses have not improved on the earlier losses; False if `patience` is 0."""
     return 0 < patience < len(losses) and min(losses[-patience:]) >= min(losses[:-patience])
 
 
 def seed_epoch(number: int, epoch: int) -> None:
-    """Seed the global generators of torch, numpy and Python before each epoch except the first.
+    """Seed the global random generators of torch, numpy and Python before each epoch except the first.
 
-    Networks and data may use them. An epoch then draws the same numbers whether or not this process has trained the
-    epochs before it.
+    Networks and data may use these generators. With the same seed `number`, an epoch draws the same numbers, also if
+    another process has trained the earlier epochs.
     """
     if epoch:
         number = int.from_bytes(hashlib.sha256(f"{number}/{epoch}".encode()).digest()[:8], "little")
@@ -124,7 +124,7 @@ def seed_epoch(number: int, epoch: int) -> None:
 
 
 class Training:
-    """The state of a training: the network of all ranks, its optimizer and schedule, and the generator of batches."""
+    """The state of a training: the network, its optimizer and learning rate schedule, and the generator of batches."""
 
     def __init__(self, strategy: ParallelStrategy, train: Samples, recipe: Recipe, seed: int) -> None:
         self.strategy = strategy
@@ -136,7 +136,7 @@ class Training:
         self._lr_scheduler = make_lr_scheduler(recipe, self._optimizer, -(-len(train) // recipe.batch_size))
 
     def iterate_batches(self) -> Iterator[torch.Tensor]:
-        """Return the indices of an epoch's global batches in a new random order, the same on all ranks."""
+        """Return the global batches of one epoch, as indices in a new random order. They are the same on all ranks."""
         return iter(
             split_by_size(torch.randperm(len(self._train_samples), generator=self._generator), self._recipe.batch_size)
         )
@@ -177,8 +177,9 @@ class Training:
         return loss
 
     def make_state(self, network: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Return the whole state on the leader, the same for each strategy. Collective: call on all ranks.
+        """Return the state for a checkpoint. Only the leader gets all of it. Collective: call on all ranks.
 
+        The leader is the first rank of the worker. The state is the same for each strategy and number of ranks.
         `network` is the result of the strategy's `state_dict`.
         """
         state = self._optimizer.state
@@ -199,14 +200,17 @@ class Training:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state that each rank has, on any number of ranks and with any strategy."""
+        """Load a state from `make_state`, to resume the training that made it. Each rank must have the whole state.
+
+        The number of ranks and the strategy may differ from those of that training.
+        """
         self.load_parent_state(state)
         for group in self._optimizer.param_groups:
             group["lr"] = state["lr"]
         self._lr_scheduler.last_epoch = state["schedule"]
 
     def load_parent_state(self, state: Mapping[str, Any]) -> None:
-        """Load the weights, momenta and generator of another training, and keep this learning rate schedule."""
+        """Load the weights, optimizer state and generator of another training. Keep this learning rate schedule."""
         self.strategy.load_state_dict(state["network"])
         self._load_optimizer(state["optimizer"])
         self.strategy.scaler.load_state_dict(state["scaler"])

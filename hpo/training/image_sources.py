@@ -26,7 +26,7 @@ _CLOTHES = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt
 
 
 class ImageSource(Protocol):
-    """The published training part of a data set, which includes the validation part, and its test part."""
+    """Reads one data set: its published training part, which includes the validation part, and its test part."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class ImageSource(Protocol):
         ...
 
     def read_development(self, folder: Path) -> Arrays:
-        """Read the published training part."""
+        """Read the published training part, from which the validation part is taken later."""
         ...
 
     def read_test(self, folder: Path) -> Arrays:
@@ -79,8 +79,8 @@ class Digits:
 class IdxFiles:
     """MNIST (LeCun, Cortes and Burges 1998) or a data set in its format: four IDX files, gzipped or not.
 
-    They are read from the folder itself, or from torchvision's NAME/raw in it, and downloaded to the latter if they are
-    in neither.
+    The files are read from the folder itself, or from its subfolder NAME/raw, which torchvision uses. If both lack
+    them, they are downloaded to the subfolder.
     """
 
     torchvision_name: str

@@ -1,4 +1,4 @@
-"""Lightning on the ranks of a worker: a Trainer that reports its validation losses, and a Fabric.
+"""Use Lightning on the ranks of a worker: make a Trainer that reports its validation losses, or a Fabric.
 
 Import it only in search files that use it, since Lightning takes seconds to import.
 """
@@ -32,7 +32,8 @@ def make_trainer(worker: Worker, monitor: str, **options: Any) -> Trainer:
     """Make a Trainer on the worker's ranks that reports the metric `monitor` after each validation of a fit.
 
     The Trainer also offers the weights of the module; sharded weights are gathered. It records all other logged
-    metrics with the loss. It ends the fit as `worker.report` ends an objective. Collective: call on all ranks.
+    metrics with the loss. If the evaluation is over, it ends the fit by the exception that `worker.report` raises.
+    Collective: call on all ranks.
 
     Args:
         worker: The worker that the objective gets.
@@ -46,8 +47,8 @@ def make_trainer(worker: Worker, monitor: str, **options: Any) -> Trainer:
         The Trainer.
 
     Raises:
-        ValueError: An option is one that the worker determines. During the fit: `monitor` was not logged by the end of
-            a validation.
+        ValueError: `options` has an option that the worker determines. During the fit: `monitor` was not logged by
+            the end of a validation.
 
     Example:
         ::
@@ -75,7 +76,7 @@ def make_fabric(worker: Worker, **options: Any) -> Fabric:
         The Fabric, launched.
 
     Raises:
-        ValueError: An option is one that the worker determines.
+        ValueError: `options` has an option that the worker determines.
 
     Example:
         ::
@@ -90,7 +91,7 @@ def make_fabric(worker: Worker, **options: Any) -> Fabric:
 
 
 def _make_options(worker: Worker, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a user's options with those that describe the worker's ranks, and silence Lightning's tips."""
+    """Return the user's options together with the options for the worker's ranks. Also hide Lightning's tips."""
     for name in _WORKER_OPTIONS:
         if name in options:
             raise ValueError(

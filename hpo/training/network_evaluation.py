@@ -1,4 +1,4 @@
-"""Evaluation of a trained network on test data: metrics, sample predictions and generated text."""
+"""Evaluate a trained network on test data: compute metrics, sample predictions and generated text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses and metrics per sample, so that their mean over all samples is the same on any number of ranks."""
+"""Compute losses and metrics per sample, so that their mean over all samples is the same on any number of ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 
 def per_sample_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-    """Compute the cross-entropy of each sample; of samples with several targets, the mean over the targets.
+    """Compute the cross-entropy of each sample. If a sample has several targets, it is the mean over them.
 
     Args:
         outputs: Logits or log-probabilities, shape (N, ..., classes).

@@ -41,11 +41,11 @@ class Recipe:
     batch_size: int
     """The number of samples of the global batch, which the ranks share."""
     lr: float
-    """The learning rate; of "cosine" and "one-cycle", the largest one."""
+    """The learning rate. With the schedules "cosine" and "one-cycle", it is the highest learning rate."""
     optimizer: str = "sgd"
     """The optimizer, "sgd" (Nesterov), "adamw" (Loshchilov and Hutter 2019) or "adadelta" (Zeiler 2012)."""
     momentum: float = 0.9
-    """The momentum of "sgd"."""
+    """The momentum of the optimizer "sgd"."""
     weight_decay: float = 0.0
     """The weight decay. It does not apply to biases and to the parameters of norms."""
     schedule: str = "constant"
@@ -56,23 +56,23 @@ class Recipe:
     lowers it to almost 0 along another (Smith and Topin 2018).
     """
     gamma: float = 1.0
-    """The factor of "step"."""
+    """The factor by which the schedule "step" multiplies the learning rate after each epoch."""
     warmup: float = 0.0
     """The fraction of all steps in which "cosine" and "one-cycle" raise the learning rate, 0 to 1."""
     clip: float = 0.0
-    """The largest total norm of the gradients, to which larger ones are scaled; 0 disables it."""
+    """The maximum total norm of the gradients. Gradients with a larger norm are scaled down to it; 0 disables it."""
     label_smoothing: float = 0.0
     """The label smoothing in training, 0 to 1, only for the default `loss`."""
     augmentation: str = "none"
     """The augmentation of training images, "none", "crop" or "crop-and-flip"."""
     patience: int = 0
-    """The number of epochs in a row without a new lowest validation loss that ends the training; 0 disables it."""
+    """The training ends after this number of epochs in a row without a new lowest validation loss; 0 disables it."""
     validation_batch: int = 256
     """The number of samples that a rank evaluates at a time."""
     loss: PerSampleFunction = per_sample_cross_entropy
     """A function from outputs and targets to the loss of each sample, shape (N,)."""
     metrics: Mapping[str, PerSampleFunction] = field(default_factory=lambda: {"accuracy": per_sample_accuracy})
-    """Functions like `loss` by the names of the metrics, of which the means over the validation part are reported."""
+    """Metrics by their names. Each is a function like `loss`. Its mean over the validation part is reported."""
 
     def __post_init__(self) -> None:
         check_choice("optimizer", self.optimizer, OPTIMIZERS)

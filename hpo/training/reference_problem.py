@@ -1,4 +1,4 @@
-"""The reference problem: training of a `Net` with its four hyperparameters on the worker's data."""
+"""The reference problem: train a `Net` on the worker's data, with four hyperparameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FitSettings(Protocol):
 
     @property
     def patience(self) -> int:
-        """The number of epochs without a new lowest loss that ends the training; 0 disables early stopping."""
+        """The training ends after this number of epochs without a new lowest loss; 0 disables early stopping."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Protocols of the data sets that `hpo.training.fit` accepts."""
+"""The interfaces of data sets that `hpo.training.fit` accepts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Text for character language models: the source files of Python's standard library, which every host has.
 
-A hash of its name assigns a file to the training, the validation or the test part. So the split does not depend on the
-host or its file system. Modules that some distributions do not install (tests, IDLE, tkinter), and
+Each file belongs to the training, the validation or the test part, depending on a hash of its name. So the split does
+not depend on the host or its file system. Modules that some distributions do not install (tests, IDLE, tkinter), and
 generated files (code pages, settings of the build) are left out.
 """
 
@@ -62,7 +62,7 @@ class TextDataset:
 
     @property
     def vocabulary_size(self) -> int:
-        """The number of symbols, 97, for newline, the 95 printable characters of ASCII, and all others together."""
+        """The number of symbols, 97. They are newline, 95 printable characters of ASCII, and one for all others."""
         return len(_CHARACTERS)
 
     def encode(self, text: str) -> Pieces:
@@ -191,7 +191,7 @@ def load_test_text(context: int) -> Pieces:
 
 
 def _load_pieces(name: str, part: tuple[float, float], context: int) -> Pieces:
-    """Return the pieces of a part as a view of its text."""
+    """Return the pieces of a part as a view, without copying its text."""
     if context < 1:
         raise ValueError(f"context must be at least 1, got {context}")
     symbols = _encode_text("".join(_read_texts(*part)))
@@ -203,7 +203,10 @@ def _load_pieces(name: str, part: tuple[float, float], context: int) -> Pieces:
 
 
 def _read_texts(start: float, end: float) -> Iterator[str]:
-    """Yield the files of a part in the order of their hashes, except files that are unreadable or not UTF-8."""
+    """Yield the texts of the files with hashes from `start` to `end`, in the order of their hashes.
+
+    Files that are unreadable or not UTF-8 are left out.
+    """
     library = sysconfig.get_path("stdlib")
     names = _list_files(library)
     if not names:

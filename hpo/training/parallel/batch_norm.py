@@ -1,8 +1,9 @@
 """Batch normalisation over the samples of all ranks, on any device.
 
-torch's SyncBatchNorm accepts only tensors on GPUs. It also hangs or sends other types if a rank has no sample, as in
-the last batch of an epoch (torch 2.15). The statistics of all ranks are combined by the formula of Chan, Golub and
-LeVeque (1979) for the variance of a union. Gradients flow through them (Ioffe and Szegedy 2015, section 3).
+torch's SyncBatchNorm accepts only tensors on GPUs. If a rank has no sample, as may happen in the final batch of an
+epoch, it hangs, or sends tensors of another type (torch 2.15). Here, the statistics of all ranks are combined by the
+formula of Chan, Golub and LeVeque (1979) for the variance of a union. Gradients flow through the statistics (Ioffe and
+Szegedy 2015, section 3).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hpo.training.parallel.module_tree import replace_modules
 
 
 class SharedBatchNorm(_BatchNorm):
-    """nn.BatchNorm1d, 2d or 3d with the statistics of all ranks in training. A rank may have no sample."""
+    """nn.BatchNorm1d, 2d or 3d that uses the statistics of all ranks in training. A rank may have no sample."""
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name
         if input.dim() < 2:
@@ -86,7 +87,10 @@ class _BatchNormFunction(torch.autograd.Function):
 
 
 def _compute_statistics(inputs: torch.Tensor, exact: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the mean and the variance, shape (channels,), and the number of values per channel, of all ranks."""
+    """Return the mean, the variance and the number of values of each channel, over the samples of all ranks.
+
+    Mean and variance have shape (channels,). `exact` is their type.
+    """
     channels = inputs.shape[1]
     ours = torch.zeros(2 * channels + 1, dtype=exact, device=inputs.device)
     count = inputs.numel() // channels
@@ -108,14 +112,14 @@ def _compute_statistics(inputs: torch.Tensor, exact: torch.dtype) -> tuple[torch
 
 
 def _make_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor, which may be in channels-last format, as the kernels require."""
+    """Return a contiguous copy of a tensor, or the tensor itself if it is contiguous or in channels-last format."""
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return tensor
     return tensor.contiguous()
 
 
 def replace_batch_norm(network: nn.Module) -> nn.Module:
-    """Return the network with batch normalisation over all ranks of the default process group."""
+    """Replace each batch normalisation of a network by a `SharedBatchNorm`, and return the network."""
     return replace_modules(network, _make_shared_batch_norm)
 
 

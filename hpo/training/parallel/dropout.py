@@ -29,14 +29,21 @@ class DropoutMasks:
         self._keys: torch.Tensor | None = None
 
     def begin_forward(self, step: int, positions: torch.Tensor, device: torch.device) -> None:
-        """Begin the forward pass of some samples of the global batch; `positions` is int64 of shape (N,)."""
+        """Set the samples of the next forward pass of a network.
+
+        Args:
+            step: The index of the training step.
+            positions: The positions of the samples in the global batch, int64 of shape (N,).
+            device: The device of the masks.
+        """
         self._calls.clear()
         self._samples, self._keys = (step, positions, device), None
 
     def draw_mask(self, layer: int, shape: torch.Size, p: float) -> torch.Tensor:
-        """Return which elements of an activation of shape (N, ...) a layer keeps, each with probability 1 - p.
+        """Return a boolean mask, which is True with probability 1 - p, for the input of a dropout layer.
 
-        Raises ValueError if N is not the number of samples, and RuntimeError in a backward pass.
+        `shape` is the shape of the input, (N, ...). Raises ValueError if N is not the number of samples, and
+        RuntimeError in a backward pass.
         """
         samples = len(self._samples[1])
         if shape[0] != samples:
@@ -81,7 +88,10 @@ class SharedDropout(nn.Module):
 
 
 def compute_mask(keys: torch.Tensor, shape: torch.Size, p: float) -> torch.Tensor:
-    """Return a boolean mask of shape (N, ...) for the samples' keys, int32 of shape (N,)."""
+    """Return a boolean mask of shape (N, ...), which is True with probability 1 - p.
+
+    `keys` has a random number for each sample, int32 of shape (N,), which determines its mask.
+    """
     elements = _hash_numbers(torch.arange(shape[1:].numel(), dtype=torch.int32, device=keys.device))
     bits = keys[:, None] ^ elements
     bits *= _FIRST_MULTIPLIER

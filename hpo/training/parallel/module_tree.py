@@ -24,7 +24,7 @@ def replace_modules(network: nn.Module, replacement: Callable[[nn.Module], nn.Mo
 
 
 def list_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return a module's children with their names. Unlike in torch, a child with several names occurs with each."""
+    """Return a module's children with their names. A child with several names is listed with each, unlike in torch."""
     return [(name, child) for name, child in module._modules.items() if child is not None]
 
 

@@ -140,7 +140,7 @@ class PipelineStrategy(ParallelStrategy):
             block.load_state_dict({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})
 
     def compute_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return a microbatch's part of the batch's mean loss, times the factor of the scaler."""
+        """Return the part of the batch's mean loss that comes from one microbatch, times the factor of the scaler."""
         assert self._batch is not None
         return self.scaler.scale(compute_per_sample(self._batch.loss, outputs, targets).sum() / self._batch.size)
 
@@ -150,7 +150,7 @@ class PipelineStrategy(ParallelStrategy):
             self.dropout_masks.begin_forward(self._batch.step, self.positions.popleft(), self.device)
 
     def _group_microbatches(self, part: torch.Tensor) -> list[Sequence[torch.Tensor]]:
-        """Return a part's microbatches grouped by size, since buffers between stages have one size."""
+        """Divide a part into microbatches, and group them by size, since buffers between stages have one size."""
         microbatches = divide_into_parts(part, self.settings.microbatches)
         whole = [positions for positions in microbatches if len(positions) == len(microbatches[0])]
         return [group for group in (whole, microbatches[len(whole) :]) if group]
@@ -158,7 +158,7 @@ class PipelineStrategy(ParallelStrategy):
     def _prepare_step(
         self, load: LoadBatch, microbatches: Sequence[torch.Tensor], training: bool
     ) -> tuple[Any, list[torch.Tensor], torch.Tensor | None]:
-        """Return the schedule for these microbatches, the inputs on the first rank, and the targets on the last."""
+        """Return the schedule for microbatches, with inputs on the first rank and targets on the final rank."""
         self.positions = deque(microbatches if training else ())
         schedule = self._get_schedule(len(microbatches), len(microbatches[0]), training)
         if not (self._is_first or self._is_last):
@@ -186,7 +186,7 @@ class PipelineStrategy(ParallelStrategy):
 
     @torch.no_grad()
     def _exchange_boundaries(self, load: LoadBatch) -> None:
-        """Exchange the shapes and types between the stages, found by passing one sample through all of them."""
+        """Find the shapes and types of tensors between stages: pass one sample through the stages of all ranks."""
         if self._boundaries:
             return
         self._stage.eval()

@@ -13,7 +13,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def make_autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which torch uses this precision for all operations for which it is safe."""
+    """Return a context in which torch uses `precision` for all operations for which it is safe."""
     if precision == "float32":
         return nullcontext()
     # A cache would keep the cast weights of a sharded block, and mix the graphs of microbatches.

@@ -12,7 +12,7 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class ParallelSettings:
-    """Settings of how the ranks of a worker share the training of a network.
+    """Settings that select how the ranks of a worker share the training of a network.
 
     The ``Settings`` of a search file may inherit from this class, so that ``--set parallel=shard`` works.
 
@@ -32,9 +32,9 @@ class ParallelSettings:
     precision: str = "float32"
     """The type of most computations, "float32", "bfloat16" or "float16". Parameters stay float32."""
     accumulate: int = 1
-    """The number of parts of a global batch, whose gradients are accumulated one after the other."""
+    """The number of parts of a global batch. They are computed one after the other, and their gradients are added."""
     microbatches: int = 1
-    """The number of microbatches of each part that pass through a pipeline. With 1, one stage computes at a time."""
+    """The number of microbatches into which a pipeline divides each part. With 1, one stage computes at a time."""
 
     def __post_init__(self) -> None:
         check_choice("parallel", self.parallel, PARALLEL)

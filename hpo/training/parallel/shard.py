@@ -78,7 +78,10 @@ class ShardStrategy(DataParallelStrategy):
 
 
 def _find_independent_blocks(blocks: list[nn.Module]) -> list[nn.Module]:
-    """Return the blocks without shared parameters. The others are sharded together with the network."""
+    """Return the blocks that share no parameter with another block.
+
+    All other blocks are sharded together with the network.
+    """
     owners = Counter(p for block in blocks for p in block.parameters())
     return [block for block in blocks if all(owners[p] == 1 for p in block.parameters())]
 

@@ -1,4 +1,4 @@
-"""Partition of a network into the stages of a pipeline."""
+"""Divide a network into the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _iterate_blocks(sequence: nn.Sequential, prefix: str) -> Iterator[tuple[str,
 
 
 def partition_stages(blocks: Blocks, count: int, stage_costs: Mapping[str, float] | None = None) -> list[Blocks]:
-    """Return the blocks in `count` stages, such that the largest cost of a stage is as small as possible.
+    """Divide the blocks into `count` stages, such that the largest cost of a stage is as small as possible.
 
     The cost of a block is its entry in `stage_costs`, or by default its number of parameters. Raises ValueError if the
     network has too few blocks with parameters, if `stage_costs` names unknown blocks, or if stages share parameters.
@@ -59,9 +59,9 @@ def partition_stages(blocks: Blocks, count: int, stage_costs: Mapping[str, float
 
 
 def _group_blocks(blocks: Blocks) -> list[Blocks]:
-    """Return the blocks in groups with exactly one block with parameters each.
+    """Divide the blocks into groups, each with exactly one block that has parameters.
 
-    A block without parameters belongs to the group of the block before it, or to the first group.
+    A block without parameters belongs to the group of the previous block, or to the first group.
     """
     units: list[Blocks] = []
     for name, block in blocks:
@@ -80,7 +80,10 @@ def _get_cost(name: str, block: nn.Module, costs: Mapping[str, float] | None) ->
 
 
 def _balance_costs(costs: Sequence[float], count: int) -> list[int]:
-    """Return the end of each of `count` parts of a sequence, such that the largest sum of a part is minimal."""
+    """Divide a sequence of costs into `count` parts, and return the end index of each part.
+
+    The largest sum of a part is as small as possible.
+    """
 
     @cache
     def find_best(end: int, parts: int) -> tuple[float, tuple[int, ...]]:

@@ -1,4 +1,7 @@
-"""The interface of all strategies: gradients of a global batch, sums of losses, and the whole state dict."""
+"""The interface of all strategies: gradients of a global batch, sums of losses, and the state dict of the network.
+
+A strategy is the way in which the ranks of a worker share the training of a network.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ PerSampleFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class GlobalBatch:
-    """The global batch of a training step.
+    """The samples of one training step, which the ranks share.
 
     Args:
         load: A function from positions in the batch, int64 of shape (N,), to the inputs and the targets.
@@ -42,7 +45,7 @@ class GlobalBatch:
         self.loss = loss
 
     def split_positions(self, count: int) -> Sequence[torch.Tensor]:
-        """Return the positions in at most `count` parts of equal size; the last may be smaller."""
+        """Divide the positions into at most `count` parts of equal size; the final part may be smaller."""
         return divide_into_parts(torch.arange(self.size), count)
 
 
@@ -79,12 +82,12 @@ class ParallelStrategy(ABC):
     def compute_sums(
         self, load: LoadBatch, samples: int, max_samples: int, measures: Sequence[PerSampleFunction]
     ) -> torch.Tensor:
-        """Compute the sum of each measure over samples, without gradients.
+        """Compute the sum of each measure (loss or metric) over all samples, without gradients.
 
         Args:
             load: A function from positions, int64 of shape (N,), to the inputs and the targets.
             samples: Number of samples; positions are 0 to ``samples - 1``.
-            max_samples: The most samples that a rank computes at a time.
+            max_samples: The largest number of samples that a rank computes at a time.
             measures: Losses or metrics.
 
         Returns:
@@ -93,11 +96,14 @@ class ParallelStrategy(ABC):
 
     @abstractmethod
     def state_dict(self) -> Mapping[str, torch.Tensor]:
-        """Return the state dict of the whole network on the leader. The result on other ranks is undefined."""
+        """Return the state dict of the whole network on the leader (first rank). It is undefined on other ranks."""
 
     @abstractmethod
     def gather_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Return whole tensors on the leader, given this rank's parts of them by their names in the network."""
+        """Return whole tensors on the leader (first rank). On other ranks, the result is undefined.
+
+        `tensors` has this rank's parts of the tensors by their names in the network.
+        """
 
     def select_shard(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - for shards
         """Return this rank's shard of a whole tensor that has the shape of one of its parameters."""
@@ -105,7 +111,7 @@ class ParallelStrategy(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Load the state dict of the whole network, which each rank has."""
+        """Load the state dict of the whole network. Each rank must have all of it."""
 
     def compute_total_norm(self) -> torch.Tensor:
         """Return the Euclidean norm of the gradients of all parameters of the whole network, a scalar."""
@@ -155,7 +161,10 @@ class DataParallelStrategy(ParallelStrategy):
         return self.network
 
     def skip_gradient_sync(self) -> AbstractContextManager[object]:
-        """Return a context for all parts of a batch except the last, in which gradients are not averaged."""
+        """Return a context in which gradients are not averaged over the ranks.
+
+        It is for all parts of a batch except the final part.
+        """
         return nullcontext()
 
     @torch.no_grad()
@@ -183,9 +192,10 @@ def sum_measures(outputs: torch.Tensor, targets: torch.Tensor, measures: Sequenc
 
 
 def compute_per_sample(measure: PerSampleFunction, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return a measure of each sample, shape (N,), from a network's outputs.
+    """Return a measure (loss or metric) of each sample, shape (N,), from a network's outputs.
 
-    Raises ValueError if the measure returns another shape: the sum of means over samples would not be the loss.
+    Raises ValueError if the measure returns another shape. For example, means over a rank's samples cannot be added up
+    over ranks.
     """
     values = measure(promote_to_float32(outputs), targets)
     if values.shape != outputs.shape[:1]:
@@ -198,15 +208,15 @@ def compute_per_sample(measure: PerSampleFunction, outputs: torch.Tensor, target
 
 
 def promote_to_float32(outputs: torch.Tensor) -> torch.Tensor:
-    """Return outputs with at least 32 bits, which losses need."""
+    """Convert outputs with fewer than 32 bits to float32, since losses need this precision."""
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 def divide_into_parts(positions: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
-    """Return positions in at most `count` parts of equal size; the last may be smaller."""
+    """Divide positions into at most `count` parts of equal size; the final part may be smaller."""
     return [positions] if count == 1 else split_by_size(positions, max(1, -(-len(positions) // count)))
 
 
 def split_by_size(positions: torch.Tensor, size: int) -> Sequence[torch.Tensor]:
-    """Return positions in parts of `size`; the last may be smaller."""
+    """Divide positions into parts of `size`; the final part may be smaller."""
     return positions.split(size)  # type: ignore[no-any-return, no-untyped-call]
