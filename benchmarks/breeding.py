@@ -1,6 +1,7 @@
-"""Measure the time to breed an individual, for each propagator, on one core.
+"""Measure the time that each propagator takes to breed an individual, on one core.
 
-Each propagator breeds for one of eight workers. Between two individuals, each worker evaluates one more individual.
+Only one of the run's eight workers breeds with the propagator, and is timed. Before it breeds each individual, eight
+new evaluations are added.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Run:
             self.evaluate()
 
     def evaluate(self) -> None:
-        """Draw and evaluate an individual: the loss is a weighted sum of squares."""
+        """Draw an individual at random and add its evaluation. The loss is a weighted sum of squares."""
         params = self._space.draw(self._rng)
         individual = Individual(dict(self._space.encode(params)), self._space.list_gene_limits())
         individual.loss = float(sum((1 + i) * gene**2 for i, gene in enumerate(individual.position)))
@@ -58,7 +59,13 @@ class Run:
 
 
 def time_suggestions(name: str, space: SearchSpace, known: int) -> list[float]:
-    """Return the seconds to breed each individual of a worker, without the first one."""
+    """Return the seconds that a propagator takes to breed each individual, without the first one.
+
+    Args:
+        name: Name of the propagator.
+        space: Search space.
+        known: Number of evaluations before the first individual is bred.
+    """
     run, rng = Run(space, known), random.Random(0)
     breed = Deduplicate(make_propagator(name, run.past, rng, WORKERS // 2, 0), run.past, rng)
     breed(run.population)
@@ -73,7 +80,7 @@ def time_suggestions(name: str, space: SearchSpace, known: int) -> list[float]:
 
 
 def main() -> None:
-    """Print the milliseconds of each propagator."""
+    """Print the milliseconds that each propagator takes to breed an individual."""
     with threadpool_limits(1):
         for known in (100, 1_000, 10_000):
             print(f"milliseconds per individual with {known} known evaluations, mean (maximum)")

@@ -1,4 +1,4 @@
-"""Problems with conditional spaces: a choice of three networks, each with hyperparameters of its own."""
+"""Problems with conditional parameters: one of three kinds of networks is chosen, each with its own hyperparameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _ORDERS = list(itertools.permutations(range(len(tables.FAMILIES))))  # Orders of
 
 @dataclass(frozen=True)
 class Choice:
-    """A problem with a table for each kind of network. The regret is that of the table plus the margin of its kind."""
+    """A problem with a table of trained networks for each kind of network.
+
+    The regret of a network is its regret in the table, plus a margin that depends on the kind.
+    """
 
     name: str
     space: SearchSpace
@@ -27,7 +30,7 @@ class Choice:
     _margins: Mapping[str, float]
 
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the regret of a network, and its seconds divided by the mean of its table."""
+        """Return the regret of a network, and its training time divided by the mean training time in its table."""
         kind = params["network"]
         table = self._tables[kind]
         own = {name: params[f"{kind}_{name}"] for name in table.space.parameters}
@@ -36,7 +39,7 @@ class Choice:
 
 
 def list_names() -> list[str]:
-    """Return the names of the six problems. Each family of tables is the best in two of them."""
+    """Return the names of the six problems. Each kind of network is the best one in two of them."""
     return [str(number) for number in range(len(_ORDERS))]
 
 
@@ -58,7 +61,7 @@ def _load_table(kind: str, number: int) -> Table:
 
 
 def _add_condition(parameter: Parameter, kind: str) -> Parameter:
-    """Return the parameter with the condition that this kind of network is trained."""
+    """Return the parameter, active only if the chosen network is of this kind."""
     if isinstance(parameter, Categorical):
         return Categorical(*parameter.choices, when={"network": kind})
     return replace(parameter, when={"network": kind})

@@ -1,8 +1,9 @@
-"""Measure the cost of crashes, compared with exceptions, if every fifth evaluation fails.
+"""Measure how much longer a run takes if evaluations crash instead of raising exceptions.
 
 python -m benchmarks.crashes --sizes 1 2 3
 
-A run has 6 ranks, in workers of the given size, and 30 evaluations with two losses. Crashes follow the first loss.
+A run has 6 ranks, in workers (groups of ranks that train one network) of the given size. It has 30 evaluations with two
+losses each. Every fifth evaluation fails after its first loss.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ def read_trials(folder: Path) -> list[FrozenTrial]:
 
 
 def measure(crash: str, size: int, evaluations: int, seconds: float) -> tuple[float, float, int]:
-    """Return the seconds from the first start to the last end, the longest recovery, and the number of failures."""
+    """Run a search in which every fifth evaluation fails in the way `crash`, and measure it.
+
+    Returns:
+        The seconds from the first start to the last end of an evaluation; the most seconds from a failure to the next
+        start; and the number of failed evaluations.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         settings = {"ways": crash, "every": 5, "after": 1, "seconds": seconds / 2, "folder": folder}
@@ -54,7 +60,7 @@ def measure(crash: str, size: int, evaluations: int, seconds: float) -> tuple[fl
 
 
 def main() -> None:
-    """Print the seconds of a run for each kind of crash, and their ratio to a run with exceptions."""
+    """Print the seconds of a run for each kind of crash, and their ratio to the seconds with exceptions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--evaluations", type=int, default=30)

@@ -1,4 +1,4 @@
-r"""Write and read learning curves of trained networks: benchmarks/curves.parquet.
+r"""Write and read the learning curves of trained networks in benchmarks/curves.parquet.
 
 These commands wrote the file, with one thread per rank:
 
@@ -35,13 +35,13 @@ EPOCHS = 27
 
 @dataclass(frozen=True)
 class Curve:
-    """The learning curve of one individual.
+    """The learning curve of one individual (set of hyperparameters).
 
     Attributes:
         params: Hyperparameters.
         losses: Losses after each epoch, shape (epochs,). Shorter than `EPOCHS` if the evaluation failed.
-        seconds: Seconds per epoch. This is the minimum over individuals that differ in mutable parameters alone, since
-            the machine had other work too.
+        seconds: Seconds per epoch. Individuals that differ only in mutable parameters share the lowest measured time,
+            since the machine also did other work.
     """
 
     params: dict[str, Any]
@@ -60,7 +60,7 @@ def load(search_space: str) -> list[Curve]:
 
 
 def list_fixed_parameters(search_space: str) -> list[str]:
-    """Return the names of the parameters that are not mutable, for a search space of the project."""
+    """Return the names of a search space's parameters that are not mutable (that PBT must not change)."""
     return load_search_file(ROOT / "search_spaces" / f"{search_space}.py").space.immutable_names
 
 

@@ -1,7 +1,8 @@
-"""Measure the error of expected losses, and the regret of the individuals that they select.
+"""Measure how well the expected losses predict mean losses over seeds, and how good their best individuals are.
 
-The default search of 8 workers, in simulated time, trains each network of a table once, with one of the table's seeds.
-Losses are in units of the distance from the table's best mean over seeds to its median. Requires `pip install
+An expected loss is the prediction of the model of this project. A table has the losses of each network with several
+seeds. The default search, with 8 workers in simulated time, sees one of these losses, drawn at random. All figures are
+divided by the distance from the lowest to the median of the table's mean losses. Requires `pip install
 '.[benchmarks]'`.
 """
 
@@ -36,7 +37,7 @@ LABELS = (
 
 
 def measure_run(family: str, name: str, seed: int) -> list[list[float]]:
-    """Return a row of figures for each number of evaluations, as `_compute_figures` does."""
+    """Run a search on a table. Return the result of `_compute_figures` after each number of evaluations in `AFTER`."""
     warnings.simplefilter("ignore")
     table, losses = tables.load(family, name), tables.load_losses(family, name)
     draws, evaluations = random.Random(seed), list[Evaluation]()
@@ -59,10 +60,12 @@ def measure_run(family: str, name: str, seed: int) -> list[list[float]]:
 def _compute_figures(
     evaluations: Sequence[Evaluation], space: SearchSpace, means: Mapping[tuple[int, ...], float], lowest: float
 ) -> list[float]:
-    """Return the errors of the measured and of the expected loss of the best, and the regrets of five selections.
+    """Return two errors of the best individual's loss, and the regrets of five selections of individuals.
 
-    The regret of a selection is that of its best mean. The selections are: one individual by measured losses; one by
-    expected losses; five by measured losses; five by expected losses; three by measured and two by expected losses.
+    The errors are the measured loss and the expected loss, each minus the mean loss over seeds, of the individual with
+    the lowest measured loss. The regret of a selection is the lowest mean loss of its individuals minus the lowest of
+    the table. The selections are: one individual by measured losses; one by expected losses; five by measured losses;
+    five by expected losses; three by measured and two by expected losses.
     """
     expected = compute_expected_losses(evaluations, space)
     means_of = {one.trial: means[tuple(one.params.values())] for one in evaluations}

@@ -3,12 +3,13 @@
     python -m benchmarks.fidelity
 
 Eight workers draw individuals at random, with replacement, from benchmarks/curves.parquet. A search lasts as long as
-the training of a third of them. The table shows the time to the lowest loss of a search without a pruner, as a share
-of the whole time, and the lowest loss at the end. Checkpoints take no time.
+eight workers take to train a third of the individuals. The table shows two figures for each pruner. One is the time to
+the lowest loss of a search without a pruner, as a share of the search's duration. The other is the lowest loss at the
+end, divided by that of a search without a pruner. Checkpoints take no time.
 
-With PBT, an evaluation of 3 epochs continues an individual that differs in mutable parameters alone. Its losses are not
-known. They are assumed to follow its own curve, from the first epoch that is as low as the parent's last loss. So no
-schedule can be better than the best curve.
+With PBT (population based training), an evaluation has 3 epochs. It continues a parent that differs only in mutable
+parameters. The losses after such a change are unknown. They are taken from the individual's own curve, after the first
+epoch whose loss is at most the parent's final loss. So no schedule can be better than the best curve.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ _PARENTS = 10
 
 
 class NoPruner:
-    """A pruner that continues all individuals. It receives each loss, and selects individuals to promote."""
+    """A pruner that stops no individual. Subclasses stop or pause individuals, and select paused ones to continue."""
 
     def should_continue(self, _: int, losses: Sequence[float]) -> bool:
-        """Return whether an individual continues, given its losses so far."""
+        """Return whether an individual trains for another epoch, given its losses so far."""
         return len(losses) < EPOCHS
 
     def pop_promoted(self) -> int | None:
-        """Remove and return a paused individual that continues; None if there is none."""
+        """Return a paused individual to continue, and remove it from the paused ones; None if there is none."""
         return None
 
     def fail(self, individual: int) -> None:
@@ -51,13 +52,16 @@ class NoPruner:
 
 
 class MedianPruner(NoPruner):
-    """Stops an individual that is worse than the median of the others at its epoch, as Optuna's default does."""
+    """Stops an individual if its lowest loss exceeds the median loss of the complete ones at the same epoch.
+
+    Optuna's median pruner does the same.
+    """
 
     def __init__(self) -> None:
         self._complete: list[Sequence[float]] = []
 
     def should_continue(self, _: int, losses: Sequence[float]) -> bool:
-        """Return whether an individual continues, given its losses so far."""
+        """Return whether an individual trains for another epoch, given its losses so far."""
         if len(losses) == EPOCHS:
             self._complete.append(losses)
             return False
@@ -66,7 +70,11 @@ class MedianPruner(NoPruner):
 
 
 class HalvingPruner(NoPruner):
-    """Continues the best of each rung, as `hpo.store.successive_halving` does. Pauses the others, or stops them."""
+    """Continues the best individuals at each rung (epoch at which losses are compared).
+
+    It decides as `hpo.store.successive_halving` does. It pauses the other individuals, or stops them if `pauses` is
+    false.
+    """
 
     def __init__(self, halving: HalvingSchedule, pauses: bool) -> None:
         self._halving = halving
@@ -76,7 +84,7 @@ class HalvingPruner(NoPruner):
         self._at: dict[int, tuple[tuple[int, int], float]] = {}  # Last rung of each individual, and its loss there.
 
     def should_continue(self, individual: int, losses: Sequence[float]) -> bool:
-        """Return whether an individual continues, given its losses so far."""
+        """Return whether an individual trains for another epoch, given its losses so far."""
         epochs, halving = len(losses), self._halving
         if epochs == EPOCHS or not halving.has_rung(individual, epochs):
             return epochs < EPOCHS
@@ -93,7 +101,7 @@ class HalvingPruner(NoPruner):
         return False
 
     def pop_promoted(self) -> int | None:
-        """Remove and return a paused individual that continues; None if there is none."""
+        """Return a paused individual to continue, and remove it from the paused ones; None if there is none."""
         for key in sorted(self._paused, key=lambda key: -key[1]):
             paused, reached = self._paused[key], self._reached[key]
             if paused and bisect_left(reached, paused[0]) < self._halving.count_promoted(len(reached)):
@@ -109,7 +117,7 @@ class HalvingPruner(NoPruner):
 
 
 class Search:
-    """A search in simulated time. `complete` has the end time and the loss of each complete evaluation."""
+    """A search in simulated time. `complete` lists the end time and the lowest loss of each complete evaluation."""
 
     def __init__(self, curves: Sequence[Curve], pruner: NoPruner) -> None:
         self._curves = curves
@@ -118,7 +126,7 @@ class Search:
         self.complete: list[tuple[float, float]] = []
 
     def run(self, until: float) -> Search:
-        """Search until a simulated time, in seconds."""
+        """Search until the simulated time `until`, in seconds."""
         events = [(0.0, worker, -1) for worker in range(WORKERS)]
         while events:
             now, worker, individual = heapq.heappop(events)
@@ -134,7 +142,7 @@ class Search:
         return min((loss for _, loss in self.complete), default=math.inf)
 
     def compute_seconds_to(self, loss: float) -> float:
-        """Return the time of the first complete evaluation with at most this loss; infinity if there is none."""
+        """Return the time of the first complete evaluation whose loss is at most `loss`; infinity if there is none."""
         return min((time for time, found in self.complete if found <= loss), default=math.inf)
 
     def _choose_next(self) -> int:
@@ -158,7 +166,11 @@ class Search:
 
 
 class PbtSearch(Search):
-    """A search with short evaluations that continue one of the ten best, if one differs in mutable parameters alone."""
+    """A search with population based training (PBT), whose evaluations have 3 epochs.
+
+    An evaluation continues the best of the ten best ended individuals that differs from it only in mutable parameters.
+    If there is none, it starts with the first epoch.
+    """
 
     def __init__(self, curves: Sequence[Curve], fixed: Sequence[str]) -> None:
         super().__init__(curves, NoPruner())
@@ -191,7 +203,7 @@ class PbtSearch(Search):
 
 
 def make_pruners() -> dict[str, Callable[[], NoPruner]]:
-    """Return functions that make pruners, by name. Pruners that pause have a variant that stops."""
+    """Return a function that makes each pruner, by name. Pruners that pause also have a variant that stops instead."""
     found: dict[str, Callable[[], NoPruner]] = {"none": NoPruner, "median": MedianPruner}
     for name, halving in HALVING_SCHEDULES.items():
         for pauses in (False, True):
@@ -204,14 +216,14 @@ def _make_search(make: Callable[[], NoPruner], curves: Sequence[Curve]) -> Searc
 
 
 def _describe_correlations(curves: Sequence[Curve]) -> str:
-    """Describe the rank correlation of the lowest losses until some epochs with the lowest losses of all."""
+    """Describe the rank correlation of the lowest losses after 1, 3 and 9 epochs with those after all epochs."""
     lowest = np.array([np.minimum.accumulate(one.losses) for one in curves if len(one.losses) == EPOCHS])
     found = {epoch: spearmanr(lowest[:, epoch - 1], lowest[:, -1])[0] for epoch in (1, 3, 9)}
     return ", ".join(f"{rho:.2f} after {epoch}" for epoch, rho in found.items())
 
 
 def main() -> None:
-    """Print medians over the seeds."""
+    """Print a table for each search space, with medians over the seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("search_spaces", nargs="*", default=["digits_cnn", "text_transformer"])
     parser.add_argument("--seeds", type=int, default=20)

@@ -1,4 +1,4 @@
-"""A search with an objective that takes no time, to measure the time of everything else."""
+"""A search with an objective that takes no time, to measure the time that everything else takes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Measure searches with several objectives, on problems with known Pareto fronts.
 
-Prints the dominated hypervolume as a share of the true front's, for this project, Optuna's NSGA-II and Optuna's TPE.
-Requires `pip install '.[benchmarks]'`.
+Prints the hypervolume that is dominated by the front of each search, as a share of the hypervolume of the true front.
+Compares this project, Optuna's NSGA-II and Optuna's TPE. Requires `pip install '.[benchmarks]'`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def _measure_shares(make: Make, family: str, name: str, seed: int) -> list[float
 
 
 def measure(make: Make, families: list[str], seeds: int, processes: int) -> dict[str, Vector]:
-    """Return the shares for each problem, shape (seeds, numbers of evaluations)."""
+    """Search all problems with all seeds. Return shares of the true hypervolume for each problem.
+
+    Each array has the shape (seeds, numbers of evaluations).
+    """
     with ProcessPoolExecutor(processes) as pool:
         jobs = {
             f"{family}/{name}": [pool.submit(_measure_shares, make, family, name, seed) for seed in range(seeds)]
@@ -66,7 +69,7 @@ def measure(make: Make, families: list[str], seeds: int, processes: int) -> dict
 
 
 def main() -> None:
-    """Print means over all problems, and over the problems of each family."""
+    """Print mean shares of the true hypervolume, over all problems and over the problems of each family."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--seeds", type=int, default=8)

@@ -1,4 +1,4 @@
-"""Functions with a known minimum: the suites bbob and bbob-mixint of COCO."""
+"""Problems that are functions with a known minimum: the suites bbob and bbob-mixint of the package COCO."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ INSTANCE = 3  # Index of the shift and rotation. Instance 1 is reserved for othe
 
 @dataclass
 class Function:
-    """A function of numbers, minus its minimum.
+    """A function of several numbers, from which its minimum is subtracted.
 
-    An evaluation takes 10 s of simulated time in the median (log-normal, sigma 0.3).
+    The simulated duration of an evaluation is log-normal, with a median of 10 s and sigma 0.3.
     """
 
     name: str
@@ -35,19 +35,22 @@ class Function:
     _draws: np.random.Generator = field(repr=False)
 
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the regret of a point, and the seconds of the evaluation."""
+        """Return the function's value minus its minimum, and the simulated seconds of the evaluation."""
         regret = float(self._compute(list(map(float, params.values())))) - self._lowest
         return max(regret, 0.0), 10 * float(self._draws.lognormal(0, 0.3))
 
 
 def list_names(suite: str) -> list[str]:
-    """Return the names of a suite's functions. Odd functions have 5 numbers in bbob and 10 in bbob-mixint."""
+    """Return the names of a suite's functions, such as "f3-5" for function 3 of 5 numbers.
+
+    Functions with odd numbers have 5 parameters in bbob and 10 in bbob-mixint. The others have 10 and 5.
+    """
     odd, even = (5, 10) if suite == "bbob" else (10, 5)
     return [f"f{kind}-{odd if kind % 2 else even}" for kind in KINDS]
 
 
 def load(suite: str, name: str) -> Function:
-    """Load a function. Its integers are `Int`, its other numbers `Float`."""
+    """Load a function. Its integer variables become `Int` parameters, and the others `Float` parameters."""
     kind, dimension = (int(part) for part in name.removeprefix("f").split("-"))
     functions = cocoex.Suite(suite, f"instances: {INSTANCE}", f"dimensions: {dimension}")
     problem = functions.get_problem_by_function_dimension_instance(kind, dimension, INSTANCE)
@@ -64,7 +67,7 @@ def load(suite: str, name: str) -> Function:
 
 
 class _ProblemWithSuite:
-    """A problem with a reference to its suite, since the suite frees its problems."""
+    """A problem that keeps a reference to its suite, since a suite that is deleted also frees its problems."""
 
     def __init__(self, suite: Any, problem: Any) -> None:
         self._suite = suite
@@ -75,7 +78,11 @@ class _ProblemWithSuite:
 
 
 def _read_optimum(problem: Any) -> Any:
-    """Return the optimum. The package cocoex writes it to a file in the working directory only."""
+    """Return the position of a problem's minimum.
+
+    The package cocoex can only write it to a file in the working directory. So the function changes to a temporary
+    folder.
+    """
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

@@ -1,8 +1,8 @@
-"""Measure the error of importances after a search, on problems with known importances.
+"""Measure the error of the importances of hyperparameters after a search, on problems with known importances.
 
-Searches have 8 workers and 2 islands, in simulated time. The true importance is the Shapley effect over the search
-space. It is a share of the variance of the loss: that of a parameter's own effect, and half of that of each of its
-interactions.
+Searches have 8 workers and 2 islands, in simulated time. The true importance of a parameter is its Shapley effect over
+the search space. This is a share of the variance of the loss: the part that the parameter causes alone, plus half of
+each part that it causes together with another parameter.
 """
 
 from __future__ import annotations
@@ -36,16 +36,19 @@ Effect = Callable[[Mapping[str, Any]], float]
 
 @dataclass(frozen=True)
 class Problem:
-    """A loss that is a sum of effects, or the exponential of the sum."""
+    """A problem whose loss is a sum of effects of parameters, or the exponential of this sum."""
 
     space: SearchSpace
     """The search space."""
     effects: Mapping[tuple[str, ...], Effect]
-    """The effects, by the names of their parameters. An effect of two parameters has mean 0 along each of them."""
+    """The terms of the sum, by the names of their parameters.
+
+    A term of two parameters has mean 0 over each of them.
+    """
     noise: float = 0.02
     """The standard deviation of the noise that is added to the sum."""
     is_product: bool = False
-    """Whether the loss is the exponential of the sum. Importances are those of the sum."""
+    """Whether the loss is the exponential of the sum. The true importances are always computed from the sum."""
 
     def evaluate(self, params: Mapping[str, Any], draws: random.Random) -> float:
         """Return the loss of hyperparameters, with noise."""
@@ -130,7 +133,7 @@ PROBLEMS = {
 
 
 def run_search(problem: Problem, propagator: str, seed: int) -> list[Evaluation]:
-    """Return the evaluations of a search, in the order of their starts."""
+    """Run a search, and return its evaluations in the order of their starts."""
     draws, evaluations = random.Random(seed), list[Evaluation]()
 
     def evaluate(params: Mapping[str, Any]) -> tuple[float, float]:
@@ -171,11 +174,12 @@ def compute_ped_anova(evaluations: Sequence[Evaluation], space: SearchSpace) -> 
 
 
 def measure(name: str, searched: Sequence[Evaluation]) -> list[list[float]]:
-    """Return a row of figures for each number of evaluations.
+    """Measure the importances after each number of evaluations in `AFTER`. Return a row of figures for each.
 
-    PED-ANOVA and the model have two figures each: whether the parameters that matter come first, and the total error.
-    The model has three more. Two are shares of parameters that are distinguished from 0: among those that matter, and
-    among the others. The last is the share of intervals that contain the true importance.
+    A row begins with two figures of PED-ANOVA, and two of the model of this project: whether the parameters that matter
+    have the highest importances, and the total error. Three more figures describe the model. Two are shares of
+    parameters that it distinguishes from 0: among the parameters that matter, and among the others. The last figure is
+    the share of the intervals of parameters that matter that contain the true importance.
     """
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -204,14 +208,14 @@ def _compare_shares(shares: Mapping[str, float], truth: Mapping[str, float], mat
 
 
 def measure_run(name: str, propagator: str, seed: int) -> list[list[float]]:
-    """Run a search and measure its importances."""
+    """Run a search and return the figures of `measure`."""
     warnings.simplefilter("ignore")
     with threadpool_limits(1):
         return measure(name, run_search(PROBLEMS[name], propagator, seed))
 
 
 def main() -> None:
-    """Print means over seeds."""
+    """Print the mean figures over seeds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2)

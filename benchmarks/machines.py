@@ -1,4 +1,4 @@
-"""Support vector machines, trained in each evaluation. The search was not tuned on them."""
+"""Problems that train a support vector machine in each evaluation. The search was not tuned on these problems."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ NAMES = tuple(_RANGES)
 
 @dataclass
 class Machine:
-    """A support vector machine. Its regret is 0 for the lowest known loss, and 1 for the median.
+    """A problem that trains a support vector machine. Its regret is 0 for the lowest known loss, and 1 for the median.
 
-    An evaluation takes 10 s of simulated time in the median (log-normal, sigma 0.3).
+    The simulated duration of an evaluation is log-normal, with a median of 10 s and sigma 0.3.
     """
 
     name: str
@@ -56,13 +56,13 @@ class Machine:
     _draws: np.random.Generator = field(repr=False)
 
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the regret of hyperparameters, and the seconds of the evaluation."""
+        """Train with these hyperparameters. Return their regret, and the simulated seconds of the evaluation."""
         lowest, median = _RANGES[self.name]
         regret = (self.compute_loss(params) - lowest) / (median - lowest)
         return max(regret, 0.0), 10 * float(self._draws.lognormal(0, 0.3))
 
     def compute_loss(self, params: Mapping[str, Any]) -> float:
-        """Compute the mean error rate or mean squared error over three folds."""
+        """Compute the mean error rate (classification) or mean squared error (regression) over three folds."""
         chosen = dict(params, max_iter=_MOST_STEPS)
         classes = "balanced" in chosen
         if classes:

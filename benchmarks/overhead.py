@@ -1,7 +1,8 @@
 """Measure the time per evaluation of a run with an objective that takes no time.
 
-The run has 8 ranks, 4 workers of 2. It is compared with Optuna's own loop: 4 processes, one journal, the default
-sampler and the same objective. Both are timed from the first start to the last end.
+The run has 8 ranks in 4 workers (groups of ranks that train one network). It is compared with Optuna's own loop: 4
+processes, one journal, the default sampler and the same objective. Both are timed from the start of the first
+evaluation to the end of the last one.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ class _SingleRank:
 
 
 def compute_span(study: optuna.Study) -> float:
-    """Return the seconds from the first start to the last end of a trial."""
+    """Return the seconds from the start of the first trial to the end of the last one."""
     ended = [trial for trial in study.trials if trial.datetime_start and trial.datetime_complete]
     first = min(trial.datetime_start for trial in ended if trial.datetime_start)
     return (max(trial.datetime_complete for trial in ended if trial.datetime_complete) - first).total_seconds()
 
 
 def time_run(evaluations: int, propagator: str) -> float:
-    """Return the milliseconds per evaluation of run_islands.py."""
+    """Run run_islands.py with this propagator, and return the milliseconds per evaluation."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["mpirun", "-n", "8", sys.executable, str(ROOT / "run_islands.py"), str(ROOT / "benchmarks/free.py")]
         command += ["--run-dir", f"{folder}/run", "--evaluations", str(evaluations), "--propagators", propagator]
@@ -57,7 +58,7 @@ def _run_optuna(path: str, trials: int) -> None:
 
 
 def time_optuna(evaluations: int) -> float:
-    """Return the milliseconds per trial of Optuna's loop."""
+    """Run Optuna's loop in several processes, and return the milliseconds per trial."""
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/study.log"
         study = optuna.create_study(study_name="run", storage=JournalStorage(JournalFileBackend(path)))
@@ -71,7 +72,7 @@ def time_optuna(evaluations: int) -> float:
 
 
 def main() -> None:
-    """Print milliseconds per evaluation."""
+    """Print the milliseconds per evaluation of this project and of Optuna."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evaluations", type=int, nargs="+", default=[100, 1000, 5000])
     parser.add_argument("--propagators", nargs="+", default=["ga", "random"])

@@ -1,4 +1,4 @@
-"""Measure PBT on a problem with a known best schedule.
+"""Measure population based training (PBT) on a problem with a known best schedule.
 
     python -m benchmarks.pbt --seeds 5
 
@@ -36,7 +36,7 @@ class Settings:
 
 
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[float]:
-    """Multiply the parent's loss, or 1, by the same factor in each epoch."""
+    """Start with the loss of the parent, or with 1 without a parent. Multiply it by the same factor in each epoch."""
     parent = worker.parent_checkpoint
     loss = parent["loss"] if parent else 1.0
     for _ in range(settings.epochs):

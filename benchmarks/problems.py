@@ -1,4 +1,4 @@
-"""All problems of the benchmarks of search quality, by family."""
+"""All problems on which the quality of searches is measured, by family."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Problem(Protocol):
         """The search space."""
 
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the regret of hyperparameters, and the seconds of the evaluation."""
+        """Return the regret of hyperparameters, and the seconds that the evaluation takes."""
 
 
 def list_names(family: str) -> list[str]:
@@ -33,7 +33,7 @@ def list_names(family: str) -> list[str]:
 
 
 def load(family: str, name: str) -> Problem:
-    """Load the problem of this name."""
+    """Load the problem `name` of a family."""
     if family in tables.FAMILIES:
         return tables.load(family, name)
     if family in conditional.FAMILIES:
@@ -47,5 +47,5 @@ def list_evaluation_counts(family: str) -> tuple[int, ...]:
 
 
 def select_kind_of_mean(family: str) -> str:
-    """Return the kind of mean over problems. Functions and machines have different scales."""
+    """Return the kind of mean over problems: geometric if the regrets of a family's problems have different scales."""
     return "arithmetic" if family in _OF_TABLES else "geometric"

@@ -1,9 +1,10 @@
-"""Measure the time to reach a loss in real runs, with each pruner and with PBT.
+"""Measure the time to reach a loss in real runs, with each pruner and with population based training (PBT).
 
     python -m benchmarks.pruning search_spaces/digits_cnn.py --losses 0.1 0.08 0.07 --set epochs=27 --set patience=99
 
-Runs have a time limit. The study has the time of each loss. The suffix "-stopping" disables checkpoints, so that the
-pruner stops evaluations instead of pausing them. "pbt:2" means `--pbt` with evaluations of 2 epochs.
+Runs end at a time limit. The times of losses are read from the study. The suffix "-stopping" of a pruner disables
+checkpoints, so that the pruner stops evaluations instead of pausing them. "pbt:2" means `--pbt` with evaluations of 2
+epochs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _STOPPING = "-stopping"
 
 
 def run_search(search: list[str], pruner: str, seed: int, seconds: float) -> list[FrozenTrial]:
-    """Run a search on 8 ranks for some seconds, and return its trials that ended with a loss."""
+    """Run a search on 8 ranks for `seconds`, and return the trials that ended with a loss."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["mpirun", "-n", "8", sys.executable, str(ROOT / "run_islands.py"), *search, "--seed", str(seed)]
         command += ["--run-dir", f"{folder}/run", "--evaluations", "100000", "--time-limit", str(seconds)]
@@ -43,7 +44,10 @@ def run_search(search: list[str], pruner: str, seed: int, seconds: float) -> lis
 
 
 def compute_seconds_to(loss: float, trials: list[FrozenTrial]) -> float:
-    """Return the seconds from the first start to the first complete trial with at most this loss, or infinity."""
+    """Return the seconds until the first complete trial with at most this loss; infinity if there is none.
+
+    The time is counted from the start of the first trial.
+    """
     began = min(trial.datetime_start for trial in trials if trial.datetime_start)
     ends = [trial.datetime_complete for trial in _select_complete(trials) if trial.values[0] <= loss]
     return min(((end - began).total_seconds() for end in ends if end), default=math.inf)
@@ -54,7 +58,7 @@ def _select_complete(trials: list[FrozenTrial]) -> list[FrozenTrial]:
 
 
 def main() -> None:
-    """Print medians over the seeds."""
+    """Print the median times over the seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("search", type=Path, nargs="?", default=ROOT / "search_spaces" / "digits_cnn.py")
     parser.add_argument(

@@ -1,6 +1,8 @@
-"""Measure the size of a report, and the time to write it and to open it in a browser.
+"""Measure the size of a report, the time to write it, and the time to open it in a browser.
 
-python -m benchmarks.report [--evaluations 64 1000 10000]; requires the extra `test` and chromium.
+python -m benchmarks.report [--evaluations 64 1000 10000]
+
+Requires the extra `test` and chromium.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-componen
 
 
 def time_page(browser: Browser, path: Path) -> tuple[float, float]:
-    """Return the seconds until the text of a page is readable, and until the visible figures are drawn."""
+    """Open a page. Return the seconds until its text is readable, and until its visible figures are drawn."""
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     page.goto(path.as_uri(), wait_until="commit")
     page.locator("#best svg.main-svg").first.wait_for(state="attached")
@@ -34,7 +36,7 @@ def time_page(browser: Browser, path: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print a line for each number of evaluations."""
+    """Print a line with size and times for each number of evaluations."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--evaluations", type=int, nargs="+", default=[64, 1000, 10_000])
     arguments = parser.parse_args()

@@ -2,10 +2,12 @@
 
     python -m benchmarks.rungs
 
-Four workers draw individuals at random. A search takes as many epochs as 60 trainings of 27 epochs. The loss of an
-individual falls towards a limit. The limit of a large individual is lower, and its loss falls later. The script prints
-the numbers of complete evaluations and of evaluations on the front, and the share of the best possible hypervolume.
-Figures are means over seeds. Rungs compare individuals by the loss alone, or by dominance.
+Four workers draw individuals (sets of hyperparameters) at random. A search has as many epochs as 60 trainings of 27
+epochs. The loss of an individual falls towards a limit. A larger individual has a lower limit, but its loss falls
+later. At a rung (step at which individuals are compared), individuals are compared by the loss alone, or by dominance.
+
+The script prints means over seeds: the number of complete evaluations, the number of evaluations on the Pareto front,
+and the hypervolume as a share of the best possible one.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ _SIZES = np.linspace(0, 1, 2001)
 
 
 def compute_limit(size: float) -> float:
-    """Compute the lowest possible loss of an individual of a size from 0 to 1."""
+    """Compute the limit of the loss of an individual whose size is from 0 to 1."""
     return float((1 - size**0.5) ** 2)
 
 
 class Individual:
-    """An individual with a size and a rate. The best rate is 0. Its losses have some noise."""
+    """An individual with a size and a rate, drawn at random. Its loss has some noise, and rises with the rate."""
 
     def __init__(self, drawn: random.Random) -> None:
         self.size, self.rate = drawn.random(), drawn.random()
@@ -50,7 +52,7 @@ class Individual:
 
 
 class Search:
-    """A search with rungs that compare by `objectives`. Without a pruner, no evaluation is paused."""
+    """A simulated search with a pruner that compares individuals by `objectives`; "none" pauses no evaluation."""
 
     def __init__(self, pruner: str, objectives: Objectives, seed: int) -> None:
         self._drawn = random.Random(seed)
@@ -61,7 +63,7 @@ class Search:
         self.evaluations: list[Evaluation] = []
 
     def run(self) -> Search:
-        """Search until the epochs are spent, and complete the evaluations that have started."""
+        """Search until the epochs are spent. Then complete the evaluations that are running."""
         working: list[int] = []
         for _ in range(TRAININGS * EPOCHS):
             while len(working) < WORKERS:
@@ -113,7 +115,12 @@ class Search:
         return rung is None or not rung.is_effective or rung.is_promoted(root)
 
     def compute_result(self) -> tuple[float, float, float]:
-        """Return the numbers of complete evaluations and of those on the front, and the share of the hypervolume."""
+        """Return three results of the search.
+
+        Returns:
+            The number of complete evaluations; the number of evaluations on the Pareto front; and the hypervolume as a
+            share of the best possible one.
+        """
         complete = sum(one.state == "complete" for one in self.evaluations)
         best = find_front(self.evaluations, TWO)
         return (
@@ -124,13 +131,16 @@ class Search:
 
 
 def _compute_largest_hypervolume() -> float:
-    """Compute the hypervolume of the best possible individuals of all sizes."""
+    """Compute the hypervolume if the best individuals of all sizes are found."""
     losses = [compute_limit(size) + (1 + 2 * size) / (EPOCHS + 1) for size in _SIZES]
     return compute_hypervolume(np.stack([losses, _SIZES], axis=1), REFERENCE)
 
 
 def time_decisions(reached: int) -> tuple[float, float]:
-    """Return the seconds of a claim and of a decision, if `reached` individuals are at the first rung."""
+    """Return the median seconds of choosing an evaluation, and of deciding whether one continues.
+
+    `reached` individuals are at the first rung.
+    """
     drawn = random.Random(0)
     ladder = SuccessiveHalving(HALVING_SCHEDULES["asha"], TWO)
     evaluations = [Evaluation(trial, "running", 9.0, {}, 0, 0, 0) for trial in range(reached)]
@@ -160,7 +170,7 @@ def time_decisions(reached: int) -> tuple[float, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the tables."""
+    """Print a table of the pruners, and the times of decisions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     seeds = range(parser.parse_args(arguments).seeds)

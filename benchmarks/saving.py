@@ -1,10 +1,11 @@
-"""Measure the cost of checkpoints.
+"""Measure how much longer evaluations take if they save checkpoints.
 
     python benchmarks/saving.py --data-dir /usr/share/datasets/fashion-mnist
 
-The script trains one individual of mnist_cnn and one of text_transformer on two ranks. It does so without checkpoints,
-with the default of --checkpoint-every, and with a checkpoint each second, in turn. It prints the seconds of an
-evaluation, without start-up, and the ratio to an evaluation without checkpoints. Each ratio is the median over rounds.
+The script trains one individual of mnist_cnn and one of text_transformer on two ranks. It trains each without
+checkpoints, with the default of --checkpoint-every, and with a checkpoint each second, in turn. It prints the seconds
+of an evaluation, without start-up, and the ratio to an evaluation without checkpoints. Each ratio is the median over
+rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ SEARCHES = {
 
 
 def time_evaluation(folder: Path, name: str, data_dir: str, every: list[str]) -> float:
-    """Return the seconds of an evaluation in a run of its own."""
+    """Run a search with a single evaluation, and return the seconds of the evaluation.
+
+    Args:
+        folder: Folder for the run.
+        name: Name of the search space.
+        data_dir: Folder of Fashion-MNIST.
+        every: The option --checkpoint-every and its value, or nothing.
+    """
     params, settings = SEARCHES[name]
     start, run_dir = folder / "start.json", Path(tempfile.mkdtemp(dir=folder)) / "run"
     start.write_text(json.dumps([params]))
@@ -47,7 +55,7 @@ def time_evaluation(folder: Path, name: str, data_dir: str, every: list[str]) ->
 
 
 def main() -> None:
-    """Print the seconds of evaluations, and their ratios."""
+    """Print the seconds of evaluations, and their ratios to evaluations without checkpoints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="number of rounds; each measures all variants")
     parser.add_argument("--data-dir", required=True, help="folder of the four IDX files of Fashion-MNIST")

@@ -1,10 +1,11 @@
-"""Measure how many workers one writer serves: simulated leaders, without torch, send to the real writer.
+"""Measure how many workers one writer of the study serves. Simulated leaders, without torch, send to the real writer.
 
     python -m benchmarks.scale
 
-Each MPI process runs many leaders, one thread each. A leader claims evaluations, reports ten losses, and receives the
-evaluations of all others. The first process writes, and its main thread does the work of ``--work``. File operations
-are as slow as on a parallel file system (benchmarks/slow.py).
+A leader is the first rank of a worker (group of ranks that trains one network). Each MPI process runs many leaders, one
+thread each. A leader claims evaluations, reports ten losses, and receives the evaluations of all others. The first
+process writes, and its main thread does the work of ``--work``. File operations are as slow as on a parallel file
+system (benchmarks/slow.py).
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ WORK: dict[str, Callable[[], None]] = {
 
 
 class Leader:
-    """One simulated leader."""
+    """One simulated leader (first rank of a worker)."""
 
     def __init__(self, calls: Any, number: int, seconds: float, each: int) -> None:
         from hpo.breeding.evaluation_history import EvaluationHistory
@@ -115,7 +116,7 @@ class Leader:
 
 
 def run_process(folder: Path, leaders: int, seconds: float, each: int, work: str) -> None:
-    """Run one process of the simulation. The first process prints the result."""
+    """Run one MPI process of the simulation. The first process writes the study and prints the result."""
     from hpo.ranks.communicator import get_world
     from hpo.ranks.job import Job
     from hpo.ranks.rank_watch import RankWatch
@@ -191,7 +192,7 @@ def _print_result(leaders: Any, processes: Any, used: float, work: str) -> None:
 
 
 def main() -> None:
-    """Run a simulation for each number of workers and each work of the first process."""
+    """Run a simulation for each number of workers and each kind of work of the first process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[100, 300, 1000])
     parser.add_argument("--processes", type=int, default=20)

@@ -1,7 +1,8 @@
-"""Measure the quality of searches with asynchronous workers in simulated time, and of Optuna's samplers and HEBO.
+"""Measure the quality of this project's searches, of Optuna's samplers and of HEBO, in simulated time.
 
-Prints regrets on tables of trained networks, functions and support vector machines, and the regret without each
-ingredient of the default. Draws the curves. Requires `pip install '.[benchmarks]'`.
+Workers are asynchronous. The problems are tables of trained networks, functions and support vector machines. The script
+prints the regret of each search, and the regret without each ingredient of the default. It draws the curves. Requires
+`pip install '.[benchmarks]'`.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _measure_curve(method: Make, family: str, name: str, seed: int, workers: int
 def measure(
     methods: dict[str, Make], family: str, every: int, seeds: int, workers: int, processes: int
 ) -> dict[str, Curves]:
-    """Run all methods on the problems of a family. CMA-ES runs on problems without categories only."""
+    """Run all methods on every `every`-th problem of a family. CMA-ES runs only on problems without categories."""
     results: dict[str, Curves] = {}
     for label, method in methods.items():
         if "CMA-ES" in label and family not in ("hpobench", "bbob", "bbob-mixint"):
@@ -105,7 +106,7 @@ def measure(
 
 
 def _compute_mean_regrets(curves: Curves, evaluations: int) -> npt.NDArray[np.float64]:
-    """Return the mean regret over seeds after a number of evaluations, for each problem."""
+    """Return the regret of each problem after a number of evaluations, as a mean over seeds."""
     return np.array([curve[:, evaluations - 1].mean() for curve in curves.values()])
 
 
@@ -116,7 +117,7 @@ def _average(regrets: npt.NDArray[np.float64], family: str) -> float:
 
 
 def print_regrets(results: dict[str, Curves], family: str) -> None:
-    """Print mean regrets, their ratios to Optuna's TPE, the highest ratio, and mean ranks."""
+    """Print mean regrets, their ratios to the regret of Optuna's TPE, the highest ratio, and mean ranks."""
     reference, after = results[REFERENCE], problems.list_evaluation_counts(family)
     print(f"\n{family}: {len(reference)} problems, {problems.select_kind_of_mean(family)} means")
     print(f"{'':22s}" + "".join(f"{f'after {n}':>36s}" for n in after))
@@ -134,7 +135,7 @@ def print_regrets(results: dict[str, Curves], family: str) -> None:
 
 
 def print_ingredients(results: dict[str, Curves], default: Curves, family: str) -> None:
-    """Print the regret without each ingredient of the default, divided by that of the default."""
+    """Print the regret without each ingredient of the default search, divided by the regret of the default search."""
     print(f"\n{family}: regret without an ingredient, divided by the default's")
     print(f"{'':30s}" + "".join(f"{f'after {n}':>12s}" for n in problems.list_evaluation_counts(family)))
     for label, curves in results.items():
@@ -167,7 +168,7 @@ def draw_curves(results: dict[str, dict[str, Curves]], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure, print and draw."""
+    """Run all searches, print the regrets and draw the curves."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--every", type=int, default=1, help="use every Nth problem")

@@ -1,4 +1,4 @@
-"""Other searches, for comparison: Optuna's samplers and HEBO."""
+"""Search methods of other projects, for comparison: Optuna's samplers and HEBO."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Searcher(Protocol):
         """Return hyperparameters for a worker to evaluate."""
 
     def tell(self, worker: int, loss: float, *others: float) -> None:
-        """Record the loss, and other objectives, of the hyperparameters that the worker evaluated."""
+        """Record the loss, and the values of other objectives, of the hyperparameters that the worker received."""
 
 
 class OptunaStudy:
@@ -43,7 +43,7 @@ class OptunaStudy:
         return {name: trial.params[name] for name in self._distributions if name in trial.params}
 
     def tell(self, worker: int, loss: float, *others: float) -> None:
-        """Record the values of the worker's trial."""
+        """Record the loss, and the values of other objectives, of the worker's trial."""
         self._study.tell(self._trials.pop(worker), [loss, *others])
 
 
@@ -63,7 +63,7 @@ def make_optuna_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 
 class Hebo:
-    """HEBO, shared by all workers. benchmarks/README.md describes its installation.
+    """HEBO, shared by all workers. benchmarks/README.md describes how to install it.
 
     Cowen-Rivers et al., HEBO: pushing the limits of sample-efficient hyperparameter optimisation (2022).
     """
@@ -91,12 +91,12 @@ class Hebo:
         return {name: _convert_value(parameter, row[name].item()) for name, parameter in self._parameters.items()}
 
     def tell(self, worker: int, loss: float, *_: float) -> None:
-        """Record the loss of the worker's hyperparameters."""
+        """Record the loss of the hyperparameters that the worker received."""
         self._optimizer.observe(self._asked.pop(worker), np.array([[loss]]))
 
 
 def _describe_parameter(name: str, parameter: Parameter) -> dict[str, Any]:
-    """Describe a parameter to HEBO."""
+    """Return the description of a parameter that HEBO expects."""
     if isinstance(parameter, Categorical):
         return {"name": name, "type": "cat", "categories": [str(index) for index in range(len(parameter.choices))]}
     assert not isinstance(parameter, Ordinal), "no problem has one"

@@ -1,4 +1,4 @@
-"""Asynchronous workers in simulated time, with the real propagators and the exchange between islands, without MPI."""
+"""Simulate asynchronous workers without MPI, with the real propagators and the exchange between islands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXCHANGE = 0.9  # The default migration probability.
 
 
 class SimulatedIslands:
-    """Islands as in `hpo.breeding`. Individuals are exchanged by pollination, without delay."""
+    """Islands as in `hpo.breeding`. They exchange individuals by pollination (migrants are copied), without delay."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class SimulatedIslands:
         return params
 
     def tell(self, worker: int, loss: float, *others: float) -> None:
-        """Add the worker's individual to its island, and send one of the best of the island to the others.
+        """Add the worker's individual to its island, and copy one of the best of the island to the other islands.
 
-        `others` are the values of all objectives but the loss.
+        `others` are the values of all objectives except the loss.
         """
         trial, individual = self._pending.pop(worker)
         island = worker // self._size
@@ -103,10 +103,10 @@ def simulate(
     evaluations: int,
     workers: int = WORKERS,
 ) -> npt.NDArray[np.float64]:
-    """Return the losses of evaluations, in the order of their ends.
+    """Run a search in simulated time, and return the losses in the order in which the evaluations end.
 
-    `evaluate` returns a loss, or the values of several objectives, and the seconds of the evaluation. The result has
-    shape (evaluations,) or (evaluations, objectives).
+    `evaluate` returns a loss, or the values of several objectives, and the seconds that the evaluation takes. The
+    result has shape (evaluations,) or (evaluations, objectives).
     """
     events: list[tuple[float, int, Values]] = []
     results: list[Values] = []

@@ -1,4 +1,4 @@
-"""Slow file operations, as on a parallel file system: 1 to 10 ms each on Lustre, GPFS and NFS."""
+"""Delay file operations as a parallel file system does: 1 to 10 ms each on Lustre, GPFS and NFS."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ for name in ("fsync", "symlink", "link", "rename", "replace", "unlink"):
 
 
 def slow_files(folder: Path, seconds: float, path: str = "") -> dict[str, str]:
-    """Return an environment that delays each fsync, exclusive create, rename and unlink of Python.
+    """Return environment variables that make Python delay each fsync, exclusive create, rename and unlink.
 
     Args:
-        folder: Folder for the code that adds the delay.
+        folder: Folder to which the code that adds the delay is written.
         seconds: Delay of each operation.
         path: Further entries of PYTHONPATH.
     """

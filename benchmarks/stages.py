@@ -1,9 +1,10 @@
-"""Measure the time of each stage of an evaluation without training, in microseconds, on both ranks of a worker.
+"""Measure the microseconds of each stage of an evaluation without training, on both ranks of a worker.
 
     python -m benchmarks.stages
 
-The script runs benchmarks/free.py with 8 ranks and times the functions below, on ranks and in trainers. The time of a
-function excludes the functions of the list that it calls. Functions that do not exist are skipped.
+The script runs benchmarks/free.py with 8 ranks. It times the functions that are listed below, on ranks and in trainers
+(processes that run the objective). The time of a function excludes listed functions that it calls. Functions that do
+not exist are skipped.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ TRAINER_STAGES = {
 
 
 class Clock:
-    """Adds the seconds of each stage, without the stages that it calls."""
+    """Adds up the seconds of each stage. The time of a stage excludes the stages that it calls."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -74,7 +75,7 @@ class Clock:
         self._inner = [0.0]
 
     def add_timer(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with a timer."""
+        """Return a function that calls `function` and adds its time to the stage."""
 
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
@@ -91,13 +92,13 @@ class Clock:
         return call
 
     def write(self, path: Path) -> None:
-        """Write the microseconds of each stage per evaluation."""
+        """Write the microseconds of each stage, divided by the number of evaluations."""
         lines = [f"{stage}\t{1e6 * seconds / max(1, self.count)}" for stage, seconds in self.seconds.items()]
         path.write_text("\n".join(lines))
 
 
 def time_stages(clock: Clock, stages: Mapping[str, str]) -> None:
-    """Time all stages that exist."""
+    """Replace the function of each stage by a timed one. Skip functions that do not exist."""
     for stage, where in stages.items():
         module, _, path = where.partition(":")
         name, _, method = path.partition(".")
@@ -109,7 +110,7 @@ def time_stages(clock: Clock, stages: Mapping[str, str]) -> None:
 
 
 def time_trainers(folder: Path) -> None:
-    """Time the stages of trainers that are forked from this process."""
+    """Time the stages of the trainers (processes that run the objective) that are forked from this process."""
     from hpo.trainer.trainer_server import TrainerServer
 
     clock = Clock()
@@ -125,7 +126,7 @@ def time_trainers(folder: Path) -> None:
 
 
 def run_rank(folder: Path, arguments: list[str]) -> None:
-    """Run one rank, and write its times."""
+    """Run run_islands.py as one rank, and write the times of its stages."""
     clock, rank = Clock(), os.environ.get("PMI_RANK", "0")
     time_stages(clock, RANK_STAGES)
     sys.argv = arguments
@@ -136,7 +137,7 @@ def run_rank(folder: Path, arguments: list[str]) -> None:
 
 
 def print_table(title: str, stages: Mapping[str, str], paths: list[Path]) -> None:
-    """Print the times of each stage on the leader and on the other rank."""
+    """Print the times of each stage on the leader (first rank of the worker) and on its other rank."""
     columns = [dict(line.split("\t") for line in path.read_text().splitlines()) for path in paths]
     print(f"{title:46} {'leader':>8} {'other':>8}")
     for stage in stages:

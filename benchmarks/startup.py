@@ -1,4 +1,4 @@
-"""Measure the time from mpirun to the first training step of the last worker.
+"""Measure the time from the start of mpirun to the first training step of the worker that begins last.
 
 python benchmarks/startup.py --ranks 8 32
 """
@@ -29,7 +29,7 @@ space = SearchSpace(lr=Float(0.1, 1.0))
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of this search: the folder of the times."""
+    """Settings of this search: the folder to which the times are written."""
 
     folder: str = ""
 
@@ -42,7 +42,7 @@ def prepare(_: Settings) -> Any:
 
 
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[float]:
-    """Take one training step, and write the time."""
+    """Take one training step, and write the time to a file."""
     from hpo.training import Net, Recipe, fit
 
     network = Net(worker.data.image_shape, worker.data.num_classes, conv_layers=2, activation="relu")
@@ -52,7 +52,7 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
 
 
 def time_start(ranks: int) -> float:
-    """Return the seconds to the first step of the last worker."""
+    """Start a run. Return the seconds until every worker has taken its first training step."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["--evaluations", str(ranks // 2), "--set", f"folder={folder}", "--run-dir", f"{folder}/run"]
         started = time.time()
@@ -62,7 +62,7 @@ def time_start(ranks: int) -> float:
 
 
 def main() -> None:
-    """Print the seconds to the first step for each run, and their medians."""
+    """Print the seconds to the first step of each run, and their medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[8])
     parser.add_argument("--repeat", type=int, default=5)

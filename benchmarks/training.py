@@ -2,9 +2,10 @@
 
     python benchmarks/training.py
 
-(a) An epoch of `fit` on one rank, compared with a loop by hand in the same process. (b) A step of a worker of two
-ranks, compared with a worker of one rank, and with two such workers at the same time. (c) The memory of a rank's
-parameters, gradients and optimizer state. Variants alternate in one job. Each ratio is the median over rounds.
+(a) The time of an epoch of `fit` on one rank, compared with a plain training loop in the same process. (b) The time of
+a step of a worker (group of ranks) of two ranks, compared with a worker of one rank, and with two such workers at the
+same time. (c) The memory of a rank's parameters, gradients and optimizer state. Variants alternate in one job. Each
+ratio is the median over rounds.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ Times = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Case:
-    """A network, its data and its recipe."""
+    """A network, its data and its training recipe."""
 
     network: Callable[[], nn.Module]
     data: Callable[[], Data]
@@ -55,7 +56,7 @@ class Case:
 
 
 def make_small_net() -> nn.Module:
-    """Make a network of search_spaces/digits_cnn.py."""
+    """Return a small network of search_spaces/digits_cnn.py."""
     return Net((1, 8, 8), 10, conv_layers=4, activation="relu")
 
 
@@ -70,7 +71,7 @@ def make_language_model() -> nn.Module:
 
 
 def make_images() -> ImageDataset:
-    """Make images of noise: 128 for training, 64 for validation."""
+    """Return random images: 128 for training, 64 for validation."""
     drawn = np.random.default_rng(SEED)
     parts = [
         LabelledImages(drawn.integers(0, 256, (n, 3, 32, 32), np.uint8), drawn.integers(0, 10, n)) for n in (128, 64)
@@ -80,7 +81,7 @@ def make_images() -> ImageDataset:
 
 
 def make_text() -> TextDataset:
-    """Make random texts of 128 symbols: 128 for training, 32 for validation."""
+    """Return random texts of 128 symbols: 128 for training, 32 for validation."""
     drawn = np.random.default_rng(SEED)
     return TextDataset(drawn.integers(0, 97, (128, 129), np.uint8), drawn.integers(0, 97, (32, 129), np.uint8))
 
@@ -145,7 +146,7 @@ def make_optimizer(network: nn.Module, recipe: Recipe, steps: int) -> tuple[torc
 
 
 def compare_with_loop(case: Case, worker: Worker, rounds: int) -> Times:
-    """Return the seconds of each epoch by hand, and of each epoch of `fit`."""
+    """Return the seconds of each epoch of a plain loop, and of each epoch of `fit`."""
     torch.manual_seed(SEED)
     hand = train_by_hand(case)
     expected, _ = next(hand)
@@ -162,14 +163,18 @@ def compare_with_loop(case: Case, worker: Worker, rounds: int) -> Times:
 
 
 def time_call(work: Callable[[], object]) -> float:
-    """Return the seconds of a call."""
+    """Call `work`, and return the seconds that it takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def compare_ranks(case: Case, worker: Worker, rounds: int) -> Times:
-    """Return the seconds of two steps: of one rank, of two such ranks at once, and of a worker of both ranks."""
+    """Return the seconds of two training steps, by variant.
+
+    The variants are: one rank; two ranks that train alone at the same time; and a worker of both ranks, for each
+    strategy.
+    """
     data = case.data().splits(worker.device)[0]
     alone = make_steps(case, data, replace(worker, rank=0, size=1), ParallelSettings())
     work = {"one rank": alone if worker.rank == 0 else lambda: None, "two at once": alone}
@@ -188,7 +193,7 @@ def compare_ranks(case: Case, worker: Worker, rounds: int) -> Times:
 
 
 def make_steps(case: Case, data: Any, worker: Worker, settings: ParallelSettings) -> Callable[[], None]:
-    """Return a function that takes two training steps on the ranks of the worker."""
+    """Return a function that takes two training steps with all ranks of the worker."""
     torch.manual_seed(SEED)
     training = Training(parallelize(case.network(), worker, settings), data, case.recipe, SEED)
     batch = torch.arange(case.recipe.batch_size)
@@ -201,7 +206,7 @@ def make_steps(case: Case, data: Any, worker: Worker, settings: ParallelSettings
 
 
 def measure_memory(case: Case, worker: Worker, rounds: int) -> Times:  # noqa: ARG001 - bytes do not vary
-    """Return the bytes of the largest rank for each strategy, of the whole network, and the bound for a part."""
+    """Return the bytes of the largest rank with each strategy, of the whole network, and the upper bound per rank."""
     blocks = [sum(p.numel() for p in block.parameters()) for block in case.network().children()]
     each = 4 * 4  # Bytes of a parameter, its gradient and two states of AdamW.
     whole = each * sum(blocks)
@@ -227,7 +232,7 @@ PARTS = {"by-hand": compare_with_loop, "ranks": compare_ranks, "memory": measure
 
 
 def measure(part: str, name: str, rounds: int, ranks: int) -> None:
-    """Measure a part of a case on a worker of `ranks` ranks, forked from this process. Its leader prints JSON."""
+    """Fork a worker of `ranks` ranks. Measure one part of the benchmark for one case, and print the result as JSON."""
 
     def run(worker: Worker) -> None:
         found = PARTS[part](CASES[name], worker, rounds)
@@ -238,7 +243,7 @@ def measure(part: str, name: str, rounds: int, ranks: int) -> None:
 
 
 def run_measurement(ranks: int, part: str, name: str, rounds: int) -> Times:
-    """Run `measure` in a new process, and return its result."""
+    """Call `measure` in a new process, and return the result that it prints."""
     command = [sys.executable, __file__, "--worker", part, name, "--rounds", str(rounds), "--ranks", str(ranks)]
     job = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=1800)
     found: Times = json.loads(job.stdout)

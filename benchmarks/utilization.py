@@ -1,9 +1,9 @@
-"""Measure the share of the time in which workers evaluate, with fast and slow file operations.
+"""Measure the share of time in which workers evaluate, with fast and with slow file operations.
 
     python -m benchmarks.utilization
 
-Workers have one rank. Objectives sleep between ten losses. The delay of a parallel file system is added in Python to
-each fsync, exclusive create, rename and unlink.
+Workers have one rank. The objective sleeps between ten losses. Slow file operations simulate a parallel file system:
+Python delays each fsync, exclusive create, rename and unlink.
 """
 
 from __future__ import annotations
@@ -36,26 +36,34 @@ space = SearchSpace(x=Float(0.0, 1.0), y=Float(0.0, 1.0), lr=Float(1e-4, 1.0, lo
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of this search: the duration of an evaluation."""
+    """Settings of this search: the duration of an evaluation in seconds."""
 
     seconds: float = 4.0
 
 
 def objective(params: dict[str, Any], _: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
-    """Sleep, and yield decreasing losses."""
+    """Yield decreasing losses, and sleep before each of them."""
     for step in range(LOSSES):
         time.sleep(settings.seconds / LOSSES)
         yield params["x"] + params["y"] + 1 / (1 + step), {"accuracy": step / LOSSES}
 
 
 def compute_utilization(evaluations: list[Evaluation], workers: int) -> float:
-    """Compute the share of the time, from the first start to the last end, in which workers evaluate."""
+    """Compute the share of time in which workers evaluate, from the first start to the last end of an evaluation."""
     span = max(one.ended for one in evaluations) - min(one.started for one in evaluations)
     return sum(one.seconds for one in evaluations) / (workers * span)
 
 
 def measure(workers: int, delay: float, each: int, seconds: float, *options: str) -> float:
-    """Run a search with `each` evaluations per worker, and return its utilization. `delay` is in seconds."""
+    """Run a search with `each` evaluations per worker, and return its utilization.
+
+    Args:
+        workers: Number of workers, of one rank each.
+        delay: Seconds by which each file operation is delayed.
+        each: Number of evaluations per worker.
+        seconds: Duration of an evaluation.
+        *options: Further options of run_islands.py.
+    """
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, **(slow_files(Path(folder), delay) if delay else {})}
         command = ["mpirun", "-n", str(workers), sys.executable, str(ROOT / "run_islands.py"), __file__]
@@ -66,7 +74,7 @@ def measure(workers: int, delay: float, each: int, seconds: float, *options: str
 
 
 def main() -> None:
-    """Print the utilization for each number of workers and its delay."""
+    """Print the utilization for each number of workers and each delay."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 32, 8, 24], help="one for each delay")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Test the advice after a run: its text, its evidence, its command, and its absence."""
+"""Test the advice that is given after a run: its text, its evidence, its command, and when there is none."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MANIFEST: dict[str, Any] = {
 
 
 def make_ended(trial: int, loss: float, state: str = "complete", **others: Any) -> Evaluation:
-    """Return an evaluation of ten seconds. Four workers run at the same time."""
+    """Return an evaluation that took ten seconds. Four workers run at the same time."""
     params = others.pop("params", {"lr": 0.03, "gamma": 0.5, "layers": 3, "act": "a"})
     times = {"started": 10.0 * (trial // 4), "ended": 10.0 * (trial // 4) + 10.0, "seconds": 10.0}
     index = {"island": 0, "worker": trial % 4, "generation": trial // 4}
@@ -65,7 +65,7 @@ def make_result(
 
 
 def find_by_kind(run_result: RunResult, kind: str) -> Advice | None:
-    """Return the advice of this kind, if there is any."""
+    """Return the advice of this kind, or None if the run gives none."""
     found = [advice for advice in find_advice(run_result) if advice.kind == kind]
     assert len(found) <= 1
     return found[0] if found else None
@@ -74,13 +74,13 @@ def find_by_kind(run_result: RunResult, kind: str) -> Advice | None:
 def draw_search(
     count: int, loss: Callable[[dict[str, Any]], float], seed: int = 0, space: SearchSpace = SPACE
 ) -> list[Evaluation]:
-    """Return the evaluations of a random search."""
+    """Return the evaluations of a random search, whose losses `loss` computes."""
     rng = random.Random(seed)
     return [make_ended(trial, loss(params), params=params) for trial in range(count) for params in [space.draw(rng)]]
 
 
 def make_crowded_search(count: int, loss: Callable[[dict[str, Any]], float], **bound: Any) -> list[Evaluation]:
-    """Return a search whose first half is random, and whose second half stays at a bound."""
+    """Return a search whose first half is random, and whose second half has the values of `bound`."""
     evaluations = draw_search(count, loss)
     late = [{**evaluation.params, **bound} for evaluation in evaluations[count // 2 :]]
     ended = [make_ended(trial, loss(params), params=params) for trial, params in enumerate(late, start=count // 2)]
@@ -88,7 +88,7 @@ def make_crowded_search(count: int, loss: Callable[[dict[str, Any]], float], **b
 
 
 def compute_distant_loss(params: Mapping[str, Any]) -> float:
-    """Return a loss whose minimum is far above the range of the learning rate."""
+    """Return a loss that is lowest far above the range of the learning rate."""
     return float((math.log10(params["lr"]) - 1) ** 2 + 0.1 * (params["gamma"] - 0.5) ** 2)
 
 
@@ -167,7 +167,13 @@ def test_bound_advice_on_random_search_is_rare() -> None:
 
 
 def make_flat_search(count: int = 64, found: int = 10, step: float = 1e-4) -> list[Evaluation]:
-    """Return a search that finds its best early. `step` is the distance of the other losses."""
+    """Return a search that finds its lowest loss early. The other losses are multiples of `step` above it.
+
+    Args:
+        count: Number of evaluations.
+        found: Index of the best evaluation.
+        step: Distance between two losses.
+    """
     losses = [0.5 + step * (1 + (7 * index) % count) for index in range(count)]
     losses[found] = 0.5
     return [make_ended(trial, loss) for trial, loss in enumerate(losses)]
@@ -210,13 +216,13 @@ def test_stop_advice_counts_imported_evaluations_first() -> None:
 
 
 def make_curves(curve: Callable[[int], float], epochs: int = 10, **others: Any) -> list[Evaluation]:
-    """Return evaluations with a loss curve. Each evaluation is slightly worse than the previous."""
+    """Return evaluations whose losses by epoch follow `curve`. Each is slightly worse than the previous one."""
     curves = [{epoch: (1 + trial / 100) * curve(epoch) for epoch in range(1, epochs + 1)} for trial in range(8)]
     return [make_ended(trial, min(curve.values()), curve=curve, **others) for trial, curve in enumerate(curves)]
 
 
 def compute_falling_loss(epoch: int) -> float:
-    """Return a loss that halves in ten epochs."""
+    """Return a loss of 0.1, plus a term that halves in ten epochs."""
     return float(0.1 + 2 ** (-epoch / 10))
 
 
@@ -301,7 +307,7 @@ def test_confirm_advice_is_absent_if_clear_or_still_running() -> None:
 
 
 def make_confirmed(*groups: Sequence[float]) -> RunResult:
-    """Return the result of a run whose best were confirmed, with these losses for each."""
+    """Return the result of a run whose best individuals were trained with other seeds. `groups` has their losses."""
     evaluations = [make_ended(trial, 0.1 * trial) for trial in range(len(groups))]
     confirmations = [
         make_ended(index, loss, confirms=trial, seed=index)
@@ -370,7 +376,7 @@ def test_advice_compares_huge_and_tiny_losses() -> None:
 
 
 def make_broken_worker(worker: int, others: str = "complete") -> list[Evaluation]:
-    """Return a run on four workers, one of which always fails."""
+    """Return the evaluations of four workers. All evaluations of `worker` fail."""
     return [make_ended(trial, 1.0 + trial, "failed" if trial % 4 == worker else others) for trial in range(24)]
 
 
@@ -424,7 +430,7 @@ def test_worker_advice_ignores_earlier_sessions() -> None:
 
 
 def make_session_times(fraction: object, seconds: float = 100.0) -> dict[str, Any]:
-    """Return summary.json with the times of a session."""
+    """Return the content of summary.json with the times of a session."""
     return {"worker_busy_fraction": fraction, "wall_seconds": seconds}
 
 
@@ -618,7 +624,7 @@ def test_format_percent_and_list_are_readable() -> None:
 
 @pytest.fixture
 def advised_run(tmp_path: Path) -> Path:
-    """Return a run on disk that gives advice."""
+    """Return the directory of a run that gives advice."""
     record = make_run(
         tmp_path / "run", budget=5, command="run_islands.py --set '<b>=\x1b[31m'", set={"<b>": "\x1b[31m"}
     )

@@ -37,7 +37,7 @@ OPTIONS: dict[str, Any] = {"evaluations": 8, "top_n": 4, "seed": 3, "target_loss
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
-    """Return a session with 5 of 8 evaluations and a reached target. Trial i has the loss i + 2."""
+    """Return a session that has reached its target after 5 of 8 evaluations. Trial i has the loss i + 2."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [str(PROGRAM), str(QUICK), "--run-dir", "run"])
     left = start_session(RUN, propagators=("random",), settings=("epochs=3",), **OPTIONS)
@@ -60,13 +60,13 @@ def run_command(mpi: Mpi, command: str, ranks: int = 2) -> str:
 
 
 def count_confirmed_seeds() -> dict[int, int]:
-    """Return the number of seeds of each confirmed trial."""
+    """Return the number of seeds with which each trial was confirmed."""
     summary = json.loads((RUN / "summary.json").read_text())
     return {entry["trial"]: len(entry["losses"]) for entry in summary["confirmed"]}
 
 
 def replace_losses(confirmations: Sequence[Evaluation], losses: Mapping[int, list[float]]) -> list[Evaluation]:
-    """Return confirmations with other losses, given by the trial that they confirm."""
+    """Return the confirmations with other losses. `losses` has the losses of each trial that was confirmed."""
     left = {trial: list(some) for trial, some in losses.items()}
     return [
         replace(evaluation, loss=left[evaluation.confirms].pop())
@@ -194,7 +194,7 @@ def test_resume_command_has_options_that_are_not_kept() -> None:
 
 
 def confirm_all(session: Session, n: int) -> None:
-    """Record confirmations of the best, with the losses of the search."""
+    """Record all planned confirmations of the best `n` trials. Each has the loss 1."""
     space = load_search_file(QUICK).space
     session.create_confirmations(space)
     evaluations, confirmations = session.open_record().read_evaluations(), session.open_confirmations()

@@ -1,4 +1,4 @@
-"""Channels: which messages arrive, also if the other end is closed, slow, or run by code of the user."""
+"""Test channels between processes: messages arrive, even if the other end is closed, slow, or used by user code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def pair() -> Iterator[tuple[Channel, Channel]]:
 
 @pytest.fixture
 def raw() -> Iterator[tuple[Channel, socket.socket]]:
-    """Yield one end of a channel, and the socket of the other end, which may send any bytes."""
+    """Yield one end of a channel, and the socket of the other end, through which a test may send any bytes."""
     own, other = make_channel_pair()
     yield own, other
     own.close()
@@ -185,7 +185,7 @@ def test_channel_without_a_reader_gives_up(pair: tuple[Channel, Channel], monkey
 
 
 def test_channel_whose_descriptor_was_reused_raises(tmp_path: Path) -> None:
-    """Code of the user closes the connection, and opens a file that gets its number."""
+    """User code closes the connection. Then it opens a file, which gets the same descriptor number."""
     own, other = make_channel_pair()
     theirs = Channel(other)
     theirs.send("kind")
@@ -214,7 +214,7 @@ def test_channel_waits_until_timeout(pair: tuple[Channel, Channel]) -> None:
 
 
 def test_channel_that_loses_descriptors_raises(raw: tuple[Channel, socket.socket], tmp_path: Path) -> None:
-    """The system drops descriptors if the receiver has no number left."""
+    """The operating system drops sent descriptors if the receiver has no free descriptor number."""
     own, other = raw
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []

@@ -1,4 +1,4 @@
-"""hpo check as a command in real jobs: correct search files pass, and each usual mistake is reported."""
+"""Test `hpo check` in MPI jobs: correct search files pass, and each usual mistake is reported."""
 
 from __future__ import annotations
 
@@ -105,19 +105,19 @@ RIGHT = ["none", "fork", "torchrun", "init"]
 
 
 def check(mpi: Mpi, ranks: int, folder: Path, search: object, *settings: str) -> tuple[int, str]:
-    """Check a search space; return the status, and what was printed, with a line for each point."""
+    """Check a search file in a job. Return the exit status and the output, in which each point is one line."""
     options = [word for setting in settings for word in ("--set", setting)]
     job = mpi.run(ranks, "-c", CODE, "check", search, *options, "--collective-timeout", 30, cwd=folder)
     return job.returncode, joined(job.stdout)
 
 
 def joined(printed: str) -> str:
-    """Return what was printed with a line for each point."""
+    """Return the output of a check with the lines of each point joined."""
     return re.sub(r"\n {7}(?=\S)", " ", printed)
 
 
 def checks(mpi: Mpi, folder: Path, ways: Sequence[str], search: Path = MISTAKEN) -> list[tuple[int, str]]:
-    """Check a search that makes mistakes in several ways, in one job; return what `check` returns, for each."""
+    """Check a search file in one job, with each way to make a mistake. Return a status and an output for each way."""
     settings = [f"way={way}" + (",batch=15" if way == "mean of means" else "") for way in ways]
     job = mpi.run(2, PROGRAMS / "checking.py", search, *settings, cwd=folder, timeout=200)
     assert job.returncode == 0, job.stderr
@@ -220,9 +220,9 @@ def test_check_compares_any_number_of_ranks_with_one(mpi: Mpi, tmp_path: Path) -
 
 @pytest.mark.parametrize(("page", "name", "ranks"), [("pipeline", "my_pipeline.py", 3), ("fsdp", "my_sharded.py", 2)])
 def test_check_accepts_networks_in_parts(mpi: Mpi, tmp_path: Path, page: str, name: str, ranks: int) -> None:
-    """With three stages, torch's check of collectives, which is too strict, fails the first evaluation.
+    """With three pipeline stages, torch's check of collectives is too strict, and fails the first evaluation.
 
-    Batches are larger than on the page: an epoch has 5 steps.
+    `hpo check` must still accept the network. Batches are larger than on the page, so that an epoch has 5 steps.
     """
     code = example(f"docs/training/{page}.md", name)
     assert code.count(".split(56)") == 1
@@ -328,7 +328,7 @@ def test_breakpoint_on_one_rank_works_in_a_terminal(tmp_path: Path) -> None:
 
 
 def mismatch(rank: int, called: str, peer: int) -> str:
-    """Return the message of torch's check; the collective of the peer in it is wrong."""
+    """Return a message of torch's check of collectives. Its statement about the peer is wrong."""
     return (
         f"Detected mismatch between collectives on ranks. Rank {rank} is running collective: CollectiveFingerPrint("
         f"SequenceNumber=7{called}), but Rank {peer} is running collective: CollectiveFingerPrint(SequenceNumber=0"

@@ -1,4 +1,4 @@
-"""hpo check of scripts whose ranks differ from one rank for a reason, and of scripts whose ranks should not."""
+"""Test `hpo check` with scripts whose losses depend on the number of ranks, for a good reason or by mistake."""
 
 from __future__ import annotations
 

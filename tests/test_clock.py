@@ -1,4 +1,4 @@
-"""A system clock that is set during a run: no duration is shown or written as negative."""
+"""Test runs in which the system clock is set: no duration is shown or written as negative."""
 
 from __future__ import annotations
 

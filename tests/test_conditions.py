@@ -1,4 +1,4 @@
-"""Conditional parameters, and constraints between parameters."""
+"""Test conditional parameters, and constraints between parameters."""
 
 from __future__ import annotations
 
@@ -206,7 +206,10 @@ def test_draw_returns_all_allowed_individuals_and_no_others() -> None:
 
 
 class ConstraintServerStub:
-    """Checks the constraints of a space as a trainer does, through JSON. `batches` has the sizes of its answers."""
+    """Checks constraints as a trainer (process that runs the objective) does for its rank, through JSON.
+
+    `batches` lists the number of individuals in each request that it answered.
+    """
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
@@ -214,7 +217,7 @@ class ConstraintServerStub:
         self.checks = 0
 
     def __call__(self, **content: Any) -> dict[str, Any]:
-        """Answer a request."""
+        """Answer a request of a rank."""
         file: Any = SimpleNamespace(space=self._space)
         answered = dict(send_through_json(answer_constraint_request(file, send_through_json(content))))
         if "violated" in answered:
@@ -224,7 +227,7 @@ class ConstraintServerStub:
 
 
 def delegate(space: SearchSpace) -> tuple[SearchSpace, ConstraintServerStub]:
-    """Return a space as a rank has it, and the stub that checks its constraints."""
+    """Return the space as a rank has it, without constraint functions, and the stub that checks its constraints."""
     server = ConstraintServerStub(space)
     return load_space(send_through_json(dump_space(space)), RemoteConstraints(server)), server
 

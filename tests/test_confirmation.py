@@ -1,4 +1,4 @@
-"""Test the comparison of confirmed individuals: which may be the best, and which are equally good."""
+"""Test how confirmed individuals are compared: which of them may be the best, and which are equally good."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_confirmation(trial: int, seed: int, loss: float, state: str = "complete
 
 
 def make_confirmations(groups: Sequence[Sequence[float]]) -> list[Evaluation]:
-    """Return the confirmations of trials 0, 1, ... with these losses."""
+    """Return confirmations of trials 0, 1, ... The losses of each trial, one per seed, are a sequence in `groups`."""
     return [
         make_confirmation(trial, seed, loss) for trial, group in enumerate(groups) for seed, loss in enumerate(group)
     ]
@@ -133,7 +133,10 @@ CASES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("means", "deviations", "seeds", "kept"), CASES)
 def test_compare_holds_in_simulated_runs(means: list[float], deviations: list[float], seeds: int, kept: float) -> None:
-    """The bounds hold in 95% of the runs; a trial five deviations worse is never as good, an equal one may be best."""
+    """The bounds on the differences hold in 95% of the runs.
+
+    A trial that is five deviations worse is never as good as the best. A trial with an equal mean may be the best.
+    """
     runs, rng = 150, random.Random(0)
     drawn = [
         compare_confirmed(

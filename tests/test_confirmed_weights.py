@@ -1,4 +1,4 @@
-"""Test the networks of confirmations: which are saved, which is tested, and how they are shown."""
+"""Test the networks of confirmations (trainings with other seeds): which are saved, tested and shown."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SEARCH = ["-c", "from hpo.cli import main; main()", "search"]
 
 
 class Run:
-    """A run in one process, with two individuals that are confirmed with two seeds each."""
+    """A run in one process, whose two individuals are confirmed (trained again) with two seeds each."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
         self.settings = dict(settings or {})
@@ -70,7 +70,7 @@ class Run:
         return assignment
 
     def complete(self, loss: float, assignment: Assignment | None = None) -> bool:
-        """Complete the next confirmation, and return whether its weights were wanted."""
+        """Complete a confirmation, by default the next one. Return whether its weights are to be saved."""
         assignment = assignment or self.claim()
         wants = self.keeper.is_wanted(assignment, loss, {})
         self.recorder.complete(assignment, loss, 1.0, {})
@@ -82,7 +82,7 @@ class Run:
         finalize_run(self.path, None, PROBLEM, make_run_test(load_search_file(LUCKY).bind_settings([])))
 
     def kept(self, trial: int) -> int | None:
-        """Return the confirmation whose weights are saved for an individual."""
+        """Return the number of the confirmation whose weights are saved for a trial; None if none are."""
         info = read_weights_info(self.files.confirmed_weights / f"{trial}.safetensors")
         return info.confirmation if info else None
 

@@ -46,7 +46,7 @@ def read_lines(run_dir: Path) -> list[bytes]:
 
 
 def assert_refused(run_dir: Path, lines: list[bytes], message: str) -> None:
-    """Write lines to the journal, and assert that it is refused by readers and by a resume, and not changed."""
+    """Write lines to the journal. Assert that readers and resumed runs refuse it, and do not change it."""
     (run_dir / "study.log").write_bytes(b"".join(lines))
     with pytest.raises(UsageError, match=message):
         RunReader(run_dir)

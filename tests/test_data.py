@@ -31,7 +31,7 @@ def idx(array: npt.NDArray[np.uint8]) -> bytes:
 
 
 def write_idx_files(folder: Path, compress: bool) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Write a data set of which each image holds its own number, so that a mix-up of images and labels shows."""
+    """Write a data set in which each image contains its own index. So a test notices mixed up images and labels."""
     folder.mkdir(parents=True, exist_ok=True)
     numbers = np.arange(SAMPLES)
     images = np.zeros((SAMPLES, 3, 4), np.uint8)
@@ -122,7 +122,7 @@ def test_load_data_without_files_names_the_folders(tmp_path: Path, monkeypatch: 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """Return the URL of a folder that a real web server on this machine serves, and the folder."""
+    """Yield the URL of a folder that an HTTP server on this machine serves, and the folder."""
     folder = tmp_path / "served"
     folder.mkdir()
 
@@ -196,7 +196,7 @@ def test_cifar10_is_read_from_its_binary_files(tmp_path: Path) -> None:
 
 @dataclass
 class Code:
-    """Something that makes a folder when it is unpickled."""
+    """An object that makes a folder when it is unpickled."""
 
     path: Path
 

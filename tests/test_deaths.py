@@ -1,4 +1,8 @@
-"""Crashes, hangs and kills of trainers, templates, ranks and mpirun: which evaluations fail; no process stays."""
+"""Test crashes, hangs and kills of trainers, templates, ranks and mpirun in MPI jobs.
+
+A template is the process that trainers are forked from. A trainer runs the objective for one rank. The expected
+evaluations fail, and no process stays.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +58,12 @@ HANGS = {"swallow": 5, "cancelled": 5, "lock": 1, "native": 1, "signals": 1, "st
 
 
 def select_program_lines(errors: str) -> list[str]:
-    """Return the lines of stderr that were not printed by an objective."""
+    """Return the lines of stderr that the program printed, without those of an objective."""
     return [line for line in errors.splitlines() if not re.match(r"worker \d rank \d \| ", line)]
 
 
 def assert_only_failed(folder: Path, ways: Sequence[str]) -> None:
-    """Assert that exactly the evaluations that crashed have failed, and that none has started twice."""
+    """Assert that only evaluations that crashed in `ways` have failed, and that each evaluation has started once."""
     evaluations = list_noted(folder)
     planned = {evaluation.x: evaluation.way for evaluation in evaluations}
     trials = load_trials(folder / "run")
@@ -77,7 +81,7 @@ def assert_only_failed(folder: Path, ways: Sequence[str]) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_trainer_crash_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
-    """Crashes alternate between before and after the first loss; another size begins with the other one."""
+    """Crashes happen before or after the first loss, in turn. Which of the two is first depends on the size."""
     expected, after = CRASHES | DIFFER, [size % 2, 1 - size % 2]
     ways = [*(["differ"] * 2 if size > 1 else []), *CRASHES]
     options = ["--ranks-per-worker", size, "--evaluations", 2 * len(ways), "--collective-timeout", 60]
@@ -101,7 +105,7 @@ def test_trainer_crash_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int)
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_trainer_hang_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
-    """Two workers hang at the same time, in different ways. With one rank, an evaluation may take 2 s."""
+    """Two workers hang at the same time, in different ways. If workers have one rank, an evaluation may take 2 s."""
     limits = ["--collective-timeout", "3s", *(["--evaluation-timeout", "2s"] if size == 1 else [])]
     options = ["--ranks-per-worker", size, "--evaluations", 15, *limits]
     arguments = make_dying_arguments(*options, ways=",".join(HANGS), every=2, after="0,1")
@@ -126,7 +130,7 @@ def test_trainer_hang_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) 
 
 
 def wait_for_starts(victim: Victim, count: int) -> None:
-    """Wait until ranks have noted this many starts of evaluations."""
+    """Wait until `count` starts of evaluations are noted, counted over all ranks."""
     end = time.monotonic() + 60
     while sum(note["event"] == "starts" for _, _, note in read_notes(victim.folder)) < count:
         assert victim.job.poll() is None, victim.log.read_text()
@@ -135,7 +139,7 @@ def wait_for_starts(victim: Victim, count: int) -> None:
 
 
 def kill_templates(victim: Victim) -> int:
-    """Kill all templates of a job, and return their number."""
+    """Kill all templates (processes that trainers are forked from) of a job, and return their number."""
     templates = victim.find_templates()
     for template in templates:
         os.kill(template, signal.SIGKILL)
@@ -174,7 +178,7 @@ def test_template_killed_twice_ends_run_with_one_message(mpi: Mpi, tmp_path: Pat
 
 @pytest.mark.parametrize("part", ["rank", "mpirun", "all"])
 def test_job_killed_in_part_leaves_no_process(mpi: Mpi, tmp_path: Path, part: str) -> None:
-    """One trainer of each worker is stopped, and the other one waits for it in a collective."""
+    """When a part is killed, one trainer of each worker is stopped. The other trainer waits for it in a collective."""
     options = ["--ranks-per-worker", 2, "--evaluations", 9]
     with start_job(mpi, 4, tmp_path, make_dying_arguments(*options, ways="stop", every=1)) as victim:
         wait_for_starts(victim, 4)

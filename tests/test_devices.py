@@ -1,4 +1,4 @@
-"""The GPUs of a rank, and the variables that show them to its trainer; without a GPU."""
+"""Test which GPUs a rank gets, and the variables that show them to its trainer. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_torchrun_variables_have_values_of_torchrun(
 
 
 def test_torchrun_variables_are_complete() -> None:
-    """The names are read from the source of the agent that torchrun starts."""
+    """The expected names are read from the source code of torchrun's agent."""
     from torch.distributed.elastic.agent.server import local_elastic_agent
 
     assert local_elastic_agent.__file__ is not None

@@ -1,4 +1,4 @@
-"""The examples in README.md and docs/ are run as they are written there."""
+"""Run the examples in README.md and docs/ as they are written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def example(page: str, name: str) -> str:
-    """Return the listing that a page saves under this name."""
+    """Return the code of the listing in a page that users should save as `name`."""
     (block,) = re.findall(
         rf"`{name}`[^`]*\n\n```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
@@ -39,7 +39,7 @@ def example(page: str, name: str) -> str:
 
 
 def loss_of_best(program: Path, run_dir: Path) -> tuple[float, dict[str, Tensor]]:
-    """Return the validation loss that a plain network has with the weights that a run has kept, and these."""
+    """Load the saved weights of a run into a plain network. Return its validation loss and the weights."""
     import torch
     from safetensors import safe_open
     from safetensors.torch import load_file
@@ -134,7 +134,10 @@ def test_what_lightning_trains_is_searched_as_written(mpi: Mpi, tmp_path: Path, 
 
 
 def commands_with(page: str, start: str) -> list[list[str]]:
-    """Return the words of the commands in a page that begin with some words; a backslash joins lines."""
+    """Return the words of each command in a page that begins with `start`.
+
+    Lines that end with a backslash are joined.
+    """
     text = (ROOT / page).read_text("utf-8").replace("\\\n", " ")
     return [shlex.split(line) for line in text.splitlines() if line.startswith(f"    {start}")]
 
@@ -173,7 +176,7 @@ def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) ->
 def test_interrupted_training_resumes_and_keeps_best_weights(
     mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Large steps on half of the samples each: it overfits long before it ends."""
+    """The network overfits long before the training ends, since it takes large steps on half of the samples each."""
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "my_long_search.py"
     program.write_text(example("docs/training/checkpoints.md", program.name), "utf-8")
@@ -209,13 +212,16 @@ def test_interrupted_training_resumes_and_keeps_best_weights(
 
 
 def reported(run_dir: str, trial: int) -> list[float]:
-    """Return the losses that a trial has so far."""
+    """Return the losses that a trial has reported so far; none if it does not exist."""
     trials = load_trials(Path(run_dir))
     return list(trials[trial].intermediate_values.values()) if trial < len(trials) else []
 
 
 def make_images(folder: Path) -> None:
-    """Make dark and light images: 5 of each to train with, which no number of ranks divides, and 3 to validate."""
+    """Write dark and light images: 5 of each for training, and 3 of each for validation.
+
+    Neither 2 nor 3 ranks can divide 5 images equally.
+    """
     rng = np.random.default_rng(0)
     for part, count in (("train", 5), ("val", 3)):
         for name, least in (("dark", 0), ("light", 100)):
@@ -236,7 +242,7 @@ TORCH = ("CUDA out of memory", "DataLoader worker (pid(s) ...) exited unexpected
 
 
 def string_pieces() -> set[str]:
-    """Return the constant parts of all strings of the package, the longest of which are messages."""
+    """Return all strings and constant parts of strings in the package, among them its messages."""
     pieces = set()
     for path in (ROOT / "hpo").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -266,7 +272,7 @@ def test_troubleshooting_lists_messages_of_the_code() -> None:
 
 
 def documented_commands(page: Path) -> list[list[str]]:
-    """Return the arguments of all commands of this project in the code blocks of a page."""
+    """Return the arguments of each command of this project in the code blocks of a page."""
     text = page.read_text("utf-8").replace("\\\n", " ")
     found = []
     is_code = False

@@ -1,4 +1,4 @@
-"""Listings and commands in docs/search: run, or parsed if a run would take long."""
+"""Run the listings and commands of docs/search. Only parse commands whose run would take long."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGES = sorted((ROOT / "docs" / "search").glob("*.md"))
 
 
 def find_commands() -> list[tuple[str, list[str]]]:
-    """Return the name of the page, and the words, of each command in docs/search that this project provides."""
+    """Return each command of this project in docs/search: the name of the page, and the words of the command."""
     found = []
     for page in PAGES:
         for block in blocks(f"docs/search/{page.name}", "bash"):
@@ -40,7 +40,7 @@ def find_commands() -> list[tuple[str, list[str]]]:
 
 
 def load_space(page: str) -> SearchSpace:
-    """Return the search space of the first listing of a page."""
+    """Return the search space that the first listing of a page defines."""
     namespace: dict[str, Any] = {}
     exec(blocks(page, "python")[0], namespace)
     space: SearchSpace = namespace["space"]
@@ -121,7 +121,7 @@ def test_children_of_the_page_continue_their_parents_training(mpi: Mpi, tmp_path
 
 
 def losses_width(folder: Path, number: int) -> int:
-    """Return the width of a trial."""
+    """Return the hyperparameter `width` of trial `number`."""
     width: int = load_trials(folder / "run")[number].params["width"]
     return width
 

@@ -1,4 +1,4 @@
-"""Optuna's tools work with runs: its dashboard, its plots, and its studies for a warm start."""
+"""Test Optuna's tools with runs of this project: its dashboard, its plots, and its studies for a warm start."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def load_study(run_dir: Path) -> optuna.Study:
 
 
 def is_running(run_dir: Path) -> bool:
-    """Return whether an evaluation of a run is running and has reported a loss."""
+    """Return whether a run has a running evaluation that has reported a loss."""
     if not (run_dir / "run.json").exists():
         return False
     return any(trial.state.name == "RUNNING" and trial.intermediate_values for trial in load_trials(run_dir))
 
 
 def test_journal_with_discarded_trials_is_read(tmp_path: Path) -> None:
-    """Read a journal with an operation that other programs write and Optuna 5 skips."""
+    """The journal has an operation that other programs write, and that Optuna 5 skips."""
     record = make_run(tmp_path / "run")
     add_evaluation(record)
     entry = {"op_code": JournalOperation.DISCARD_TRIALS, "worker_id": "x", "study_id": 0, "trial_ids": [0]}
@@ -63,7 +63,7 @@ def test_required_optuna_version_is_tested() -> None:
 
 
 class Dashboard:
-    """Client for the data that the pages of optuna-dashboard load."""
+    """Client that requests from optuna-dashboard the data that its pages load."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -115,7 +115,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def make_expected(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
-    """Return the values of a trial that the dashboard should show."""
+    """Return the values that the dashboard should show for a trial."""
     return {
         "number": trial.number,
         "state": trial.state.name.capitalize(),
@@ -127,7 +127,7 @@ def make_expected(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
 
 
 def read_dashboard_trial(trial: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a trial that the dashboard shows."""
+    """Return the values that the dashboard shows for a trial."""
     return {
         **{name: trial.get(name) for name in ("number", "state", "values")},
         "params": {param["name"]: param["param_external_value"] for param in trial["params"]},
@@ -137,7 +137,7 @@ def read_dashboard_trial(trial: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain_objective(trial: optuna.Trial) -> float:
-    """Evaluate a trial as Optuna users do, with the parameters of searches/held.py."""
+    """Evaluate a trial as Optuna users do, with the search space of searches/held.py."""
     layers = trial.suggest_int("layers", 1, 9, step=2)
     width = trial.suggest_int("width", 16, 1024, log=True)
     act = trial.suggest_categorical("act", ["relu", "tanh", "gelu"])
@@ -226,7 +226,10 @@ LOSSES = [1.0, 3.0, 4.0, 5.0, 6.0]
 
 
 def collect_points(figure: Any, axis: str = "y", name: str | None = None) -> list[list[Any]]:
-    """Return the values of each trace of a figure on one axis; only of traces called `name` if it is given."""
+    """Return the values of each trace of a figure on one axis.
+
+    If `name` is given, return only traces with this name.
+    """
     traces = [trace for trace in figure.data if name is None or trace.name == name]
     return [list(trace[axis]) for trace in traces if axis in trace and trace[axis] is not None]
 

@@ -1,4 +1,4 @@
-"""`hpo export` writes CSV, JSON and Parquet that other programs can read."""
+"""Test that `hpo export` writes CSV, JSON and Parquet files that other programs can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts that use a training framework, searched as they are; their losses are those of torchrun."""
+"""Test searches over unchanged scripts that use a training framework. Losses must equal those under torchrun."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEARNING_RATE = ["--space", "learning_rate=Float(1e-3, 1e-1, log=True)"]
 
 
 def search(mpi: Mpi, folder: Path, options: list[str], pattern: str, *command: object) -> list[Any]:
-    """Run 4 evaluations on 2 workers of 2 ranks, and return their trials; all must complete."""
+    """Run 4 evaluations of a script on 2 workers of 2 ranks. Assert that all complete, and return their trials."""
     options = [*options, "--loss", pattern, "--evaluations", "4", "--run-dir", "run"]
     job = mpi.run(4, *SEARCH, *options, "--", *command, cwd=folder)
     assert job.returncode == 0, job.stderr
@@ -33,7 +33,7 @@ def search(mpi: Mpi, folder: Path, options: list[str], pattern: str, *command: o
 
 
 def check_with_torchrun(folder: Path, trial: Any, pattern: str, *command: object) -> None:
-    """Compare the losses of a trial with those that torchrun prints for the same hyperparameters."""
+    """Assert that a trial has the losses that torchrun prints for the same hyperparameters."""
     options = [part for name, value in trial.params.items() for part in (f"--{name}", str(value))]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     line = [*torchrun, *map(str, command), *options]
@@ -44,7 +44,7 @@ def check_with_torchrun(folder: Path, trial: Any, pattern: str, *command: object
 
 
 def read_lines(folder: Path, trial: Any, pattern: str) -> list[str]:
-    """Return the matches of a pattern in the lines that an evaluation has printed, sorted."""
+    """Return the sorted matches of a pattern in the output of an evaluation."""
     return sorted(re.findall(pattern, (folder / "run" / "logs" / f"{trial.number}.txt").read_text()))
 
 

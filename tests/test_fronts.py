@@ -47,7 +47,7 @@ VALUES = [(0.5, 100.0, 7.0), (0.25, 300.0, 3.0), (0.6, 200.0, 9.0), (0.25, 200.0
 
 
 def make_front_run(path: Path, objectives: Objectives = TWO_OBJECTIVES, **about: Any) -> RunReader:
-    """Return a run with five complete evaluations, a pruned and a failed one."""
+    """Return a run with five complete evaluations, a pruned one and a failed one."""
     record = make_run(path, objectives=objectives, **about)
     for trial, (loss, parameters, speed) in enumerate(VALUES):
         metrics = {"accuracy": 1 - loss, "parameters": parameters, "speed": speed}
@@ -111,7 +111,7 @@ def test_front_archive_equals_the_front_of_all() -> None:
 
 
 def test_front_with_ties_equals_the_front_of_optuna(tmp_path: Path) -> None:
-    """12 trials are undominated, with 4 different values."""
+    """The front has 12 trials, but only 4 different pairs of values."""
     record = make_run(tmp_path / "run", objectives=TWO_OBJECTIVES)
     for trial in range(15):
         loss, parameters = (trial % 4, 3 - trial % 4) if trial < 12 else (9, 9)

@@ -1,4 +1,4 @@
-"""Evaluations that are interrupted and resume from checkpoints: on real jobs, stopped and killed."""
+"""Test evaluations that resume from checkpoints, in MPI jobs that are stopped or killed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EPOCHS, BEST = 40, 2
 
 
 def enqueue(folder: Path, *xs: float) -> None:
-    """Let runs in a folder begin with these individuals."""
+    """Write a file of individuals with these values of x. Runs in the folder evaluate them first."""
     (folder / "start.json").write_text(json.dumps([{"x": x} for x in xs]))
 
 
@@ -48,7 +48,10 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an uninterrupted run with an evaluation for each way; losses rise after the second epoch."""
+    """Return an uninterrupted run, in which each evaluation saves checkpoints in another way.
+
+    The losses rise after epoch `BEST`.
+    """
     folder = tmp_path_factory.mktemp("whole")
     enqueue(folder, *XS)
     settings = {"saves": ",".join(WAYS), "seconds": 0, "epochs": EPOCHS, "best": BEST}
@@ -62,7 +65,10 @@ def list_losses(trial: optuna.trial.FrozenTrial) -> list[float]:
 
 
 def start_until_losses(mpi: Mpi, ranks: int, command: list[object], folder: Path, epochs: int, *xs: float) -> Victim:
-    """Start a run, and wait until its evaluations of `xs`, or any evaluation if none is given, have `epochs` losses."""
+    """Start a run, and wait until each individual of `xs` has at least `epochs` losses.
+
+    If no individual is given, wait until any evaluation has at least `epochs` losses.
+    """
     victim = Victim(mpi, ranks, command, folder, folder / "log")
     run_dir = folder / str(command[command.index("--run-dir") + 1])
     victim.wait_for("done  island")
@@ -90,7 +96,7 @@ def assert_same_weights(run_dir: Path, expected_dir: Path) -> None:
 
 
 def test_evaluations_stopped_twice_have_the_same_losses(mpi: Mpi, folder: Path, whole: Path) -> None:
-    """Three workers of two ranks are stopped in their first evaluations, and later two in the last ones."""
+    """Three workers of two ranks are stopped during their first evaluations. After a resume, they are stopped again."""
     enqueue(folder, *XS)
     expected = {trial.params["x"]: trial for trial in load_trials(whole)}
     settings = {"saves": ",".join(WAYS), "epochs": EPOCHS, "best": BEST, "folder": folder}
@@ -133,7 +139,7 @@ def test_evaluations_stopped_twice_have_the_same_losses(mpi: Mpi, folder: Path, 
 
 
 def test_supervision_excludes_peers_from_copy_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copying takes 1% of the time: with slow peers, a leader would copy hardly any checkpoint."""
+    """A leader copies checkpoints only while copying takes at most 1% of the time. Waiting for peers must not count."""
     now, since, saved = [100.0], [], Step(0).__dict__ | {"loss": 1.0, "has_saved": True}
     monkeypatch.setattr(clock, "now", lambda: now[0])
     messages = iter([Message("step", saved), Message("kept", {"has_state": True})])
@@ -158,7 +164,7 @@ def test_supervision_excludes_peers_from_copy_time(monkeypatch: pytest.MonkeyPat
 
 
 def test_killed_evaluation_repeats_at_most_one_interval(mpi: Mpi, folder: Path, whole: Path) -> None:
-    """All processes are killed twice, the second time some epochs after the first."""
+    """All processes are killed twice. Between the kills, the evaluation trains for some epochs."""
     best = min(find_complete_losses(load_trials(whole)).items(), key=lambda item: item[1])[0]
     expected = load_trials(whole)[best]
     enqueue(folder, expected.params["x"])
@@ -207,7 +213,7 @@ def test_parallel_network_resumes_with_other_strategy(
 ) -> None:
     """Batch normalisation uses the same batches with each strategy; see `tests.support.sharing`.
 
-    The second evaluation of a run trains the same network, and is not interrupted.
+    The second evaluation of a run trains the same network without an interruption, for comparison.
     """
     options = ["--evaluations", 2, "--ranks-per-worker"]
     stop_run(
@@ -236,7 +242,7 @@ def test_parallel_network_resumes_with_other_strategy(
 
 
 def test_fit_called_twice_resumes_first_training(mpi: Mpi, tmp_path: Path) -> None:
-    """The second evaluation has the same losses, and is not interrupted."""
+    """The second evaluation trains the same networks without an interruption. Both must have the same losses."""
     (tmp_path / "start.json").write_text('[{"lr": 0.01, "copy": 1}, {"lr": 0.01, "copy": 2}]')
     command: list[object] = [PROGRAM, SEARCHES / "folds.py", "--run-dir", "run", "--islands", 1, "--evaluations", 2]
     command += ["--enqueue", "start.json"]

@@ -1,4 +1,7 @@
-"""Failures on GPUs cost one evaluation each, and free the memory. Run by `make test-gpu` on a machine with GPUs."""
+"""Test that a failure on a GPU fails one evaluation, and frees the memory.
+
+`make test-gpu` runs these tests on a machine with GPUs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.mpi, pytest.mark.skipif(count_gpus() 
 
 
 def search(mpi: Mpi, folder: Path, ranks: int) -> list[list[dict[str, object]]]:
-    """Evaluate in all ways on one worker, and return what each evaluation has seen on each rank."""
+    """Run one evaluation for each way to fail, on one worker. Return the notes of each evaluation, one per rank."""
     (folder / "given.json").write_text(json.dumps([{"k": k} for k in range(len(WAYS))]))
     arguments: list[object] = [PROGRAM, GPU, "--run-dir", "run", "--islands", 1, "--ranks-per-worker", ranks]
     arguments += ["--enqueue", "given.json"]

@@ -1,4 +1,4 @@
-"""Elastic workers (--elastic): on real jobs, which are also stopped and killed."""
+"""Test elastic workers (--elastic), which idle workers join, in MPI jobs that are also stopped and killed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def make_growing_arguments(run_dir: str, *options: object, evaluations: int = 2, **settings: object) -> list[object]:
-    """Return the arguments of a run whose first evaluation takes long, and whose second one is short."""
+    """Return the arguments of a run whose first evaluation is long, and whose second evaluation is short."""
     chosen = {"epochs": EPOCHS, "seconds": 0.8, **settings}
     given = [option for name, value in chosen.items() for option in ("--set", f"{name}={value}")]
     search: list[object] = [PROGRAM, SEARCHES / "growing.py", "--run-dir", run_dir, "--enqueue", "start.json"]
@@ -45,7 +45,7 @@ def make_growing_arguments(run_dir: str, *options: object, evaluations: int = 2,
 
 
 def read_curves(run_dir: Path) -> dict[float, list[float]]:
-    """Return the longest curve of losses of each individual."""
+    """Return the losses of each individual, by its x. If it has several trials, those of the longest one."""
     found: dict[float, list[float]] = {}
     for trial in load_trials(run_dir):
         losses = list(trial.intermediate_values.values())
@@ -55,7 +55,7 @@ def read_curves(run_dir: Path) -> dict[float, list[float]]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Mapping[float, list[float]]:
-    """Return the losses of the individuals, each trained by one rank."""
+    """Return the losses of each individual, by its x, if one rank trains it."""
     folder = tmp_path_factory.mktemp("alone")
     (folder / "start.json").write_text(json.dumps(START))
     job = Mpi().run(1, *make_growing_arguments("alone", seconds=0), cwd=folder)
@@ -145,7 +145,7 @@ def test_run_status_shows_helping_worker(mpi: Mpi, folder: Path) -> None:
 
 
 def start_until_expanded(mpi: Mpi, ranks: int, command: list[object], folder: Path) -> Victim:
-    """Start a run, and wait until its evaluation has more workers, and a loss since then."""
+    """Start a run, and wait until an evaluation has been given more workers and has then reported a loss."""
     known = len(read_worker_groups(folder / "run")) if (folder / "run" / "study.log").exists() else 0
     victim = Victim(mpi, ranks, command, folder, folder / f"log{ranks}")
     victim.wait_for(" on ")

@@ -1,4 +1,4 @@
-"""The output of `--help`: options in groups, and texts that are short and complete."""
+"""Test the output of `--help`: options are in groups, and texts are short and complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objectives, storages and systems that cause harm by accident, on real jobs: what each of them affects."""
+"""Test objectives, storages and systems that cause harm by accident, in MPI jobs: the damage stays limited."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_process_group_failure_fails_one_evaluation(mpi: Mpi, tmp_path: Path) ->
 
 
 def test_objective_that_changes_process_gets_new_trainer(mpi: Mpi, tmp_path: Path) -> None:
-    """Every second evaluation makes changes that cannot be undone; the next one has another process."""
+    """Every second evaluation makes changes that cannot be undone. So the next evaluation needs a new process."""
     options = ["--run-dir", "run", "--islands", 1, "--evaluations", 6]
     job = mpi.run(2, PROGRAM, SEARCHES / "messy.py", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -59,7 +59,7 @@ def run_supervise(folder: Path, *command: object, restarts: int = 3) -> subproce
 
 
 def test_supervise_gives_up_individual_that_crashes_job(mpi: Mpi, tmp_path: Path) -> None:
-    """It kills a rank, as the kernel does when an objective has used up the memory of a host."""
+    """The individual kills a rank, as the Linux kernel does if an objective uses up the memory of a host."""
     options = ["--run-dir", "run", "--ranks-per-worker", 1, "--islands", 1, "--evaluations", 8]
     settings = ["--set", "kills=5", "--set", "seconds=0.02"]
     job = run_supervise(tmp_path, "-n", 3, mpi.python, PROGRAM, KILLING, *options, *settings)
@@ -89,7 +89,10 @@ def test_forked_child_of_objective_does_not_act_as_rank(mpi: Mpi, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [0, 75])
 def test_supervise_restarts_job_with_status_of_launcher(tmp_path: Path, status: int) -> None:
-    """Some launchers return 0 for a job whose ranks were killed: such a run has left its name in the lock."""
+    """Some launchers return 0 although ranks were killed.
+
+    The crash is noticed by the name that the run left in its lock.
+    """
     job = f"""
 case "$*" in
   *--resume*) : > run/lock ;;
@@ -106,7 +109,10 @@ exit {status}
 
 
 def write_changed_conclusion(folder: Path, body: str) -> Path:
-    """Write run_islands.py with another `RunOutcome.conclude`, which the first rank alone calls."""
+    """Write a variant of run_islands.py in which `RunOutcome.conclude` has another body.
+
+    Only the first rank calls it.
+    """
     return write_changed_program(
         folder,
         "import hpo.run.outcome\nfrom pathlib import Path\nfrom hpo.errors import UsageError\n\n"

@@ -1,4 +1,4 @@
-"""A worker on two hosts, which are network namespaces with their own names and addresses."""
+"""Test a worker on two hosts. The hosts are network namespaces of this machine, with their own names and addresses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run_ip(arguments: str, check: bool = True) -> str:
 
 @pytest.fixture
 def two_hosts(tmp_path: Path) -> Iterator[Mpi]:
-    """Make two hosts on a bridge, and an mpirun that starts half of its ranks on each."""
+    """Yield an mpirun that starts half of its ranks on each of two hosts. A network bridge connects the hosts."""
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
     if os.geteuid() or not all(map(shutil.which, ("ip", "unshare", "hostname"))) or "HYDRA" not in version:
         pytest.skip("two hosts need root, iproute2, util-linux, hostname and MPICH's mpirun")
@@ -86,7 +86,7 @@ def test_worker_spans_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
 
 
 def test_objective_for_torchrun_runs_on_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
-    """Each host has a template; all trainers connect to the store that the leader's host serves."""
+    """Each host has its own template. All trainers connect to one store, on the host of the leader."""
     search = ROOT / "tests" / "searches" / "torchrun.py"
     options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 2, "--set", f"folder={tmp_path}"]
     job = two_hosts.run(4, ROOT / "run_islands.py", search, *options, "--run-dir", "run", cwd=tmp_path)

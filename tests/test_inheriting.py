@@ -1,4 +1,4 @@
-"""Test population based training: the choice of parents, and evaluations that begin from parent checkpoints."""
+"""Test population based training (PBT): the choice of parents, and evaluations that begin from parent checkpoints."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def make_command(run_dir: str, *options: object, **settings: object) -> list[obj
 
 
 def assert_inherited(trials: Sequence[optuna.trial.FrozenTrial], epochs: int) -> dict[int, int]:
-    """Assert that each trial continues from the end of its parent. Return the parent of each trial."""
+    """Assert that each trial continues from the final state of its parent. Return the parent of each trial."""
     ends: dict[int, float] = {}
     parents: dict[int, int] = {}
     for trial in trials:
@@ -141,7 +141,7 @@ def test_heirs_begin_from_checkpoints_of_their_parents(mpi: Mpi, tmp_path: Path)
 
 
 def test_resume_after_a_kill_keeps_inheriting(mpi: Mpi, tmp_path: Path) -> None:
-    """Kill all processes while individuals are trained, and resume with more evaluations, on fewer ranks."""
+    """All processes are killed during evaluations. The run is resumed with more evaluations, on fewer ranks."""
     options = ["--resume", "--islands", 1, "--checkpoint-every", "1s"]
     command = make_command("run", *options, "--evaluations", 16, seconds=0.2)
     victim = Victim(mpi, 4, command, tmp_path, tmp_path / "log")

@@ -1,4 +1,4 @@
-"""Messages about packages that are not installed. tests/installation.py tests the built packages."""
+"""Test messages about missing packages. tests/installation.py tests the built packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test whole runs with warm start, migration between islands, and confirmation with other seeds."""
+"""Test runs with a warm start, with migration between islands, and with confirmation by other seeds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ NOISY = SEARCHES / "noisy.py"
 
 @pytest.mark.parametrize("probability", [1, 0])
 def test_islands_breed_from_immigrants_of_other_propagators(mpi: Mpi, tmp_path: Path, probability: int) -> None:
-    """The first island gets a very good individual. Individuals do not share genes by chance."""
+    """The first island starts with a very good individual.
+
+    Its values reach other islands only by migration, not by chance.
+    """
     storage = f"sqlite:///{tmp_path}/study.db"
     given = {"a": 0.0123456789012, "b": 0.0234567890123, "c": 0.0345678901234, "d": 0.0456789012345}
     source = optuna.create_study(storage=storage)

@@ -1,4 +1,4 @@
-"""The layout of a job: ranks, workers and islands."""
+"""Test the layout of a job: how ranks are divided into workers and islands."""
 
 from __future__ import annotations
 

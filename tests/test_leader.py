@@ -1,4 +1,4 @@
-"""The leader's decisions on losses, and the record after each of them; without MPI."""
+"""Test the decisions of a leader (first rank of a worker) on losses, and the record after each; without MPI."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PARAMS = {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}
 
 
 class SlotStub:
-    """The leader's trainer and its slot, in this process: it copies offered weights and saved checkpoints."""
+    """The leader's trainer and the slot that holds it, in this process. It copies offered weights and checkpoints."""
 
     is_ready = True
 
@@ -40,24 +40,24 @@ class SlotStub:
 
     @property
     def trainer(self) -> SlotStub:
-        """The object itself, as the trainer."""
+        """This object, which also acts as the trainer."""
         return self
 
     def begin(self, params: dict[str, Any], restored: Checkpoint | None) -> None:
-        """Begin an evaluation."""
+        """Begin an evaluation, from a restored checkpoint if there is one."""
         self.keeper = SnapshotBuffer(params, True, restored, None)
 
     def write_checkpoint(self, path: str) -> dict[str, Any]:
-        """Write the last checkpoint."""
+        """Write the latest checkpoint."""
         return dict(send_through_json(self.keeper.write_checkpoint(path)))
 
     def write_weights(self, path: str, metadata: dict[str, str]) -> str:
-        """Write the weights of the lowest loss."""
+        """Write the weights that belong to the lowest loss."""
         return str(self.keeper.write_weights(path, send_through_json(metadata))["error"])
 
 
 class LeaderHarness:
-    """A leader that alone writes to its record, and its evaluations."""
+    """A leader with its own record, to which no other leader writes, and the evaluations that it begins."""
 
     def __init__(
         self, folder: Path, limits: Limits, pruner: Pruner | None = None, saver: Checkpointer | None = None
@@ -79,7 +79,10 @@ class LeaderHarness:
         return Attempt(assignment, known)
 
     def step(self, attempt: Attempt, loss: float | None, saved: Any = None, **fields: Any) -> Verdict:
-        """Let the ranks agree on a loss, the leader decide, and its trainer copy the weights and the checkpoint."""
+        """Let the ranks agree on a loss.
+
+        Then let the leader decide, and its trainer copy the weights and the checkpoint.
+        """
         keeper, since = self.holder.keeper, attempt.began_at
         keeper.offer_weights({"w": torch.full((1,), loss or 0.0)})
         if saved is not None:
@@ -104,7 +107,7 @@ class LeaderHarness:
         return verdict
 
     def resume(self, attempt: Attempt) -> Any:
-        """Let the objective read its checkpoint."""
+        """Simulate that the objective reads its checkpoint."""
         state, _ = self.holder.keeper.load_checkpoint(attempt.has_loss)
         attempt.record_step(Step(0, **self.holder.keeper.make_flags()))
         return state
@@ -271,7 +274,7 @@ def test_attempt_that_ignores_its_checkpoint_restarts(tmp_path: Path) -> None:
 
 
 def test_leader_at_stop_writes_last_checkpoint(tmp_path: Path) -> None:
-    """The first checkpoint is written since it is due, the next one when the run stops."""
+    """The first checkpoint is written at once, because it is due. The second one is written only when the run stops."""
     states = CheckpointStore(tmp_path / "run" / "checkpoints")
     saver = Checkpointer(states, every=0.0)
     harness = LeaderHarness(tmp_path, Limits(), saver=saver)

@@ -1,4 +1,7 @@
-"""Searches of what Lightning trains: recorded, pruned, failed and stopped as any other."""
+"""Test searches whose networks are trained by Lightning.
+
+They are recorded, pruned and stopped, and fail, as others do.
+"""
 
 from __future__ import annotations
 

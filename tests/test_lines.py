@@ -1,4 +1,4 @@
-"""Test propagators with population based training, which learn the change from the parent's loss."""
+"""Test propagators with population based training. They learn how a child's loss differs from its parent's loss."""
 
 from __future__ import annotations
 
@@ -103,7 +103,10 @@ def test_draw_parent_draws_fewer_founders_as_parents_age() -> None:
 
 @pytest.mark.parametrize("exploration_share", [0.0, 1.0])
 def test_ga_prefers_large_changes_to_good_parents(exploration_share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """High learning rates halve the losses of bad parents, and low ones hardly change the losses of good parents."""
+    """High learning rates halve the losses of bad parents. Low ones hardly change the losses of good parents.
+
+    So the best choice is a high learning rate for a good parent, although no evaluation has tried this.
+    """
     monkeypatch.setattr("hpo.breeding.surrogate._EXPLORATION_SHARE", exploration_share)
     draws, evaluations = random.Random(0), [make_ended(0, 1.0), make_ended(1, 0.001)]
     for trial in range(2, 26):
@@ -124,7 +127,7 @@ def test_ga_prefers_large_changes_to_good_parents(exploration_share: float, monk
 
 
 def simulate(name: str, evaluations: int, seed: int) -> list[Evaluation]:
-    """Search the learning rate, whose best value is always 1, and return the lineage of the best."""
+    """Search for the learning rate, whose best value is always 1. Return the best evaluation and its ancestors."""
     known: list[Evaluation] = []
     history, rng = (
         EvaluationHistory(RATES, lambda: known[-1:], parent_pool=ParentPool(RATES, uses_pbt=True)),
@@ -170,7 +173,10 @@ def test_tpe_without_inheritance_leaves_out_heirs() -> None:
 
 
 def run_with_heirs(folder: Path, **options: Any) -> Session:
-    """Return a run with two founders, with the losses 2 and 3, and an heir with the loss 1."""
+    """Return a run with two evaluations without a parent, whose losses are 2 and 3, and a child of the first one.
+
+    The loss of the child is 1.
+    """
     search = SEARCHES / "heirs.py"
     session = start_session(folder, search, pbt=True, evaluations=9, **options)
     record, distributions = session.open_record(), load_search_file(search).space.make_distributions()

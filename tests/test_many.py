@@ -1,4 +1,4 @@
-"""Searches of 150 hyperparameters in a terminal of 80 columns, and in the report."""
+"""Test searches of 150 hyperparameters, in a terminal of 80 columns and in the report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIFFERENT = [f"parameter_{n}" for n in range(5, 150, 12)][:12]
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunReader:
-    """Return a run whose individuals differ much in twelve hyperparameters, and little in the others."""
+    """Return a run in which twelve hyperparameters differ much between individuals, and the others differ little."""
     record, rng = make_run(tmp_path / "run", SPACE), random.Random(0)
     for trial in range(24):
         params = {name: rng.random() if name in DIFFERENT else 0.5 + trial / 1e6 for name in SPACE.describe()}

@@ -1,4 +1,4 @@
-"""Common mistakes in an objective, on real jobs: their effects, and the failures that describe them."""
+"""Test common mistakes in an objective, in MPI jobs: their effects, and the descriptions of the failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CARELESS = SEARCHES / "careless.py"
 
 
 def find_line(code: str) -> int:
-    """Return the number of the only line of the search space with this code."""
+    """Return the line number of this code in the search file. It must occur once."""
     (number,) = [n for n, line in enumerate(CARELESS.read_text().splitlines(), 1) if code in line]
     return number
 
@@ -26,12 +26,19 @@ def match_line(code: str) -> str:
 
 
 def make_careless_arguments(folder: Path, ways: str, *options: object) -> list[object]:
-    """Return the arguments of a run, with a relative path of the search space, as users type it."""
+    """Return the arguments of a run. The path of the search file is relative, as users type it."""
     return [PROGRAM, os.path.relpath(CARELESS, folder), "--run-dir", "run", "--set", f"ways={ways}", *options]
 
 
 def run_failures(mpi: Mpi, folder: Path, reasons: dict[str, str], seconds: int = 60) -> list[str]:
-    """Let evaluations fail in these ways, assert the reasons, and return the tracebacks; no reason means success."""
+    """Run an evaluation for each way to fail. Assert the reason of each failure, and return the tracebacks.
+
+    Args:
+        mpi: Launches the job.
+        folder: Folder of the run.
+        reasons: A pattern for the failure, by way. If it is empty, the evaluation must complete.
+        seconds: Timeout of collectives.
+    """
     options = ["--collective-timeout", seconds, "--evaluations", len(reasons)]
     job = mpi.run(2, *make_careless_arguments(folder, ",".join(reasons), *options), cwd=folder)
     assert (job.returncode, job.stderr) == (3 if all(reasons.values()) else 0, "")

@@ -1,4 +1,4 @@
-"""Communicators and waiting ranks on real MPI jobs, and training on workers of several sizes."""
+"""Test communicators and waiting ranks in MPI jobs, and training on workers of several sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_program(mpi: Mpi, ranks: int, program: str, folder: Path) -> list[dict[s
 
 
 def parse_rank_lines(job: subprocess.CompletedProcess[str], ranks: int) -> list[dict[str, Any]]:
-    """Return the line that each rank has printed, in the order of the ranks."""
+    """Return the content of the JSON line that each rank has printed, in the order of ranks."""
     assert (job.returncode, job.stderr) == (0, "")
     lines = [json.loads(line) for line in job.stdout.splitlines()]
     assert sorted(line["rank"] for line in lines) == list(range(ranks))
@@ -79,13 +79,16 @@ def test_thread_share_divides_cores_among_ranks(cores_of_ranks: list[list[int]],
 
 
 def read_cpu_seconds(process: int) -> float:
-    """Return the CPU time of a process."""
+    """Return the CPU seconds that a process has used so far."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_all_processes_sleep_while_one_trainer_works(mpi: Mpi, tmp_path: Path) -> None:
-    """A peer waits for its leader, and the other worker, which has evaluated all other individuals, for the end."""
+    """One leader waits for its trainer, and its peer waits for the leader.
+
+    The other worker waits for the end of the run.
+    """
     arguments = [PROGRAM, SEARCHES / "waiting.py", "--run-dir", "run", "--islands", 1, "--evaluations", 4]
     with kill_at_end(Victim(mpi, 4, arguments, tmp_path, tmp_path / "log")) as victim:
         assert victim.wait_for("\n3/4 ")

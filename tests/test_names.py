@@ -1,4 +1,4 @@
-"""Hyperparameters and metrics with equal or reserved names are all shown, with distinct names."""
+"""Test hyperparameters and metrics with equal or reserved names: all are shown, with distinct names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several objectives: declaration, study, Pareto front, selection, weights and whole runs."""
+"""Test several objectives: declaration, study, Pareto front, selection, weights and whole runs."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_manifest_with_invalid_objectives_raises() -> None:
 
 
 def make_record(folder: Path, objectives: Objectives, *rows: tuple[float, ...]) -> Record:
-    """Return a study with complete evaluations that have these values."""
+    """Return the record of a study with one complete evaluation for each row of values."""
     record = Record.create(folder / "study.log", "run", SPACE.describe(), objectives=objectives)
     for values in rows:
         complete(record, values)
@@ -269,7 +269,10 @@ WIDE = SearchSpace(width=Int(1, 300, log=True), lr=Float(1e-4, 1.0, log=True), a
 
 
 def trade(params: dict[str, Any]) -> tuple[tuple[float, float], float]:
-    """Return costs and seconds: wide networks at one learning rate have low losses and many parameters."""
+    """Return the costs and the seconds of an evaluation: wide networks have low losses and many parameters.
+
+    One learning rate is the best for all widths.
+    """
     loss = params["width"] ** -0.5 + (math.log10(params["lr"]) + 2) ** 2 / 8 + (params["act"] == "tanh") / 10
     return (loss, params["width"] / 300), 1.0
 

@@ -1,4 +1,4 @@
-"""Options, --enqueue files, run directories and durations."""
+"""Test options, --enqueue files, run directories and durations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test records of databases that are unavailable for a while, with an SQLite file that another thread locks."""
+"""Test records in databases that are unavailable for a while. A thread locks an SQLite file to simulate this."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_record(folder: Path, messages: list[str], is_over: Callable[[], bool] =
 
 
 def lock_database(folder: Path, seconds: float, lock: str = "EXCLUSIVE") -> threading.Thread:
-    """Lock the database now, for some seconds."""
+    """Lock the database now, and unlock it after `seconds`, in the returned thread."""
     locked = threading.Event()
 
     def hold() -> None:

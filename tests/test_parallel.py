@@ -1,4 +1,4 @@
-"""The strategies by which ranks share a network, compared with a plain loop in one process, and their parts."""
+"""Test strategies by which ranks share a network, against a plain training loop in one process; test their parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ Told = dict[str, list[float]]
 
 
 def assert_as_by_textbook(told: Told, _: int) -> None:
-    """Batches that do not divide, with and without batch normalisation, dropout, clipping, and parts of a batch."""
+    """Assert that all losses equal those of a plain loop.
+
+    The cases have batches that the ranks cannot divide equally, with and without batch normalisation, dropout, gradient
+    clipping, and gradient accumulation.
+    """
     assert len(told) == 33
     wrong = {case: differences for case, differences in told.items() if not max(differences) < 1e-5}
     assert wrong == {}
@@ -43,7 +47,7 @@ def assert_close(told: Told, _: int) -> None:
 
 
 def assert_whole_states(told: Told, ranks: int) -> None:
-    """Whole states are given and loaded in every way, and a rank has its part of one."""
+    """Assert that whole states are returned and loaded with each strategy, and that each rank holds its part."""
     assert len(told) == 12
     for case, numbers in told.items():
         if case.startswith("size"):
@@ -57,7 +61,10 @@ def assert_whole_states(told: Told, ranks: int) -> None:
 
 
 def assert_stage_on_each_device(told: Told, ranks: int) -> None:
-    """Without GPUs, both devices are the CPU, and computations and transfers are the same as with GPUs."""
+    """Assert that a pipeline stage on two devices has the same losses as a plain loop.
+
+    Both devices are the CPU. Computations and transfers are the same as with GPUs.
+    """
     assert told.pop("parts") == [2] * ranks
     given, whole = told.pop("whole")
     assert given == whole
@@ -66,7 +73,7 @@ def assert_stage_on_each_device(told: Told, ranks: int) -> None:
 
 
 def assert_same_steps_left_out(told: Told, _: int) -> None:
-    """Ranks leave out the same steps if the gradients of one of them overflow."""
+    """Assert that all ranks skip an optimizer step if the gradients of one of them overflow."""
     assert told == {"after 0": [1.0, 1.0], "after 1": [0.0, 0.0]}
 
 
@@ -161,7 +168,7 @@ def test_channels_last_keeps_1d_and_3d_convolutions() -> None:
 
 
 def layers(*sizes: int) -> nn.Sequential:
-    """Return layers with this many parameters each; 0 is one without any."""
+    """Return a network with a layer for each size, which is its number of parameters. Layers of size 0 have none."""
     return nn.Sequential(*(nn.Linear(1, size, bias=False) if size else nn.ReLU() for size in sizes))
 
 

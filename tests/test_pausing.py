@@ -1,4 +1,7 @@
-"""Evaluations that are paused at rungs and promoted later: on real jobs with checkpoints, which are also killed."""
+"""Test evaluations that pause at rungs and are promoted later, in MPI jobs that are also killed.
+
+A rung is a step at which losses are compared. A promoted evaluation continues from its checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,13 @@ OPTIONS = ["--evaluations", len(XS), "--pruner", "asha"]
 
 
 def enqueue(folder: Path, xs: Iterable[float]) -> None:
-    """Let runs in a folder begin with these individuals."""
+    """Write a file of individuals with these values of x. Runs in the folder evaluate them first."""
     (folder / "start.json").write_text(json.dumps([{"x": x} for x in xs]))
 
 
 @pytest.fixture(scope="module")
 def curves(tmp_path_factory: pytest.TempPathFactory) -> Mapping[float, list[float]]:
-    """Return the losses of all individuals, trained to the end."""
+    """Return the losses of each individual, by its x, if it is trained to the end."""
     folder = tmp_path_factory.mktemp("whole")
     enqueue(folder, XS)
     job = Mpi().run(2, *make_saving_arguments("whole", "--evaluations", len(XS), epochs=EPOCHS, seconds=0), cwd=folder)
@@ -48,15 +51,18 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> Mapping[float, list[floa
 def folder(tmp_path: Path, curves: Mapping[float, list[float]]) -> Path:
     """Return a folder in which runs begin with the individual that is best after one epoch.
 
-    The next best individuals are paused at first, since a third of few is one. They are promoted when worse ones
-    follow.
+    A third of the individuals at a rung continue, at least one. So the next best individuals are paused at first. They
+    are promoted after worse ones have reached the rung.
     """
     enqueue(tmp_path, sorted(XS, key=lambda x: curves[x][0]))
     return tmp_path
 
 
 def assert_halved(run_dir: Path, curves: Mapping[float, list[float]]) -> list[optuna.trial.FrozenTrial]:
-    """Assert that each individual was trained as far as its rungs allow, with these losses; return the trials."""
+    """Assert that each individual was trained as far as its rungs allow, with the losses of `curves`.
+
+    Return the trials.
+    """
     trials = load_trials(run_dir)
     reached: dict[float, int] = {}
     for trial in trials:
@@ -102,7 +108,7 @@ def test_best_of_each_rung_resume_from_pause(mpi: Mpi, folder: Path, curves: Map
 
 
 def test_promoted_evaluation_keeps_weights_of_best_loss(mpi: Mpi, tmp_path: Path) -> None:
-    """The best loss can be from before a pause only if a better individual of the rung has failed."""
+    """The run's best loss is from before a pause. This happens only if a better individual at the rung has failed."""
     xs = [0.85, 0.15, 0.14, 0.13, 0.12, 0.11]  # The best is first.
     enqueue(tmp_path, xs)
     options = ["--evaluations", len(xs), "--pruner", "asha", "--ranks-per-worker", 1]

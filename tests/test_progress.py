@@ -1,4 +1,4 @@
-"""A run prints a line per ended evaluation and the remaining time."""
+"""Test the lines that a run prints: one per ended evaluation, with the remaining time."""
 
 from __future__ import annotations
 

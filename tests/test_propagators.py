@@ -1,4 +1,4 @@
-"""Test all propagators on simulated islands, whose workers take different times and exchange individuals."""
+"""Test all propagators on simulated islands. Evaluations take different times, and islands exchange individuals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def compute_loss(params: dict[str, Any]) -> float:
 def run_islands(
     space: SearchSpace, names: list[str], evaluations: int, seed: int = 0
 ) -> tuple[list[dict[str, Any]], Any]:
-    """Simulate two islands. Return the hyperparameters in the order of their start, and the losses."""
+    """Simulate two islands. Return the hyperparameters in the order of their start, and the losses.
+
+    The losses are in the order in which the evaluations end.
+    """
     started = []
 
     def evaluate(params: dict[str, Any]) -> tuple[float, float]:
@@ -90,7 +93,7 @@ def test_propagators_exhaust_a_finite_space() -> None:
 
 
 class DiagonalSpace:
-    """A space of 360,000 candidates with a constraint that allows 600, and the count of its calls."""
+    """A space of 360,000 individuals, of which a constraint allows 600. `calls` counts the calls of the constraint."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -102,7 +105,7 @@ class DiagonalSpace:
         return bool(params["a"] == params["b"])
 
     def make_history(self, known: int, is_stopping: Callable[[], bool] = lambda: False) -> EvaluationHistory:
-        """Return the history of a run that knows this number of individuals."""
+        """Return the history of a run with `known` complete evaluations."""
         history = EvaluationHistory(self.space, list, is_stopping=is_stopping)
         history.add_evaluations(
             make_evaluation(trial, params={"a": trial + 1, "b": trial + 1}) for trial in range(known)
@@ -149,7 +152,7 @@ def test_draw_new_ends_if_a_constraint_makes_space_finite() -> None:
 
 
 def test_migrants_of_another_propagator_become_parents() -> None:
-    """An island that breeds only from its population follows individuals from another island."""
+    """An island whose propagator uses only its population breeds from individuals that come from another island."""
     history = EvaluationHistory(NUMBERS, list)
     breed = make_propagator("propulate", history, random.Random(1), 2, 0)
     best = {"depth": 8, "width": 0.5, "lr": 0.01}

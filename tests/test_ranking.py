@@ -1,4 +1,4 @@
-"""Test rankings at rungs, which add one individual at a time, against their definitions."""
+"""Test rankings at rungs, to which individuals are added one at a time, against their definitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ steps = st.integers(2, 3).flatmap(
 
 
 def apply_steps(steps: list[tuple[bool, tuple[int, ...], int]]) -> tuple[DominanceRanking, dict[int, tuple[int, ...]]]:
-    """Add an individual at each step, or remove an existing one."""
+    """Add an individual to a ranking at each step, or remove one.
+
+    Return the ranking, and the costs of its individuals.
+    """
     ranking = DominanceRanking()
     costs: dict[int, tuple[int, ...]] = {}
     for root, (removes, values, drawn) in enumerate(steps):
@@ -94,7 +97,7 @@ def test_last_layer_takes_continued_then_farthest() -> None:
 
 @pytest.mark.parametrize("objectives", [1, 2])
 def test_individual_behind_never_becomes_best(objectives: int) -> None:
-    """An individual behind all that can ever continue may lose its checkpoint."""
+    """An individual is behind if at least 30 others will always rank before it. So its checkpoint may be deleted."""
     drawn = random.Random(3)
     ranking = DominanceRanking() if objectives > 1 else LossRanking()
     behind: set[int] = set()

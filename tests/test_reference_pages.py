@@ -1,4 +1,4 @@
-"""The reference in docs/reference/ agrees with the code, and its listings run as written."""
+"""Test that the reference in docs/reference/ agrees with the code, and that its listings run as written."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def read_page(name: str) -> str:
 
 
 def read_first_column(text: str) -> list[str]:
-    """Return the names in backticks in the first cells of all tables."""
+    """Return the names in backticks in the first column of all tables of a text."""
     cells = re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE)
     return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
 
 
 def read_section(text: str, start: str, end: str = "\n## ") -> str:
-    """Return the part of a page from a line to the next heading."""
+    """Return the part of a page from the line `start` to the next heading."""
     return text.partition(start)[2].partition(end)[0]
 
 

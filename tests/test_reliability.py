@@ -1,4 +1,4 @@
-"""The events of docs/explanation/fault-tolerance.md, in real jobs that fail, hang, are killed or stopped."""
+"""Test the events of docs/explanation/fault-tolerance.md, in MPI jobs that fail, hang, or are killed or stopped."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_failure_on_one_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size
 
 
 def find_position(code: str, way: str) -> str:
-    """Return the position in faulty.py at which a way to fail waits."""
+    """Return the file and line in faulty.py at which an evaluation waits that fails in this way."""
     lines = FAULTY.read_text().splitlines()
     function = {"stuck": "def never"}.get(way, "DONE")
     after = next(number for number, line in enumerate(lines) if function in line)
@@ -83,7 +83,10 @@ def find_position(code: str, way: str) -> str:
 
 
 def test_hanging_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
-    """Two failures are allowed before a success; failures after it do not count. The file's path is not ASCII."""
+    """Only 2 failures are allowed before the first success.
+
+    Later failures do not count. The path of the search file has characters outside ASCII.
+    """
     search = tmp_path / "Übung 20€" / FAULTY.name
     search.parent.mkdir()
     search.write_bytes(FAULTY.read_bytes())
@@ -124,7 +127,10 @@ def test_frozen_rank_ends_job(mpi: Mpi, tmp_path: Path) -> None:
 
 
 def test_objective_with_endless_cleanup_fails_alone(mpi: Mpi, tmp_path: Path) -> None:
-    """The first failure never finishes its cleanup. The second one, and a complete evaluation, finish in time."""
+    """The first evaluation fails and never finishes its cleanup. The second one fails and the third one completes.
+
+    The cleanups of the second and third evaluation finish in time.
+    """
     options = ["--collective-timeout", 30, "--islands", 1, "--evaluations", 3]
     settings = {"way": "differs,differs,none", "cleanup": "3600,2,2", "folder": tmp_path}
     job = mpi.run(2, *make_faulty_arguments(*options, **settings), cwd=tmp_path)
@@ -206,7 +212,7 @@ def test_signal_on_another_rank_stops_run(mpi: Mpi, tmp_path: Path) -> None:
 
 
 def test_stop_before_objective_begins_ends_at_once(mpi: Mpi, tmp_path: Path) -> None:
-    """New trainers do not yet handle the signal that interrupts them."""
+    """The run is stopped when new trainers do not yet handle the signal that interrupts them."""
     program = write_changed_program(
         tmp_path,
         """
@@ -231,7 +237,10 @@ Supervision.start_objective = begin_and_stop
 
 
 def test_run_stops_at_time_limit(mpi: Mpi, tmp_path: Path) -> None:
-    """Two jobs run at the same time: one has a limit of 14 s, and the other belongs to a SLURM job with 74 s left."""
+    """Two jobs run at the same time.
+
+    One has a limit of 14 s, and the other belongs to a SLURM job that ends in 74 s.
+    """
     start, jobs = time.monotonic(), {}
     for name, option in (("limit", ["--time-limit", "0:14"]), ("slurm", [])):
         arguments = make_faulty_arguments("--run-dir", name, *option, "--islands", 1, "--evaluations", 40, seconds=60)
@@ -390,7 +399,7 @@ def test_supervise_stopped_at_start_stops_job(tmp_path: Path) -> None:
 
 @pytest.fixture
 def umask() -> Iterator[None]:
-    """Make new files readable only for the user and the group."""
+    """Set the umask so that only the user and the group can read new files."""
     before = os.umask(0o027)
     yield
     os.umask(before)
@@ -398,7 +407,7 @@ def umask() -> Iterator[None]:
 
 @pytest.mark.usefixtures("umask")
 def test_run_directory_is_locked_until_its_run_ends(mpi: Mpi, tmp_path: Path) -> None:
-    """Files of ranks and trainers have the permissions of the umask."""
+    """Files that ranks and trainers write must also have the permissions that the umask allows."""
     (tmp_path / "start.json").write_text('[{"x": 0.5}]')
     options = ["--resume", "--evaluations", 6, "--checkpoint-every", "1s"]
     first = Victim(mpi, 2, make_saving_arguments("run", *options, epochs=900), tmp_path, tmp_path / "log")
@@ -449,7 +458,7 @@ def test_run_without_success_shows_failures_and_stops(mpi: Mpi, tmp_path: Path) 
 
 
 def test_full_disk_ends_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
-    """Weights, which trainers write, never fit on the disk: each new best one causes a warning."""
+    """The weights that trainers write never fit on the disk. So each new best evaluation causes a warning."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]

@@ -1,4 +1,4 @@
-"""The report of a run in a real browser: content, figures, layout and sorting."""
+"""Test the report of a run in a browser: content, figures, layout and sorting."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def show(browser: Browser) -> Iterator[Show]:
-    """Open the report of a run with all figures drawn; any console message or network request is an error."""
+    """Yield a function that opens the report of a run and draws all figures.
+
+    A console message or a network request is an error.
+    """
     messages: list[str] = []
 
     @contextmanager
@@ -96,7 +99,7 @@ def show(browser: Browser) -> Iterator[Show]:
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a run of 60 evaluations, of which some are pruned, failed, interrupted, running and imported."""
+    """Return a run of 60 evaluations. Some of them are pruned, failed, interrupted, running or imported."""
     path = tmp_path_factory.mktemp("report") / "run"
     record = make_run(path)
     add_evaluation(record, curve={1: 0.9, 2: 0.8}, imported_from="trial 3 of runs/before", propagator="--warm-start")
@@ -178,7 +181,7 @@ def test_failures_are_grouped_with_traceback(page: Page) -> None:
 
 
 def resize(page: Page, width: int) -> None:
-    """Change the width of the window, and wait until the figures have the new width."""
+    """Set the width of the window, and wait until the figures have the new width."""
     page.set_viewport_size({"width": width, "height": 900})
     fits = "all => all.every(it => it.querySelector('svg').clientWidth === it.clientWidth)"
     page.wait_for_function(
@@ -196,7 +199,10 @@ def test_page_fits_window_width(page: Page) -> None:
 
 
 def test_long_names_and_many_categories_do_not_overlap(show: Show, tmp_path: Path) -> None:
-    """Names of 66 characters and 60 categories overlap neither each other nor the edge of the window."""
+    """Names have 66 characters, and there are 60 categories.
+
+    They overlap neither each other nor the edge of the window.
+    """
     long = [f"encoder_block_{number}_attention_projection_dropout_probability_at_theend" for number in range(4)]
     assert len(long[0]) == 66
     space = SearchSpace(**{name: Float(0, 1) for name in long}, kind=Categorical(*(f"kind_{n:02}" for n in range(60))))
@@ -280,7 +286,7 @@ READ_TEXT_LINES = """whole => {
 
 
 def read_boxes(page: Page, *selectors: str) -> list[list[float]]:
-    """Return the left, top, right and bottom of the first element of each."""
+    """Return the left, top, right and bottom edges of the first element that each selector finds."""
     return [page.locator(selector).first.evaluate(READ_BOX) for selector in selectors]
 
 
@@ -293,7 +299,7 @@ def resize_with_font(page: Page, width: int, font: str) -> None:
 
 @pytest.fixture(params=[(1000, ""), (1000, "serif"), (1000, "monospace"), (360, ""), (360, "monospace")], ids=str)
 def resized_page(page: Page, request: pytest.FixtureRequest) -> Iterator[tuple[Page, int]]:
-    """Return the page in a window with a font and a width, and the width."""
+    """Yield the page with one combination of window width and font, and the width."""
     width, font = request.param
     resize_with_font(page, width, font)
     yield page, width
@@ -519,7 +525,7 @@ def test_many_hyperparameters_give_small_report(tmp_path: Path) -> None:
 
 
 def add_losses(run_dir: Path, losses: Sequence[float], first_epoch: float | None = None) -> None:
-    """Make a run of evaluations with these losses; their first epochs have higher losses."""
+    """Write a run with an evaluation for each loss. The losses of first epochs are higher, or `first_epoch`."""
     record, chance = make_run(run_dir, budget=len(losses)), random.Random(0)
     for trial, loss in enumerate(losses):
         params = {"layers": chance.randint(1, 5), "activation": "relu", "lr": 10 ** chance.uniform(-4, 0), "gamma": 0.9}

@@ -1,4 +1,4 @@
-"""Objectives report losses with `worker.report`, and offer functions that gather weights."""
+"""Test objectives that report losses with `worker.report`, and that offer functions that gather weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_arguments(ways: str, *options: object, **settings: object) -> list[obje
 
 
 def find_line(code: str) -> str:
-    """Return a pattern for the file and line number of the only line with this code."""
+    """Return a pattern for the file name and line number of this code in reporting.py. It must occur once."""
     (number,) = [n for n, line in enumerate(REPORTING.read_text().splitlines(), 1) if code in line]
     return rf"reporting\.py:{number}"
 

@@ -1,4 +1,4 @@
-"""Checks of the repository: import contracts, lengths of modules, and markers of tests that launch jobs."""
+"""Test the repository: import contracts, lengths of modules, and markers of tests that launch jobs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WRONG = [
 
 
 def check_contracts(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Check the import contracts of the package in a folder."""
+    """Check the import contracts of the package in a folder, and return the ended process."""
     program = Path(sys.executable).with_name("lint-imports")
     return subprocess.run([program, "--no-cache"], cwd=folder, capture_output=True, text=True, timeout=60)
 

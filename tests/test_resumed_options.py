@@ -1,4 +1,4 @@
-"""The options that a resumed run keeps, and the options that each session records."""
+"""Test which options a resumed run keeps, and which options each session records."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_from_json_of_to_json_returns_the_same_options() -> None:
 
 
 def parse(*arguments: object) -> Options:
-    """Return the options of a command line."""
+    """Return the options that this command line sets."""
     parsed: list[Options] = []
     assert run_app(make_search_app(QUICK, parsed.append), "run_islands.py", list(map(str, arguments))) == 0
     return parsed[0]

@@ -1,4 +1,7 @@
-"""Test successive halving on made-up evaluations: which ones continue, pause and are promoted at a rung."""
+"""Test successive halving on made-up evaluations: which of them continue, pause and are promoted at a rung.
+
+A rung is a step at which losses are compared. A promoted evaluation continues after its pause.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +128,10 @@ def test_paused_evaluation_near_the_end_is_promoted() -> None:
 
 
 def test_ineffective_rung_promotes_its_paused_evaluations(tmp_path: Path) -> None:
-    """Of evaluations with ten epochs, two were paused at 9 before one was complete, and a fourth reaches 9 now."""
+    """Evaluations end after ten epochs, so a rung at 9 saves nothing. This is known once one evaluation is complete.
+
+    Two evaluations were paused at 9 before. A fourth one reaches 9 later.
+    """
     early = [make_evaluation(2, "paused", *[0.6] * 9), make_evaluation(3, "paused", *[0.7] * 9)]
     evaluations = [make_evaluation(0, "complete", *[0.5] * 10), *early, make_evaluation(4, "running", *[0.9] * 9)]
     (last,) = [rung for rung in compute_rungs(ASHA, evaluations) if not rung.is_effective]
@@ -163,7 +169,7 @@ def test_failed_evaluation_is_not_promoted() -> None:
 
 
 def compute_expected_rungs(halving: HalvingSchedule, evaluations: Sequence[Evaluation]) -> list[Rung]:
-    """Return the rungs of a search, computed from all of its evaluations at once."""
+    """Return the rungs of a search, computed from all of its evaluations at once instead of step by step."""
     ends = [max(evaluation.curve, default=0) for evaluation in evaluations if evaluation.state == "complete"]
     highest = max(ends, default=math.inf) / (2 if halving.promotion_limit else halving.factor)
     found: dict[tuple[int, int], Rung] = {}
@@ -193,7 +199,7 @@ def compute_expected_rungs(halving: HalvingSchedule, evaluations: Sequence[Evalu
 
 @pytest.mark.parametrize("name", HALVING_SCHEDULES)
 def test_halving_updated_step_by_step_equals_new_one(tmp_path: Path, name: str) -> None:
-    """Simulate five workers whose evaluations pause, are promoted, fail and are interrupted."""
+    """Simulate five workers. Their evaluations pause, are promoted, fail and are interrupted."""
     halving, random_source = HALVING_SCHEDULES[name], random.Random(7)
     record = make_run(tmp_path / "run")
     claims = Claims(record, SPACE.make_distributions(), 60, halving=halving)
@@ -240,7 +246,10 @@ def make_paused(trial: int, *values: float) -> Evaluation:
 
 
 def test_rung_with_two_objectives_promotes_by_dominance() -> None:
-    """A third continues: the front of three, though all dominated individuals have lower losses than two of them."""
+    """A third of nine individuals continues. These are the three that no other individual dominates.
+
+    All dominated individuals have lower losses than two of the three.
+    """
     front = [make_paused(0, 0.9, 1.0), make_paused(1, 0.5, 5.0), make_paused(2, 0.1, 9.0)]
     behind = [make_paused(trial, 0.1 + trial / 100, 20.0 + trial) for trial in range(3, 9)]
     evaluations = [*front, *behind]
@@ -262,7 +271,10 @@ def test_rung_with_two_objectives_promotes_by_dominance() -> None:
 
 
 def test_rung_without_recorded_objectives_uses_last_values() -> None:
-    """The middle one of three complete evaluations is best in no objective, unless its values at the rung are known."""
+    """Two complete evaluations have no recorded values at the rung, unless the test adds them.
+
+    With their final values, trial 2 can be promoted. With the recorded values, it cannot.
+    """
     before = [
         make_evaluation(trial, "complete", *[loss] * 9, other_values=(size,))
         for trial, loss, size in ((0, 0.5, 5.0), (1, 0.6, 6.0))
@@ -294,7 +306,7 @@ def test_promoted_trial_without_recorded_objectives_keeps_place() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HALVING_SCHEDULES)
 def test_run_with_two_objectives_matches_its_record(tmp_path: Path, name: str) -> None:
-    """Simulate three workers whose evaluations sometimes fail or are interrupted."""
+    """Simulate three workers. Some of their evaluations fail or are interrupted."""
     halving, random_source, budget = HALVING_SCHEDULES[name], random.Random(5), 24
     record = make_run(tmp_path / "run", objectives=TWO)
     claims = Claims(record, SPACE.make_distributions(), budget, halving=halving)
@@ -356,7 +368,7 @@ def test_summary_lists_next_promotions() -> None:
 
 
 class HalvingRun:
-    """Simulate one leader that claims, reports, pauses and ends evaluations, without MPI."""
+    """Simulate a leader that claims, reports, pauses and ends evaluations, without MPI."""
 
     def __init__(self, folder: Path, budget: int) -> None:
         self.record: Record = make_run(folder / "run")
@@ -371,7 +383,13 @@ class HalvingRun:
         return self.claims.claim(params, island=0, worker=0, generation=self.drawn, propagator="ga")
 
     def train(self, assignment: Assignment, losses: Mapping[int, float], epochs: int) -> str:
-        """Train an evaluation until it ends or pauses; `losses` holds its losses by epoch."""
+        """Train an evaluation until it ends or pauses, and return its state.
+
+        Args:
+            assignment: The evaluation.
+            losses: Its loss in each epoch.
+            epochs: Number of epochs after which it ends.
+        """
         started = self.record.read_evaluations()[assignment.root]
         for epoch in range(1, epochs + 1):
             self.record.report(assignment, epoch, losses[epoch])
@@ -541,7 +559,7 @@ def test_interrupted_promotion_resumes_from_same_checkpoint(tmp_path: Path) -> N
 
 
 def test_eliminated_evaluation_loses_its_checkpoint(tmp_path: Path) -> None:
-    """Of 6, two can continue. The third best and all behind it can never be promoted."""
+    """Of six individuals, two can continue. So the third best and all worse ones can never be promoted."""
     run = HalvingRun(tmp_path, budget=6)
     states, may_be_promoted, eliminated = [], [], []
     for loss in (0.5, 0.7, 0.6, 0.8, 0.55):

@@ -1,4 +1,4 @@
-"""Whole runs of run_islands.py, as a person starts them."""
+"""Test whole runs of run_islands.py, started as a user starts them."""
 
 from __future__ import annotations
 
@@ -206,12 +206,12 @@ OPENED = (
 
 
 def list_running(run_dir: Path) -> list[optuna.trial.FrozenTrial]:
-    """Return the running trials."""
+    """Return the running trials of a run."""
     return [trial for trial in load_trials(run_dir) if trial.state == optuna.trial.TrialState.RUNNING]
 
 
 def kill_after(job: subprocess.Popen[str], evaluations: int, log: Path) -> None:
-    """Kill all processes of a job at once when it has reported some evaluations, and others have just begun."""
+    """Kill all processes of a job at once, after it has reported `evaluations` and while others are running."""
     deadline = time.monotonic() + 60
     while len(parse_lines(log.read_text())) < evaluations and time.monotonic() < deadline and job.poll() is None:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The scale of losses in figures excludes outliers, and includes all losses of a run without outliers."""
+"""Test the axis of losses in figures. It excludes outliers, and shows all losses of a run without outliers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints and weights of scripts: `hpo.save_checkpoint`, `hpo.checkpoint` and `hpo.offer_weights`."""
+"""Test checkpoints and weights of scripts: `hpo.save_checkpoint`, `hpo.checkpoint` and `hpo.offer_weights`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def assert_losses_are_as_if_undisturbed(trials: list[Any]) -> None:
 
 
 def wait_for_losses(run_dir: Path, number: int) -> None:
-    """Wait until an evaluation has this many losses."""
+    """Wait until an evaluation of the run has reported `number` losses."""
     end = time.monotonic() + 60
     while True:
         assert time.monotonic() < end
@@ -191,7 +191,10 @@ def test_check_resumes_script_from_its_checkpoint(mpi: Mpi, tmp_path: Path) -> N
 
 
 def test_drafts_belong_to_next_printed_loss(mpi: Mpi, tmp_path: Path) -> None:
-    """Losses are printed faster than the supervisor reads them."""
+    """The script prints losses faster than the supervisor reads them.
+
+    Checkpoints must still belong to the right losses.
+    """
     (tmp_path / "train.py").write_text(
         "import sys, time, torch, hpo\n\n"
         "state = hpo.checkpoint\nfirst = 0 if state is None else state['epoch'] + 1\n"

@@ -1,4 +1,4 @@
-"""Options of a search over a training program: pruners, confirmations, and timeouts."""
+"""Test options of a search over a training script: pruners, confirmations, and timeouts."""
 
 from __future__ import annotations
 

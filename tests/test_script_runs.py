@@ -1,4 +1,4 @@
-"""How training programs start, report and exit: early imports, two ways to report, and aborts at exit."""
+"""Test how training scripts start, report and exit: early imports, two ways to report, and aborts at exit."""
 
 from __future__ import annotations
 

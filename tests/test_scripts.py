@@ -1,4 +1,4 @@
-"""Training programs for torchrun as objectives: on the command line, and in search files."""
+"""Test training scripts for torchrun as objectives, on the command line and in search files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LR = ["--space", "lr=Float(1e-3, 1e-1, log=True)"]
 
 
 def run_torchrun(folder: Path, params: dict[str, Any]) -> list[float]:
-    """Return the losses that torchrun prints for these hyperparameters, on two ranks."""
+    """Run the script with torchrun on two ranks, and return the losses that it prints."""
     options = [part for name, value in params.items() for part in (f"--{name}", str(value))]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     job = subprocess.run(
@@ -139,7 +139,10 @@ def test_shell_command_runs_on_each_rank(mpi: Mpi, tmp_path: Path) -> None:
 
 
 def has_checkpoint(trial: optuna.trial.FrozenTrial) -> bool:
-    """Return whether a trial is running and has reported a loss, before which it writes a checkpoint."""
+    """Return whether a trial is running and has reported two losses.
+
+    Before it reports a loss, it writes a checkpoint.
+    """
     return not trial.state.is_finished() and len(trial.intermediate_values) > 1
 
 

@@ -1,4 +1,4 @@
-"""The search spaces for larger networks that are part of the package: whole runs, and their settings."""
+"""Test the search spaces for larger networks that are part of the package: whole runs, and their settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CALM = {
 
 
 def run_search_space(mpi: Mpi, folder: Path, search: Path, params: dict[str, Any], *settings: str) -> tuple[float, Any]:
-    """Evaluate one individual on two ranks, and return its loss and the content of test.json."""
+    """Evaluate one individual on two ranks. Return its loss and the content of test.json."""
     (folder / "start.json").write_text(json.dumps([params]), "utf-8")
     options = [word for setting in settings for word in ("--set", setting)]
     command = [PROGRAM, search, "--enqueue", "start.json", "--evaluations", 1, "--run-dir", "run", *options]

@@ -1,4 +1,4 @@
-"""Test sessions of a run: start, resume, warm start, and the search space file of each session."""
+"""Test sessions of a run: start, resume, warm start, and the copy of the search file of each session."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
 
 
 def make_killed_run(path: Path, evaluations: int = 3) -> Session:
-    """Make a run that was killed: some evaluations complete, and one running."""
+    """Write a run that was killed: `evaluations` are complete, and one more is running."""
     session = start_session(path)
     record, distributions = session.open_record(), load_search_file(QUICK).space.make_distributions()
     for number in range(evaluations + 1):
@@ -462,7 +462,7 @@ def test_lookup_of_confirmations_does_not_create_storage(tmp_path: Path) -> None
 
 
 def save_and_resume(run_dir: Path, path: Path, text: str, **options: Any) -> list[str]:
-    """Save a search space file, resume the run with it as a new process does, and return the printed lines."""
+    """Write a search file, and resume the run with it as a new process does. Return the lines that are printed."""
     path.write_text(text)
     load_search_file.cache_clear()
     return start_session(run_dir, path, resume=True, **options).headline.splitlines()[2:]
@@ -573,7 +573,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a git repository with a search space file and a module that it may import."""
+    """Return a git repository with a search file and a module that the search file may import."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
     folder = tmp_path / "repository"
@@ -627,7 +627,7 @@ def test_git_query_leaves_index_unchanged(repository: Path) -> None:
 
 
 def replace_git(programs: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a script named git first in PATH."""
+    """Let the command git run `script` instead. The script is put first in PATH."""
     programs.mkdir(exist_ok=True)
     (programs / "git").write_text(f"#!/bin/sh\n{script}\n")
     (programs / "git").chmod(0o755)

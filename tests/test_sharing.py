@@ -1,4 +1,4 @@
-"""The prepared data: written once, mapped by all trainers of a host, and unchanged by other evaluations."""
+"""Test prepared data. All trainers of a host share one copy, and evaluations cannot change it for others."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from hpo.trainer.shared_data import SharedData, pack_data
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let temporary files be written to a folder of the test's own."""
+    """Return a folder, to which temporary files are written during the test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
 @contextmanager
 def packed(obj: Any) -> Iterator[SharedData]:
-    """Pack an object, and close its descriptor at the end of ``with``."""
+    """Pack an object as shared data. Close its descriptor at the end of ``with``."""
     descriptor = pack_data(obj)
     try:
         yield SharedData(descriptor)
@@ -37,7 +37,7 @@ def packed(obj: Any) -> Iterator[SharedData]:
 
 
 def inode_of(address: int) -> str:
-    """Return device and inode of the file that is mapped at an address; "00:000" without a file."""
+    """Return the device and inode of the file that is mapped at an address, or "00:000" if no file is."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, _, device, inode, *_ = line.split()
         start, end = (int(part, 16) for part in span.split("-"))
@@ -144,7 +144,10 @@ def test_shared_data_without_a_descriptor_are_none() -> None:
 
 
 def test_shared_data_of_past_evaluations_are_let_go() -> None:
-    """A reference cycle holds each copy, as those of many objectives do; each copy has a descriptor."""
+    """Each copy has a descriptor and is part of a reference cycle, as with many objectives.
+
+    It must be freed all the same.
+    """
     gc.disable()
     try:
         with packed(np.zeros(1000)) as shared:
@@ -166,7 +169,7 @@ def test_pack_data_leaves_no_file_and_one_descriptor(temporary: Path) -> None:
 
 
 class Wrong:
-    """An object that is pickled, and cannot be made from its pickle."""
+    """An object that can be pickled, but not unpickled."""
 
     def __init__(self, needed: int) -> None:
         self.needed = needed

@@ -1,4 +1,4 @@
-"""The events of docs/explanation/fault-tolerance.md in `hpo.training.fit`, with each parallel strategy."""
+"""Test the events of docs/explanation/fault-tolerance.md in `hpo.training.fit`, with each parallel strategy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RAISED = {"memory": "OutOfMemoryError", "interrupt": "KeyboardInterrupt"}  # Val
 
 
 def assert_nothing_grows(folder: Path, size: int) -> None:
-    """Assert that a trainer has no more at the start of its last evaluation than in the first quarter."""
+    """Assert that trainers use no more descriptors, threads and memory at the last evaluation than after a quarter."""
     for rank in range(size):
         starts = [note for note in read_rank_notes(folder, rank) if note["event"] == "starts"]
         early, late = starts[len(starts) // 4], starts[-1]
@@ -42,7 +42,7 @@ def line_of(code: str) -> int:
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """Return the losses after each epoch of the network that all evaluations train, as one rank trains it."""
+    """Return the loss after each epoch if one rank trains the network. All evaluations train this network."""
     folder = tmp_path_factory.mktemp("alone")
     job = Mpi().run(1, *make_sharing_arguments("replicate", "--evaluations", 1, *ALONE, epochs=3), cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
@@ -52,7 +52,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 
 
 def assert_undisturbed(trial: optuna.trial.FrozenTrial, losses: dict[int, float], slope: float) -> None:
-    """Assert that an evaluation has the losses that it would have alone, whatever became of those before it."""
+    """Assert that an evaluation has the losses that it would have alone, even if earlier evaluations have failed."""
     for epoch, loss in trial.intermediate_values.items():
         assert loss - slope * trial.number == pytest.approx(losses[epoch], rel=1e-4)
 

@@ -1,4 +1,4 @@
-"""The installation of the command `hpo`: search spaces of the package, and versions."""
+"""Test the installed command `hpo`: search spaces of the package, and versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hpo show` prints one evaluation, and `hpo top --failed` the failures, as text and as JSON."""
+"""Test `hpo show`, which prints an evaluation, and `hpo top --failed`, which prints failures, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "my_search.py", line 33,
 
 
 def parse_facts(text: str) -> dict[str, str]:
-    """Parse the lines above the losses: a text for each name, with several lines joined by semicolons."""
+    """Parse the lines above the losses.
+
+    Return a text for each name; lines that belong to one name are joined by "; ".
+    """
     facts: dict[str, str] = {}
     name = ""
     for line in text.split("\n\n")[1].splitlines():
@@ -375,7 +378,7 @@ def test_show_reads_study_in_other_storage(tmp_path: Path, hpo: Hpo) -> None:
 
 
 def parse_rows(table: str) -> list[list[str]]:
-    """Parse the rows of a table, from the line below the headings to the empty line."""
+    """Parse the rows of a table, from the line below the headings to the next empty line."""
     return [re.split(r" {3,}", line.strip()) for line in table.split("\n\n")[0].splitlines()[3:]]
 
 
@@ -431,7 +434,7 @@ def test_top_failed_marks_confirmations(tmp_path: Path, hpo: Hpo) -> None:
 
 
 def run_in_terminal(columns: int, *arguments: object) -> str:
-    """Return the output of a command in a terminal of this width."""
+    """Run a command in a terminal with this number of columns, and return its output."""
     terminal, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}

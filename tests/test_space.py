@@ -1,4 +1,4 @@
-"""Search spaces: encoding, validation of parameters, and the messages about mistakes."""
+"""Test search spaces: encoding, validation of parameters, and messages about mistakes."""
 
 from __future__ import annotations
 

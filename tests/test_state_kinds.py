@@ -1,4 +1,4 @@
-"""Test types of mappings and tuples in checkpoints, and the states of all of torch's schedulers and optimizers."""
+"""Test types of mappings and tuples in checkpoints, and the states of all schedulers and optimizers of torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Point(NamedTuple):
 
 
 def load_saved(saved: Any, path: Path) -> Any:
-    """Write a state to a file and return the state that is read."""
+    """Write a state to a file, and return the state that is read from it."""
     parts = copy_parts(split_state(saved))
     write_checkpoint_file(path, Checkpoint(CheckpointInfo({}, [0.5], {}, 1.0, parts.tree), parts.leaves))
     state = read_checkpoint_file(path)

@@ -1,4 +1,4 @@
-"""Test checkpoints: split, written, read again, and refused if damaged."""
+"""Test checkpoints: they are split, written and read, and refused if they are damaged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_state(saved: Any, weights: dict[str, torch.Tensor] | None = None) -> Ch
 
 
 def write(store: CheckpointStore, assignment: Assignment, state: Checkpoint) -> None:
-    """Write a checkpoint as a trainer and its leader do."""
+    """Write a checkpoint as a trainer and its leader do: the trainer writes a draft, and the leader commits it."""
     draft = store.make_draft_path(assignment)
     try:
         write_checkpoint_file(draft, state)
@@ -49,7 +49,7 @@ def write(store: CheckpointStore, assignment: Assignment, state: Checkpoint) -> 
 
 
 def save_and_load(store: CheckpointStore, saved: Any) -> Any:
-    """Write a state and return the state that is read."""
+    """Write a state as a checkpoint, and return the state that is read from it."""
     write(store, make_assignment(0), make_state(saved))
     read_checkpoint_info(store.get_path(0), PARAMS)
     state = read_checkpoint_file(store.get_path(0))
@@ -57,7 +57,7 @@ def save_and_load(store: CheckpointStore, saved: Any) -> Any:
 
 
 def make_trained_state() -> dict[str, Any]:
-    """Return the state of a training that uses all kinds of objects."""
+    """Return the state of a training that contains all kinds of objects."""
     network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.1)
     schedules = [
@@ -222,7 +222,7 @@ def test_checkpoint_keeps_description_of_evaluation(tmp_path: Path) -> None:
 
 
 class Executed:
-    """Run code when unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __init__(self, code: str) -> None:
         self._code = code
@@ -376,7 +376,10 @@ def test_describe_shortage_with_small_disk_warns(tmp_path: Path, monkeypatch: py
 
 
 def copy_after_loss(buffer: SnapshotBuffer, **verdict: Any) -> dict[str, Any] | None:
-    """Return the report of a snapshot buffer after a loss and the supervisor's verdict."""
+    """Let a snapshot buffer copy weights and checkpoint after a loss. Return its report.
+
+    `verdict` changes fields of the message with which the supervisor requests copies.
+    """
     info = {"losses": [0.5], "metrics": {}, "seconds": 1.5}
     verdict = {"has_loss": True, "is_best": True, "keep": False, "save": False, "about": info, "draft": "", **verdict}
     kept = buffer.copy_requested(Message("verdict", verdict))

@@ -80,7 +80,7 @@ def test_log_expected_improvement_matches_integral() -> None:
 
 
 def _breed_after(space: SearchSpace, count: int) -> dict[str, Value]:
-    """Breed after this number of random evaluations. The loss is the squared distance to 0.25."""
+    """Breed an individual after `count` random evaluations. The loss is the squared distance to 0.25."""
     draws = random.Random(0)
     known = []
     for trial in range(count):
@@ -110,7 +110,7 @@ def _learn(*known: Evaluation) -> Callable[..., Vector]:
 
 
 def _draw_evaluations(count: int) -> list[Evaluation]:
-    """Return random evaluations. The loss is the squared distance to 0."""
+    """Return `count` random evaluations. The loss is the squared distance to 0."""
     rng = random.Random(0)
     drawn = [FIVE.draw(rng) for _ in range(count)]
     return [

@@ -1,4 +1,4 @@
-"""Test crash isolation: it finds the individuals that crash the job, and fails no others."""
+"""Test how individuals that crash the job are found: they are isolated, and no other individuals fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPACE = SearchSpace(k=Int(0, 999))
 
 
 class Job:
-    """Simulate a run whose individuals 0, 1, 2... end in a random order; `guilty` ones crash the job."""
+    """Simulate a run whose evaluations end in a random order. The individuals `guilty` crash the job."""
 
     def __init__(self, folder: Path, workers: int, budget: int, guilty: set[int], seed: int) -> None:
         self._folder = folder
@@ -30,7 +30,10 @@ class Job:
         return Record(self._folder / "study.log", "run")
 
     def session(self, killed_after: int = 10**9) -> bool:
-        """Evaluate until the job crashes or all workers are idle, and return whether it crashed."""
+        """Evaluate until the job crashes, is killed after `killed_after` evaluations, or has nothing left to do.
+
+        Return whether it crashed or was killed.
+        """
         record, in_flight = self.opened(), list[Assignment]()
         record.requeue_interrupted()
         free = self._workers

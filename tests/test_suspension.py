@@ -1,4 +1,4 @@
-"""Processes that are stopped for a while, as in jobs that a scheduler suspends."""
+"""Test processes that are stopped and continued later, as in jobs that a scheduler suspends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers have enough digits in all tables, lines and headers."""
+"""Test that numbers have enough digits in all tables, lines and headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackers show the evaluations of a run once, and survive failures of servers and processes."""
+"""Test trackers: each evaluation is shown once, and failures of servers and processes do not change this."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture(autouse=True)
 def no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the MLflow client that tests read with from contacting servers."""
+    """Forbid the MLflow client of the tests to contact servers."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
 
 
@@ -86,7 +86,7 @@ def assert_same(shown: dict[str, TrackedEvaluation], expected: dict[str, Tracked
 
 
 def read_ended_trials(run_dir: Path, name: str) -> set[int]:
-    """Return the trials whose end a tracker has received; it has received the start of all earlier trials."""
+    """Return the trials whose end a tracker has received. It has also received the start of all earlier trials."""
     path = run_dir / name / "written.jsonl"
     lines = path.read_text().split("\n")[2:] if path.exists() else []
     return {json.loads(line)["trial"] for line in lines}
@@ -179,7 +179,10 @@ def promote(record: Record, paused: int) -> Assignment:
 @pytest.mark.parametrize("name", TRACKERS)
 @pytest.mark.slow
 def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None:
-    """Pause, promote and interrupt five individuals in different orders, in three sessions; a kill ends the second."""
+    """Pause, promote and interrupt five individuals in different orders, in three sessions.
+
+    A kill ends the second session.
+    """
     run_dir = tmp_path / "run"
     record = begin_run(run_dir).open_record()
     tracking, messages = start_trackers(begin_run(run_dir, resume=True), name)
@@ -249,7 +252,10 @@ def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_individuals_in_flight_at_a_tracker_kill_are_shown_once(tmp_path: Path) -> None:
-    """Kill a tracker while two individuals run: one ends after the tracker, and the other one with the job."""
+    """A tracker is killed while two individuals are running.
+
+    One of them then completes, the other one is interrupted.
+    """
     run_dir = tmp_path / "run"
     session = begin_run(run_dir)
     record = session.open_record()
@@ -328,7 +334,10 @@ def test_shown_evaluations_survives_any_truncation(tmp_path: Path) -> None:
 
 
 class Server(ThreadingHTTPServer):
-    """A minimal tracking server that rejects, or never answers, request `number` of the kind `refused`."""
+    """A minimal tracking server.
+
+    It rejects request `number` of the kind `refused`, or never answers if `hangs` is true.
+    """
 
     daemon_threads = True
 
@@ -501,7 +510,7 @@ def test_tracker_ends_soon_after_its_job(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def read_expected(run_dir: Path) -> dict[str, TrackedEvaluation]:
-    """Return the evaluations that trackers should show, read from the studies of a run without failures."""
+    """Return the evaluations that trackers should show. They are read from the studies of a run without failures."""
     shown = {}
     for kind, study in (("trial-{0:04d}", ""), ("confirms-{1:04d}-{0:04d}", f"{run_dir.name}-confirm")):
         for trial in load_trials(run_dir, study):

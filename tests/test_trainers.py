@@ -1,4 +1,4 @@
-"""Trainers: the environment of an objective, when a trainer is replaced, and which output is shown and kept."""
+"""Test trainers: the environment of an objective, reasons to replace a trainer, and which output is shown and kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START = "space = SearchSpace(k=Int(0, 9))\n\n\ndef objective(params, worker):\n 
 
 
 def read_rank_notes(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the rank and the notes of each evaluation on each rank."""
+    """Yield the rank and the notes for each file that an evaluation has written on a rank."""
     for path in sorted(folder.glob("*-?.json")):
         yield int(path.stem.partition("-")[2]), json.loads(path.read_text())
 
@@ -121,7 +121,7 @@ def test_logging_in_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) -> N
 
 
 def test_compiler_and_collectives_work_in_each_evaluation(mpi: Mpi, tmp_path: Path) -> None:
-    """Evaluations follow a failure, a replaced trainer, and more compilations than torch allows."""
+    """One evaluation fails, and a trainer is replaced. There are more compilations than torch allows in one process."""
     (tmp_path / "given.json").write_text(json.dumps([{"k": k} for k in (50, 2, 51, 3)]))
     options = ["--ranks-per-worker", 2, "--evaluations", 16, "--enqueue", "given.json", "--run-dir", "run"]
     job = mpi.run(2, PROGRAM, SEARCHES / "lasting.py", *options, cwd=tmp_path)
@@ -134,7 +134,7 @@ def test_compiler_and_collectives_work_in_each_evaluation(mpi: Mpi, tmp_path: Pa
 
 
 def test_process_changes_by_objective_stay_in_its_trainer(mpi: Mpi, tmp_path: Path) -> None:
-    """The search file changes numpy's errors, the folder, the dtype, the environment, the umask, and stdout."""
+    """The search file changes numpy's error handling, the folder, the dtype, the environment, the umask and stdout."""
     given = [{"x": 1e-300, "y": 0.0}, {"x": 1e-300, "y": 1.0}]
     (tmp_path / "given.json").write_text(json.dumps(given))
     (tmp_path / "changing.py").write_text((SEARCHES / "changing.py").read_text())
@@ -234,7 +234,7 @@ def test_trainer_environment_lacks_launcher_variables(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("given", "seed"), [(None, "0"), ("random", "0"), ("7", "7")])
 def test_template_environment_fixes_hash_seed(monkeypatch: pytest.MonkeyPatch, given: str | None, seed: str) -> None:
-    """Each host has its own template."""
+    """Each host has its own template. So the templates must be given an equal hash seed."""
     if given is not None:
         monkeypatch.setenv("PYTHONHASHSEED", given)
     assert make_plain_environment()["PYTHONHASHSEED"] == make_template_environment()["PYTHONHASHSEED"] == seed

@@ -1,4 +1,4 @@
-"""The text that language models learn from: Python's own library, in parts that are the same everywhere."""
+"""Test the text for language models: Python's own library, split into parts that are the same on all machines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def text() -> TextDataset:
 
 
 def write_library(folder: Path, names: list[str]) -> None:
-    """Write a library whose files hold their own names, in this order."""
+    """Write a library of these files, in this order. Each file contains its own name."""
     for name in names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ NAMES = [f"{folder}module_{number}.py" for folder in ("", "package/", "package/i
 
 
 def walk_shuffled(walk: Callable[[str], Walked], seed: int, top: str) -> Walked:
-    """Walk as a file system might that has another order."""
+    """Walk through a folder in a random order, as on a file system that lists files in another order."""
     for folder, folders, files in walk(top):
         random.Random(seed).shuffle(folders)
         random.Random(seed).shuffle(files)
@@ -57,7 +57,7 @@ def unshuffled(pieces: Pieces) -> Pieces:
 
 
 def names_in(pieces: Pieces, text: TextDataset) -> set[str]:
-    """Return the names of the files in pieces that are in their order."""
+    """Return the names of the files in consecutive pieces of text."""
     whole = "".join(text.decode(piece[:-1]) for piece in pieces) + text.decode(pieces[-1][-1:])
     return {line.removeprefix("# ") for line in whole.splitlines()}
 

@@ -1,4 +1,4 @@
-"""The transformer: its parts, its weights, that it sees no future, that it learns, and what it writes."""
+"""Test the transformer: its parts, its weights, its training, its causal attention, and the text that it writes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,10 @@ def test_transformer_learns_the_standard_library(text: TextDataset) -> None:
 
 
 class Knows(nn.Module):
-    """A network that is sure that each symbol is followed by the next one of the vocabulary, and keeps what it read."""
+    """A network that predicts, with certainty, that each symbol is followed by the next symbol of the vocabulary.
+
+    `shown` lists the symbols that it has received.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The verdict of a worker's ranks on their steps."""
+"""Test the verdict on the next step of an evaluation, computed from the reports of all ranks of a worker."""
 
 from __future__ import annotations
 

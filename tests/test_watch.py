@@ -1,4 +1,4 @@
-"""Status of a run for `hpo watch`: pace, phases, islands and workers, and its output without a screen."""
+"""Test the status of a run for `hpo watch`: pace, phases, islands and workers, and its output without a screen."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DAY = 86400.0
 
 
 def format_start(seconds: float) -> str:
-    """Format a time as in run.json."""
+    """Return a time as it is written in run.json."""
     return time.strftime("%Y-%m-%dT%H:%M:%S+0000", time.gmtime(seconds))
 
 

@@ -1,4 +1,4 @@
-"""The screen of `hpo watch`, tested with Textual's pilot and in a real terminal."""
+"""Test the screen of `hpo watch`, with Textual's pilot and in a terminal."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ Updates = Iterator[tuple[RunSnapshot, RunStatus, float]]
 
 
 def make_updates(*updates: RunSnapshot) -> Updates:
-    """Return snapshots with their status and no pause, as WatchApp expects them."""
+    """Return snapshots, each with its status and a pause of 0 s, as WatchApp expects them."""
     return ((snapshot, compute_run_status(snapshot), 0.0) for snapshot in updates)
 
 
 def watch(updates: Updates, act: Act, size: tuple[int, int] = (100, 30), path: Path = Path("runs/name")) -> WatchApp:
-    """Show a run on a screen, call `act`, and return the app."""
+    """Show a run on a screen, call `act` while it is shown, and return the app."""
     app = WatchApp(path, updates)
 
     async def run() -> None:
@@ -88,7 +88,7 @@ async def wait_for(app: WatchApp, pilot: Pilot[int], text: str) -> None:
 
 
 def press(*keys: str) -> Act:
-    """Return a function that presses keys."""
+    """Return a function that presses these keys in an app."""
 
     async def act(app: WatchApp, pilot: Pilot[int]) -> None:
         await pilot.press(*keys)
@@ -100,7 +100,7 @@ def press(*keys: str) -> Act:
 def press_and_read_screen(
     snapshot: RunSnapshot, *keys: str, size: tuple[int, int] = (100, 30), path: Path = Path("runs/name")
 ) -> str:
-    """Return the screen as text after pressing keys."""
+    """Show a snapshot, press these keys, and return the screen as text."""
     screens: list[str] = []
 
     async def act(app: WatchApp, pilot: Pilot[int]) -> None:
@@ -112,7 +112,7 @@ def press_and_read_screen(
 
 
 def make_evaluations() -> list[Evaluation]:
-    """Make 14 evaluations: one is pruned, three have failed, two are running, and the others are complete."""
+    """Return 14 evaluations: one is pruned, three have failed, two are running, and the others are complete."""
     evaluations = []
     for trial in range(14):
         params = {"lr": 0.5 / (trial + 1), "act": ("relu", "tanh")[trial % 2], "layers": trial % 5 + 1}
@@ -264,7 +264,7 @@ def test_table_cursor_stays_on_its_evaluation() -> None:
 
 
 def post_update(app: WatchApp, evaluations: list[Evaluation], **values: object) -> None:
-    """Send an app another snapshot of its run."""
+    """Send a new snapshot of the run to an app."""
     snapshot = make_snapshot(evaluations, 300.0, **values)
     app.post_message(RunUpdated(snapshot, compute_run_status(snapshot)))
 

@@ -1,4 +1,4 @@
-"""Test the winner of a run: its saved weights, the test of its network, and `hpo best`."""
+"""Test the best evaluation of a run: its saved weights, the test of its network, and `hpo best`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def begin_evaluation(leader: LeaderStub, lr: float) -> Assignment:
 
 
 def make_leaders(folder: Path, count: int) -> list[LeaderStub]:
-    """Return a stub for each leader of a run. All of them share one writer of weights."""
+    """Return stubs for `count` leaders of a run. All of them send weights to the same writer."""
     writer = make_writer(Record(folder / "study.log", folder.name), folder)
     return [LeaderStub(writer, settings={"epochs": 4}) for _ in range(count)]
 
@@ -47,7 +47,7 @@ def make_leader(folder: Path) -> LeaderStub:
 
 
 def wrap_test(test: Callable[..., Any]) -> RunTest:
-    """Return a function that tests a network like a trainer, with `test` instead of the search file's."""
+    """Return a function that tests a network as a trainer does, but calls `test`, not the test of the search file."""
     search = load_search_file(WEIGHING).bind_settings([])
     return make_run_test(replace(search, file=replace(search.file, test=test)))
 
@@ -59,7 +59,7 @@ def read_kept(folder: Path) -> tuple[int, float]:
 
 
 def make_test_content(metrics: dict[str, float]) -> dict[str, Any]:
-    """Return the content of test.json after the first test of the network of trial 0."""
+    """Return the content of test.json after the network of trial 0 was tested once."""
     return {"trial": 0, "confirmation": None, "times": 1, "metrics": metrics, "predictions": [], "texts": []}
 
 

@@ -1,4 +1,4 @@
-"""Test the writer of a record: durability, changes for leaders, other programs that write, and weights."""
+"""Test the writer of a record: durability, updates for leaders, other programs that write, and weights."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ ISLAND_FIELDS = {"island": 0, "worker": 0, "generation": 0}
 
 
 def make_params(number: int) -> dict[str, Any]:
-    """Return distinct hyperparameters for each number."""
+    """Return hyperparameters that are different for each number."""
     return {"layers": 1 + number % 5, "activation": "relu", "lr": (number + 1) / 1000, "gamma": 0.75}
 
 
 class WriterRun:
-    """Set up a run with one writer in this thread."""
+    """A run with one writer, in the thread of the test."""
 
     def __init__(self, folder: Path, storage: str = "journal", halving: HalvingSchedule | None = None) -> None:
         self.folder = folder / "run"
@@ -67,7 +67,7 @@ class WriterRun:
         return StudyClient(DelayedConnection(self.writer))
 
     def load_with_optuna(self) -> optuna.Study:
-        """Load the study again with Optuna only, as another program does."""
+        """Load the study with Optuna alone, as another program does."""
         url = self.storage.startswith("sqlite")
         storage = RDBStorage(self.storage) if url else JournalStorage(JournalFileBackend(self.storage))
         return optuna.load_study(study_name="run", storage=storage)
@@ -76,7 +76,7 @@ class WriterRun:
         return Record(self.storage, "run")
 
     def rest(self) -> None:
-        """Wait until the writer lets other programs write."""
+        """Wait until the writer pauses, so that other programs can write."""
         time.sleep(0.25)
         self.writer.commit()
 
@@ -93,7 +93,7 @@ def list_states(evaluations: list[Evaluation]) -> list[tuple[int, str]]:
 
 @contextmanager
 def count_flushes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Collect the files that are flushed."""
+    """Yield a list to which each flushed file is added."""
     flushed: list[int] = []
     flush = os.fsync
 
@@ -259,7 +259,7 @@ def test_writer_cuts_off_line_of_killed_writer(tmp_path: Path) -> None:
 
 
 class RandomLeaders:
-    """Act as three leaders that make random calls."""
+    """Three leaders (first ranks of workers) that make random calls to the writer."""
 
     def __init__(self, run: WriterRun, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -318,7 +318,7 @@ class RandomLeaders:
 
 
 def describe_trial(trial: FrozenTrial) -> str:
-    """Return all fields of a trial except its times as text, in which NaN equals NaN."""
+    """Return all fields of a trial as text, except its times. So trials with NaN can be compared."""
     known = {
         "place": (trial.number, trial._trial_id),
         "end": (trial.state.name, trial.values),
@@ -381,7 +381,7 @@ def test_file_between_commits_does_not_change(tmp_path: Path) -> None:
 
 
 def add_waiting(study: optuna.Study, number: int) -> None:
-    """Add a waiting trial, as another program may."""
+    """Add a waiting trial to the study, as another program may."""
     distributions = SPACE.make_distributions()
     study.add_trial(
         optuna.create_trial(state=TrialState.WAITING, params=make_params(number), distributions=distributions)
@@ -554,7 +554,10 @@ CHANGE_CASES = [(action, rests) for action in CHANGES for rests in (False, True)
 
 
 def change_journal(run: WriterRun, action: str, rests: bool) -> str:
-    """Change a journal while its writer runs, perhaps at rest, and return the error."""
+    """Change a journal while its writer runs, and return the error that the writer raises.
+
+    If `rests` is true, the writer pauses before the change.
+    """
     leader, (change, _) = run.make_leader(), CHANGES[action]
     left = b""
 

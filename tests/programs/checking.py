@@ -1,6 +1,6 @@
-"""Check a search with one setting after the other, as hpo check does, in one job: python checking.py SEARCH SETTINGS...
+"""Run `hpo check` with several settings in turn, in one job: python checking.py SEARCH SETTINGS...
 
-To start a job, and a template, takes several times as long as a check.
+A job and its template (process that trainers are forked from) take several times as long to start as a check.
 """
 
 import sys
@@ -16,10 +16,10 @@ from hpo.run.options import Options
 
 
 class LastingTemplate(TemplateProcess):
-    """A template that several checks use, each with its own settings."""
+    """A template that several checks use in turn, each with its own settings."""
 
     def kill(self):
-        """Leave the template alone at the end of a check."""
+        """Do nothing, so that the template stays for the next check."""
 
     def end_at_last(self):
         super().kill()

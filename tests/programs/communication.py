@@ -1,4 +1,4 @@
-"""Checks of the communicator, on all ranks of a job; prints a line of JSON from each rank."""
+"""Test the communicator on all ranks of a job. Each rank prints a line of JSON."""
 
 import time
 

@@ -1,6 +1,6 @@
-"""Workers of one rank that compute, help and wait for each other at random; each rank prints a line of JSON.
+"""Simulate workers of one rank that compute, request helpers and help others at random. Each prints a line of JSON.
 
-The ranks that are requested for the same work meet in their own communicator.
+A worker and its helpers communicate through their own communicator.
 """
 
 import random

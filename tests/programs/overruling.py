@@ -1,4 +1,4 @@
-"""The priorities of requests to stop on all ranks of a job; each rank prints a line of JSON."""
+"""Test the priorities of requests to stop, on all ranks of a job. Each rank prints a line of JSON."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ seen = []
 
 
 def wait_for(watch, *reasons):
-    """Wait until the run is stopping for one of these reasons, and write down which."""
+    """Wait until the run is stopping for one of these reasons, and record the reason."""
     sleep_until(lambda: watch.active_stop is not None and watch.active_stop.reason in reasons, 20)
     seen.append(watch.active_stop.reason if watch.active_stop else None)
     comm.barrier()

@@ -1,6 +1,7 @@
-"""Trains networks in each way on a worker, and by a textbook's loop; prints a line of JSON from rank 0.
+"""Train networks with each parallel strategy on a worker, and with a plain loop. Rank 0 prints a line of JSON.
 
-The first argument is the number of ranks, the second names functions below, divided by commas, whose cases are run.
+The first argument is the number of ranks. The second argument is a list of functions below, separated by commas. Each
+of them compares losses, states or parameters.
 """
 
 import itertools
@@ -31,7 +32,7 @@ told: dict[str, list[float]] = {}
 
 
 class Numbers:
-    """Samples of two classes, or of pieces of text, that can be learnt."""
+    """Random samples that can be learnt: three classes of images, or pieces of text."""
 
     def __init__(self, count: int, shape: tuple[int, ...], seed: int, dtype: torch.dtype) -> None:
         drawn = torch.Generator().manual_seed(seed)
@@ -51,7 +52,7 @@ class Numbers:
 
 
 class TextbookDropout(nn.Module):
-    """Draws the masks of whole batches, step by step, as a single process does."""
+    """Dropout whose masks are drawn for whole batches, step by step, as in a single process."""
 
     def __init__(self, p: float, layer: int) -> None:
         super().__init__()
@@ -140,7 +141,10 @@ def data_of(name: str) -> tuple[Numbers, Numbers]:
 
 
 def textbook(name: str, accumulate: int = 1, epochs: int = EPOCHS) -> tuple[list[float], list[float]]:
-    """Train on the first rank alone; returns the losses of all steps, and those of the validation part, on all."""
+    """Train with a plain loop on the first rank.
+
+    Return the losses of all steps, and the validation losses, on all ranks.
+    """
     trained_alone = train_alone(name, accumulate, epochs) if worker.rank == 0 else None
     losses: tuple[list[float], list[float]] = worker.comm.bcast(trained_alone)
     return losses
@@ -205,7 +209,7 @@ def optimizer_by_hand(recipe, groups, epochs, steps_per_epoch):
 
 
 def trained(name: str, settings: ParallelSettings) -> tuple[list[float], list[float], Training]:
-    """Train on the worker's ranks; returns what `textbook` returns, and the training."""
+    """Train on all ranks of the worker. Return the losses of all steps, the validation losses, and the training."""
     recipe, (train, validation) = RECIPES[name], data_of(name)
     training = Training(parallelize(NETWORKS[name](False), worker, settings), train, recipe, SEED)
     losses, validated = [], []
@@ -224,7 +228,7 @@ def difference(one: list[float], other: list[float]) -> float:
 
 
 def ways(name: str) -> list[ParallelSettings]:
-    """Return settings whose losses are those of a textbook's loop for whole batches."""
+    """Return the settings with which a network has the same losses as in a plain loop over whole batches."""
     found = [ParallelSettings(parallel) for parallel in ("replicate", "shard", "pipeline")]
     if "norm" not in name:  # statistics of a part of a batch are others
         found += [ParallelSettings(parallel, accumulate=3) for parallel in ("replicate", "shard", "pipeline")]
@@ -248,7 +252,10 @@ def plain() -> None:
 
 
 def several() -> None:
-    """Report the same with two devices per rank, and the number of parts of a stage."""
+    """Compare the losses with those of a plain loop, if each rank has two devices.
+
+    Report the number of parts of a stage.
+    """
     devices, worker.devices = worker.devices, worker.devices * 2
     for name, settings in itertools.product(
         ("conv-dropout", "transformer"), (ParallelSettings("pipeline"), ParallelSettings("pipeline", microbatches=3))
@@ -262,10 +269,10 @@ def several() -> None:
 
 
 def exact() -> None:
-    """Report the difference of ResNet-18 from a plain training loop in float64.
+    """Compare the losses of ResNet-18 with those of a plain loop, in float64.
 
-    In 32 bits, its losses depend on the order of a batch's samples in the second digit after five steps already. One
-    epoch has three steps: the third one depends on the momentum and on the statistics that the others have left.
+    In float32, the losses depend on the order of a batch's samples: after five steps, they differ in the second digit.
+    One epoch has three steps. The third step depends on the momentum and on the batch statistics of the first two.
     """
     NETWORKS["resnet"], RECIPES["resnet"] = resnet, replace(RECIPE, weight_decay=5e-4, epochs=1)
     expected, validated = textbook("resnet", epochs=1)
@@ -291,7 +298,7 @@ def mixed() -> None:
 
 
 def state() -> None:
-    """Report the loss of the whole state, in a plain network and with each strategy, and the size of a rank's part."""
+    """Report the losses of a plain network and of each strategy that load the whole state, and the size of a part."""
     for name, parallel in itertools.product(("conv-norm", "transformer"), ("replicate", "shard", "pipeline")):
         settings = ParallelSettings(parallel)
         _, validated, training = trained(name, settings)
@@ -312,7 +319,7 @@ def state() -> None:
 
 
 def scaler() -> None:
-    """Report all parameters after a step with an infinite gradient on the last rank, and a step without."""
+    """Report a parameter on each rank after two steps. In the first step, the last rank has an infinite gradient."""
     parameter = nn.Parameter(torch.ones(3))
     optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), make_grad_scaler("float16", torch.device("cpu"))
     for gradient in (math.inf if worker.rank == worker.size - 1 else 512.0, 512.0):
@@ -323,7 +330,7 @@ def scaler() -> None:
 
 
 def run(joined: Worker) -> None:
-    """Run the chosen cases as one rank of a worker."""
+    """Run the chosen functions as one rank of a worker."""
     global worker
     worker = joined
     results = {}

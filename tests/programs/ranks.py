@@ -1,4 +1,7 @@
-"""Ranks of a worker without a rank's supervisor: forked, as trainers are, from a process that has computed nothing."""
+"""Run a function on the ranks of a worker, without the processes that supervise ranks.
+
+Ranks are forked, as trainers are, from a process that has computed nothing.
+"""
 
 import os
 import tempfile
@@ -17,7 +20,7 @@ SECONDS = 60.0  # for which ranks wait for each other
 
 
 def run_ranks(size, run, seed=0):
-    """Call `run(worker)` in forked processes, the ranks of one worker, and exit with status 1 if one of them fails."""
+    """Call `run(worker)` in a forked process for each rank of a worker. Exit with status 1 if one of them fails."""
     children, parent = [], os.getpid()
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(size):

@@ -5,5 +5,5 @@ import os
 
 
 def tell(**found):
-    """Print a line of JSON with one write, since mpirun mixes the output of ranks between writes."""
+    """Print a line of JSON, with a single write. mpirun may print the output of other ranks between two writes."""
     os.write(1, (json.dumps(found) + "\n").encode())

@@ -1,4 +1,4 @@
-"""Trains the same networks on workers of 1, 2 and 3 ranks, and by a loop of its own; prints a line of JSON per rank."""
+"""Train the same networks on workers of 1, 2 and 3 ranks, and by a plain loop. Each rank prints a line of JSON."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ def normalised(split: LabelledImages) -> torch.Tensor:
 
 
 def by_the_book(data: ImageDataset) -> list[float]:
-    """Train in this process alone, as a tutorial would."""
+    """Train in this process alone, with a plain loop, and return the validation losses."""
     model = net()
     optimizer = torch.optim.Adadelta(model.parameters(), lr=LR)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=GAMMA)
@@ -48,7 +48,12 @@ def by_the_book(data: ImageDataset) -> list[float]:
 
 
 def train(first: int, worker: Worker) -> None:
-    """Train as a rank of a worker; `first` is the number of the worker's first rank among all ranks."""
+    """Train as one rank of a worker, and print the results.
+
+    Args:
+        first: Number of the worker's first rank, counted over all workers.
+        worker: The worker.
+    """
     total = torch.tensor([float(first + worker.rank)])
     dist.all_reduce(total)
     runs = []

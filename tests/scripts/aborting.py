@@ -1,4 +1,4 @@
-"""A script that is aborted in several ways, most of them while Python exits, as threads of torch do it."""
+"""A script that aborts in several ways. Most of them abort while Python exits, as threads of torch do."""
 
 import argparse
 import atexit
@@ -12,7 +12,7 @@ is_first = os.environ["RANK"] == "0"
 
 
 def terminate():
-    """Call std::terminate, as the destructor of a thread of C++ that is not joined."""
+    """Call std::terminate. C++ does this when a thread that was not joined is destroyed."""
     ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
 
 

@@ -1,4 +1,4 @@
-"""A script without DistributedDataParallel: it averages over ranks in a way of its own, or forgets to."""
+"""A script without DistributedDataParallel. It averages over ranks by its own code, or does not average."""
 
 import argparse
 
@@ -11,7 +11,8 @@ from torch.nn.functional import mse_loss
 class Engine(nn.Module):
     """Wraps a network as DeepSpeed does.
 
-    The parameters are views of one flat tensor. The optimizer of each rank has a copy of all of it, or of a part.
+    The parameters are views of one flat tensor. The optimizer of each rank updates a copy of the whole tensor, or a
+    part.
     """
 
     def __init__(self, module, lr, has_parts):

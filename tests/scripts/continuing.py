@@ -1,4 +1,4 @@
-"""A script with checkpoints of its own, from which it continues if it is asked to."""
+"""A script that writes its own checkpoints. With --resume, it continues from one of them."""
 
 import argparse
 import json

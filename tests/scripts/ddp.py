@@ -1,4 +1,4 @@
-"""A training script for torchrun, as people write them: it knows nothing of a search."""
+"""A training script for torchrun, as users write it. It contains no code for a search."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""A script like nanoGPT's train.py: everything is global, and each rank draws batches of its own at random."""
+"""A script like nanoGPT's train.py. All code is at module level, and each rank draws its own random batches."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""A script that fails in many ways, on the second rank, after the first of three losses."""
+"""A script that fails in the chosen way on the second rank, after the first of three losses."""
 
 import argparse
 import ctypes

@@ -1,4 +1,4 @@
-"""What scripts do, each in a way of its own; the loss is printed or reported as it would be without a search."""
+"""A script with things that ordinary scripts do. It prints or reports a loss as it would do without a search."""
 
 import argparse
 import atexit

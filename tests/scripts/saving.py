@@ -1,4 +1,4 @@
-"""A script that saves its state through `hpo`, and continues from it; its lowest loss is in its second epoch."""
+"""A script that saves its state with `hpo`, and continues from it. Its loss is lowest in the second epoch."""
 
 import argparse
 import time

@@ -5,7 +5,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer,
 
 
 def make_samples(count, generator):
-    """Count up from a random token, so that there is something to learn."""
+    """Return sequences of tokens that count up from a random token. So a model can learn them."""
     start = torch.randint(32, (count, 1), generator=generator)
     return [{"input_ids": tokens, "labels": tokens} for tokens in (start + torch.arange(8)) % 32]
 

@@ -1,6 +1,6 @@
-"""A search whose objective forks processes that come out of it: by sys.exit, by an exception, or by yielding a loss.
+"""A search whose objective forks processes. They end by sys.exit, by an exception, or by yielding a loss.
 
-Others, and programs that it starts, are ended by the signal that a trainer itself ignores.
+Other forked processes, and programs that it starts, are ended by a signal that the trainer itself ignores.
 """
 
 import os
@@ -15,7 +15,7 @@ space = SearchSpace(x=Float(0.0, 1.0))
 
 
 def terminated(delay):
-    """Return the status of a process that is terminated so soon after it was forked."""
+    """Fork a process, terminate it after `delay` seconds, and return its status."""
     child = os.fork()
     if child == 0:
         time.sleep(3)

@@ -1,4 +1,4 @@
-"""A search whose evaluations on the first worker keep its rank busy, in one way; the loss is x."""
+"""A search in which evaluations on the first worker keep a CPU core busy. The loss is x."""
 
 import time
 from dataclasses import dataclass

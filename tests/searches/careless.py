@@ -1,4 +1,4 @@
-"""A search as a careless user writes it: its objective changes all that it is given, prints, and makes mistakes."""
+"""A search as a careless user writes it. Its objective changes all arguments, prints, and makes mistakes."""
 
 import logging
 import os
@@ -44,7 +44,7 @@ def prepare(settings):
 
 
 def change(params, worker, settings):
-    """Change everything that an objective is given, and check that no evaluation has done so before."""
+    """Change all arguments of the objective, and check that no previous evaluation has changed them."""
     assert (settings.epochs, worker.seed, hasattr(worker, "mine"), worker.data["names"]) == (2, 0, False, ["a"])
     settings.epochs = worker.seed = worker.mine = 1
     os.chdir("/")
@@ -62,7 +62,7 @@ def change(params, worker, settings):
 
 
 def mistake(way, model, worker):
-    """Make a mistake before the first loss; what it returns is yielded."""
+    """Make the mistake `way` before the first loss. If the result is not None, the objective yields it as a loss."""
     if way == "tuple":
         return 0.5, 0.9
     if way == "text":
@@ -80,7 +80,7 @@ def mistake(way, model, worker):
 
 
 def disagree(way, worker):
-    """Call other collectives than the other ranks do."""
+    """Call collectives that differ from those of the other ranks."""
     if way == "size":
         dist.all_reduce(torch.ones(3 + worker.rank))
     elif way == "type":
@@ -96,7 +96,7 @@ def disagree(way, worker):
 
 
 def say(worker):
-    """Print from all ranks in all ways."""
+    """Print from each rank, in all ways in which a process can print."""
     print(f"rank {worker.rank} says", "hello")
     print("and complains", file=sys.stderr)
     os.write(1, b"native code\n")
@@ -113,7 +113,10 @@ def say(worker):
 
 
 def compiled(model):
-    """Compile a model that has been trained, and train it; its outputs are compared with those before."""
+    """Compile a trained model and train it.
+
+    Return the difference between its outputs and those of the original model.
+    """
     fast, inputs = torch.compile(model, backend="eager"), torch.ones(3, 4)
     difference = (fast(inputs) - model(inputs)).abs().max().item()
     optimizer = torch.optim.AdamW(model.parameters())

@@ -1,6 +1,7 @@
-"""A search in a realistic space: an ordinal and a stepped range, conditional parameters, and constraints.
+"""A realistic search space: an ordinal and a stepped range, conditional parameters, and constraints.
 
-The lowest loss is 0: sgd with a momentum of 0.8, a width of 96, a batch size of 64, 3 layers, each of 0.2.
+The lowest loss is 0, with sgd, a momentum of 0.8, a width of 96, a batch size of 64, and 3 layers with a dropout of
+0.2.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Numbers of evaluations and notes of ranks, in files: a trainer that is forked again has lost its variables."""
+"""Count evaluations and write notes of ranks, in files. Variables would be lost if a trainer is replaced."""
 
 import fcntl
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def count(params, worker, folder):
-    """Return the number of this evaluation on its worker, from 0; its first rank that asks counts it."""
+    """Return the number of this evaluation on its worker, from 0. All ranks get the same number."""
     with Path(folder, f"{worker.index}-numbers").open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -18,7 +18,7 @@ def count(params, worker, folder):
 
 
 def note(folder, worker, **event):
-    """Append an event of this rank, with the time, to its file."""
+    """Append an event and its time to the file of this rank."""
     with Path(folder, f"{worker.index}-{worker.rank}").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(json.dumps({"at": time.time(), **event}) + "\n")

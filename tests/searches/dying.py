@@ -1,7 +1,7 @@
-"""A search whose trainers crash or hang: in chosen ways, on one rank of the worker, in chosen evaluations.
+"""A search whose trainers (processes that run the objective) crash or hang, on one rank, in chosen evaluations.
 
-`ways` are taken in turn; the second worker begins in their middle. All ranks meet in a collective before, and wait in
-the next one for the rank that crashes. Each rank notes the start of an evaluation, and the moment before it crashes.
+`ways` are taken in turn; the second worker begins with the middle one. Before a crash, all ranks meet in a collective.
+In the next collective, the other ranks wait for the crashing rank. Each rank notes its start and its crash.
 """
 
 import ctypes
@@ -45,7 +45,10 @@ def fail():
 
 
 def overflow_stack():
-    """Recurse in C, where Python's limit of recursion does not count: the parser of regular expressions of glibc."""
+    """Overflow the stack in glibc's parser of regular expressions.
+
+    Python's recursion limit does not apply to C code.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, hard))
     depth, extended = 1_000_000, 1
@@ -53,7 +56,7 @@ def overflow_stack():
 
 
 def use_up_memory():
-    """Take all memory of a limited address space, up to the last megabyte, and keep it."""
+    """Limit the address space, and allocate all of it but the last megabyte."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (64 << 20), hard))
@@ -62,7 +65,7 @@ def use_up_memory():
 
 
 def use_up_descriptors():
-    """Open files until no descriptor is free, keep them, and continue until a descriptor is needed."""
+    """Open files until no descriptor is free, and keep them open. Then continue until a descriptor is needed."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     with suppress(OSError):
@@ -73,14 +76,14 @@ def use_up_descriptors():
 
 
 def leave_process():
-    """Leave a process in a session of its own, and a child of it, that hold the standard streams."""
+    """Exit, but leave a process and its child in their own session. Both keep the standard streams open."""
     subprocess.Popen(["sh", "-c", "sleep 3601; true"], close_fds=False, start_new_session=True)
     time.sleep(0.1)
     os._exit(1)
 
 
 def leave_fork():
-    """Leave a forked process in a session of its own that holds all descriptors."""
+    """Exit, but leave a forked process in its own session. It keeps all descriptors open."""
     if os.fork() == 0:
         os.setsid()
         time.sleep(3600)
@@ -93,7 +96,7 @@ def block_signals():
 
 
 def hang(library):
-    """Wait for a mutex that this thread holds: no handler of a signal ends that."""
+    """Wait for a mutex that this thread already holds. No signal handler can end the wait."""
     mutex = ctypes.create_string_buffer(128)
     for _ in range(2):
         library.pthread_mutex_lock(mutex)

@@ -1,4 +1,4 @@
-"""A search whose ranks wait for each other again and again, for a time that is asked for."""
+"""A search whose ranks call collectives repeatedly, for `seconds`."""
 
 import time
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""A search that fails on request: in one way, on one rank, at chosen evaluations; it writes down when it does what.
+"""A search that fails on request: in one way, on one rank, in chosen evaluations. Ranks note when they start and fail.
 
-The evaluation number counts those of one worker. `way` may name several, which are taken in turn. An evaluation that is
-called off before it has begun on a rank is not called there at all: ranks count together, in a file.
+Evaluations are counted for each worker. `way` may list several ways, which are taken in turn. Ranks count together in a
+file, since an objective is not called on a rank if its evaluation is cancelled before it begins there.
 """
 
 import math
@@ -48,7 +48,7 @@ def parent_of(process):
 
 
 class Wrong(torch.autograd.Function):
-    """Raises in the middle of a backward pass, after gradients behind it have been sent to the peers."""
+    """Raises in the middle of a backward pass, after gradients of later layers were sent to the peers."""
 
     @staticmethod
     def forward(_, x):
@@ -61,18 +61,18 @@ class Wrong(torch.autograd.Function):
 
 
 def never_return():
-    """Be native code that no signal gets out of."""
+    """Block all signals and sleep, as native code that no signal interrupts."""
     signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
     time.sleep(3600)
 
 
 def vanish():
-    """Be a host that is gone."""
+    """Stop this process, as if its host had crashed."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class SpeechlessError(ValueError):
-    """An exception that cannot even say what it is."""
+    """An exception whose text cannot be computed."""
 
     def __str__(self):
         raise TypeError("injected: no message")
@@ -98,7 +98,7 @@ DONE = {
 
 
 def act(way, place, worker, folder):
-    """Do what `way` asks for at a place in the objective: "raise@start" raises there, and "raise" in validation."""
+    """Fail if `way` belongs to this position: "raise@start" raises at the start, and "raise" in validation."""
     kind, _, where = way.partition("@")
     if (where or "validation") != place:
         return None

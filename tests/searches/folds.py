@@ -1,6 +1,6 @@
-"""A search whose evaluations train two networks, one after the other, each on its half of the samples.
+"""A search whose evaluations train two networks, one after another, each on its own half of the samples.
 
-Individuals that differ in `copy` alone have the same losses.
+Individuals that differ only in `copy` have the same losses.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""A search on GPUs in which some evaluations break their CUDA context, use up the memory, or are killed in a kernel."""
+"""A search on GPUs. Some evaluations break their CUDA context, use up the memory, or are killed during a kernel."""
 
 import json
 import os
@@ -22,7 +22,7 @@ class Settings:
 
 
 def break_down(way, device):
-    """Fail as networks do on GPUs."""
+    """Fail in the way `way`, as networks do on GPUs."""
     if way == "assert":  # a label that is out of range
         torch.nn.functional.cross_entropy(torch.zeros(4, 3, device=device), torch.full((4,), 99, device=device))
         torch.cuda.synchronize()

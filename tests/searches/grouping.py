@@ -1,6 +1,6 @@
-"""A search whose objective makes process groups, and fails in one of several ways while its peers wait in them.
+"""A search whose objective makes process groups. In every second evaluation, the last rank fails while its peers wait.
 
-Evaluations take the ways in turn, and go well in between. Each prints its process.
+The ways to fail are taken in turn. Each evaluation prints the id of its process.
 """
 
 import os
@@ -41,7 +41,7 @@ def objective(params, worker):
 
 
 def tell_apart(way, place, last):
-    """Let the last rank fail at a place, or be late there."""
+    """Let the last rank fail or sleep, if `way` belongs to this position."""
     if last and way == place:
         raise ValueError(f"injected: {way}")
     if last and way == f"late {place}":

@@ -1,6 +1,6 @@
-"""A search whose evaluations take less time on more ranks, or do not, and whose losses do not depend on their number.
+"""A search whose losses do not depend on the number of ranks. More ranks make evaluations faster, or slower on request.
 
-An individual's seconds are `seconds` times its x an epoch, on one rank. Each loss depends on all of the state.
+On one rank, an epoch takes `seconds` times x. Each loss depends on the whole state.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""A search whose individuals inherit a number, which each epoch changes according to the hyperparameters.
+"""A search with population based training. Individuals inherit a number, and hyperparameters change it in each epoch.
 
-`asks` selects the use of the inherited number (use, ignore, fail, diverge), `saves` whether there is one.
-With "uneven", rank 1 fails before it asks, in the second half of twelve evaluations of its worker.
+`asks` selects what an evaluation does with the number: use, ignore, fail or diverge. `saves` selects if it is saved.
+With "uneven", rank 1 fails before it reads the number, from the seventh evaluation of its worker on.
 """
 
 import time

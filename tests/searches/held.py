@@ -1,4 +1,4 @@
-"""A search whose evaluations yield a loss, and then wait for a file before they continue."""
+"""A search whose evaluations yield a loss. Then they wait until a file exists, and yield another loss."""
 
 import time
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""A search whose individuals hardly differ: two, of which one inherits from the other, are one long training."""
+"""A search with population based training in which all individuals are almost equal.
+
+So an individual and its parent are together like one long training.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A search in which some individuals kill the rank of the job that has started the template."""
+"""A search in which some individuals kill the rank of the job that has started their template."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A search whose evaluations leave something behind in turn, and print in ways that Python does not see."""
+"""A search whose evaluations leave a thread, a child or something else, in turn, and print without Python's streams."""
 
 import os
 import subprocess

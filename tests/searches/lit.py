@@ -1,6 +1,6 @@
-"""A search of networks that Lightning trains, in one way after the other; the loss begins at x and falls.
+"""A search of networks that Lightning trains, in several ways in turn. The loss begins at x and falls.
 
-In the way "plain", a Trainer of Lightning's own finds the ranks, as under torchrun.
+With "plain", a Trainer that Lightning itself has made finds the ranks, as under torchrun.
 """
 
 import os
@@ -70,7 +70,7 @@ class Sharded(Line):
 
 
 class Ended(lightning.Callback):
-    """Counts, and writes down what ends a fit."""
+    """Counts validations, and records the exception that ends a training."""
 
     seen = 0
 
@@ -82,7 +82,7 @@ class Ended(lightning.Callback):
 
 
 class Report(lightning.Callback):
-    """Reports each validation loss, as users of a plain Trainer do."""
+    """Reports each validation loss, as users of Lightning's Trainer do."""
 
     def __init__(self, worker):
         self.worker = worker

@@ -1,6 +1,6 @@
-"""A search with one individual that is lucky with seed 0 and bad with others, and one that is always good.
+"""A search of two individuals. One has a low loss only with seed 0, and the other has good losses with all seeds.
 
-The network is the number of the seed. While a file "wait" exists, `test` waits, and a file "testing" shows it.
+The saved network is the seed. While a file "wait" exists, `test` waits, and makes a file "testing".
 """
 
 import time

@@ -1,7 +1,7 @@
-"""A search whose objective changes whatever it can of its process, and fails where it does not find it as it was.
+"""A search whose objective changes everything in its process, and fails if it finds a change of a previous evaluation.
 
-Every second evaluation leaves a thread or a closed stream, too. Each notes its process; what the first one has found is
-kept in a file.
+Every second evaluation also leaves a thread or closes a stream. Each evaluation notes its process id. A file keeps the
+state that the first evaluation has found.
 """
 
 import gc
@@ -28,7 +28,7 @@ SIGNALS = (signal.SIGALRM, signal.SIGTERM, signal.SIGUSR2, signal.SIGURG)
 
 
 def name_of(handler):
-    """Return what is the same of a signal's handler in all processes."""
+    """Return a name of a signal handler that is the same in all processes."""
     return getattr(handler, "__qualname__", str(handler))
 
 

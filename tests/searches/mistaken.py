@@ -1,4 +1,4 @@
-"""A search that makes one usual mistake, by request, each as people make it; without one, it is right."""
+"""A search with one usual mistake, which `way` selects, written as users make it. By default it has no mistake."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ class Settings:
 
 
 class Samples(Dataset[object]):
-    """Defined in the search space file, which loader processes that are not forked cannot import."""
+    """A data set that is defined in the search file. Loader processes that are not forked cannot import it."""
 
     def __init__(self, count):
         self.count = count
@@ -66,13 +66,13 @@ def prepare(settings):
 
 
 def load(way):
-    """Load one batch in a process of its own."""
+    """Load one batch in a separate process."""
     context = None if way == "fork" else "forkserver"
     return next(iter(DataLoader(Samples(40), 4, num_workers=1, multiprocessing_context=context)))
 
 
 def early(way, worker):
-    """Make a mistake before the network is made."""
+    """Make the mistake, if it belongs before the network is made."""
     if way == "torchrun":
         int(os.environ["RANK"])
     elif way == "init":
@@ -105,7 +105,7 @@ def order_of(way, worker, epoch):
 
 
 def batches(way, worker, epoch, size):
-    """Yield this rank's share of each batch, and the size of the whole."""
+    """Yield this rank's share of each batch, and the size of the whole batch."""
     size = size * worker.size if way == "growing batch" else size
     if way == "drawn":
         chance = torch.Generator().manual_seed(10 * epoch + worker.rank)
@@ -126,7 +126,10 @@ def step_loss(way, worker, outputs, labels, whole):
 
 
 def validated(way, worker, network, inputs, labels):
-    """Return the loss on this rank's share of the validation samples, or on all."""
+    """Return the validation loss of all samples.
+
+    With some mistakes, it is the loss of this rank's share, or another value.
+    """
     network.eval()
     ours = range(worker.rank, len(labels), worker.size)
     with torch.no_grad():
@@ -147,7 +150,7 @@ def state_of(way, model, network, optimizer, epochs):
 
 
 def restored(way, worker, network, optimizer):
-    """Resume an interrupted evaluation, and return the number of epochs that it had."""
+    """Load the checkpoint of an interrupted evaluation if there is one. Return its number of epochs, or 0."""
     if way not in SAVING or way == "not restored" or worker.checkpoint is None:
         return 0
     network.load_state_dict(worker.checkpoint["network"])

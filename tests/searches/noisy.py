@@ -1,4 +1,4 @@
-"""A search whose losses depend on the seed: by how much, is a setting."""
+"""A search whose losses depend on the seed. The setting `noise` selects how much."""
 
 import time
 from dataclasses import dataclass

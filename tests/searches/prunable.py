@@ -1,4 +1,4 @@
-"""A search of networks that are trained by all ranks of a worker; each rank writes down what it did."""
+"""A search of networks that all ranks of a worker train. Each rank records its epochs and resources in a file."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A search whose evaluations cost nothing but the time that is asked for, and that checks where it runs."""
+"""A search whose evaluations sleep for `seconds` per epoch, and check the ranks and the types of hyperparameters."""
 
 import time
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A search whose objectives report x + 3, x + 1 and x + 2, in one way after the other; ranks note what they do."""
+"""A search whose objectives report x + 3, x + 1 and x + 2, in several ways in turn. Ranks note their progress."""
 
 import json
 import threading
@@ -26,7 +26,7 @@ class Settings:
 
 
 class Loop:
-    """Training code that is not the search's own, with a loop and a hook."""
+    """Training code with a loop and a hook, as in a library. The search does not change it."""
 
     def __init__(self, params, worker, settings, way):
         self.x, self.worker, self.settings, self.way = params["x"], worker, settings, way

@@ -1,6 +1,6 @@
-"""A search whose evaluations save checkpoints, as `saves` selects, and record the epochs that they train.
+"""A search whose evaluations save checkpoints in the way that `saves` selects, and record the epochs that they train.
 
-Each loss depends on all of the state: weights, momentum, the schedule, and what two generators draw.
+Each loss depends on the whole state: weights, momentum, learning rate schedule, and two random generators.
 """
 
 import json
@@ -87,7 +87,7 @@ def failing(worker):
 
 
 def kill_while_writing():
-    """Let this process be killed when it has written half of its next file of tensors."""
+    """Kill this process when it has written half of its next file of tensors."""
 
     def write_half(tensors, path, about):
         content = safetensors.torch.save(tensors, about)

@@ -1,9 +1,9 @@
-"""A search whose ranks share a network by `hpo.training.fit`, one of which fails at a chosen moment of the training.
+"""A search whose ranks share a network by `hpo.training.fit`. One rank fails at a chosen moment of the training.
 
-`fails` names ways to fail, as "sleep@backward1:2": what rank 2 does in the backward pass of epoch 1. Evaluations use
-them in turn, and succeed in between. All train the same network, so successful evaluations have the same losses. Only
-`slope` times the number of the evaluation is added: with -1, each is the best so far, and its weights are gathered.
-Each rank records its state at its start, and when it fails.
+`fails` lists ways to fail. With "sleep@backward1:2", rank 2 sleeps in the backward pass of epoch 1. The ways are taken
+in turn, with successful evaluations in between. All evaluations train the same network, so their losses are equal,
+except for `slope` times the number of the evaluation. With a slope of -1, each evaluation is the best so far, and its
+weights are gathered. Each rank records its state when it starts and when it fails.
 """
 
 import os
@@ -40,7 +40,7 @@ RAISED = {"memory": torch.OutOfMemoryError, "interrupt": KeyboardInterrupt}
 
 
 class Trap:
-    """The failure of a rank at a position in the training, once it is set."""
+    """Makes a rank fail when the training reaches the position `place`."""
 
     def __init__(self):
         self.kind = self.place = ""
@@ -86,7 +86,7 @@ class Block(nn.Module):
 
 
 class Part:
-    """Samples of three classes; no number of ranks divides the size of a batch, and the last is smaller."""
+    """Samples of three classes. No number of ranks divides a batch equally, and the last batch is smaller."""
 
     def __init__(self, count, seed, seconds, place):
         drawn = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""A search of four floats, by whose digits one can see which individual has a gene from which."""
+"""A search of four floats. Their many digits show from which individual a value was copied."""
 
 import time
 

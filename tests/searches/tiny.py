@@ -1,4 +1,4 @@
-"""A search of six individuals, of which one fails."""
+"""A search of six individuals. One of them fails."""
 
 from hpo import Categorical, Int, SearchSpace
 

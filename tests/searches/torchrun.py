@@ -1,4 +1,4 @@
-"""A search whose objective is written for torchrun: it makes its process group from the environment, and loads data."""
+"""A search whose objective is written for torchrun. It makes its process group from environment variables."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def check_group(size):
 
 
 def use_comm(worker):
-    """Use each method of worker.comm, and return what came of it."""
+    """Call each method of worker.comm, and return the results."""
     comm, rank = worker.comm, worker.rank
     comm.barrier()
     comm.send({"from": rank}, (rank + 1) % worker.size, tag=3)

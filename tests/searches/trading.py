@@ -1,6 +1,7 @@
-"""A search that trades a loss for the width of a network, and for how fast it is, of which more is better.
+"""A search with three objectives: a loss, the width of a network, and its speed, which is maximised.
 
-`lacks` names what is not reported: one objective, or one for each remainder of the width, such as "width,speed".
+`lacks` names an objective that is not reported. With several names, such as "width,speed", the width selects one of
+them.
 """
 
 from dataclasses import dataclass

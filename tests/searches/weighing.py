@@ -1,4 +1,4 @@
-"""A search whose networks are one number, the epoch, changed in place; the lowest loss comes in the epoch `dip`."""
+"""A search whose weights hold the number of the epoch, and are changed in place. The loss is lowest in epoch `dip`."""
 
 from dataclasses import dataclass
 
