@@ -42,7 +42,7 @@ COSTS = {f"layer{layer}.{block}": 1.0 for layer in range(1, 5) for block in rang
 
 @dataclass(frozen=True)
 class Settings(ParallelSettings):
-    """Options of this search: --set dataset=fashion-mnist."""
+    """Settings of this search. A user changes them with --set, for example --set dataset=fashion-mnist."""
 
     dataset: str = "cifar10"
     """Data set: cifar10, fashion-mnist or digits."""

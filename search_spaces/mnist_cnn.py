@@ -1,4 +1,4 @@
-"""A convolutional network on MNIST or Fashion-MNIST, with the search space of the published problem."""
+"""A convolutional network on MNIST or Fashion-MNIST, with the search space of Propulate's PyTorch example."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ space = SearchSpace(
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of this search: --set dataset=fashion-mnist."""
+    """Settings of this search. A user changes them with --set, for example --set dataset=fashion-mnist."""
 
     dataset: str = "mnist"
     """Data set: mnist or fashion-mnist."""
     data_dir: str = "data"
-    """Folder of the four IDX files, or a torchvision root. Missing files are downloaded into it."""
+    """Folder of the four IDX files, or the folder of torchvision's data sets. Missing files are downloaded into it."""
     epochs: int = 20
     batch_size: int = 16
     patience: int = 5

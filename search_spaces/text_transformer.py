@@ -39,7 +39,7 @@ PROMPTS = ("def ", "class ", "import ")
 
 @dataclass(frozen=True)
 class Settings(ParallelSettings):
-    """Options of this search: --set context=64."""
+    """Settings of this search. A user changes them with --set, for example --set context=64."""
 
     context: int = 64
     """Length of a sample in characters."""
@@ -85,7 +85,7 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
 
 
 def network_of(params: Mapping[str, Any], text: TextDataset) -> nn.Sequential:
-    """Build the model of an individual."""
+    """Return a new network with the architecture that hyperparameters describe."""
     return make_transformer(
         text.vocabulary_size,
         text.context,
