@@ -1,4 +1,4 @@
-"""Check the parameters of a search space, and their conditions."""
+"""Check the parameters of a search space, and the conditions under which they are active."""
 
 from __future__ import annotations
 

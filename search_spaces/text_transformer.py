@@ -47,11 +47,11 @@ class Settings(ParallelSettings):
     batch_size: int = 32
     """Size of the global batch, over all ranks."""
     patience: int = 0
-    """Stop a training after this many epochs without a new lowest loss. 0: never."""
+    """Stop a training after this many epochs without a new lowest loss. 0 means never."""
     train_samples: int = 1024
-    """Number of training samples. 0: all, about 97,000 of 64 characters. The default suits two cores."""
+    """Number of training samples. 0 means all, which are about 97,000 of 64 characters. The default suits two cores."""
     validation_samples: int = 256
-    """Number of validation samples. 0: all, about 8,900 of 64 characters."""
+    """Number of validation samples. 0 means all, which are about 8,900 of 64 characters."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
