@@ -50,8 +50,8 @@ def make_condition(name: str, parameter: Parameter, earlier: Mapping[str, Parame
         earlier: The parameters before it in the space, by name.
 
     Raises:
-        ValueError: `when` is not a dict, names a parameter that is not in `earlier`, or gives a value that the named
-            parameter cannot have.
+        ValueError: `when` is not a dict, names a parameter that is not in `earlier` or is not discrete, or gives a
+            value that the named parameter cannot have.
     """
     when: Any = parameter.when
     if when is None:

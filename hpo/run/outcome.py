@@ -37,8 +37,7 @@ class RunOutcome:
         space: The search space.
 
     Attributes:
-        is_search_done: Whether the budget is spent and no paused evaluation can be promoted (trained further).
-            `conclude` sets it.
+        is_search_done: Whether no evaluation is left to begin, or to promote (train further). `conclude` sets it.
     """
 
     def __init__(
