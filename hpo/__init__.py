@@ -40,7 +40,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Return a name that depends on the running evaluation, or import a name that needs torch or numpy at first use."""
+    """Return an attribute of the module that is computed or imported only when it is used.
+
+    `checkpoint`, `folder` and `trial` depend on the running evaluation. `Worker`, `Prediction` and `TextSample` need
+    torch or numpy.
+    """
     if name == "Worker":
         from hpo.trainer.worker import Worker
 

@@ -1,4 +1,4 @@
-"""Hyperparameters that are one of several choices: Categorical and Ordinal."""
+"""Hyperparameters with a list of choices: Categorical and Ordinal."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class _Choices(BaseParameter):
 
     @property
     def limits(self) -> tuple[Gene, Gene]:
-        """The lowest and the highest gene."""
+        """The lowest and the highest gene (number that encodes a value)."""
         return 0, len(self.choices) - 1
 
     @property
     def size(self) -> int:
-        """The number of values."""
+        """The number of values that the parameter can have."""
         return len(self.choices)
 
     def list_values(self) -> Iterator[Value]:
-        """Yield all values."""
+        """Yield all values that the parameter can have."""
         yield from self.choices
 
     def accepts(self, value: object) -> bool:
@@ -62,15 +62,15 @@ class _Choices(BaseParameter):
         return any(type(value) is type(choice) and value == choice for choice in self.choices)
 
     def encode(self, value: Value) -> Gene:
-        """Return the gene of a value."""
+        """Return the gene (number) that encodes a value."""
         return self.choices.index(value)
 
     def decode(self, gene: Gene) -> Value:
-        """Return the value of a gene. A gene outside the limits has the value of the nearest limit."""
+        """Return the value that a gene encodes. Outside the limits, it is the value of the nearest limit."""
         return self.choices[min(max(round(gene), 0), len(self.choices) - 1)]
 
     def make_distribution(self) -> BaseDistribution:
-        """Return the Optuna distribution."""
+        """Return the Optuna distribution of this parameter."""
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(self.choices)
@@ -81,8 +81,8 @@ class Categorical(_Choices):
 
     Args:
         *choices: The choices, one argument each: strings, numbers or booleans.
-        mutable: As for Float. Default: False.
-        when: The condition, as for Float. Default: None, always active.
+        mutable: Whether the value can change while a network trains, see Float. Default: False.
+        when: The condition under which the parameter is active, see Float. Default: None, always active.
 
     Example:
         ::
@@ -94,12 +94,12 @@ class Categorical(_Choices):
 class Ordinal(_Choices):
     """A hyperparameter that is one of several choices in an order, such as a batch size.
 
-    Two neighbours are equally far apart, whatever their values.
+    All neighbouring choices count as equally far apart, whatever their values are.
 
     Args:
         *choices: The choices in their order, one argument each: strings, numbers or booleans.
-        mutable: As for Float. Default: False.
-        when: The condition, as for Float. Default: None, always active.
+        mutable: Whether the value can change while a network trains, see Float. Default: False.
+        when: The condition under which the parameter is active, see Float. Default: None, always active.
 
     Example:
         ::

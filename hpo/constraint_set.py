@@ -1,4 +1,4 @@
-"""Constraints between hyperparameters: functions of the user, which may run in another process."""
+"""Constraints between hyperparameters. They are functions of the user, and may run in another process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class ConstraintSet(Protocol):
-    """The constraints of a search space, whose functions may be in another process."""
+    """Interface of the constraints of a search space. Their functions may be in this process or in another process."""
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-        """Return for each set of hyperparameters the index of the first constraint that it violates, or None."""
+        """Return, for each set of hyperparameters, the index of the first violated constraint, or None."""
 
     def find_problem(self) -> str:
         """Return why the constraints are unsound (see `find_constraint_problem`), or "" if they are sound."""
@@ -29,24 +29,28 @@ class ConstraintSet(Protocol):
 
 @dataclass(frozen=True)
 class Constraint:
-    """A constraint of a search space."""
+    """A function of the user that decides whether hyperparameters are allowed."""
 
     function: Callable[[dict[str, Any]], bool]
-    """Function of the user: returns whether hyperparameters are allowed."""
+    """The function. It returns True if hyperparameters are allowed, and False otherwise."""
     text: str
     """The constraint in words, for messages."""
     parameter_names: frozenset[str]
     """The names of all parameters of the space."""
 
     def allows(self, params: Mapping[str, Any]) -> bool:
-        """Return whether hyperparameters are allowed; True if the constraint is skipped, False if it fails."""
+        """Return whether the constraint allows hyperparameters.
+
+        The constraint is skipped, and the answer is True, if the function reads an inactive parameter. The answer is
+        False if the function fails.
+        """
         try:
             return self.call_function(params) is not False
         except ValueError:
             return False
 
     def call_function(self, params: Mapping[str, Any]) -> bool | None:
-        """Return the answer of the function, or None if it reads an inactive parameter.
+        """Call the function, and return its answer; None if it reads an inactive parameter.
 
         Raises:
             ValueError: The function fails, or returns neither True nor False.
@@ -69,10 +73,10 @@ class Constraint:
 
 
 class LocalConstraints:
-    """Constraints whose functions are in this process.
+    """Constraints whose functions are called in this process.
 
     Args:
-        draw: Returns hyperparameters that are drawn at random, whether or not they satisfy the constraints.
+        draw: A function that returns random hyperparameters, whether or not they satisfy the constraints.
     """
 
     def __init__(self, draw: Callable[[Random], Mapping[str, Any]]) -> None:
@@ -84,7 +88,7 @@ class LocalConstraints:
         self._constraints.append(constraint)
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-        """Return for each set of hyperparameters the index of the first constraint that it violates, or None."""
+        """Return, for each set of hyperparameters, the index of the first violated constraint, or None."""
         return [
             next((index for index, constraint in enumerate(self._constraints) if not constraint.allows(params)), None)
             for params in batch
@@ -97,7 +101,11 @@ class LocalConstraints:
 
 
 def iterate_batches(items: Iterable[T], first_size: int = 1, most_items: int = _MOST_IN_BATCH) -> Iterator[list[T]]:
-    """Yield items in lists of `first_size`, twice as many, and so on up to `most_items`; take items only if needed."""
+    """Yield items in lists. Each list is twice as long as the previous list.
+
+    The first list has `first_size` items, and no list has more than `most_items`. Items are taken from `items` only
+    when the next list is requested.
+    """
     size, source = first_size, iter(items)
     while batch := list(islice(source, size)):
         yield batch
@@ -107,12 +115,12 @@ def iterate_batches(items: Iterable[T], first_size: int = 1, most_items: int = _
 def find_constraint_problem(constraints: Sequence[Constraint], draw: Callable[[], Mapping[str, Any]]) -> str:
     """Return why constraints are unsound, or "" if they are sound.
 
-    A constraint is unsound if it fails, if two calls with the same hyperparameters differ, or if it never applies.
-    Constraints are unsound together if they leave nothing or next to nothing of the space.
+    A constraint is unsound if it fails, if it returns different answers for the same hyperparameters, or if it always
+    reads an inactive parameter. Constraints are unsound together if they allow nothing or next to nothing of the space.
 
     Args:
         constraints: The constraints of the space.
-        draw: Returns hyperparameters drawn at random from the whole space.
+        draw: A function that returns random hyperparameters from the whole space.
     """
     allowed_counts, applied = [0] * len(constraints), [False] * len(constraints)
     kept = drawn = 0

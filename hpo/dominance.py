@@ -13,10 +13,12 @@ Costs = npt.NDArray[np.float64]
 
 
 def find_non_dominated(costs: Costs) -> npt.NDArray[np.bool_]:
-    """Return which individuals no other individual dominates, shape (individuals,). Equal individuals do not dominate.
+    """Return a mask of the individuals that no other individual dominates, shape (individuals,).
+
+    Individuals with equal costs do not dominate each other.
 
     Args:
-        costs: Shape (individuals, objectives).
+        costs: The costs, shape (individuals, objectives).
     """
     if costs.shape[1] == 2 and len(costs):
         return _find_non_dominated_pairs(costs)
@@ -42,9 +44,9 @@ def compute_domination_ranks(costs: Costs, most_ranked: int | None = None) -> np
     """Return the front of each individual: 0 if it is not dominated, 1 if only front 0 dominates it, and so on.
 
     Args:
-        costs: Shape (individuals, objectives).
-        most_ranked: Stop when this number of individuals have a front; all others get the last front. Default: None,
-            rank all.
+        costs: The costs, shape (individuals, objectives).
+        most_ranked: Stop when at least this number of individuals have a front. All remaining individuals then get the
+            number of the next front. Default: None, rank all individuals.
 
     Returns:
         The number of the front, shape (individuals,).
@@ -60,9 +62,10 @@ def compute_domination_ranks(costs: Costs, most_ranked: int | None = None) -> np
 
 
 def compute_crowding_distances(costs: Costs) -> npt.NDArray[np.float64]:
-    """Return the crowding distance of each individual of a front; it is infinite at the ends of the front.
+    """Return the crowding distance of each individual of a front: how far apart its neighbours on the front are.
 
-    Source: Deb et al., A fast and elitist multiobjective genetic algorithm: NSGA-II (2002), section III-B.
+    The distance is infinite for individuals at the ends of the front. Source: Deb et al., A fast and elitist
+    multiobjective genetic algorithm: NSGA-II (2002), section III-B.
 
     Args:
         costs: Finite costs, shape (individuals, objectives).
@@ -81,11 +84,13 @@ def compute_crowding_distances(costs: Costs) -> npt.NDArray[np.float64]:
 
 
 def sort_best_first(costs: Costs, most_sorted: int | None = None) -> npt.NDArray[np.int64]:
-    """Return the indices of individuals from best to worst: by fronts, then the least crowded first (NSGA-II).
+    """Return the indices of individuals from best to worst, in the order of NSGA-II.
+
+    Individuals of a better front come first. Within a front, individuals with a larger crowding distance come first.
 
     Args:
-        costs: Shape (individuals, objectives).
-        most_sorted: Only the first `most_sorted` indices need to be in order. Default: None, sort all.
+        costs: The costs, shape (individuals, objectives).
+        most_sorted: The number of indices that must be in order, from the first. Default: None, sort all.
 
     Returns:
         The indices, shape (individuals,).

@@ -16,7 +16,7 @@ class UsageError(ValueError):
 
 
 class CollectiveUsageError(UsageError):
-    """A mistake of the user, raised on all ranks of a job."""
+    """A UsageError that is raised on all ranks of a job."""
 
 
 class RunError(RuntimeError):
@@ -27,11 +27,14 @@ class RunError(RuntimeError):
 
 
 class StorageUnavailableError(RunError):
-    """The storage of the study does not answer, and the run no longer waits for it."""
+    """The storage (database of the study) does not answer, and the run has stopped waiting for it."""
 
 
 class ExitStatus(IntEnum):
-    """Exit statuses of a search, for job scripts. UNFINISHED is EX_TEMPFAIL of sysexits.h: submit the job again."""
+    """Exit statuses of a search, for job scripts.
+
+    After UNFINISHED (EX_TEMPFAIL of sysexits.h), the job should be submitted again.
+    """
 
     BUDGET_SPENT = 0
     CRASHED = 1
@@ -50,8 +53,8 @@ class StopRequest:
     status: int = ExitStatus.UNFINISHED
     """The exit status of the job."""
     remedy: str = ""
-    """The option that a resumed run needs, or ""."""
+    """The option that must be given when the run is resumed; "" if none is needed."""
 
 
 class DuplicateError(Exception):
-    """The hyperparameters were already evaluated, or are being evaluated."""
+    """The run already has an evaluation of these hyperparameters, running or ended."""

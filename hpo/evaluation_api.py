@@ -1,7 +1,7 @@
 """Functions for a script that a search runs: report losses, save checkpoints and offer weights.
 
 Environment variables identify the evaluation, so child processes of the script can call these functions too. In an
-objective function, each of them calls the method of its worker.
+objective function, each of these functions calls the method of `Worker` that has the same name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ _report_count = 0
 
 
 def set_worker(worker: Worker | None) -> None:
-    """Let the functions of this module call the methods of `worker`; None: let them use the environment."""
+    """Set the worker whose methods the functions of this module call.
+
+    Args:
+        worker: The worker of an objective function. None: the functions use the environment variables of a script.
+    """
     global _worker
     _worker = worker
 
@@ -71,11 +75,11 @@ def save_checkpoint(state: Any) -> None:
     """Save a checkpoint, from which the evaluation resumes after an interruption. Call it before `report`.
 
     A checkpoint belongs to the next loss that is reported. If the evaluation is interrupted, or paused by a pruner, it
-    resumes from the last checkpoint that has its loss. The file is removed when the evaluation ends. Without a search,
-    the function does nothing. In an objective function, it calls ``worker.save_checkpoint``.
+    later resumes from the latest checkpoint whose loss was reported. The file is removed when the evaluation ends.
+    Without a search, the function does nothing. In an objective function, it calls ``worker.save_checkpoint``.
 
-    Call it on rank 0, which writes the file, or on all ranks. Collective if `state` is a function or has sharded
-    tensors, which are gathered: call on all ranks.
+    Call it on rank 0, which writes the file, or on all ranks. If `state` is a function or has sharded tensors, the call
+    is collective: call it on all ranks, because tensors are gathered.
 
     Args:
         state: Dicts, lists and tuples of tensors, numpy arrays, numbers, strings, booleans and None, for example from
@@ -100,15 +104,15 @@ def save_checkpoint(state: Any) -> None:
 
 
 def offer_weights(weights: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
-    """Offer the weights of the network to the run, which keeps the weights of its best. Call it before `report`.
+    """Offer the weights of the network, which the run stores if this individual is its best. Call it before `report`.
 
     The run stores the weights of its best individual in RUN_DIR/best.safetensors. With ``--confirm-seeds``, the weights
     of the confirmed winner are in RUN_DIR/confirmed. Each call writes a file, so offer weights only if the loss is the
     lowest so far. Without a search, the function does nothing. In an objective function, it calls
     ``worker.offer_weights``.
 
-    Call it on rank 0, which writes the file, or on all ranks. Collective if `weights` is a function, which may gather a
-    sharded network: call on all ranks.
+    Call it on rank 0, which writes the file, or on all ranks. If `weights` is a function, which may gather a sharded
+    network, the call is collective: call it on all ranks.
 
     Args:
         weights: Unsharded tensors by name, for example from ``state_dict()``; or a function that returns them.
@@ -132,12 +136,13 @@ def offer_weights(weights: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) 
 
 
 def load_checkpoint() -> Any:
-    """Return the state of the last checkpoint of this evaluation, for ``hpo.checkpoint``.
+    """Return the state in the latest checkpoint of this evaluation, which is the value of ``hpo.checkpoint``.
 
-    The next loss that the script reports is the loss that follows the checkpoint.
+    The next loss that the script reports counts as the loss of the step after the checkpoint.
 
     Returns:
-        The state that was saved, with tensors on the CPU. None on a first start, and without a search.
+        The state that was saved, with tensors on the CPU. None if the evaluation starts from the beginning, or if no
+        search runs the script.
 
     Raises:
         RuntimeError: The script has already reported a loss.
@@ -158,14 +163,14 @@ def load_checkpoint() -> Any:
 
 
 def find_trial() -> int | None:
-    """Return the number of the evaluation in the run, for ``hpo.trial``; None without a search."""
+    """Return the number of this evaluation, which is the value of ``hpo.trial``; None without a search."""
     if _worker is not None:
         return _worker.trial
     return int(os.environ[_TRIAL_VARIABLE]) if _TRIAL_VARIABLE in os.environ else None
 
 
 def find_folder() -> Path | None:
-    """Create and return the folder of this evaluation, for ``hpo.folder``; None without a search."""
+    """Create and return the folder of this evaluation, which is the value of ``hpo.folder``; None without a search."""
     if _worker is not None:
         return _worker.folder
     if _FOLDER_VARIABLE not in os.environ:
@@ -176,7 +181,7 @@ def find_folder() -> Path | None:
 
 
 def send_note(content: Mapping[str, Any]) -> None:
-    """Send a message to the supervisor of this rank."""
+    """Send a message to the process of the search that runs this script."""
     line = f"{json.dumps(content)}\n".encode()
     descriptor = os.open(os.environ[_METRICS_VARIABLE], os.O_WRONLY | os.O_APPEND)
     try:
@@ -186,9 +191,10 @@ def send_note(content: Mapping[str, Any]) -> None:
 
 
 def send_draft(kind: str, name: str) -> None:
-    """Send the name of a draft file, which belongs to the next loss.
+    """Send the name of a draft (file with a checkpoint or with weights), which belongs to the next loss.
 
-    If losses are read from printed lines, the name is printed as well, so that it is in order with the losses.
+    If losses are read from printed lines, the name is printed, too. Its position among the lines shows which loss is
+    the next.
 
     Args:
         kind: The kind of the draft.
@@ -205,7 +211,7 @@ def send_draft(kind: str, name: str) -> None:
 
 
 def reads_lines() -> bool:
-    """Return whether the search reads losses from printed lines."""
+    """Return whether the search reads losses from the lines that the script prints."""
     return _READS_LINES_VARIABLE in os.environ
 
 

@@ -1,4 +1,4 @@
-"""The layout of a job: how ranks are divided into workers, and workers into islands."""
+"""The layout of a job: how ranks are divided into workers (groups that train one network), and workers into islands."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from hpo.text_format import format_count
 class Layout:
     """The numbers of ranks, workers and islands of a job.
 
-    Worker w has `ranks_per_worker` consecutive ranks, from ``w * ranks_per_worker``. Islands have consecutive workers.
-    Their sizes differ by at most one, larger islands first, as in Propulate.
+    Worker w has `ranks_per_worker` consecutive ranks, of which ``w * ranks_per_worker`` is the first. Each island has
+    consecutive workers. The numbers of workers per island differ by at most one, and larger islands come first, as in
+    Propulate.
 
     Raises:
-        UsageError: The numbers do not fit together. The message has numbers that do.
+        UsageError: The numbers do not fit together. The message proposes numbers that fit.
     """
 
     ranks: int
@@ -75,11 +76,11 @@ class Layout:
         return self.ranks // self.ranks_per_worker
 
     def find_worker(self, rank: int) -> int:
-        """Return the worker of a rank."""
+        """Return the index of the worker to which a rank belongs."""
         return rank // self.ranks_per_worker
 
     def list_ranks(self, worker: int) -> range:
-        """Return the ranks of a worker."""
+        """Return the ranks that belong to a worker."""
         return range(worker * self.ranks_per_worker, (worker + 1) * self.ranks_per_worker)
 
     def count_island_workers(self, island: int) -> int:
@@ -87,11 +88,11 @@ class Layout:
         return self.workers // self.islands + (island < self.workers % self.islands)
 
     def find_first_worker(self, island: int) -> int:
-        """Return the first worker of an island."""
+        """Return the index of the first worker of an island."""
         return sum(self.count_island_workers(earlier) for earlier in range(island))
 
     def find_island(self, worker: int) -> int:
-        """Return the island of a worker."""
+        """Return the index of the island to which a worker belongs."""
         return next(i for i in range(self.islands) if worker < self.find_first_worker(i) + self.count_island_workers(i))
 
     def __str__(self) -> str:
@@ -102,14 +103,14 @@ class Layout:
 
 
 def check_launch(ranks: int, environment: Mapping[str, str]) -> None:
-    """Check that the ranks of a job find each other: otherwise, each would start its own run.
+    """Raise an error if the processes of a job cannot communicate, because each would start its own run.
 
     Args:
         ranks: The number of ranks that MPI reports.
         environment: The environment of this process, with the variables of the launcher.
 
     Raises:
-        UsageError: The launcher has started several processes, and MPI reports one rank.
+        UsageError: The launcher has started several processes, but MPI reports one rank.
     """
     for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
         started = environment.get(name, "")

@@ -1,4 +1,4 @@
-"""List all individuals of a search space, if they are few enough."""
+"""List all individuals (sets of hyperparameters) of a search space, if they are few enough."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _MOST_LISTED = 100_000  # individuals
 def list_individuals(
     space: SearchSpace, most_candidates: float, most_seconds: float, is_stopping: Callable[[], bool] = lambda: False
 ) -> list[dict[str, Value]] | None:
-    """Return the hyperparameters of every individual of a space.
+    """Return the hyperparameters of every individual that the constraints of a space allow.
 
     Args:
         space: The search space.
-        most_candidates: Give up after this number of candidates, allowed or not.
+        most_candidates: Give up after this number of candidates, whether or not constraints allow them.
         most_seconds: Give up after this time, since constraints may be slow.
-        is_stopping: Returns whether to give up now.
+        is_stopping: A function that returns whether to give up now.
 
     Returns:
-        The hyperparameters of all individuals. None if there are infinitely many, too many, or the list takes too long.
+        The hyperparameters of all individuals. None if there are infinitely many or too many, or if the list takes too
+        long.
     """
     if any(parameter.size == math.inf for parameter in space.parameters.values()):
         return None

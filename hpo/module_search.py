@@ -1,4 +1,4 @@
-"""Find the module of ``python -m module`` without an import, as Python would find it."""
+"""Check that ``python -m module`` would find its module, without importing the module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 
 def check_module(name: str) -> None:
-    """Check that ``python -m name`` would find a module. Packages that define their own search path are not checked.
+    """Raise an error unless ``python -m name`` would find a module.
+
+    Modules in packages that define their own search path are not checked.
 
     Raises:
         ValueError: The module does not exist.

@@ -15,7 +15,7 @@ _EXAMPLE_OBJECTIVES = 'objectives = ("loss", "parameters")'
 
 @dataclass(frozen=True)
 class MaximizedMetric:
-    """A metric that is maximised, as `maximize` returns it."""
+    """A metric that is maximised. The function `maximize` returns it."""
 
     name: str
 
@@ -52,7 +52,7 @@ class Objectives:
 
     @property
     def is_multi_objective(self) -> bool:
-        """Whether there are other objectives than the loss."""
+        """Whether there are objectives in addition to the loss."""
         return len(self.names) > 1
 
     @property
@@ -61,7 +61,7 @@ class Objectives:
         return self.names[1:]
 
     def find_missing(self, metrics: Mapping[str, float]) -> list[str]:
-        """Return the names of the objectives that are not among these metrics."""
+        """Return the names of the objectives, except the loss, that are missing in `metrics`."""
         return [name for name in self.metric_names if name not in metrics]
 
     def select_metric_values(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
@@ -69,7 +69,10 @@ class Objectives:
         return () if self.find_missing(metrics) else tuple(float(metrics[name]) for name in self.metric_names)
 
     def compute_costs(self, values: Sequence[float]) -> tuple[float, ...]:
-        """Return the costs of values. All costs are infinite if a value is missing or not finite."""
+        """Return the costs of an individual (lower is better) from its values of all objectives.
+
+        All costs are infinite if a value is missing or not finite.
+        """
         if len(values) != len(self.names) or not all(map(math.isfinite, values)):
             return (math.inf,) * len(self.names)
         return tuple(
@@ -77,7 +80,7 @@ class Objectives:
         )
 
     def describe(self) -> list[str]:
-        """Return the name of each objective, with "(maximised)" if it is."""
+        """Return the name of each objective, followed by "(maximised)" if it is maximised."""
         return [make_printable(name) + (" (maximised)" if name in self.maximized else "") for name in self.names]
 
 
@@ -91,7 +94,7 @@ def parse_objectives(objectives: Any) -> Objectives:
         objectives: The value of `objectives` in the file.
 
     Raises:
-        ValueError: It is not a tuple or list of names, of which the first is "loss".
+        ValueError: `objectives` is not a tuple or list of names that begins with "loss".
     """
     if not isinstance(objectives, (tuple, list)) or not objectives:
         raise ValueError(f"objectives must be a tuple of names, such as {_EXAMPLE_OBJECTIVES}, got {objectives!r}")

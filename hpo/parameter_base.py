@@ -10,12 +10,12 @@ from hpo.plain_values import normalize_condition
 
 Value = Union[bool, int, float, str]
 Gene = Union[int, float]
-"""The number that Propulate breeds instead of a value."""
+"""The number that encodes a value of a hyperparameter. Propulate breeds these numbers, not the values."""
 
 
 @dataclass(frozen=True, repr=False)
 class BaseParameter:
-    """A hyperparameter of any kind."""
+    """Base class of all kinds of hyperparameters."""
 
     mutable: bool = field(default=False, kw_only=True)
     when: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)

@@ -1,4 +1,4 @@
-"""Parse a parameter from text, without running it as code."""
+"""Parse a hyperparameter from Python code, without running the code."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _WRONG_ARGUMENT = "its arguments must be numbers, strings, True or False"
 
 
 def parse_parameter(text: str) -> Parameter:
-    """Return the parameter of a text such as `Float(1e-4, 1e-1, log=True)`.
+    """Return the parameter that a text such as `Float(1e-4, 1e-1, log=True)` describes.
 
     Args:
-        text: A call of Int, Float, Categorical or Ordinal. Its arguments are numbers, strings, booleans, dicts and
-            ranges.
+        text: Code that calls Int, Float, Categorical or Ordinal. The arguments are numbers, strings, booleans, dicts
+            and ranges.
 
     Raises:
-        ValueError: The text is not such a call.
+        ValueError: The text is not such code.
     """
     try:
         call = ast.parse(text, mode="eval").body

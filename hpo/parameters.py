@@ -35,9 +35,9 @@ class Int(BaseParameter):
         low: The lowest value.
         high: The highest value (included). `high - low` must be a multiple of `step`.
         log: Draw and mutate on a logarithmic scale; `low` must then be positive. Default: False.
-        step: The distance of two neighbouring values. Default: 1; with `log`, it must be 1.
-        mutable: As for Float. Default: False.
-        when: The condition, as for Float. Default: None, always active.
+        step: The distance between two neighbouring values. Default: 1; with `log`, it must be 1.
+        mutable: Whether the value can change while a network trains, see Float. Default: False.
+        when: The condition under which the parameter is active, see Float. Default: None, always active.
 
     Example:
         ::
@@ -66,12 +66,12 @@ class Int(BaseParameter):
 
     @property
     def is_continuous(self) -> bool:
-        """Whether genes are real numbers between the limits; otherwise they are integers."""
+        """Whether genes (numbers that encode values) are real numbers. Otherwise, they are integers."""
         return self.log
 
     @property
     def limits(self) -> tuple[Gene, Gene]:
-        """The lowest and the highest gene."""
+        """The lowest and the highest gene (number that encodes a value)."""
         if not self.log:
             return self.low, self.low + self.size - 1
         # The limits are half a value wider, so that the lowest and the highest value are drawn as often as others.
@@ -79,11 +79,11 @@ class Int(BaseParameter):
 
     @property
     def size(self) -> int:
-        """The number of values."""
+        """The number of values that the parameter can have."""
         return (self.high - self.low) // self.step + 1
 
     def list_values(self) -> Iterator[int]:
-        """Yield all values."""
+        """Yield all values that the parameter can have."""
         yield from range(self.low, self.high + 1, self.step)
 
     def accepts(self, value: object) -> bool:
@@ -91,18 +91,18 @@ class Int(BaseParameter):
         return type(value) is int and self.low <= value <= self.high and (value - self.low) % self.step == 0
 
     def encode(self, value: Value) -> Gene:
-        """Return the gene of a value."""
+        """Return the gene (number) that encodes a value."""
         return math.log(int(value)) if self.log else self.low + (int(value) - self.low) // self.step
 
     def decode(self, gene: Gene) -> int:
-        """Return the value of a gene. A gene outside the limits has the value of the nearest limit."""
+        """Return the value that a gene encodes. Outside the limits, it is the value of the nearest limit."""
         low, high = self.limits
         nearest = min(max(gene, low), high)
         value = round(math.exp(nearest)) if self.log else self.low + (round(nearest) - self.low) * self.step
         return min(max(value, self.low), self.high)
 
     def make_distribution(self) -> BaseDistribution:
-        """Return the Optuna distribution."""
+        """Return the Optuna distribution of this parameter."""
         from optuna.distributions import IntDistribution
 
         return IntDistribution(self.low, self.high, log=self.log, step=self.step)
@@ -170,21 +170,24 @@ class Float(BaseParameter):
 
     @property
     def is_continuous(self) -> bool:
-        """Whether genes are real numbers between the limits; otherwise they are integers."""
+        """Whether genes (numbers that encode values) are real numbers. Otherwise, they are integers."""
         return self.step is None
 
     @property
     def limits(self) -> tuple[Gene, Gene]:
-        """The lowest and the highest gene: the bounds, their logarithms, or 0 and the number of steps."""
+        """The lowest and the highest gene (number that encodes a value).
+
+        They are the bounds, the logarithms of the bounds with `log`, or 0 and the number of steps with a `step`.
+        """
         return (0, int(self.size) - 1) if self.step else (self.encode(self.low), self.encode(self.high))
 
     @property
     def size(self) -> float:
-        """The number of values; infinite without a step."""
+        """The number of values that the parameter can have; infinite without a step."""
         return round((self.high - self.low) / self.step) + 1 if self.step else math.inf
 
     def list_values(self) -> Iterator[float]:
-        """Yield all values. There must be a step."""
+        """Yield all values that the parameter can have. It must have a step."""
         yield from map(self.decode, range(int(self.size)))
 
     def accepts(self, value: object) -> bool:
@@ -194,13 +197,13 @@ class Float(BaseParameter):
         return self.step is None or value == self.decode(self.encode(value))
 
     def encode(self, value: Value) -> Gene:
-        """Return the gene of a value."""
+        """Return the gene (number) that encodes a value."""
         if self.step:
             return round((float(value) - self.low) / self.step)
         return math.log(float(value)) if self.log else float(value)
 
     def decode(self, gene: Gene) -> float:
-        """Return the value of a gene. A gene outside the limits has the value of the nearest limit."""
+        """Return the value that a gene encodes. Outside the limits, it is the value of the nearest limit."""
         low, high = self.limits
         gene = min(max(gene, low), high)
         if self.step:
@@ -209,7 +212,7 @@ class Float(BaseParameter):
         return min(max(value, self.low), self.high)
 
     def make_distribution(self) -> BaseDistribution:
-        """Return the Optuna distribution."""
+        """Return the Optuna distribution of this parameter."""
         from optuna.distributions import FloatDistribution
 
         return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
@@ -219,7 +222,7 @@ Parameter = Union[Int, Float, Ordinal, Categorical]
 
 
 def is_conditional(text: str) -> bool:
-    """Return whether the parameter with this `repr` has a condition."""
+    """Return whether a parameter has a condition, given its `repr`."""
     return ", when={" in text
 
 

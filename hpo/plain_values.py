@@ -22,12 +22,17 @@ _SIGNIFICANT_DIGITS = 12
 
 
 def round_float(value: float) -> float:
-    """Round to 12 significant digits, as all floats of hyperparameters are."""
+    """Round to 12 significant digits. All floats of hyperparameters are rounded in this way."""
     return float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
 
 
 def round_inwards(value: float, inside: float) -> float:
-    """Round a bound to 12 significant digits, in the direction of `inside` if it would leave the range otherwise."""
+    """Round a bound of a range to 12 significant digits, so that it does not leave the range.
+
+    Args:
+        value: The bound.
+        inside: A number in the range. It shows the direction in which the bound may be moved.
+    """
     rounded = round_float(value)
     if (rounded - value) * (inside - value) >= 0 or rounded == value:
         return rounded
@@ -45,12 +50,19 @@ def find_wrong_bounds(low: float, high: float) -> str:
 
 
 def format_parameter(parameter: Any) -> str:
-    """Return a parameter as Python code. Its `repr` does not have `mutable`, which may change when a run is resumed."""
+    """Return a parameter as Python code, with all its arguments.
+
+    The `repr` of a parameter omits `mutable`, because a resumed run may change it.
+    """
     return repr(parameter) if parameter.mutable is False else f"{repr(parameter)[:-1]}, mutable={parameter.mutable!r})"
 
 
 def correct_parameter(parameter: Parameter) -> Parameter | None:
-    """Return the valid parameter that the user probably meant by a parameter that is not valid, or None."""
+    """Return the valid parameter that the user probably meant; None if it cannot be guessed.
+
+    Args:
+        parameter: A parameter that is not valid.
+    """
     given: Any = parameter
     mutable = _BOOLEANS.get(str(given.mutable).lower())
     if mutable is None:
@@ -72,7 +84,11 @@ def correct_parameter(parameter: Parameter) -> Parameter | None:
 
 
 def _flatten_choices(choices: Collection[Any]) -> list[Any]:
-    """Replace one collection by its elements, and several collections by their names."""
+    """Return choices without collections.
+
+    If the only choice is a collection, its elements become the choices. If each collection has one element, this
+    element replaces it. Otherwise, a name replaces each collection, see `_name_choices`.
+    """
     collections = [list_elements(choice) for choice in choices]
     if len(collections) == 1 and collections[0] is not None:
         return _name_choices(collections[0])
@@ -84,7 +100,7 @@ def _flatten_choices(choices: Collection[Any]) -> list[Any]:
 
 
 def _name_choices(choices: list[Any]) -> list[Any]:
-    """Replace each collection by its name, such as (128, 64) by "128-64"."""
+    """Replace each collection by a name that is made of its elements, such as (128, 64) by "128-64"."""
     collections = [list_elements(choice) for choice in choices]
     return [
         choice if elements is None else "-".join(map(str, elements))
@@ -93,7 +109,7 @@ def _name_choices(choices: list[Any]) -> list[Any]:
 
 
 def find_lookup(given: Any, instead: Any) -> str:
-    """Return the code of a dict from the names of choices to the values that the user gave.
+    """Return the code of a dict that maps the names of choices to the values that the user gave.
 
     Args:
         given: The parameter of the user, whose choices are not valid.
@@ -125,9 +141,10 @@ def list_elements(value: object) -> list[Any] | None:
 
 
 def normalize_condition(when: Any) -> Any:
-    """Return a condition with plain values, lists and ranges. A value that is not a dict is returned unchanged.
+    """Return a condition whose values are plain Python values, lists and ranges.
 
-    Sets are sorted. A range stays a range, since it may be long.
+    Sets become sorted lists. Ranges are not converted, because they may be long. If `when` is not a dict, it is
+    returned unchanged.
     """
     if not isinstance(when, Mapping):
         return when
@@ -168,7 +185,7 @@ def _round_if_float(value: float | None) -> float | None:
 
 
 def _parse_number(value: Any) -> int | float | None:
-    """Return a number, or a text that is a number, as an int if it is whole; None for other values."""
+    """Convert a number, or a text such as "0.1", to an int if it is whole or to a float; None for other values."""
     value = _convert_to_plain(value)
     if type(value) is int:
         return value

@@ -71,6 +71,9 @@ class TextSample:
 
 
 def shorten_text(prompt: str, text: str) -> dict[str, str]:
-    """Return a text sample as data that JSON can hold. Long texts are cut, far from the end of the prompt."""
+    """Return a text sample as data that JSON can hold.
+
+    If `prompt` is long, its beginning is cut off. If `text` is long, its end is cut off.
+    """
     prompt = prompt if len(prompt) <= _LONGEST_TEXT else "..." + prompt[-_LONGEST_TEXT:]
     return {"prompt": prompt, "text": text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."}

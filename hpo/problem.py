@@ -1,6 +1,7 @@
-"""The problem of a run as data: a search file and its settings, without code of the user.
+"""The problem of a run as data: the description of a search file, and its settings.
 
-Only the template imports the search file (see `hpo.trainer.search_file`). Ranks have its description as data.
+Only the template (the process that trainers are forked from) imports the search file (see `hpo.trainer.search_file`).
+Ranks have only the description, which contains no code of the user.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from hpo.script_objective import Script
 from hpo.space import SearchSpace
 
 AskTemplate = Callable[..., dict[str, Any]]
-"""Sends a request to the template, `ask(kind, **content)`, and returns its answer. Raises UsageError if it refuses."""
+"""Function `ask(kind, **content)` that sends a request to the template, and returns the answer.
+
+The template is the process that trainers are forked from. The function raises a UsageError if the template refuses the
+request.
+"""
 
 _PARAMETER_CLASSES: dict[str, type[Parameter]] = {kind.__name__: kind for kind in (Int, Float, Ordinal, Categorical)}
 _MOST_IN_REQUEST = 1000  # candidates in one message; the other process answers in a few milliseconds
@@ -28,7 +33,7 @@ _MOST_IN_REQUEST = 1000  # candidates in one message; the other process answers 
 
 @dataclass(frozen=True)
 class SearchDescription:
-    """A search file as data."""
+    """The description of a search file, as data without code of the user."""
 
     path: Path
     """The path that the user gave."""
@@ -53,10 +58,10 @@ class SearchDescription:
     def from_data(
         cls, data: Mapping[str, Any], ask: AskTemplate | None = None, constraints: ConstraintSet | None = None
     ) -> SearchDescription:
-        """Return the description that the property `data` was read from.
+        """Return the description that `data` represents. This is the inverse of the property `data`.
 
         Args:
-            data: Data of a description.
+            data: The value of the property `data` of a description.
             ask: Sends requests to the template. `check_setting` and `bind_settings` need it.
             constraints: Checks the constraints of the space. Without it, a space with constraints cannot be sampled.
         """
@@ -95,12 +100,15 @@ class SearchDescription:
         return hashlib.sha256(self.source).hexdigest()
 
     def check_setting(self, assignment: str) -> None:
-        """Raise a UsageError unless the settings of the file accept this NAME=VALUE."""
+        """Raise a UsageError if a setting, given as NAME=VALUE, is not valid for this search file."""
         assert self.ask is not None
         self.ask("check_setting", assignment=assignment)
 
     def bind_settings(self, assignments: Sequence[str]) -> Problem:
-        """Return the problem with settings from NAME=VALUE texts. Raise a UsageError if a text is not valid."""
+        """Return the problem: this search file with settings that are given as NAME=VALUE.
+
+        Raise a UsageError if a setting is not valid.
+        """
         assert self.ask is not None
         answer = self.ask("bind", assignments=list(assignments))
         return Problem(self, answer["values"], tuple(assignments))
@@ -114,16 +122,16 @@ class Problem:
     setting_values: Mapping[str, Any]
     """The values of the settings, as JSON can hold them."""
     assignments: tuple[str, ...] = ()
-    """NAME=VALUE texts, from which a trainer makes the settings."""
+    """The settings as NAME=VALUE texts. A trainer (process that runs the objective) reads them."""
 
     @classmethod
     def from_data(
         cls, data: Mapping[str, Any], ask: AskTemplate | None = None, constraints: ConstraintSet | None = None
     ) -> Problem:
-        """Return the problem that the property `data` was read from.
+        """Return the problem that `data` represents. This is the inverse of the property `data`.
 
         Args:
-            data: Data of a problem.
+            data: The value of the property `data` of a problem.
             ask: As for `SearchDescription.from_data`.
             constraints: As for `SearchDescription.from_data`.
         """
@@ -146,22 +154,22 @@ class RemoteConstraints:
     """Constraints that another process checks (see `hpo.trainer.constraint_server`)."""
 
     send_request: Callable[..., Mapping[str, Any]]
-    """Sends its keyword arguments as a request, and returns the content of the answer."""
+    """Function that sends its keyword arguments as a request, and returns the content of the answer."""
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-        """Return for each set of hyperparameters the index of the first constraint that it violates, or None."""
+        """Return, for each set of hyperparameters, the index of the first violated constraint, or None."""
         parts = [batch[start : start + _MOST_IN_REQUEST] for start in range(0, len(batch), _MOST_IN_REQUEST)]
         return [
             index for part in parts for index in self.send_request(params=[dict(params) for params in part])["violated"]
         ]
 
     def find_problem(self) -> str:
-        """Return why the constraints are unsound, or "" if they are sound."""
+        """Return why the constraints are unsound (see `find_constraint_problem`), or "" if they are sound."""
         return str(self.send_request(check=True)["problem"])
 
 
 class _UnavailableConstraints:
-    """The constraints of a space on a rank that never checks them."""
+    """The constraints of a space on a rank that cannot check them. Each check raises a RuntimeError."""
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
         raise RuntimeError(f"no process checks the constraints of {len(batch)} individuals")
@@ -173,7 +181,7 @@ class _UnavailableConstraints:
 def load_description(
     path: Path, ask: AskTemplate, constraints: ConstraintSet | None = None, source: bytes | None = None
 ) -> SearchDescription:
-    """Let the template import a search file, and return its description.
+    """Let the template (process that trainers are forked from) import a search file, and return its description.
 
     Args:
         path: Path of the search file.
@@ -195,7 +203,7 @@ def dump_space(space: SearchSpace) -> dict[str, Any]:
 
 
 def load_space(data: Mapping[str, Any], constraints: ConstraintSet | None = None) -> SearchSpace:
-    """Return the search space that `dump_space` returned as data.
+    """Return the search space from the data that `dump_space` returned.
 
     Args:
         data: Data of a space.

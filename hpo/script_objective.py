@@ -1,4 +1,4 @@
-"""A training program as the objective: a command that each rank of a worker runs, as torchrun would run it."""
+"""A training program as the objective: each rank of a worker (group of ranks) runs it, as torchrun would run it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ _EVALUATION_PLACEHOLDERS = ("trial", "folder", "seed")  # available to every pro
 class Script:
     r"""A training program as the objective of a search.
 
-    Each rank of a worker runs the command, as torchrun would run it. Each hyperparameter is appended as
-    ``--name value``, or replaces ``{name}`` in the command. Settings, and ``{trial}``, ``{folder}`` and ``{seed}`` of
-    the evaluation, only replace such placeholders. Write ``{{name}}`` for literal braces.
+    Each rank of a worker runs the command, as torchrun would run it. Each hyperparameter is appended as ``--name
+    value``. If the command has the placeholder ``{name}``, the value replaces the placeholder and is not appended.
+    Settings are never appended, and only replace placeholders. The placeholders ``{trial}``, ``{folder}`` and
+    ``{seed}`` are replaced by the number, the folder and the seed of the evaluation. Write ``{{name}}`` for literal
+    braces.
 
     Args:
         *command: The parts of the command: a Python script, or ``-m`` and a module, or another command, and its
@@ -38,9 +40,9 @@ class Script:
             for a program that calls ``hpo.report``.
         metrics: Regular expressions of other numbers by name, as for `loss`. Default: no metrics.
         flags: Names of boolean hyperparameters, appended as ``--name`` if they are true, and left out otherwise.
-        resume: Arguments that are appended when an evaluation resumes from its checkpoint, such as
-            ``("--resume", "{folder}/last.pt")``. The program must write a checkpoint to ``{folder}`` before each
-            report or soon after. Default: none, each evaluation starts from the beginning.
+        resume: Arguments that are appended when an evaluation resumes from its checkpoint, such as ``("--resume",
+            "{folder}/last.pt")``. The program must write a checkpoint to ``{folder}`` before each report or soon after.
+            Default: none, each evaluation starts from the beginning.
         first_report: The number of the first report that pruners use, for programs that report a loss before they
             train. Default: 1.
 
@@ -91,7 +93,7 @@ class Script:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Script:
-        """Return the script that the property `data` was read from."""
+        """Return the script that `data` represents. This is the inverse of the property `data`."""
         options = {name: value for name, value in data.items() if name != "command"}
         return cls(*data["command"], **options)
 
@@ -147,13 +149,13 @@ class Script:
     def make_arguments(
         self, params: Mapping[str, Any], others: Mapping[str, Any], absent: Iterable[str] = ()
     ) -> list[str]:
-        """Return the command for hyperparameters.
+        """Return the command, with its arguments, for a set of hyperparameters.
 
         Args:
             params: The values of the active parameters.
             others: Other values for placeholders, such as settings.
-            absent: The names of the inactive parameters. A part with such a placeholder is left out, together with the
-                option before it.
+            absent: The names of the inactive parameters. A part of the command that has the placeholder of an inactive
+                parameter is left out, together with the option before it.
         """
         values = {**others, **params}
         inactive, placed = set(absent), set[str]()
@@ -177,7 +179,7 @@ class Script:
         return parts
 
     def make_resume_arguments(self, values: Mapping[str, Any]) -> list[str]:
-        """Return the arguments for an evaluation that resumes; `values` are the values of placeholders."""
+        """Return the arguments to append when an evaluation resumes. `values` are the values of placeholders."""
         return [_fill_placeholders(part, values) for part in self.resume]
 
     def format_search_file(self, space: Mapping[str, str]) -> str:
@@ -198,7 +200,7 @@ class Script:
 
 
 def find_program(script: Script) -> Path | None:
-    """Return the file of the program of a script, or None for a module.
+    """Return the path of the program that a script runs; None if it runs a module.
 
     Raises:
         ValueError: The file, command or module does not exist, or the command is a launcher such as mpirun.
@@ -253,9 +255,10 @@ def _format_value(value: Any) -> str:
 
 
 def propose_loss_pattern(lines: Sequence[str]) -> str:
-    """Return a pattern for the loss in the first line that has one, or "" if no line has a named loss and a number.
+    """Return a regular expression that matches the loss in printed lines, or "" if no line has a named loss.
 
-    Lines with a validation loss are preferred.
+    It is made from the first line with a validation loss, such as ``val_loss=0.5``, or else from the first line with
+    any loss.
     """
     found = [match for line in lines for match in _NAMED_LOSS_PATTERN.finditer(line)]
     validation = [match for match in found if re.search("val|eval|test|dev", match[1], re.IGNORECASE)]

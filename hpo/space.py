@@ -93,13 +93,18 @@ class SearchSpace:
         self.constraint_texts = (*self.constraint_texts, text)
 
     def delegate_constraints(self, texts: Sequence[str], constraints: ConstraintSet) -> None:
-        """Let `constraints` check the constraints with these texts, since their functions are in another process."""
+        """Let `constraints` check hyperparameters, because the functions of the constraints are in another process.
+
+        Args:
+            texts: The constraints in words.
+            constraints: Sends hyperparameters to the other process to check them.
+        """
         self.constraint_texts = tuple(texts)
         self._constraints = constraints
 
     @property
     def immutable_names(self) -> list[str]:
-        """The names of the parameters that are not mutable, see Float."""
+        """The names of the parameters whose values cannot change while a network trains (`mutable` is False)."""
         return [name for name, parameter in self.parameters.items() if not parameter.mutable]
 
     def __repr__(self) -> str:
@@ -107,7 +112,10 @@ class SearchSpace:
         return f"SearchSpace({inside})"
 
     def list_gene_limits(self) -> dict[str, tuple[Gene, Gene]]:
-        """Return the lowest and the highest gene of each parameter: two ints or two floats, as Propulate needs them."""
+        """Return the lowest and the highest gene (number that encodes a value) of each parameter.
+
+        Both are ints or both are floats, as Propulate needs them.
+        """
         return {name: parameter.limits for name, parameter in self.parameters.items()}
 
     def is_active(self, name: str, params: Mapping[str, object]) -> bool:
@@ -115,7 +123,9 @@ class SearchSpace:
         return all(parent in params and params[parent] in values for parent, values in self.conditions[name].items())
 
     def encode(self, params: Mapping[str, Value]) -> dict[str, Gene]:
-        """Return the genes of hyperparameters. The gene of an inactive parameter is the middle of its limits.
+        """Return the genes (numbers that Propulate breeds) that encode hyperparameters.
+
+        The gene of an inactive parameter is the middle of its limits.
 
         Args:
             params: The values of all active parameters. Constraints are not checked.
@@ -134,7 +144,7 @@ class SearchSpace:
         }
 
     def decode(self, genes: Mapping[str, Gene]) -> dict[str, Value]:
-        """Return the hyperparameters of genes: the values of all active parameters."""
+        """Return the hyperparameters that genes encode: the values of all active parameters."""
         params: dict[str, Value] = {}
         for name, parameter in self.parameters.items():
             if self.is_active(name, params):
@@ -142,11 +152,11 @@ class SearchSpace:
         return params
 
     def round_genes(self, genes: Mapping[str, Gene]) -> dict[str, Gene]:
-        """Return the genes of the nearest values of all parameters, active or not."""
+        """Return the genes that encode the nearest valid values of all parameters, active or inactive."""
         return {name: parameter.encode(parameter.decode(genes[name])) for name, parameter in self.parameters.items()}
 
     def check(self, params: Mapping[str, object]) -> None:
-        """Raise a ValueError unless `params` are allowed hyperparameters of this space.
+        """Raise a ValueError unless the search space and its constraints allow hyperparameters.
 
         Args:
             params: The values of all active parameters.
@@ -158,7 +168,7 @@ class SearchSpace:
             raise ValueError(mistake)
 
     def find_mistakes(self, batch: Sequence[Mapping[str, object]]) -> list[str]:
-        """Return for each set of hyperparameters why it is not valid or not allowed, "" if it is allowed."""
+        """Return, for each set of hyperparameters, why it is not valid or not allowed; "" if it is allowed."""
         mistakes = [self._find_wrong_value(params) for params in batch]
         valid = [index for index, mistake in enumerate(mistakes) if not mistake]
         for index, violated in zip(valid, self.find_violated([batch[index] for index in valid]), strict=True):
@@ -167,7 +177,7 @@ class SearchSpace:
         return mistakes
 
     def allows(self, params: Mapping[str, object]) -> bool:
-        """Return whether hyperparameters satisfy all constraints. `are_allowed` is much faster for many of them."""
+        """Return whether hyperparameters satisfy all constraints. For many sets, `are_allowed` is much faster."""
         return self.are_allowed([params]) == [True]
 
     def are_allowed(self, batch: Sequence[Mapping[str, object]]) -> list[bool]:
@@ -175,11 +185,11 @@ class SearchSpace:
         return [violated is None for violated in self.find_violated(batch)]
 
     def find_violated(self, batch: Sequence[Mapping[str, object]]) -> list[int | None]:
-        """Return for each set of hyperparameters the index of the first constraint that it violates, or None."""
+        """Return, for each set of hyperparameters, the index of the first violated constraint, or None."""
         return self._constraints.find_violated(batch) if self.constraint_texts and batch else [None] * len(batch)
 
     def check_constraints(self) -> None:
-        """Raise a ValueError if a constraint fails, or if the constraints leave nothing or next to nothing."""
+        """Raise a ValueError if a constraint fails, or if the constraints allow next to nothing of the space."""
         if self.constraint_texts and (problem := self._constraints.find_problem()):
             raise ValueError(problem)
 
@@ -201,7 +211,10 @@ class SearchSpace:
         return next(self.iterate_draws(rng, given))
 
     def iterate_draws(self, rng: Random, given: Mapping[str, Value] | None = None) -> Iterator[dict[str, Value]]:
-        """Yield random hyperparameters without end, as `draw` returns them. Constraints are checked in batches."""
+        """Yield random hyperparameters that satisfy all constraints, without end.
+
+        The arguments are those of `draw`. Constraints are checked for several draws at once.
+        """
         given = given or {}
         if mistake := next(filter(None, starmap(self._find_mistake, given.items())), ""):
             raise ValueError(mistake)
@@ -219,7 +232,10 @@ class SearchSpace:
 
     @cached_property
     def all_individuals(self) -> list[dict[str, Value]] | None:
-        """The hyperparameters of all individuals; None if there are too many, or if to list them takes too long."""
+        """The hyperparameters of all individuals that the constraints allow.
+
+        The value is None if there are too many individuals, or if the list takes too long.
+        """
         return list_individuals(self, _MOST_CANDIDATES, _MOST_SECONDS)
 
     def describe(self) -> dict[str, str]:

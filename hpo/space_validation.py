@@ -1,4 +1,4 @@
-"""Check the parameters of a search space, and their conditions."""
+"""Check the parameters of a search space, and the conditions under which they are active."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ Condition = Mapping[str, frozenset[Value]]  # For each parent parameter, the val
 
 
 def check_parameter(name: str, parameter: object) -> None:
-    """Check the name and the range of a parameter, but not its condition.
+    """Raise an error if the name or the range of a parameter is not valid. Its condition is not checked.
 
     Raises:
-        ValueError: The name or the range is not valid. The message has a valid parameter if the intention is clear.
+        ValueError: The name or the range is not valid. The message proposes a valid parameter if the intention is
+            clear.
         TypeError: `parameter` is not a parameter.
     """
     # Propulate keeps names with a leading underscore for itself.
@@ -41,15 +42,16 @@ def check_parameter(name: str, parameter: object) -> None:
 
 
 def make_condition(name: str, parameter: Parameter, earlier: Mapping[str, Parameter]) -> Condition:
-    """Return the condition of a parameter, empty if it has none.
+    """Return the condition under which a parameter is active; empty if the parameter has no condition.
 
     Args:
         name: The name of the parameter.
-        parameter: The parameter, of which `when` may be any value.
+        parameter: The parameter. Its `when` may still have any value.
         earlier: The parameters before it in the space, by name.
 
     Raises:
-        ValueError: `when` is not a dict, or the earlier parameters cannot have these values.
+        ValueError: `when` is not a dict, names a parameter that is not in `earlier` or is not discrete, or gives a
+            value that the named parameter cannot have.
     """
     when: Any = parameter.when
     if when is None:

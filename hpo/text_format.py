@@ -15,9 +15,10 @@ _MOST_DIGITS = 9  # significant digits, which are enough to distinguish any two 
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Return a number as text with `digits` significant digits. Digits before the point are never rounded.
+    """Return a number as text with `digits` significant digits.
 
-    A number of 1e9 or more has an exponent, unless it is whole.
+    Whole numbers keep all their digits. Other numbers keep all digits before the point. They have an exponent if they
+    are 1e9 or more.
     """
     if abs(value) < _LARGEST_WHOLE and value == int(value):
         return str(int(value))
@@ -25,7 +26,7 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def format_numbers(values: Sequence[float | None]) -> list[str]:
-    """Return the numbers of a column as texts with 4 significant digits, or with more if different ones look equal.
+    """Return the numbers of a column as texts with 4 significant digits, or more if different numbers would look equal.
 
     The text of None is "".
     """
@@ -48,7 +49,7 @@ def format_count(count: int, noun: str) -> str:
 
 
 def format_named_values(values: Mapping[str, Any]) -> str:
-    """Return named values as one line of text."""
+    """Return named values as one line of text, such as ``depth=3  lr=0.1``."""
     return "  ".join(f"{make_printable(name)}={format_value(item)}" for name, item in values.items())
 
 
@@ -73,7 +74,7 @@ def format_tenths(seconds: float | None) -> str:
 def format_duration(seconds: float) -> str:
     """Return a duration in seconds as text in its two largest units, such as ``2 h 05 min``.
 
-    The text is "an unknown time" if the duration is NaN or negative. It is negative if the clock was changed.
+    The text is "an unknown time" if the duration is NaN or negative. A duration is negative if the clock was changed.
     """
     if not seconds >= 0:
         return "an unknown time"
@@ -111,7 +112,7 @@ def make_show_command(run_dir: Path, label: str) -> str:
 def escape_invisible(text: str, keep: str = "") -> str:
     """Escape all characters that are not printable, except those in `keep`, as `repr` does.
 
-    They could move the cursor of a terminal, or change the direction of text.
+    Such characters could move the cursor of a terminal, or change the direction of text.
     """
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
 
@@ -122,12 +123,12 @@ def make_printable(text: str) -> str:
 
 
 def split_printable_lines(text: str) -> list[str]:
-    """Return the lines of a text, each as `make_printable` returns it."""
+    """Return the lines of a text for a terminal: tabs become spaces, control characters are escaped."""
     return [make_printable(line.expandtabs()).rstrip() for line in text.removesuffix("\n").split("\n")]
 
 
 def make_printable_lines(text: str) -> str:
-    """Return a text of several lines, each as `make_printable` returns it."""
+    """Return a text of several lines for a terminal: tabs become spaces, control characters are escaped."""
     return "\n".join(split_printable_lines(text))
 
 

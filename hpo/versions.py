@@ -9,7 +9,7 @@ _PACKAGES = ("hpo-islands", "propulate", "mpi4py", "torch", "torchvision", "optu
 
 
 def read_versions() -> dict[str, str]:
-    """Return the versions by name, without an import of the packages."""
+    """Return the versions of Python and of the packages by name. No package is imported."""
     return {"python": platform.python_version(), **{package: _read_version(package) for package in _PACKAGES}}
 
 

@@ -42,21 +42,21 @@ COSTS = {f"layer{layer}.{block}": 1.0 for layer in range(1, 5) for block in rang
 
 @dataclass(frozen=True)
 class Settings(ParallelSettings):
-    """Options of this search: --set dataset=fashion-mnist."""
+    """Settings of this search. A user changes them with --set, for example --set dataset=fashion-mnist."""
 
     dataset: str = "cifar10"
-    """Data set: cifar10, fashion-mnist or digits."""
+    """Name of the data set, which is cifar10, fashion-mnist or digits."""
     data_dir: str = "data"
     """Folder of the files of the data set. Missing files are downloaded into it. Not used for digits."""
     epochs: int = 30
     batch_size: int = 128
     """Size of the global batch, over all ranks."""
     patience: int = 0
-    """Stop a training after this many epochs without a new lowest loss. 0: never."""
+    """Stop a training after this many epochs without a new lowest loss. 0 means never."""
     train_samples: int = 0
-    """Number of training samples. 0: all, 40,000 of CIFAR-10."""
+    """Number of training samples. 0 means all, which are 40,000 of CIFAR-10."""
     validation_samples: int = 0
-    """Number of validation samples. 0: all, 10,000 of CIFAR-10."""
+    """Number of validation samples. 0 means all, which are 10,000 of CIFAR-10."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,7 @@ space = SearchSpace(
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of this search: --set epochs=3."""
+    """Settings of this search. A user changes them with --set, for example --set epochs=3."""
 
     epochs: int = 10
     batch_size: int = 64

@@ -1,4 +1,4 @@
-"""A convolutional network on MNIST or Fashion-MNIST, with the search space of the published problem."""
+"""A convolutional network on MNIST or Fashion-MNIST, with the search space of Propulate's PyTorch example."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ space = SearchSpace(
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of this search: --set dataset=fashion-mnist."""
+    """Settings of this search. A user changes them with --set, for example --set dataset=fashion-mnist."""
 
     dataset: str = "mnist"
-    """Data set: mnist or fashion-mnist."""
+    """Name of the data set, which is mnist or fashion-mnist."""
     data_dir: str = "data"
-    """Folder of the four IDX files, or a torchvision root. Missing files are downloaded into it."""
+    """Folder of the four IDX files, or the folder of torchvision's data sets. Missing files are downloaded into it."""
     epochs: int = 20
     batch_size: int = 16
     patience: int = 5
     train_samples: int = 0
-    """Number of training samples. 0: all 50,000."""
+    """Number of training samples. 0 means all 50,000."""
     validation_samples: int = 0
-    """Number of validation samples. 0: all 10,000."""
+    """Number of validation samples. 0 means all 10,000."""
 
     def __post_init__(self) -> None:
         if self.dataset not in ("mnist", "fashion-mnist"):

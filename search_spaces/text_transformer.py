@@ -39,7 +39,7 @@ PROMPTS = ("def ", "class ", "import ")
 
 @dataclass(frozen=True)
 class Settings(ParallelSettings):
-    """Options of this search: --set context=64."""
+    """Settings of this search. A user changes them with --set, for example --set context=64."""
 
     context: int = 64
     """Length of a sample in characters."""
@@ -47,11 +47,11 @@ class Settings(ParallelSettings):
     batch_size: int = 32
     """Size of the global batch, over all ranks."""
     patience: int = 0
-    """Stop a training after this many epochs without a new lowest loss. 0: never."""
+    """Stop a training after this many epochs without a new lowest loss. 0 means never."""
     train_samples: int = 1024
-    """Number of training samples. 0: all, about 97,000 of 64 characters. The default suits two cores."""
+    """Number of training samples. 0 means all, which are about 97,000 of 64 characters. The default suits two cores."""
     validation_samples: int = 256
-    """Number of validation samples. 0: all, about 8,900 of 64 characters."""
+    """Number of validation samples. 0 means all, which are about 8,900 of 64 characters."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +85,7 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
 
 
 def network_of(params: Mapping[str, Any], text: TextDataset) -> nn.Sequential:
-    """Build the model of an individual."""
+    """Return a new network with the architecture that hyperparameters describe."""
     return make_transformer(
         text.vocabulary_size,
         text.context,

@@ -32,9 +32,10 @@ _KEPT_PREFIXES = ("LC_", "PYTEST_")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set the same environment on all machines, before a test imports MPI, which could join another job.
+    """Set the same environment variables on all machines, before a test imports MPI.
 
-    GPUs are hidden, since the expected results of tests were computed on CPUs.
+    With the variables of another job, MPI could join this job. GPUs are hidden, since the expected results of tests
+    were computed on CPUs.
     """
     for name in list(os.environ):
         if name not in _KEPT_VARIABLES and not name.startswith(_KEPT_PREFIXES):
@@ -49,7 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that launch jobs with the fixtures below. Other such tests have the marker in their code."""
+    """Add the marker mpi to tests that use the fixture `mpi` or `each_mpi`.
+
+    Other tests that launch jobs have the marker in their code.
+    """
     for item in items:
         if {"mpi", "each_mpi"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("mpi")
@@ -57,7 +61,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def unmarked_launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail a test that launches a job without the marker mpi, which `make test-fast` uses to skip it."""
+    """Fail a test that launches a job but does not have the marker mpi.
+
+    `make test-fast` skips tests with this marker.
+    """
     if request.node.get_closest_marker("mpi"):
         return
     start = subprocess.Popen.__init__
@@ -73,7 +80,7 @@ def unmarked_launches(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 @pytest.fixture(scope="session", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Set a home directory without accounts and settings of the user."""
+    """Set a home directory without the user's accounts and settings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         yield

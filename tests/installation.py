@@ -27,7 +27,7 @@ READER_MEGABYTES = 400
 
 
 def run_command(folder: Path, *command: object, seconds: float = 300) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder, without the checkout on any path."""
+    """Run a command in a folder, without the checkout in the module search path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = [str(word) for word in command]
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds)
@@ -40,7 +40,7 @@ def find_package(kind: str) -> Path:
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the installed command with a search space that comes with the package."""
+    """Run a search with the installed command and a search space of the package, and return its run directory."""
     folder = tmp_path_factory.mktemp("search")
     options = ("--evaluations", 4, "--set", "epochs=1", "--run-dir", "run")
     job = run_command(folder, "mpirun", "-n", 4, "hpo", "search", "digits_cnn", *options)
@@ -51,7 +51,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an environment with the wheel and without its extras."""
+    """Create an environment with the wheel and without its extras, and return its folder."""
     folder = tmp_path_factory.mktemp("reader") / "venv"
     venv.create(folder, with_pip=True)
     constraints = ROOT / "dist" / "constraints.txt"

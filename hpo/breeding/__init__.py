@@ -1,1 +1,1 @@
-"""Breed individuals: propagators, the surrogate, the history of evaluations, and Propulate's islands."""
+"""Breed individuals (sets of hyperparameters): propagators, surrogates, the history of evaluations, and islands."""

@@ -27,15 +27,16 @@ Acquisition = Callable[[Vector, Vector], Vector]
 def lower_confidence_bound(
     models: Sequence[GaussianProcess], rng: np.random.Generator, _: float | None = None
 ) -> Acquisition:
-    """Return an acquisition function that prefers the lowest lower confidence bound.
+    """Return an acquisition function that prefers candidates with a low lower confidence bound.
 
-    For several objectives, it prefers the largest hypervolume improvement of the bounds. The method is described by
-    Srinivas et al., Gaussian process optimization in the bandit setting (2010).
+    The bound is the mean minus 3 standard deviations. For several objectives, the function prefers the largest
+    hypervolume improvement of the bounds. The method is described by Srinivas et al., Gaussian process optimization in
+    the bandit setting (2010).
 
     Args:
         models: The fitted model of each objective.
         rng: The random number generator.
-        _: Unused. Both acquisition functions have the same parameters.
+        _: Unused. It exists because both acquisition functions need the same parameters.
     """
     if len(models) == 1:
         return lambda mean, deviation: _BOUND_DEVIATIONS * deviation[0] - mean[0]
@@ -48,9 +49,9 @@ def expected_improvement(
 ) -> Acquisition:
     """Return an acquisition function that prefers the largest expected improvement on the lowest mean.
 
-    For several objectives, it prefers the largest expected hypervolume improvement, averaged over random values. The
-    method is described by Jones et al., Efficient global optimization of expensive black-box functions (1998),
-    equation 15.
+    For several objectives, it prefers the largest expected hypervolume improvement, averaged over random draws from the
+    predictions. The method is described by Jones et al., Efficient global optimization of expensive black-box functions
+    (1998), equation 15.
 
     Args:
         models: The fitted model of each objective.
@@ -66,7 +67,7 @@ def expected_improvement(
 
 
 class HypervolumeImprovement:
-    """The hypervolume that candidates add to the front of known means, for any number of objectives.
+    """Computes the hypervolume that candidates would add to the front of known means, for any number of objectives.
 
     Rays in random directions start at the reference point. The reach is the distance along a ray to the front, to the
     power of the number of objectives. The hypervolume is proportional to the mean reach over all rays (Golovin and
@@ -86,11 +87,11 @@ class HypervolumeImprovement:
         self._front_reach = self._measure_reach(known[None]).max(axis=1, keepdims=True)
 
     def __call__(self, costs: Vector) -> Vector:
-        """Return the logarithm of the gained hypervolume, shape `(candidates,)`.
+        """Return the logarithm of the hypervolume that each candidate would add, shape `(candidates,)`.
 
         Args:
-            costs: The costs of candidates, the same or different for each ray, shape `(rays or 1, objectives,
-                candidates)`.
+            costs: The costs of the candidates, shape `(rays, objectives, candidates)`, or `(1, objectives, candidates)`
+                if the costs are the same for all rays.
         """
         ahead = (self._measure_reach(costs) - self._front_reach) / _SMOOTHING
         # This is log(log(1 + exp(ahead))). Its limit far below zero is `ahead`.
@@ -106,7 +107,10 @@ class HypervolumeImprovement:
 
 
 def compute_reference_point(known: Vector) -> Vector:
-    """Return the reference point: in each objective, a tenth worse than the front, or the median if that is worse.
+    """Return the reference point, from which hypervolumes are measured.
+
+    In each objective, it is behind the worst value of the front by a tenth of the extent of the front. It is the median
+    of all known means if the median is worse.
 
     Args:
         known: The known means, shape `(objectives, individuals)`.
@@ -121,13 +125,14 @@ def compute_reference_point(known: Vector) -> Vector:
 
 
 def log_expected_improvement(standardized: Vector) -> Vector:
-    """Return log(density(z) + z * distribution(z)) of the standard normal distribution.
+    """Return the logarithm of the expected improvement, for a standard deviation of 1.
 
-    It is accurate even if z is far below zero (Ament et al., Unexpected improvements to expected improvement for
-    Bayesian optimization, 2023, equation 9).
+    It is log(density(z) + z * distribution(z)) of the standard normal distribution. It is accurate even if z is far
+    below zero (Ament et al., Unexpected improvements to expected improvement for Bayesian optimization, 2023, equation
+    9).
 
     Args:
-        standardized: The values of z.
+        standardized: The values of z: predicted improvements, divided by their standard deviations.
     """
     z = np.minimum(standardized, -1.0)
     density = -(z**2) / 2 - math.log(2 * math.pi) / 2

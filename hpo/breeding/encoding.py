@@ -11,7 +11,7 @@ from hpo.breeding.gaussian_process import Vector
 
 
 class UnitCubeEncoding:
-    """Encode genes as coordinates from 0 to 1.
+    """Encodes genes (numbers that encode hyperparameters) as coordinates from 0 to 1.
 
     A numerical gene has one coordinate. A categorical gene has one coordinate for each choice, so that the distance of
     any two choices is 1.
@@ -22,7 +22,7 @@ class UnitCubeEncoding:
         unordered: Whether each gene is categorical, shape `(genes,)`.
 
     Attributes:
-        gene_indices: The index of the gene of each coordinate, shape `(coordinates,)`.
+        gene_indices: For each coordinate, the index of the gene that it encodes, shape `(coordinates,)`.
     """
 
     def __init__(self, low: Vector, high: Vector, unordered: npt.NDArray[np.bool_]) -> None:
@@ -40,7 +40,7 @@ class UnitCubeEncoding:
 
         Args:
             genes: The genes of the individuals, shape `(individuals, genes)`.
-            active: Which of these genes are active, same shape.
+            active: Whether each of these genes is active, same shape.
         """
         own = genes.take(self.gene_indices, axis=1)
         numbers, levels = (own - self._low) / self._width, (own == self._levels) * math.sqrt(0.5)

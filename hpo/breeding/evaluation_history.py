@@ -32,14 +32,15 @@ _MOST_SECONDS = 60.0  # Time limit for the list, and for the draws after it.
 class EvaluationHistory:
     """The evaluations of a run on all islands.
 
-    Founders are evaluations without a parent, and heirs are all others. They are stored separately, because their
-    losses cannot be compared.
+    With population based training, an evaluation may start from the checkpoint of another evaluation, its parent.
+    Founders are evaluations without a parent, and heirs are evaluations with a parent. They are stored separately,
+    because their losses cannot be compared.
 
     Args:
         space: The search space of the run.
-        source: A function that returns the evaluations that have started or ended since its last call.
+        source: A function that returns the evaluations that have started or ended since its previous call.
         objectives: The objectives of the run.
-        is_stopping: A function that returns whether the run is stopping. Then nothing new is drawn.
+        is_stopping: A function that returns whether the run is being stopped. If so, no new hyperparameters are drawn.
         parent_pool: The possible parents. Default: an empty pool.
 
     Attributes:
@@ -49,7 +50,7 @@ class EvaluationHistory:
         low: The lower limits of the genes, shape `(genes,)`.
         high: The upper limits of the genes, shape `(genes,)`.
         unordered: Whether each gene belongs to a categorical parameter, shape `(genes,)`.
-        mutable: Whether each gene may differ from the parent's, shape `(genes,)`.
+        mutable: Whether each gene of an heir may differ from the gene of its parent, shape `(genes,)`.
         continuous: Whether each gene may have any value between its limits, shape `(genes,)`. Other genes are integers.
         listeners: Functions that are called with each evaluation that has started or ended.
     """
@@ -88,7 +89,7 @@ class EvaluationHistory:
         self._known: set[tuple[Value | None, ...]] = set()
 
     def update(self) -> None:
-        """Add the evaluations that have started or ended since the last update."""
+        """Add the evaluations that have started or ended since the previous call."""
         self.add_evaluations(self._read_new())
 
     def add_evaluations(self, evaluations: Iterable[Evaluation]) -> None:
@@ -104,19 +105,23 @@ class EvaluationHistory:
 
     @property
     def ended_count(self) -> int:
-        """The number of evaluations that have finished, without interrupted ones."""
+        """The number of evaluations that ended by themselves (complete, pruned, paused or failed, not interrupted)."""
         return self._founders.count + self._heirs.count
 
     def make_founder_sample(self) -> SurrogateSample:
-        """Return the founders as a sample for a surrogate. Their costs depend on their hyperparameters alone."""
+        """Return the founders (evaluations without a parent) as a sample for a surrogate (model of the losses).
+
+        The costs of founders depend on their hyperparameters alone.
+        """
         rows, (running, contexts) = self._founders, self._founders.running
         return SurrogateSample(rows.genes, rows.costs, running, rows.contexts, contexts, context=np.empty(0))
 
     def make_heir_sample(self, parent: Evaluation) -> SurrogateSample:
-        """Return the heirs as a sample for a surrogate, which predicts the next heir of a parent.
+        """Return the heirs (evaluations with a parent) as a sample for a surrogate (model of the losses).
 
-        A cost is the relative change of the loss. A context has the rank of the parent's loss and the age, both scaled
-        to the range from 0 to 1.
+        The surrogate predicts the next heir of `parent`. The cost of an heir is the change of the loss, relative to the
+        parent's loss. The context of an heir is two numbers from 0 to 1: the rank of the parent's loss, and the scaled
+        age (number of ancestors).
 
         Args:
             parent: The parent of the next evaluation.
@@ -130,15 +135,15 @@ class EvaluationHistory:
         )
 
     def is_known(self, params: Mapping[str, Value]) -> bool:
-        """Return whether the run has an evaluation with these hyperparameters, ended or not."""
+        """Return whether the run has an evaluation of these hyperparameters, in any state."""
         return self._make_key(params) in self._known
 
     def encode_params(self, params: Mapping[str, Value]) -> Vector:
-        """Return the genes of hyperparameters, shape `(genes,)`."""
+        """Return the genes (numbers) that encode hyperparameters, shape `(genes,)`."""
         return np.array(list(self.space.encode(params).values()), float)
 
     def decode_genes(self, genes: Vector) -> dict[str, Value]:
-        """Return the hyperparameters of genes."""
+        """Return the hyperparameters that genes encode."""
         return self.space.decode(dict(zip(self.space.parameters, genes.tolist(), strict=True)))
 
     def iterate_allowed(self, genes: Vector, indices: Iterable[int], first_size: int = 1) -> Iterator[int]:
@@ -158,7 +163,7 @@ class EvaluationHistory:
             yield from compress(batch, self.space.are_allowed([self.decode_genes(genes[index]) for index in batch]))
 
     def round_genes(self, genes: Vector) -> Vector:
-        """Return the genes of the nearest valid values, shape `(individuals, genes)`."""
+        """Return the genes that encode the nearest valid values, shape `(individuals, genes)`."""
         nearest = genes.copy()
         for gene, parameter in self._logarithmic_ints:
             values = np.clip(np.rint(np.exp(genes[:, gene])), parameter.low, parameter.high)
@@ -166,7 +171,7 @@ class EvaluationHistory:
         return nearest
 
     def find_active(self, genes: Vector) -> npt.NDArray[np.bool_]:
-        """Return which genes of individuals are active, shape `(individuals, genes)`.
+        """Return whether each gene of each individual is active, shape `(individuals, genes)`.
 
         Args:
             genes: The genes, as `round_genes` returns them, shape `(individuals, genes)`.
@@ -183,13 +188,14 @@ class EvaluationHistory:
     def draw_new(self, rng: random.Random) -> dict[str, Value] | None:
         """Draw random hyperparameters that are new to the run.
 
-        If draws find nothing new, all remaining individuals are listed once.
+        If random draws find nothing new, all individuals of the space are listed once. New hyperparameters are then
+        drawn from this list.
 
         Args:
             rng: The random number generator.
 
         Returns:
-            The hyperparameters; None if nothing new is left or was found, or if the run is stopping.
+            The hyperparameters; None if nothing new is left or was found, or if the run is being stopped.
         """
         if self._remaining is None:
             if (params := self._draw_unknown(rng, _TRIES)) is not None or self._is_stopping():
@@ -226,7 +232,10 @@ class EvaluationHistory:
 
 
 def _list_conditions(space: SearchSpace) -> list[tuple[int, int, Vector]]:
-    """Return each conditional gene with the gene that it depends on, and the values that activate it."""
+    """Return the conditions between genes: the conditional gene, its parent gene, and the values that activate it.
+
+    A gene is given by its index. A gene with several parents has several conditions, and must satisfy all.
+    """
     indices = {name: index for index, name in enumerate(space.parameters)}
     return [
         (indices[name], indices[parent], np.array(sorted(map(space.parameters[parent].encode, values)), float))

@@ -30,14 +30,14 @@ _BLOCK_SIZE = 64  # Number of points whose rows are added to the inverse root at
 
 
 class GaussianProcess:
-    """Predict a function from its values at known points.
+    """Predicts a function from its values at known points.
 
-    The covariance function is Matern's of order 5/2 (equation 4.17), whose functions are less smooth than those of a
-    squared exponential. Each coordinate is divided by a scale before distances are computed.
+    The covariance function is the Matern function of order 5/2 (equation 4.17). It models functions that are less
+    smooth than with a squared exponential. Each coordinate is divided by a scale before distances are computed.
 
     Args:
         scale_indices: The index of the scale of each coordinate, shape `(coordinates,)`.
-        noise: The prior share of the variance that does not depend on the coordinates.
+        noise: The share of the variance that is expected to be noise before any value is learned.
     """
 
     def __init__(self, scale_indices: npt.NDArray[np.int64], noise: float = _PRIOR_NOISE) -> None:
@@ -60,8 +60,8 @@ class GaussianProcess:
         Args:
             points: The points, shape `(points, coordinates)`.
             values: The values, with mean 0 and variance 1, shape `(points,)`.
-            known: The number of all known values of the function. It may exceed the number of points. The scales are
-                fitted again if it has grown by a tenth.
+            known: The number of all known values of the function, which may exceed the number of points. The scales are
+                fitted again only when this number has grown by a tenth since the previous fit.
         """
         if known >= self._next_fit:
             chosen = slice(None, None, 1 + (len(points) - 1) // _MOST_FITTED)
@@ -80,7 +80,9 @@ class GaussianProcess:
         self._learn_values(points, values)
 
     def assume_predictions(self, points: Vector) -> None:
-        """Learn the predicted values at points with unknown values, so that the deviations near them become small.
+        """Learn points with unknown values as if their values were as predicted.
+
+        The standard deviations near these points become small, so that other points are preferred.
 
         Args:
             points: The points, shape `(points, coordinates)`.
@@ -96,8 +98,9 @@ class GaussianProcess:
     def predict(self, points: Vector, precision: type[np.floating[Any]] = np.float64) -> tuple[Vector, Vector]:
         """Return the mean and the standard deviation at each point, both of shape `(points,)`.
 
-        Equations 2.25 and 2.26. Single precision takes half of the time and is accurate enough for screening. On
-        noiseless bbob functions, it changed deviations by a millionth in the median, and by 4% in one of a hundred.
+        They are computed by equations 2.25 and 2.26. Single precision takes half of the time, and is accurate enough to
+        screen candidates. On noiseless functions of the bbob benchmark, it changed deviations by a millionth in the
+        median, and by 4% in one of a hundred cases.
 
         Args:
             points: The points, shape `(points, coordinates)`.
@@ -118,14 +121,14 @@ class GaussianProcess:
 
     @property
     def means(self) -> Vector:
-        """The means at the learned points, shape `(points,)`."""
+        """The predicted means at the learned points, shape `(points,)`."""
         # Equation 2.25. At learned points, covariance times weights equals values minus noise times weights.
         means: Vector = self._values - np.exp(self._log_scales[-1]) * self._weights
         return means
 
     @property
     def lowest_mean(self) -> float:
-        """The lowest mean at the learned points."""
+        """The lowest predicted mean at the learned points."""
         return float(np.min(self.means))
 
     def _learn_values(self, points: Vector, values: Vector) -> None:
@@ -157,7 +160,10 @@ class GaussianProcess:
         return points * rates
 
     def _compute_half_squares(self, points: Vector) -> Vector:
-        """Return half of the squared distances by scale, shape `(scales, points * points)`."""
+        """Return half of the squared distances between points, shape `(scales, points * points)`.
+
+        For each scale, only the coordinates with this scale are used.
+        """
         squares = np.zeros((self._scale_count, len(points), len(points)))
         for coordinate, scale in zip(points.T, self._scale_indices, strict=True):
             squares[scale] += np.subtract.outer(coordinate, coordinate) ** 2 / 2
@@ -188,9 +194,10 @@ class GaussianProcess:
 
 
 def _add_rows(root: Vector, covariance: Floats) -> None:
-    """Write the columns of new points into an inverse root, given their covariances with all points.
+    """Add new points to an inverse root, given the covariances of the new points with all points.
 
-    The inverse root is the transposed inverse of the lower Cholesky factor.
+    The inverse root is the transposed inverse of the lower Cholesky factor of the covariance matrix. The columns of the
+    new points are written into `root`.
     """
     start = covariance.shape[1] - len(covariance)
     known, end = root[:start, :start], covariance.shape[1]
@@ -202,14 +209,14 @@ def _add_rows(root: Vector, covariance: Floats) -> None:
 
 
 def _compute_sides(points: Vector) -> Vector:
-    """Return the second factor of `_compute_squares`, shape `(points, coordinates + 2)`."""
+    """Return the matrix of `points` that `_compute_squares` needs, shape `(points, coordinates + 2)`."""
     return np.hstack([points, np.ones((len(points), 1)), 5 * np.square(points).sum(axis=1, keepdims=True)])
 
 
 def _compute_squares(scaled: Vector, sides: Vector) -> Vector:
-    """Return 5 times the squared distances between scaled points and points with these sides.
+    """Return 5 times the squared distances between scaled points and the points from which `sides` were computed.
 
-    |a - b|^2 is the product of (-2a, |a|^2, 1) and (b, 1, |b|^2). This takes a fifth of the time of distances.
+    |a - b|^2 is the product of (-2a, |a|^2, 1) and (b, 1, |b|^2). The product takes a fifth of the time of differences.
     """
     own = np.empty((len(scaled), sides.shape[1]))
     own[:, :-2] = -10 * scaled
@@ -224,7 +231,7 @@ def _compute_covariance(squares: Floats) -> Floats:
 
 
 def _compute_parts(squares: Floats) -> tuple[Floats, Floats]:
-    """Return the linear part and the decay of covariances at 5 times these squared distances."""
+    """Return 1 + r and exp(-r), the parts of the Matern covariance, for r = sqrt(squares)."""
     linear = np.sqrt(squares)
     decay = np.exp(-linear)
     linear += 1
@@ -232,7 +239,10 @@ def _compute_parts(squares: Floats) -> tuple[Floats, Floats]:
 
 
 def _combine_matern(squares: Floats, linear: Floats, decay: Floats) -> Floats:
-    """Return covariances in the memory of `squares`, because new arrays would double the time."""
+    """Return the Matern covariances (1 + r + r^2 / 3) * exp(-r), where r^2 is `squares`.
+
+    The result overwrites `squares`, because new arrays would double the time.
+    """
     squares *= 1 / 3
     squares += linear
     squares *= decay

@@ -1,4 +1,4 @@
-"""The default propagator `ga`: a genetic search with a surrogate that screens the offspring."""
+"""The default propagator `ga`: a genetic search that screens the offspring with a surrogate (model of the losses)."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ _FINEST_STEP = 1000.0  # The smallest step of a float is a thousandth of its ran
 
 
 class GeneticPropagator(Propagator):  # type: ignore[misc]
-    """Breed many candidates, and return the candidate with the highest merit by a surrogate.
+    """Breeds candidates, and returns the candidate to which a surrogate (model of the losses) gives the highest merit.
 
     Parents are the best of the island's population. Offspring take each gene from one of two parents (uniform
     crossover). At least one gene mutates, and each active gene mutates with probability 1 / active genes. A category
-    changes to any other. A number moves by a step whose logarithm is uniform, so that all scales are equally likely
-    (Muehlenbein and Schlierkamp-Voosen, Predictive models for the breeder genetic algorithm, 1993). An inactive gene is
-    inherited, and may mutate, too.
+    mutates to any other category. A number moves by a step whose logarithm is uniform, so that all scales are equally
+    likely (Muehlenbein and Schlierkamp-Voosen, Predictive models for the breeder genetic algorithm, 1993). An inactive
+    gene is inherited, and may mutate, too.
 
-    The most promising candidates are the parents of further generations, on the surrogate alone. Each worker has its
-    own candidates and its own surrogate. All surrogates learn from all islands.
+    The most promising candidates become the parents of further generations, which are not evaluated, and are judged
+    only by the surrogate. Each worker has its own candidates and its own surrogate. All surrogates learn from all
+    islands.
 
     Args:
         history: The evaluations of the run.
@@ -72,12 +73,15 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
 
     @cached_property
     def _surrogate(self) -> Surrogate:
-        """The surrogate of evaluations without a parent."""
+        """The surrogate (model of the losses) that learns from evaluations without a parent."""
         return self._make_surrogate(0)
 
     @cached_property
     def _heir_surrogate(self) -> Surrogate:
-        """The surrogate of evaluations with a parent. Its context is the parent's loss and the age."""
+        """The surrogate that learns from evaluations with a parent.
+
+        Its context (additional inputs) is the parent's loss and the age, which is the number of ancestors.
+        """
         return self._make_surrogate(2)
 
     def _make_surrogate(self, context_size: int) -> Surrogate:
@@ -87,11 +91,11 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
 
     @cached_property
     def _threads(self) -> ThreadpoolController:
-        """The thread pools of the libraries that are loaded at the first use."""
+        """The thread pools of the libraries that are loaded when this property is first used."""
         return ThreadpoolController()
 
     def _choose_genes(self, population: list[Individual]) -> dict[str, Gene] | None:
-        """Return the genes of the best new candidate; None if too little is known, or if no candidate is new."""
+        """Return the genes of the best new candidate; None if too few evaluations have ended, or if none is new."""
         parents = self._select_parents(population)
         if self._history.ended_count <= len(self._width) or not len(parents):
             return None
@@ -102,7 +106,7 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
         return chosen
 
     def _choose_founder(self, parents: Vector) -> dict[str, Gene] | None:
-        """Return the genes of the best new candidate without a parent."""
+        """Return the genes of the best new candidate that starts from the beginning, without a parent."""
         sample = self._history.make_founder_sample()
         if not len(sample.costs):
             return None
@@ -110,7 +114,7 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
         return self._find_first_new(candidates, lambda params: self._history.parent_pool.find_parent(params) is None)
 
     def _choose_heir(self, parent: Evaluation, parents: Vector) -> dict[str, Gene] | None:
-        """Return the genes of the best new candidate that differs from a parent only in mutable genes."""
+        """Return the genes of the best new candidate that differs from `parent` only in mutable genes."""
         sample, mutable = self._history.make_heir_sample(parent), self._history.mutable
         own = self._history.encode_params(parent.params)
         if len(sample.costs) <= mutable.sum():
@@ -133,13 +137,13 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
         return history.space.round_genes(dict(zip(self._limits, candidates[chosen].tolist(), strict=True)))
 
     def _screen_candidates(self, surrogate: Surrogate, sample: SurrogateSample, parents: Vector, free: Mask) -> Vector:
-        """Return candidates that differ from parents only in `free` genes, in the order of their merits."""
+        """Return candidates that differ from parents only in `free` genes, the highest merit first."""
         # The matrices are small. One thread per core on all ranks of a host would take ten times longer.
         with self._threads.limit(limits=1, user_api="blas"):
             return self._breed_generations(surrogate.learn(sample), parents, free)
 
     def _breed_generations(self, compute_merits: Callable[..., Vector], parents: Vector, free: Mask) -> Vector:
-        """Return offspring, newcomers and candidates of further generations, in the order of their merits."""
+        """Return the offspring of all generations and random newcomers, the highest merit first."""
         chances = self._draw_chances(1 + _GENERATIONS)
         newcomers = np.where(free, self._draw_newcomers(), parents[0])
         bred = [np.vstack([self._make_offspring(parents, next(chances), free), newcomers])]
@@ -161,7 +165,10 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
         return candidates[best_first], merits[best_first]
 
     def _select_parents(self, population: list[Individual]) -> Vector:
-        """Return the distinct genes of the best individuals, shape `(parents, genes)`. Islands exchange copies."""
+        """Return the genes of the best individuals without duplicates, shape `(parents, genes)`.
+
+        A population has duplicates, because islands exchange copies of individuals.
+        """
         parents: dict[bytes, Vector] = {}
         for individual in self._rank_individuals(population):
             if len(parents) == _PARENTS:
@@ -184,7 +191,10 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
         return [population[index] for index in best[np.argsort(losses[best], kind="stable")]]
 
     def _draw_chances(self, generations: int) -> Iterator[tuple[Vector, ...]]:
-        """Draw the random numbers for the offspring of all generations at once, which is faster than small draws."""
+        """Draw the random numbers for the offspring of all generations at once.
+
+        This is faster than separate draws for each generation.
+        """
         draws, shape = self._generator, (generations, _OFFSPRING, len(self._width))
         mixing, mutating, choosing, moving, shifting = draws.random((5, *shape))
         signed = 2 * moving - 1
@@ -204,7 +214,7 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
         return self._history.round_genes(mutants)
 
     def _mutate_genes(self, genes: Vector, steps: Vector, shifts: Vector) -> Vector:
-        """Return mutations of all genes. A step that would leave the range goes in the other direction."""
+        """Return a mutation of each gene. A step that would leave the range is made in the opposite direction."""
         history, target = self._history, genes + steps
         reverse = np.maximum(np.minimum(genes - steps, history.high), history.low)
         moved = np.where((target < history.low) | (target > history.high), reverse, target)

@@ -1,4 +1,7 @@
-"""Run Propulate's islands on the leaders of the workers, from the recorded evaluations until the budget is spent."""
+"""Run the islands of Propulate on the leaders (first ranks of the workers).
+
+An island begins with the evaluations that the study already has, and breeds until the budget is spent.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +38,12 @@ EvaluateClaim = Callable[
 
 
 class _BudgetSpent(Exception):  # noqa: N818 - not an error
-    """End Propulate's loop, which otherwise ends only after a number of generations."""
+    """Raised to end the loop of Propulate, which has no other end than a number of generations."""
 
 
 @dataclass(frozen=True)
 class Archipelago:
-    """The islands of a run: their workers, how they breed, and how they exchange individuals."""
+    """The islands of a run: how they breed, and how they exchange individuals."""
 
     space: SearchSpace
     layout: Layout
@@ -49,21 +52,22 @@ class Archipelago:
     migration_probability: float = 0.9
     """The expected number of migrations from an island while each of its workers breeds one generation."""
     pollination: bool = True
-    """Whether islands exchange copies of individuals, instead of moving them."""
+    """Whether islands send copies of individuals to each other. Otherwise, individuals move between islands."""
     seed: int = 0
     objectives: Objectives = ONLY_LOSS
     uses_pbt: bool = False
-    """Whether an evaluation may begin from the checkpoint of one of the best of its island."""
+    """Whether an evaluation may start from the checkpoint of one of the best evaluations of its island."""
 
     def evolve(self, leaders: SleepingComm, client: StudyClient, evaluate: EvaluateClaim) -> None:
-        """Breed, claim and evaluate individuals until there is nothing more to claim.
+        """Breed individuals, claim them (reserve them in the study), and evaluate them until nothing is left to claim.
 
-        Recorded evaluations become individuals of their islands again. All leaders return at the same time, after all
-        results have been written to disk. Collective: call on all leaders.
+        First, evaluations that the study already has become individuals of their islands. All leaders return at the
+        same time, after all results have been written to disk. Collective: call on all leaders (first ranks of
+        workers).
 
         Args:
             leaders: The communicator of all leaders. The rank of a leader is the index of its worker.
-            client: The client of the study.
+            client: Reads and changes the study.
             evaluate: A function that claims an individual and evaluates it.
         """
         worker = leaders.rank
@@ -103,7 +107,10 @@ class Archipelago:
         propagator: Deduplicate,
         rng: random.Random,
     ) -> Any:
-        """Return Propulate's object for this leader. It exchanges individuals, and does not write checkpoints."""
+        """Return the object of Propulate that breeds on this leader.
+
+        It exchanges individuals with other leaders, and does not write checkpoints.
+        """
         sizes = [self.layout.count_island_workers(each) for each in range(self.layout.islands)]
         kind = Pollinator if self.pollination else Migrator
         # Propulate unpickles files in its checkpoint path. A new folder has none.
@@ -130,7 +137,7 @@ class Archipelago:
         return propulator
 
     def _make_exchange_options(self, rng: random.Random) -> dict[str, Any]:
-        """Return the selection of emigrants and of replaced individuals for several objectives."""
+        """Return Propulate's options to select emigrants and replaced individuals; {} for one objective."""
         if not self.objectives.is_multi_objective:
             return {}
         from hpo.breeding.selection import EmigrantSelection, ReplacementSelection
@@ -140,14 +147,14 @@ class Archipelago:
 
 
 class Breeder:
-    """Breed individuals on the leader of a worker, and claim them.
+    """Breeds individuals on the leader (first rank) of a worker, and claims them (reserves them in the study).
 
     Args:
         archipelago: The islands of the run.
         worker: The index of the worker.
-        client: The client of the study.
+        client: Reads and changes the study.
         rng: The random number generator.
-        known: The recorded evaluations.
+        known: The evaluations that the study already has.
     """
 
     def __init__(
@@ -177,14 +184,14 @@ class Breeder:
         self._history.add_evaluations(known)
 
     def claim(self, individual: Individual, propulator: Any) -> Assignment | None:
-        """Claim an individual, or another new individual if the run already has an evaluation of this one.
+        """Claim an individual. If the run already has an evaluation of it, breed and claim a new individual instead.
 
         Args:
             individual: The individual that Propulate has bred.
             propulator: Propulate's object for this leader.
 
         Returns:
-            The claimed evaluation; None if there is nothing more to claim.
+            The claimed evaluation; None if nothing is left to claim.
         """
         attributes = {
             "island": self._island,
@@ -203,17 +210,18 @@ class Breeder:
                 return self._client.claim_waiting(**attributes)
 
     def _count_immigrants(self, propulator: Any) -> dict[str, int]:
-        """Return the number of active immigrants in the population, by the island that bred them."""
+        """Return the number of active individuals in the population that other islands bred, by index of the island."""
         own = self._island
         islands = Counter([i.island for i in propulator.population if i.island != own and i.active])
         return {str(island): count for island, count in islands.items()}
 
 
 def _restore_population(propulator: Any, archipelago: Archipelago, recorded: Sequence[Evaluation], island: int) -> None:
-    """Convert finished evaluations to individuals, the same on all workers of an island, and continue generations.
+    """Add the finished evaluations of an island to its population, and count generations from them.
 
-    If there are fewer islands or workers than before, individuals of removed ones are distributed to the others. The
-    generations of each worker are numbered again, because island, worker and generation must identify an individual.
+    All workers of an island get the same population. If there are fewer islands or workers than before, the individuals
+    of removed islands or workers are distributed to the remaining ones. The generations of each worker are numbered
+    again, because island, worker and generation must identify an individual.
     """
     space, layout = archipelago.space, archipelago.layout
     size = layout.count_island_workers(island)

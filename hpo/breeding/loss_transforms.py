@@ -20,7 +20,8 @@ _LARGEST_LOG = 50.0  # Limit of the logarithm of the distance of a loss from the
 def select_learned(costs: Vector) -> npt.NDArray[np.int64]:
     """Return the indices of the evaluations that a model learns from.
 
-    These are all evaluations if there are at most 256. Otherwise, they are the last 128 and the best 128 of the others.
+    These are all evaluations if there are at most 256. Otherwise, they are the latest 128, and the best 128 of the
+    earlier evaluations.
 
     Args:
         costs: The costs of all evaluations, shape `(evaluations, objectives)`.
@@ -44,11 +45,11 @@ def compute_normal_scores(losses: Vector) -> Vector:
 
 
 def apply_power_transform(losses: Vector) -> Vector:
-    """Return losses after the power transformation that makes them most normal, with mean 0 and variance 1.
+    """Transform losses by a power, so that their distribution is as close as possible to a normal distribution.
 
-    Infinite losses count as the highest finite loss. Losses are first scaled to the median 0 and the median distance 1
-    from it. The method is described by Yeo and Johnson, A new family of power transformations to improve normality or
-    symmetry (2000), equation 2.1.
+    The result has mean 0 and variance 1. Infinite losses count as the highest finite loss. Before the transformation,
+    losses are scaled to the median 0 and the median distance 1 from it. The method is described by Yeo and Johnson, A
+    new family of power transformations to improve normality or symmetry (2000), equation 2.1.
 
     Args:
         losses: The losses, shape `(evaluations,)`.
@@ -73,7 +74,7 @@ def apply_power_transform(losses: Vector) -> Vector:
 
 
 def _apply_yeo_johnson(logs: Vector, power: float) -> Vector:
-    """Transform values, given as log(1 + |value|) * sign(value)."""
+    """Return the Yeo-Johnson transformation of values, which are given as log(1 + |value|) * sign(value)."""
     above = np.expm1(power * logs) / power if power else logs
     below = np.expm1((power - 2) * logs) / (power - 2) if power != 2 else logs
     return np.where(logs >= 0, above, below)

@@ -1,4 +1,7 @@
-"""Keep the possible parents of an island for population based training, and the ages and losses of lineages."""
+"""Keep the possible parents of an island for population based training, and the loss and age of each evaluation.
+
+A parent is an evaluation from whose checkpoint another evaluation starts. The age is the number of ancestors.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ _FOUNDER_CHANCE = 0.5  # Probability of a new founder while all parents are foun
 class ParentPool:
     """The possible parents on an island, and the context of each evaluation with a parent.
 
-    A founder is an evaluation without a parent. All others are heirs. The loss of an heir depends mostly on its parent.
-    So propagators learn the change of the loss, given the parent's loss and the age (Parker-Holder et al., Provably
-    efficient online hyperparameter optimization with population-based bandits, 2020). The age of an evaluation is the
-    number of its ancestors.
+    A founder is an evaluation without a parent. All others are heirs, which start from the checkpoint of their parent.
+    The loss of an heir depends mostly on its parent. Therefore, propagators learn the change of the loss, given a
+    context: the parent's loss and the age (Parker-Holder et al., Provably efficient online hyperparameter optimization
+    with population-based bandits, 2020). The age of an evaluation is the number of its ancestors.
 
     Args:
         space: The search space of the run.
@@ -57,27 +60,31 @@ class ParentPool:
                 del self.parents[PARENTS_PER_ISLAND:]
 
     def find_context(self, evaluation: Evaluation) -> tuple[float, float] | None:
-        """Return the loss of the parent and the age of an evaluation; None for a founder."""
+        """Return the parent's loss and the age (number of ancestors) of an evaluation; None if it has no parent."""
         parent = evaluation.inherits
         return None if parent not in self._losses else (self._losses[parent], self._ages[evaluation.trial])
 
     def make_next_context(self, parent: Evaluation) -> tuple[float, float]:
-        """Return the loss of a parent and the age of its next heir."""
+        """Return the loss of a parent, and the age (number of ancestors) of its next heir."""
         return parent.loss, self._ages[parent.trial] + 1
 
     def compute_cost(self, evaluation: Evaluation) -> float:
-        """Return the change of the loss as a share of the parent's loss, or for a founder its loss."""
+        """Return the loss of a founder (evaluation without a parent), or the relative change of the loss of an heir.
+
+        The change is the loss minus the parent's loss, divided by the parent's loss.
+        """
         context = self.find_context(evaluation)
         return evaluation.loss if context is None else (evaluation.loss - context[0]) / (abs(context[0]) or 1.0)
 
     def find_parent(self, params: Mapping[str, Any]) -> Evaluation | None:
-        """Return the best parent that differs only in mutable parameters; None if there is none."""
+        """Return the best parent that differs from `params` only in mutable parameters; None if there is none."""
         return find_parent(params, self.parents, self._space)
 
     def draw_parent(self, rng: random.Random) -> Evaluation | None:
-        """Draw the parent of the next evaluation; None for a founder.
+        """Choose the parent of the next evaluation at random; None if it starts without a parent, as a founder.
 
-        Founders become rare as parents become older, because the run would end before their lineages catch up.
+        Founders become rare when most parents are heirs, because a late founder cannot reach the same age before the
+        run ends.
         """
         if not self.parents:
             return None

@@ -1,4 +1,7 @@
-"""Make propagators by their names. They work without MPI, so that tests and benchmarks can simulate islands."""
+"""Make propagators (objects that breed individuals) by their names.
+
+They work without MPI, so that tests and benchmarks can simulate islands.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _MOST_TRIES = 10  # A converged propagator may breed only known individuals.
 
 
 class RandomSearch(Propagator):  # type: ignore[misc]
-    """Random search in the whole search space.
+    """Draws individuals at random from the whole search space.
 
     Args:
         history: The evaluations of the run.
@@ -37,7 +40,7 @@ class RandomSearch(Propagator):  # type: ignore[misc]
         self._history = history
 
     def __call__(self, _: list[Individual]) -> Individual:
-        """Draw one individual that is new to the run, if there is any."""
+        """Return a random individual that is new to the run. If none is left, return any random individual."""
         space = self._history.space
         return Individual(
             dict(space.encode(self._history.draw_new(self.rng) or space.draw(self.rng))), space.list_gene_limits()
@@ -45,10 +48,10 @@ class RandomSearch(Propagator):  # type: ignore[misc]
 
 
 class CopyOffspring(Propagator):  # type: ignore[misc]
-    """Copy the offspring of another propagator, so that it is never one of the parents.
+    """Copies the offspring of another propagator, so that it is never the same object as a parent.
 
-    If no step of a composed propagator applies, Propulate returns the parent itself. Without a copy, this parent would
-    be changed and would be in the population twice.
+    If no step of a composed propagator applies, Propulate returns the parent object itself. Without a copy, this parent
+    would be changed and would be in the population twice.
 
     Args:
         propagator: The propagator that breeds.
@@ -59,14 +62,14 @@ class CopyOffspring(Propagator):  # type: ignore[misc]
         self._propagator = propagator
 
     def __call__(self, population: list[Individual]) -> Individual:
-        """Breed one individual with an unknown loss."""
+        """Breed one individual. Its loss is infinite until it is evaluated."""
         individual = copy.deepcopy(self._propagator(population))
         individual.loss = math.inf
         return individual
 
 
 class Deduplicate(Propagator):  # type: ignore[misc]
-    """Repeat another propagator until its offspring is new to the run and satisfies the constraints.
+    """Repeats another propagator until its offspring is new to the run and satisfies the constraints.
 
     After 10 tries, an individual is drawn at random.
 
@@ -83,7 +86,10 @@ class Deduplicate(Propagator):  # type: ignore[misc]
         self._random_search = RandomSearch(history, rng)
 
     def __call__(self, population: list[Individual]) -> Individual:
-        """Breed one individual that is new to the run, if there is any, from the active individuals of a population."""
+        """Breed one individual that is new to the run. If none is left, return any random individual.
+
+        Individuals of the population that are not active, because they were replaced, cannot be parents.
+        """
         self._history.update()
         population = [individual for individual in population if individual.active]
         for _ in range(_MOST_TRIES):
@@ -95,7 +101,7 @@ class Deduplicate(Propagator):  # type: ignore[misc]
 
 
 class UnitCubeAdapter(Propagator):  # type: ignore[misc]
-    """Breed by a propagator of floats, which sees each parameter as a float from 0 to 1.
+    """Breeds with a propagator that supports only floats, by converting each parameter to a float from 0 to 1.
 
     Args:
         history: The evaluations of the run.

@@ -1,4 +1,4 @@
-"""Select emigrants and replaced individuals of an island for several objectives.
+"""Select the individuals that leave an island or are replaced on it, for several objectives.
 
 The order is that of NSGA-II: by dominance, and then by crowding (Deb et al., A fast and elitist multiobjective genetic
 algorithm: NSGA-II, 2002). Each individual has the attribute `costs`, whose first element is its `loss`.
@@ -21,9 +21,9 @@ def collect_costs(population: Sequence[Individual]) -> Costs:
 
 
 class EmigrantSelection(Propagator):  # type: ignore[misc]
-    """Select emigrants at random from the Pareto front of an island.
+    """Selects emigrants (individuals that go to another island) at random from the Pareto front of their island.
 
-    The first ones in the order of NSGA-II would always be the ends of the front.
+    The first individuals in the order of NSGA-II are not selected, because they would always be the ends of the front.
 
     Args:
         offspring: The number of emigrants.
@@ -43,7 +43,7 @@ class EmigrantSelection(Propagator):  # type: ignore[misc]
 
 
 class ReplacementSelection(Propagator):  # type: ignore[misc]
-    """Select the individuals that immigrants replace: the last in the order of NSGA-II.
+    """Selects the individuals that immigrants replace: the worst in the order of NSGA-II.
 
     Args:
         offspring: The number of individuals to replace.

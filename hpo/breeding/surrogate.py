@@ -1,4 +1,7 @@
-"""Compute the merit of candidates by a surrogate: two models of all losses of a run, one of which is used each time."""
+"""Compute the merit of candidates by a surrogate (model of the losses of a run).
+
+A surrogate has two models. Each suggestion uses one of them.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,15 @@ _KNOWN_DISTANCE = 0.01
 
 
 class Surrogate:
-    """Predict the merit of candidates from all ended and pending evaluations of the run.
+    """Predicts the merit of candidates from all ended and pending evaluations of the run.
 
     Two Gaussian processes learn different transformations of the losses:
 
     - The first model learns normal scores, which depend only on the order of the losses. It explores: it prefers the
       lowest lower confidence bound, mean - 3 standard deviations. It is better if losses are noisy and parameters are
       categorical.
-    - The second model learns power-transformed losses, which keep differences between the best. It prefers the largest
-      expected improvement. It is better if losses are smooth functions of numbers.
+    - The second model learns power-transformed losses, which preserve differences between the best losses. It prefers
+      the largest expected improvement. It is better if losses are smooth functions of numbers.
 
     Each suggestion uses one of the two, drawn at random. This is nearly as good as the better model in both cases
     (benchmarks/search-quality.md). With several objectives, each objective has its own two models.
@@ -56,16 +59,16 @@ class Surrogate:
     def learn(self, sample: SurrogateSample) -> Callable[..., Vector]:
         """Learn from a sample, and return a function that computes the merits of candidates.
 
-        Pending evaluations are imputed with their predicted loss.
+        Pending evaluations are learned as if their losses were as predicted.
 
         Args:
             sample: The evaluations to learn from.
 
         Returns:
             A function of the genes of candidates, shape `(candidates, genes)`. It returns merits, shape
-            `(candidates,)`: the higher, the better. Known candidates have the merit minus infinity. The second argument
-            is a merit: candidates up to this merit are not checked for being known. The third argument is the floating
-            point type. Single precision is enough for screening.
+            `(candidates,)`: the higher, the better. Candidates that the run already has get the merit minus infinity.
+            The second argument is a merit: candidates with at most this merit are not compared with known candidates.
+            The third argument is the floating point type. Single precision is enough for screening.
         """
         chosen, context = select_learned(sample.costs), sample.context
         tried = self._encode_points(sample.genes[chosen], sample.contexts[chosen])

@@ -16,7 +16,10 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SurrogateSample:
-    """Evaluations that a surrogate learns from. A context is what was known before the evaluation began."""
+    """Evaluations that a surrogate (model of the losses) learns from.
+
+    The context of an evaluation is numbers that were known before it began, such as the loss of its parent.
+    """
 
     genes: Vector
     """The genes of ended evaluations, shape `(evaluations, genes)`."""
@@ -84,7 +87,9 @@ class EvaluationRows:
         self._running.pop(trial, None)
 
     def add_ended(self, evaluation: Evaluation, *parts: Vector) -> None:
-        """Add an evaluation that has ended. It replaces the paused evaluation from which it was promoted.
+        """Add an evaluation that has ended.
+
+        If it was promoted from a paused evaluation (which was then trained further), it replaces the paused evaluation.
 
         Args:
             evaluation: The evaluation.

@@ -26,21 +26,22 @@ _MOST_TRIALS = 512  # Trials of the sampler. Its time grows with them: for 10,00
 
 
 def _make_distribution(parameter: Parameter) -> BaseDistribution:
-    """Return the distribution of a parameter. An ordinal parameter is drawn by the index of its choice."""
+    """Return the Optuna distribution of a parameter. For an ordinal parameter, it is that of the choice's index."""
     if isinstance(parameter, Ordinal):
         return IntDistribution(0, parameter.size - 1)
     return parameter.make_distribution()
 
 
 class TPEPropagator(Propagator):  # type: ignore[misc]
-    """Breed by Optuna's TPE sampler, which learns from the evaluations of all islands.
+    """Breeds by Optuna's TPE sampler, which learns from the evaluations of all islands.
 
     The method is described by Bergstra et al., Algorithms for hyper-parameter optimization (2011). Pending evaluations
     count as bad ("constant liar"), so that workers that breed at the same time propose different individuals. In a long
-    run, the sampler learns only from the best and the last evaluations.
+    run, the sampler learns only from the best and the latest evaluations.
 
-    In a run with inheritance, losses cannot be compared. The sampler then learns the share of the last evaluations that
-    are better. Evaluations without a parent are compared by losses, and others by changes of losses.
+    With population based training, losses of evaluations with different parents cannot be compared. The sampler then
+    learns a rank instead of the loss: the share of the latest evaluations that are better. Evaluations without a parent
+    are ranked by their losses, and evaluations with a parent by the relative changes of their losses.
 
     Args:
         history: The evaluations of the run.
@@ -91,7 +92,11 @@ class TPEPropagator(Propagator):  # type: ignore[misc]
         }
 
     def _add_evaluation(self, evaluation: Evaluation) -> None:
-        """Learn from an evaluation. With inheritance, replace its loss by its rank among the last of its kind."""
+        """Learn from an evaluation that has started or ended.
+
+        With population based training, the loss is replaced by a rank among the latest evaluations that have a parent,
+        or among the latest that have none.
+        """
         pool = self._history.parent_pool
         if evaluation.has_succeeded and pool.uses_pbt:
             cost, last = pool.compute_cost(evaluation), self._last_costs[pool.find_context(evaluation) is not None]
@@ -103,7 +108,7 @@ class TPEPropagator(Propagator):  # type: ignore[misc]
         self._add_to_study(evaluation)
 
     def _add_to_study(self, evaluation: Evaluation) -> None:
-        """Add an evaluation that has started or ended to the study of the sampler, which ignores failures."""
+        """Add an evaluation that has started or ended to the study of the sampler, which ignores failed evaluations."""
         storage = self._study._storage
         self._running.pop(evaluation.trial, None)
         if evaluation.state == "promoted":
@@ -128,7 +133,7 @@ class TPEPropagator(Propagator):  # type: ignore[misc]
             storage.set_trial_state_values(trial, TrialState.FAIL)
 
     def _restart_study(self) -> None:
-        """Begin a new study with half of the known evaluations: the best, and the last of the others."""
+        """Begin a new study for the sampler, with the best known evaluations and the latest of the others."""
         known = list(self._known.values())
         ranked = [known[index] for index in sort_best_first(compute_costs(known, self._objectives))]
         best, rest = ranked[: _MOST_TRIALS // 4], ranked[_MOST_TRIALS // 4 :]

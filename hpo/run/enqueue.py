@@ -1,4 +1,4 @@
-"""Read the hyperparameters of --enqueue: a JSON list of objects, complete or partial."""
+"""Read the file of --enqueue: a JSON list of sets of hyperparameters, each complete or partial."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LONGEST_MISTAKE = 300  # characters of a message about hyperparameters, which ma
 
 
 def read_enqueued(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Value]]:
-    """Return the hyperparameters in a file, without duplicates.
+    """Return the sets of hyperparameters in a file, without duplicates. Missing values are drawn at random.
 
     Args:
         path: The JSON file.
         space: The search space.
-        seed: Seed of the random numbers with which missing values are drawn.
+        seed: Seed of the random numbers for missing values.
 
     Raises:
         UsageError: The file cannot be read, or an entry is not valid. The message has the number of the entry.
@@ -48,7 +48,10 @@ def read_enqueued(path: Path, space: SearchSpace, seed: int) -> list[dict[str, V
 
 
 def convert_params(params: Mapping[str, Any], space: SearchSpace) -> dict[str, Any]:
-    """Convert values to the types of a space, such as an int for a Float, and round floats to its digits."""
+    """Convert values to the types of the parameters of a space, such as 1 to 1.0 for a Float.
+
+    A float that differs from a valid value only by rounding becomes this value.
+    """
     values = dict(params)
     for name, value in params.items():
         parameter = space.parameters.get(name)

@@ -21,10 +21,10 @@ def finalize_run(run_dir: Path, storage: str | None, problem: Problem, run_test:
 
     Args:
         run_dir: The run directory.
-        storage: The storage of the study, with its password; None: as in the manifest.
+        storage: The URL of the storage of the study, with its password. None: the storage in the manifest.
         problem: The search file, which may have a function `test`, and its settings.
-        run_test: Runs the test in a trainer (see `hpo.results.recommendation`). None if the run is being stopped, which
-            leaves too little time for the test and for the models of the report.
+        run_test: A function that runs the user's `test` in a trainer (see `hpo.results.recommendation`). None if the
+            run is being stopped: there is then too little time for the test, and for the models in the report.
     """
     try:
         run = RunReader(run_dir, storage)
@@ -47,7 +47,7 @@ def finalize_run(run_dir: Path, storage: str | None, problem: Problem, run_test:
 
 
 def _print_advice(run: RunReader) -> bool:
-    """Print the advice that follows from the run, and return whether there is any."""
+    """Print advice to the user about this run, and return whether there is any advice."""
     try:
         from hpo.views.summary_tables import print_advice
 

@@ -32,7 +32,7 @@ class Commit:
 
 
 def find_commit(path: Path) -> Commit | None:
-    """Return the commit of the repository of a file; None if it is not in a repository, or if git fails."""
+    """Return the commit of the repository that contains a file; None if no repository contains it, or if git fails."""
     git = shutil.which("git")
     lines = _read_output_lines([git, *_GIT_OPTIONS, *_STATUS_COMMAND], path.resolve().parent) if git else []
     found = [match[1] for match in (re.fullmatch("# branch.oid ([0-9a-f]{40,64})", line) for line in lines) if match]

@@ -1,4 +1,7 @@
-"""The stages of a run on the leader of a worker, which breeds individuals and records their evaluations."""
+"""The stages of a run on a leader (first rank of a worker): search and confirmation.
+
+A worker is a group of ranks that trains one network. Its leader breeds individuals, and records their evaluations.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ MakeEvaluator = Callable[[Leader, "ElasticController | None"], Evaluator]
 
 
 class LeaderStages:
-    """The stages of a run on a leader. Collective: call each method on all leaders.
+    """The stages of a run on a leader (first rank of a worker). Collective: call each method on all leaders.
 
     Args:
-        run: The run.
-        watch: Reports whether the run stops.
-        leaders: The communicator of all leaders. The rank of a leader in it is the number of its worker.
-        slot: The trainer of this rank.
-        make_evaluator: Returns an evaluator, which runs evaluations on all ranks of this worker.
+        run: The options, the manifest and the directory of the run.
+        watch: Knows whether the run is being stopped.
+        leaders: The communicator of all leaders. The rank of a leader in it is the index of its worker.
+        slot: Holds the trainer (process that runs the objective) of this rank.
+        make_evaluator: A function that returns an evaluator, which runs evaluations on all ranks of this worker.
     """
 
     def __init__(
@@ -56,12 +59,12 @@ class LeaderStages:
         self._timeout = run.options.evaluation_timeout or math.inf
 
     def search(self, connection: WriterConnection, space: SearchSpace, script: Script | None) -> None:
-        """Breed, claim and evaluate individuals until the search is over.
+        """Breed individuals, claim them (reserve them in the study), and evaluate them until the search is over.
 
         Args:
-            connection: Calls the writer of the study.
+            connection: Connection to the writer of the study, which runs on the first rank.
             space: The search space.
-            script: The program that is the objective, if any.
+            script: The program that is the objective; None if the objective is a function.
         """
         options, run = self._options, self._manifest
         study = self._make_study_client(connection)
@@ -80,10 +83,10 @@ class LeaderStages:
             elastic.close()
 
     def confirm(self, connection: WriterConnection) -> None:
-        """Run all waiting evaluations of the study that confirms the best.
+        """Run all waiting evaluations that train the best individuals again with other seeds.
 
         Args:
-            connection: Calls the writer of this study.
+            connection: Connection to the writer of the study that has these evaluations.
         """
         study = self._make_study_client(connection)
         checkpointer = Checkpointer(

@@ -1,4 +1,4 @@
-"""Record the options of a session, and compare them with the options of the session before."""
+"""Record the options of a session (one start of a run), and compare them with the options of the previous session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _AMOUNT_OPTIONS = ("evaluations", "confirm_seeds", "top_n")  # Losses remain com
 
 
 def collect_options(request: RunRequest) -> dict[str, Any]:
-    """Return the options of this session for run.json, with defaults resolved."""
+    """Return the options of this session as run.json has them, with defaults filled in."""
     before = request.previous.sessions[-1].options if request.previous else {}
     given = vars(request.options)
     resolved = {name: getattr(request, name) for name in ("propagators", "seed", "pruner", "confirm_seeds", "pbt")}
@@ -22,7 +22,14 @@ def collect_options(request: RunRequest) -> dict[str, Any]:
 
 
 def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return a line for each option that differs from the session before, except for numbers of evaluations."""
+    """Return a line of text for each option that has changed since the previous session.
+
+    Options that only change amounts, such as --evaluations, are left out.
+
+    Args:
+        before: The options of the previous session.
+        now: The options of this session.
+    """
     lines = []
     for name, option in OPTIONS.items():
         if option.is_kept_on_resume and name not in _AMOUNT_OPTIONS and name in before and before[name] != now[name]:

@@ -23,12 +23,15 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 # hpo.run.request resolves these options, and the layout depends on the islands.
 _RESOLVED = ("evaluations", "islands", "propagators", "seed", "confirm_seeds", "pbt", "pruner")
 KEPT_OPTIONS = tuple(name for name, option in OPTIONS.items() if option.is_kept_on_resume and name not in _RESOLVED)
-"""The fields of `Options` that keep their values of the last session when a run is resumed, unless given again."""
+"""The fields of `Options` that a resumed run takes from its previous session, unless they are given again."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a run as given by the user. None: the default or, if the run is resumed, as in the last session.
+    """The options of a run, as the user gave them.
+
+    None means that an option was not given. It then has its default or, if the run is resumed, its value of the
+    previous session.
 
     Raises:
         UsageError: An option is not valid, or two options exclude each other.
@@ -64,7 +67,7 @@ class Options:
     trackers: tuple[str, ...] = ()
     log_level: str = "warning"
     source: bytes | None = field(default=None, repr=False)
-    """The content of a search file that is used instead of the file `search_space`, which is then a program."""
+    """The content of the search file if `search_space` is a program instead of a search file; otherwise None."""
 
     @property
     def target(self) -> float:
@@ -134,7 +137,7 @@ class Options:
 
 
 def read_last_options(run_dir: Path | None, resume: bool) -> dict[str, Any]:
-    """Return the options of the last session of the run to resume, as in run.json; {} for a new run."""
+    """Return the options of the previous session, as run.json has them; {} if no run is resumed."""
     with suppress(OSError):  # `RunDir.check_usable` reports a directory that cannot be used.
         if resume and run_dir is not None and RunDir(run_dir).run_json.exists():
             return dict(RunDir(run_dir).read_manifest().sessions[-1].options)
@@ -142,6 +145,6 @@ def read_last_options(run_dir: Path | None, resume: bool) -> dict[str, Any]:
 
 
 def read_kept_options(run_dir: Path | None, resume: bool) -> dict[str, Any]:
-    """Return the values that a resumed run keeps from its last session, by the fields of `Options`."""
+    """Return the options that a resumed run takes from its previous session, by field of `Options`."""
     last = read_last_options(run_dir, resume)
     return {name: from_json(name, last[name]) for name in KEPT_OPTIONS if last.get(name) is not None}

@@ -30,14 +30,14 @@ class RunOutcome:
 
     Args:
         session: The session of the run.
-        stopping: Returns the request to stop the run, or None.
+        stopping: A function that returns the request to stop the run, or None.
         started: The start of this session, in seconds since the epoch.
         top_n: The number of individuals in the tables.
         target: The loss at which the search ends.
         space: The search space.
 
     Attributes:
-        is_search_done: Whether nothing is left to be evaluated or promoted. It is set by `conclude`.
+        is_search_done: Whether no evaluation is left to begin, or to promote (train further). `conclude` sets it.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RunOutcome:
         self.is_search_done = False
 
     def conclude_once(self) -> int:
-        """Call `conclude` unless that was done, and return the exit status."""
+        """Call `conclude` if it was not called before, and return the exit status."""
         return self.conclude() if self._status is None else self._status
 
     def conclude(self) -> int:
@@ -128,7 +128,7 @@ class RunOutcome:
     def _find_stop_request(
         self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation]
     ) -> StopRequest | None:
-        """Return why the run stopped too early; None if its budget is spent and its best are confirmed."""
+        """Return the request that stopped the run too early; None if its budget is spent and its best are confirmed."""
         session, stopping = self._session, self._stopping()
         if self._is_target_reached(evaluations) and (stopping is None or not session.confirmation_plan.count):
             stopping = make_target_stop(self._target)

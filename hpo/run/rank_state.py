@@ -1,4 +1,4 @@
-"""The state of a rank when a run begins, and the run as all ranks know it."""
+"""The data of a rank when a run begins, and the data of the run that all ranks have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankState:
-    """The state of a rank after its search file is loaded and the options are checked."""
+    """The data of a rank after its search file is loaded and the options are checked."""
 
     request: RunRequest | None
     """The run to start; None on all ranks except the first."""
@@ -29,13 +29,13 @@ class RankState:
 
     @property
     def user_frames(self) -> UserFrames:
-        """The filter that finds the lines of the user in stack traces."""
+        """The filter that finds the lines of the user's own code in stack traces."""
         return UserFrames(self.problem.file.location)
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """A run as all ranks know it: the options of this session, the manifest and the run directory."""
+    """The data of a run that all ranks have: the options of this session, the manifest and the run directory."""
 
     options: Options
     manifest: Manifest

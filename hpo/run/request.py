@@ -1,4 +1,7 @@
-"""Resolve the options of a run: an option that is not given is as in the last session, or has its default."""
+"""Resolve the options of a run.
+
+An option that is not given has its value of the previous session or, in a new run, its default.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run to start or to resume, on the first rank, with all options resolved."""
+    """A run to start or to resume, with all options resolved. It exists only on the first rank."""
 
     options: Options
     """The options as the user gave them."""
     layout: Layout
     problem: Problem
     previous: Manifest | None
-    """The run.json of the run to resume, if any."""
+    """The manifest (content of run.json) of the run to resume; None for a new run."""
     budget: int
     """The number of evaluations of the whole run."""
     seed: int
@@ -54,9 +57,9 @@ class RunRequest:
     setting_texts: Mapping[str, str]
     """The settings that were given in this or an earlier session, by name."""
     enqueued: list[dict[str, Any]]
-    """The hyperparameters of --enqueue."""
+    """The sets of hyperparameters in the file of --enqueue."""
     warm_start: WarmStart | None
-    """The evaluations of --warm-start."""
+    """The evaluations to import; None without --warm-start."""
 
     @property
     def setting_assignments(self) -> list[str]:
@@ -70,11 +73,12 @@ def resolve_request(options: Options, layout: Layout, ask: AskTemplate, constrai
     Args:
         options: The options of this session.
         layout: The layout of the job.
-        ask: Sends requests to the template: "load", "check_setting" for each setting, and "bind" once.
-        constraints: Checks the constraints of the space, after "bind".
+        ask: Sends requests to the template (process that imports the search file): "load", "check_setting" for each
+            setting, and "bind" once.
+        constraints: Checks the constraints of the space. It can be used only after the request "bind".
 
     Raises:
-        UsageError: The user must correct something.
+        UsageError: An option, a setting or the search file is not valid.
     """
     from hpo.store.pruning import make_pruner  # imports Optuna, which takes 0.3 s
 
@@ -129,7 +133,10 @@ def _choose_value(now: T | None, before: T | None, default: T) -> T:
 
 
 def _read_previous_manifest(options: Options, file: SearchDescription) -> Manifest | None:
-    """Return the run.json of the run to resume, or None. Raise a UsageError if its search space is not the same."""
+    """Return the manifest (content of run.json) of the run to resume; None for a new run.
+
+    Raise a UsageError if its search space or objectives differ from the search file.
+    """
     if not options.resume or options.run_dir is None or not RunDir(options.run_dir).run_json.exists():
         return None
     run_dir = RunDir(options.run_dir)
@@ -175,7 +182,10 @@ def _check_settings(manifest: Manifest, options: Options, file: SearchDescriptio
 
 
 def check_script(options: Options, file: SearchDescription) -> None:
-    """Raise a UsageError for options that a program does not support, since it writes its own checkpoints."""
+    """Raise a UsageError for options that are not supported if the objective is a program.
+
+    Only objective functions save checkpoints that other workers and individuals can use.
+    """
     for option, is_given in (("--elastic", options.elastic), ("--pbt", options.pbt)):
         if file.script is not None and is_given:
             raise UsageError(
@@ -190,7 +200,7 @@ def check_script(options: Options, file: SearchDescription) -> None:
 
 
 def check_pbt(file: SearchDescription, propagators: Sequence[str], checkpoint_every: float | None) -> None:
-    """Raise a UsageError if individuals cannot inherit weights."""
+    """Raise a UsageError if this search does not support population based training (--pbt)."""
     space = file.space
     if file.objectives.is_multi_objective:
         raise UsageError(
@@ -216,13 +226,13 @@ def check_pbt(file: SearchDescription, propagators: Sequence[str], checkpoint_ev
 
 
 def check_with_heirs(pruner: str, confirm_seeds: int, reason: str, remedy: str = "") -> None:
-    """Check the options that exclude evaluations with inherited weights.
+    """Raise a UsageError if an option cannot be used with evaluations that inherit weights.
 
     Args:
         pruner: The name of the pruner.
         confirm_seeds: The number of seeds with which the best are confirmed.
-        reason: The reason why evaluations inherit, for the message.
-        remedy: A remedy that needs no other option, for the message.
+        reason: The first words of the message: why evaluations inherit weights, such as "--pbt".
+        remedy: An alternative to a change of the option, for the message.
 
     Raises:
         UsageError: One of the options is used.

@@ -1,4 +1,4 @@
-"""The part of the first rank in a run: write the study, show progress, and write the summary."""
+"""The tasks of the first rank in a run: write the study, show progress, and write the summary."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # The watch ends a run that has not stopp
 
 
 class RootRank:
-    """The part of the first rank in a session of a run.
+    """The tasks of the first rank in a session (one start of a run).
 
     Args:
         options: The options of this session.
         job: The MPI job.
         session: The session.
-        ready: The state of this rank.
+        ready: The data of this rank after the search file is loaded.
 
     Attributes:
-        manifest: The manifest of the run, which all ranks receive.
-        files: The run directory, which all ranks receive.
+        manifest: The manifest (content of run.json), which is sent to all ranks.
+        files: The run directory, which is sent to all ranks.
     """
 
     def __init__(self, options: Options, job: Job, session: Session, ready: RankState) -> None:
@@ -70,7 +70,7 @@ class RootRank:
         return self._outcome.is_search_over()
 
     def make_search_writer(self) -> StudyWriter:
-        """Return the writer of the study of the search."""
+        """Return the writer of the study of the search. Only the writer changes the study."""
         session, run, space = self._session, self.manifest, self._space
         record, mirror = session.open_own_record(run.study)
         halving = HALVING_SCHEDULES.get(run.pruner)
@@ -92,7 +92,8 @@ class RootRank:
         """Enqueue the evaluations that confirm the best with other seeds.
 
         Returns:
-            The number of all such evaluations; 0 if none is left to run, or if the run stops.
+            The number of all these evaluations, including ended ones. 0 if none is left to run, or if the run is being
+            stopped.
         """
         session, space = self._session, self._space
         evaluations = session.open_record().read_evaluations()

@@ -42,7 +42,8 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
         The exit status.
 
     Raises:
-        UsageError: The user must correct something. It is raised on all ranks, before the run starts.
+        UsageError: An option, a setting or the search file is not valid. The error is raised on all ranks, before the
+            run starts.
     """
     world = job.world
     index, patience = layout.find_worker(world.rank), options.collective_timeout
@@ -99,16 +100,18 @@ def _limit_time(options: Options, watch: RankWatch) -> None:
 
 @contextmanager
 def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool = False) -> Iterator[RankState]:
-    """Load the search file and its data, and yield the state of this rank. Collective: call on all ranks.
+    """Load the search file and its data, and yield the data of this rank. Collective: call on all ranks.
 
-    The first rank of the job checks all options before other ranks load the file, so that a mistake shows soon. It also
-    prepares the data first: if hosts share a file system, the other hosts then find the files that it has downloaded.
+    The first rank of the job checks all options before other ranks load the file, so that a mistake is reported early.
+    It also prepares the data first. If hosts share a file system, other hosts then find the files that it has
+    downloaded.
 
     Args:
         options: The options of this session.
         layout: The layout of all ranks.
         job: The MPI job.
-        is_attended: Whether the output of trainers is shown to the user, as in `hpo check`.
+        is_attended: Whether the output of trainers (processes that run the objective) is shown to the user, as in `hpo
+            check`.
     """
     from hpo.evaluation.constraint_client import ConstraintClient
     from hpo.evaluation.host import Host, share_threads
@@ -161,9 +164,10 @@ def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool =
 
 
 def _load_search_file(template: TemplateClient, problem: Problem, is_to_load: bool) -> None:
-    """Let the template of this rank load the search file as the first rank has read it.
+    """Let the template (process that trainers are forked from) load the search file that the first rank has read.
 
-    The content is sent, since the file may change during a run, and hosts may see different files.
+    The template receives the content and does not read the file, because the file may change during a run, and hosts
+    may see different files.
     """
     requests = [("load", problem.file.data), ("bind", {"assignments": list(problem.assignments)})]
     for kind, content in requests if is_to_load else ():
@@ -172,7 +176,10 @@ def _load_search_file(template: TemplateClient, problem: Problem, is_to_load: bo
 
 
 def _prepare_data(problem: Problem, slot: TrainerSlot, template: TemplateClient) -> None:
-    """Let a trainer call `prepare`, and pass the data that it returns to the template."""
+    """Let a trainer call the user's `prepare`, and pass the returned data to the template.
+
+    A trainer is a process that runs user code. The template is the process that trainers are forked from.
+    """
     from hpo.evaluation.trainer_client import TrainerEnd
 
     trainer = slot.fork_other()

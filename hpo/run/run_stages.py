@@ -33,12 +33,12 @@ class RunStages:
     """The stages of a run. Collective: call each method on all ranks of the job.
 
     Args:
-        run: The run.
+        run: The options, the manifest and the directory of the run.
         job: The MPI job.
-        ready: The state of this rank.
+        ready: The data of this rank after the search file is loaded.
         group: The ranks of this worker.
-        leaders: The communicator of all leaders; None on other ranks.
-        root: The part of the first rank; None on other ranks.
+        leaders: The communicator of all leaders (first ranks of workers); None on other ranks.
+        root: The tasks of the first rank; None on other ranks.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RunStages:
             self._leader_stages = LeaderStages(run, job.watch, leaders, ready.slot, self._make_evaluator)
 
     def search(self) -> None:
-        """Search until the budget is spent or the target is reached. Return at once if that is already so."""
+        """Search until the budget is spent or the target is reached. Return at once if the search is already over."""
         root, leader_stages = self._root, self._leader_stages
         if run_on_root(self._job.world, lambda: root.is_search_over() if root else None):
             return
@@ -85,7 +85,7 @@ class RunStages:
         self._share_stop_request()
 
     def confirm(self) -> None:
-        """Train the best again with other seeds, if ``--confirm-seeds`` is given and the search is over."""
+        """Train the best individuals again with other seeds, if ``--confirm-seeds`` is given and the search is over."""
         self._job.watch.cancel_stop(make_target_stop(self._options.target))  # The target ends only the search.
         root, leader_stages = self._root, self._leader_stages
         if not self._manifest.confirm_seeds:
@@ -114,7 +114,7 @@ class RunStages:
             yield connection
 
     def _follow_leader(self) -> None:
-        """Run all evaluations that the leader of this worker claims."""
+        """Run all evaluations that the leader (first rank) of this worker claims."""
         evaluate = self._make_evaluator()
         while evaluate(None) is not None:
             pass

@@ -1,4 +1,4 @@
-"""A session of a run: the study, the manifest, and the individuals that are kept or confirmed."""
+"""A session (one start of a run): its study and manifest, and which individuals are kept or confirmed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hpo.store.storage_retry import StorageRetry
 
 @dataclass(frozen=True)
 class Session:
-    """A session of a run, on its first rank."""
+    """A session: one start of a run, which may resume an earlier session. It exists only on the first rank."""
 
     run_dir: RunDir
     storage: str
@@ -30,7 +30,7 @@ class Session:
     headline: str = ""
     """The lines that are printed when the session begins."""
     patience: StorageRetry | None = None
-    """Retries each access while the storage is unavailable. None: such an access fails."""
+    """Repeats each access to the storage while the storage is unavailable. If it is None, such an access fails."""
 
     @property
     def confirmation_plan(self) -> ConfirmationPlan:
@@ -38,11 +38,11 @@ class Session:
         return make_plan(self.manifest)
 
     def open_record(self) -> Record:
-        """Open the study of the search to read it. Each process and thread needs its own."""
+        """Open the study of the search to read it. Each process and thread needs its own record."""
         return Record(self.storage, self.manifest.study, self.patience)
 
     def open_confirmations(self) -> Record:
-        """Open the study that confirms the best, which `create_confirmations` creates."""
+        """Open the study that confirms the best. `create_confirmations` must have created it."""
         return Record(self.storage, self.manifest.confirmation_study, self.patience)
 
     def open_own_record(self, study: str) -> tuple[Record, CachedStorage]:
@@ -59,7 +59,11 @@ class Session:
         return Record(cached_storage, study), cached_storage
 
     def find_roots_to_inherit(self, record: Record) -> set[int]:
-        """Return the first trials of the individuals whose checkpoints others can inherit."""
+        """Return the trials whose checkpoints must be kept, because other evaluations can inherit them.
+
+        An evaluation that was resumed or promoted has several trials. Its checkpoint has the number of the first of
+        them. The set is empty without population based training.
+        """
         islands = self.manifest.layout.islands
         return (
             record.find_roots(find_trials_to_keep(record.read_evaluations(), islands)) if self.manifest.pbt else set()
@@ -80,8 +84,8 @@ class Session:
             n: The number of individuals to confirm.
 
         Returns:
-            The n best, and the individuals that were confirmed before. Only the n best if n has changed since the last
-            session.
+            The n best, and the individuals that earlier sessions confirmed. If n has changed since the previous
+            session, only the n best.
         """
         best = self.select_best(evaluations, n)
         if any(session.options.get("top_n", n) != n for session in self.manifest.sessions[-2:]):

@@ -1,4 +1,4 @@
-"""Begin a session of a run: check the run directory, create or resume the study, and write run.json."""
+"""Begin a session (one start of a run): check the run directory, create or resume the study, and write run.json."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def enter_run_dir(run_dir: Path | None, name: str, resume: bool, resources: Exit
     Args:
         run_dir: The path of the directory. None: a new directory in runs/.
         name: The name of the search file, from which the name of a new directory is made.
-        resume: Whether the directory may have a run.
+        resume: Whether the directory may already have a run.
         resources: Holds the lock until it is closed.
 
     Raises:
@@ -68,7 +68,7 @@ def enter_run_dir(run_dir: Path | None, name: str, resume: bool, resources: Exit
 
 
 def begin_session(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -> Session:
-    """Create the study of a run, or resume it, and write run.json.
+    """Create the study of a run, or prepare it to resume the run, and write run.json.
 
     Args:
         run_dir: The run directory, which `enter_run_dir` has locked.
@@ -155,7 +155,7 @@ def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -
 
 
 def _check_storage(session: Session, resumes: bool) -> None:
-    """Raise a UsageError if the storage cannot be used. A run that is resumed waits for an unavailable storage."""
+    """Raise a UsageError if the storage cannot be used. A resumed run waits until its storage is available."""
     storage, study = session.storage, session.manifest.study
     if resumes and is_url(storage) and not is_storage_missing(storage):
         with convert_storage_errors(storage):
@@ -165,7 +165,10 @@ def _check_storage(session: Session, resumes: bool) -> None:
 
 
 def _create_study(session: Session, space: SearchSpace) -> str:
-    """Create the study of a new run, unless it was created by a session that was killed before it wrote run.json."""
+    """Create the study of a new run, and return "", because a new run has not made progress to describe.
+
+    The study already exists if an earlier session was killed before it wrote run.json.
+    """
     run_dir, storage, study = session.run_dir, session.storage, session.manifest.study
     run_dir.remove_stale_files()
     record = open_study(storage, study)
@@ -217,7 +220,7 @@ def _resume_study(session: Session, space: SearchSpace) -> str:
 
 
 def _check_trials(record: Record, session: Session, space: SearchSpace) -> None:
-    """Raise a UsageError unless all trials are valid in a search space, since propagators learn from them."""
+    """Raise a UsageError unless the search space allows all recorded trials, because propagators learn from them."""
     evaluations = record.read_evaluations()
     for evaluation, misfit in zip(evaluations, find_misfits(evaluations, space), strict=True):
         if misfit:
@@ -228,7 +231,7 @@ def _check_trials(record: Record, session: Session, space: SearchSpace) -> None:
 
 
 def _check_heirs(record: Record, session: Session) -> None:
-    """Raise a UsageError for options that exclude evaluations with inherited weights, of which there is one."""
+    """Raise a UsageError if evaluations have inherited weights, and an option cannot be used with such evaluations."""
     heir = next((evaluation for evaluation in record.read_evaluations() if evaluation.inherits is not None), None)
     if heir is not None:
         reason = f"trial {heir.trial}, which inherits from trial {heir.inherits},"
@@ -237,7 +240,7 @@ def _check_heirs(record: Record, session: Session) -> None:
 
 
 def _enqueue_given(session: Session, request: RunRequest) -> list[str]:
-    """Record the evaluations of --warm-start and --enqueue that are new, and return lines about them."""
+    """Record new evaluations from --warm-start and --enqueue, and return lines of text about imported evaluations."""
     record, space, manifest = session.open_record(), request.problem.space, session.manifest
     lines: list[str] = []
     if request.warm_start is not None:

@@ -1,4 +1,4 @@
-"""Keep a copy of the search file of each session, and describe its changes since the last session."""
+"""Keep a copy of the search file of each session, and describe its changes since the previous session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_DIFFERENCE_LINES = 10  # The user should notice a difference, not review i
 def keep_source(
     run_dir: RunDir, search: SearchDescription, earlier: Sequence[SessionEntry], started: str
 ) -> SessionEntry:
-    """Copy the search file to the run directory as it was imported.
+    """Copy the imported content of the search file to the run directory.
 
     Args:
         run_dir: The run directory.
@@ -39,7 +39,7 @@ def keep_source(
 def describe_source_changes(
     run_dir: RunDir, search: SearchDescription, earlier: Sequence[SessionEntry], now: SessionEntry
 ) -> list[str]:
-    """Return lines about the changes of the search file, or of its repository, since the last session.
+    """Return lines of text about changes of the search file, or of its repository, since the previous session.
 
     Args:
         run_dir: The run directory.
@@ -68,7 +68,7 @@ def describe_source_changes(
 
 
 def _keep_copy(run_dir: RunDir, source: bytes, earlier: Sequence[SessionEntry]) -> Path:
-    """Return an existing copy of the file, or a new copy with a number that was never used."""
+    """Return the path of an existing copy of the search file, or of a new copy with a number that was never used."""
     copies = [path for path in run_dir.path.iterdir() if SEARCH_FILE_PATTERN.fullmatch(path.name)]
     for path in copies:
         if _read_bytes(path) == source:
@@ -81,7 +81,7 @@ def _keep_copy(run_dir: RunDir, source: bytes, earlier: Sequence[SessionEntry]) 
 
 
 def _describe_difference(search: SearchDescription, sha256: str, before: Path, now: str) -> tuple[str, list[str]]:
-    """Return the number of changed lines in words, and the first of these lines."""
+    """Return the number of changed lines in words, and the first of the changed lines."""
     source = _read_bytes(before)
     if source is None or hashlib.sha256(source).hexdigest() != sha256:
         return f", and its copy {before} is missing or was edited", []

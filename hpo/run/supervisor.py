@@ -29,8 +29,8 @@ class Supervisor:
 
     Args:
         command: The command of a launcher such as mpirun, with --run-dir.
-        restarts: The largest number of restarts in a row without progress.
-        print_message: Receives each message for the user.
+        restarts: The largest number of restarts in a row without progress. Progress means that an evaluation has ended.
+        print_message: A function that receives each message for the user.
 
     Raises:
         UsageError: The command has no --run-dir, or `restarts` is negative.
@@ -48,7 +48,7 @@ class Supervisor:
         self._stopped_at: float | None = None
 
     def run(self) -> int:
-        """Run the job until a restart cannot help, and return its exit status."""
+        """Run the job, restart it after crashes, and return its final exit status."""
         # A signal may be ignored already, for example because of nohup.
         signals = [number for number in _STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
         handlers = {number: signal.signal(number, self._on_signal) for number in signals}
@@ -101,14 +101,20 @@ class Supervisor:
         return RunDir(self._run_dir).holder
 
     def _has_concluded(self, since: float) -> bool:
-        """Return whether the run has stopped and written its summary, whatever status its launcher returned."""
+        """Return whether the run has stopped and written its summary after the time `since`.
+
+        The exit status of the launcher does not show this reliably.
+        """
         run_dir = RunDir(self._run_dir)
         with suppress(OSError):
             return run_dir.summary_json.stat().st_mtime > since and bool(run_dir.read_summary().get("stopped"))
         return False
 
     def _read_progress(self, otherwise: int = 0) -> tuple[int, str]:
-        """Return the number of evaluations that have ended, and the running trials in words, if they can be read."""
+        """Return the number of evaluations that have ended by themselves, and the running trials in words.
+
+        If the run cannot be read, the number is `otherwise`, and the text is empty.
+        """
         with suppress(Exception):  # The run can perhaps be read later. Otherwise, the job prints the reason.
             run = RunReader(self._run_dir, self._storage)
             evaluations = [*run.read_evaluations(), *run.read_confirmations()]
@@ -118,7 +124,10 @@ class Supervisor:
         return otherwise, ""
 
     def _pause(self, seconds: float) -> bool:
-        """Wait until the restart, and for the processes of the last job. Return False if a signal asks to stop."""
+        """Wait for `seconds`, and until the processes of the crashed job have ended.
+
+        Return False at once if a signal asks to stop.
+        """
         start = time.monotonic()
         while time.monotonic() < start + seconds or (
             RunDir(self._run_dir).is_in_use and time.monotonic() < start + _SECONDS_TO_END
@@ -144,12 +153,12 @@ class Supervisor:
 
 
 def compute_pause(failed_starts: int) -> float:
-    """Return the seconds to wait after n crashes in a row without progress: 1, 2, 4 and so on, at most 60."""
+    """Return the seconds to wait after a number of crashes in a row without progress: 1, 2, 4 and so on, at most 60."""
     return min(2.0 ** min(failed_starts - 1, 10), _LONGEST_PAUSE)
 
 
 def _find_option(command: Sequence[str], name: str) -> str | None:
-    """Return the last value of an option in a command line."""
+    """Return the value of an option in a command line, or None. If the option is repeated, its final value counts."""
     value = None
     for word, following in zip(command, [*command[1:], ""], strict=True):
         if word == name:

@@ -1,4 +1,4 @@
-"""Warm start: import the finished evaluations of another run or study as the first populations."""
+"""Warm start: import the finished evaluations of another run or study, so that a search begins with them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WarmStart:
     evaluations: list[Evaluation]
     """The evaluations that are valid in this search space, the best first."""
     misfits: list[str]
-    """For each other evaluation, the reason why it is not valid."""
+    """The reasons why the remaining evaluations are not valid, a text for each."""
     settings: Mapping[str, Any]
     """The settings of the other run, empty if they are not known."""
     heir_count: int = 0
@@ -52,10 +52,10 @@ def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> 
     Evaluations with inherited weights are left out, since their losses do not depend on their hyperparameters alone.
 
     Args:
-        source: A run directory, or the URL or the file of an Optuna storage. If it has several studies, # and the name
-            of one must follow.
+        source: A run directory, or the URL or the file of an Optuna storage. If the storage has several studies, it
+            must be followed by ``#`` and the name of a study.
         space: The search space of this run.
-        objectives: The objectives of this run. In the source, they may be metrics.
+        objectives: The objectives of this run. The source may have them only as metrics.
 
     Raises:
         UsageError: The study does not exist, or none of its evaluations is valid in this space.
@@ -92,7 +92,7 @@ def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> 
 def record_warm_start(
     warm_start: WarmStart, record: Record, space: SearchSpace, layout: Layout, settings: Mapping[str, Any]
 ) -> list[str]:
-    """Record the evaluations that are new, distributed over islands and workers.
+    """Record the imported evaluations that the study does not have yet, distributed over islands and workers.
 
     Args:
         warm_start: The evaluations to import.
@@ -102,7 +102,7 @@ def record_warm_start(
         settings: The settings of this run.
 
     Returns:
-        Lines for the user about these evaluations.
+        Lines of text for the user about these evaluations.
     """
     if len(warm_start.evaluations) > _MANY_EVALUATIONS:
         source = make_printable(warm_start.source)
@@ -138,13 +138,13 @@ def record_warm_start(
 
 
 def describe_setting_changes(before: Mapping[str, Any], then: str, settings: Mapping[str, Any], now: str) -> list[str]:
-    """Return a line for each setting that had another value before.
+    """Return a line of text for each setting that has different values in two sessions or runs.
 
     Args:
-        before: The settings before, or of another run.
-        then: The word for these settings, such as "before".
+        before: The settings of an earlier session, or of another run.
+        then: The word for `before` in the text, such as "before".
         settings: The settings of this session.
-        now: The word for these settings, such as "now".
+        now: The word for `settings` in the text, such as "now".
     """
     return [
         make_printable(f"{name} was {value} {then}, and is {settings[name]} {now}: losses may not be comparable")
@@ -154,7 +154,7 @@ def describe_setting_changes(before: Mapping[str, Any], then: str, settings: Map
 
 
 def find_misfits(evaluations: Sequence[Evaluation], space: SearchSpace) -> list[str]:
-    """Return for each evaluation why it is not valid in a search space, or "" if it is."""
+    """Return, for each evaluation, why it is not valid in a search space, or "" if it is valid."""
     mistakes = space.find_mistakes([evaluation.params for evaluation in evaluations])
     return [
         f"trial {evaluation.trial}: {cut_text(mistake, LONGEST_MISTAKE)}" if mistake else ""
@@ -163,7 +163,10 @@ def find_misfits(evaluations: Sequence[Evaluation], space: SearchSpace) -> list[
 
 
 def _find_study_objectives(record: Record, ours: Objectives) -> Objectives:
-    """Return the objectives of a study. If they have no names, they are `ours`, provided that the directions match."""
+    """Return the objectives of a study.
+
+    If the study does not name them, they are `ours` if the directions match, and otherwise only the loss.
+    """
     names = record.study.metric_names
     if names is not None and LOSS in names[1:]:
         raise UsageError(f"its first objective must be {LOSS!r}, got {names[0]!r}")
@@ -173,13 +176,13 @@ def _find_study_objectives(record: Record, ours: Objectives) -> Objectives:
 
 
 def _describe_missing_objective(evaluation: Evaluation, objectives: Objectives) -> str:
-    """Return a text about the first objective that an evaluation has not reported, or ""."""
+    """Return a text about the first objective that an evaluation has not reported, or "" if it has reported all."""
     missing = objectives.find_missing(evaluation.metrics)
     return f"trial {evaluation.trial}: its {missing[0]!r} is not known" if missing else ""
 
 
 def _clean_evaluation(evaluation: Evaluation, space: SearchSpace, theirs: Objectives, ours: Objectives) -> Evaluation:
-    """Convert an evaluation of another program to the form in which this program records evaluations."""
+    """Convert an evaluation, perhaps of another program, to the form in which this program records evaluations."""
     metrics = {**evaluation.metrics, **dict(zip(theirs.metric_names, evaluation.other_values, strict=False))}
     metrics = {name: float(metric) for name, metric in metrics.items() if math.isfinite(metric)}
     between = evaluation.ended - evaluation.started  # It is negative if the clock was changed.

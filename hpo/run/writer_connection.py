@@ -1,4 +1,4 @@
-"""Connect the leaders of a job to the writer of the study on the first rank."""
+"""Connect the leaders (first ranks of workers) of a job to the writer of the study on the first rank."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def connect_writer(
 ) -> Iterator[tuple[RpcClient, StudyWriter | None]]:
     """Create the writer of a study on the first rank, and yield a connection to it. Collective: call on all ranks.
 
-    All calls inside ``with`` are durable after it, if all ranks leave it.
+    When all ranks have left the ``with`` block, the results of all calls in it are on disk.
 
     Args:
         job: The MPI job.
-        make_writer: Returns the writer, on the first rank; None on other ranks.
+        make_writer: A function that returns the writer, on the first rank; None on other ranks.
 
     Yields:
-        The connection, and on the first rank the writer.
+        The connection to the writer; and the writer itself on the first rank, None on other ranks.
     """
     comm = job.world.copy()
     client = RpcClient(comm)

@@ -1,4 +1,4 @@
-"""Jobs that are killed: find all processes of a job, whatever has started them, and kill some of them."""
+"""Find all processes of an MPI job, and kill or suspend them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ MARK = "HPO_TEST_JOB"
 
 @dataclass
 class Victim:
-    """A running job whose output goes to `log`; each of its processes has a mark in its environment."""
+    """A running MPI job, some of whose processes a test kills or suspends.
+
+    Its output goes to `log`. Each of its processes has `mark` in its environment, so that the process can be found.
+    """
 
     mpi: Mpi
     ranks: int
@@ -56,12 +59,18 @@ class Victim:
         ]
 
     def find_trainers(self) -> list[int]:
-        """Return the processes that were forked from templates, without the processes that these have started."""
+        """Return the trainers (processes forked from templates), without the processes that trainers have started."""
         templates = self.find_templates()
         return [pid for pid in self.find_processes() if _find_parent(pid) in templates]
 
     def kill(self, part: str, chance: random.Random) -> str:
-        """Kill a rank, mpirun, all processes, a trainer or a template, and return a description."""
+        """Kill processes of the job, and return a description.
+
+        Args:
+            part: "rank", "trainer" or "template" to kill one process of this kind, "mpirun", or "all" to kill all
+                processes.
+            chance: The random number generator that chooses the process.
+        """
         processes = self.find_processes()
         choices = {"rank": self.find_ranks, "trainer": self.find_trainers, "template": self.find_templates}
         chosen = {"mpirun": [self.job.pid], "all": list(processes)}.get(part) or choices[part]()
@@ -75,7 +84,7 @@ class Victim:
         return f"{part} ({len(chosen)} of {len(processes)} processes)"
 
     def suspend(self, seconds: float) -> bool:
-        """Stop all processes for a time; return false if the job has ended."""
+        """Suspend all processes for `seconds`. Return False if the job had already ended."""
         processes = [pid for pid in self.find_processes() if pid != os.getpid()]
         if self.job.poll() is not None:
             return False
@@ -87,7 +96,7 @@ class Victim:
         return True
 
     def wait_for(self, text: str, seconds: float = 60) -> bool:
-        """Wait until the job has printed a text; return false if the job has ended before."""
+        """Wait until the job has printed `text`. Return False if the job ends without printing it."""
         end = time.monotonic() + seconds
         while text not in self.log.read_text():
             assert time.monotonic() < end, f"no {text!r} in {self.log.read_text()}"
@@ -97,7 +106,7 @@ class Victim:
         return True
 
     def sleep(self, seconds: float) -> None:
-        """Wait, at most until the job ends."""
+        """Wait for `seconds`, or less if the job ends."""
         end = time.monotonic() + seconds
         while self.job.poll() is None and time.monotonic() < end:
             time.sleep(0.01)
@@ -114,7 +123,7 @@ class Victim:
 
 @contextmanager
 def kill_at_end(victim: Victim) -> Iterator[Victim]:
-    """Kill the rest of a job at the end of `with`, so that a failed test leaves no process."""
+    """Kill the remaining processes of a job at the end of `with`, so that a failed test leaves no process."""
     try:
         yield victim
     finally:
@@ -135,7 +144,10 @@ def _find_parent(pid: int) -> int:
 
 
 def read_command_lines() -> dict[int, str]:
-    """Return the command lines of all processes, each word followed by a null; empty for ended processes."""
+    """Return the command line of each process by its id.
+
+    Each word is followed by a null character. The text of an ended process is empty.
+    """
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

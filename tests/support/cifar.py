@@ -1,4 +1,4 @@
-"""CIFAR-10's binary files, made up: small enough to write in a test, and with something to learn in them."""
+"""Write artificial images in the binary format of CIFAR-10. They are small enough for a test, and can be learned."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-_LEAST_RECORDS = 2001  # in each of five batches, of which 10,000 are kept to validate
+_LEAST_RECORDS = 2001  # in each of five batches, since 10,000 images are reserved for validation
 
 
 def make_cifar10_patterns() -> npt.NDArray[np.uint8]:
-    """Return the image that those of each class are like, uint8 of shape (10, 3, 32, 32): stripes of a colour."""
+    """Return a pattern of coloured stripes for each class, uint8 of shape (10, 3, 32, 32).
+
+    The images of a class are its pattern with noise.
+    """
     wave = np.arange(32)
     patterns = np.zeros((10, 3, 32, 32))
     for label in range(10):
@@ -23,10 +26,10 @@ def make_cifar10_patterns() -> npt.NDArray[np.uint8]:
 
 
 def write_cifar10(folder: Path, batch: int = _LEAST_RECORDS, test: int = 100) -> None:
-    """Write the six files of CIFAR-10's binary version: five batches of `batch` records, and one of `test`.
+    """Write the six files of CIFAR-10's binary version: five with `batch` images each, and one with `test` images.
 
-    Each image is its class's pattern and noise, of values from 0 to 63. They are 31 MB: there have to be more than the
-    10,000 images that are kept to validate.
+    Each image is the darkened pattern of its class, plus noise from 0 to 63. By default, the files have 31 MB, because
+    there must be more than the 10,000 images that are reserved for validation.
     """
     folder.mkdir(parents=True, exist_ok=True)
     chance, patterns = np.random.default_rng(0), make_cifar10_patterns().reshape(10, -1)

@@ -1,4 +1,7 @@
-"""Runs of tests/searches/dying.py, whose trainers crash and hang, and the notes of its ranks."""
+"""Run tests/searches/dying.py, whose trainers crash or hang, and read the notes that its ranks write.
+
+A trainer is the process that runs the objective for one rank. It notes the times of starts and crashes in a file.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from tests.support.launch import PROGRAM, SEARCHES, Mpi
 
 @dataclass
 class NotedEvaluation:
-    """An evaluation in the notes of its worker's ranks: its starts by rank, and the times of crashes."""
+    """An evaluation as the ranks of its worker have noted it: the times of its starts by rank, and of its crashes.
+
+    `x` is its hyperparameter. `way` is the way in which it crashes, or "". `rank` is the rank that crashes.
+    """
 
     x: float
     way: str
@@ -30,13 +36,13 @@ class NotedEvaluation:
 
 
 def make_dying_arguments(*options: object, **settings: object) -> list[object]:
-    """Return the arguments of a run whose trainers write notes to the current directory."""
+    """Return the arguments of a run with dying.py. Its trainers write notes to the current directory."""
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
     return [PROGRAM, SEARCHES / "dying.py", "--run-dir", "run", "--islands", 1, *options, *chosen]
 
 
 def read_notes(folder: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yield worker, rank and content of all notes."""
+    """Yield the worker, the rank and the content of each note in a folder."""
     for path in folder.glob("[0-9]-[0-9]"):
         worker, rank = map(int, path.name.split("-"))
         for line in path.read_text().splitlines():
@@ -44,12 +50,12 @@ def read_notes(folder: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
 
 
 def list_noted(folder: Path) -> list[NotedEvaluation]:
-    """Return the evaluations of all workers."""
+    """Return the evaluations of all workers from the notes in a folder."""
     return [evaluation for of_worker in group_noted_by_worker(folder).values() for evaluation in of_worker]
 
 
 def group_noted_by_worker(folder: Path) -> Mapping[int, Sequence[NotedEvaluation]]:
-    """Return the evaluations of each worker, in the order of their starts."""
+    """Return the evaluations of each worker from the notes in a folder, in the order of their starts."""
     found: dict[int, dict[float, NotedEvaluation]] = {}
     for worker, rank, note in sorted(read_notes(folder), key=lambda item: float(item[2]["at"])):
         evaluation = found.setdefault(worker, {}).setdefault(
@@ -63,7 +69,10 @@ def group_noted_by_worker(folder: Path) -> Mapping[int, Sequence[NotedEvaluation
 
 
 def measure_recovery_times(folder: Path) -> dict[str, float]:
-    """Return the most seconds, by way, from a crash to the start of the worker's next evaluation on all ranks."""
+    """Return the longest recovery in seconds after each way to crash.
+
+    A recovery lasts from the crash to the start of the worker's next evaluation on all its ranks.
+    """
     times: dict[str, float] = {}
     for evaluations in group_noted_by_worker(folder).values():
         for crashed, following in pairwise(evaluations):
@@ -87,9 +96,9 @@ def find_shared_memory(victim: Victim) -> set[tuple[str, int]]:
 
 @contextmanager
 def start_job(mpi: Mpi, ranks: int, folder: Path, arguments: list[object]) -> Iterator[Victim]:
-    """Start a job with its own folder for temporary files, and kill the rest of it at the end of `with`.
+    """Start a job with its own folder for temporary files, and kill its remaining processes at the end of `with`.
 
-    It asserts that neither temporary files nor files in shared memory are left.
+    At the end, assert that neither temporary files nor files in shared memory are left.
     """
     temporary, shared = folder / "temporary", set[tuple[str, int]]()
     temporary.mkdir()
@@ -110,7 +119,7 @@ def start_job(mpi: Mpi, ranks: int, folder: Path, arguments: list[object]) -> It
 
 
 def kill_on_request(victim: Victim) -> threading.Thread:
-    """Start a thread that kills trainers of the way "outside", until the job ends."""
+    """Start a thread that kills trainers that wait to be killed from outside (way "outside"), until the job ends."""
 
     def kill() -> None:
         killed = set[int]()

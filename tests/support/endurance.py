@@ -1,4 +1,4 @@
-"""Runs that are killed, suspended, or fail in every way: which results are lost, and how long recovery takes."""
+"""Kill or suspend runs, or let evaluations fail in many ways; count lost results, and measure recovery times."""
 
 from __future__ import annotations
 
@@ -42,23 +42,26 @@ class Tally:
 
     kills: int = 0
     trainers: int = 0
-    """Trainers that were killed in jobs that have survived it."""
+    """Number of trainers (processes that run the objective) that were killed while the job continued."""
     templates: int = 0
-    """Templates that were killed in jobs that have survived it."""
+    """Number of templates (processes that trainers are forked from) that were killed while the job continued."""
     failed: int = 0
-    """Evaluations that failed with a killed trainer."""
+    """Number of evaluations that failed because their trainer was killed."""
     resumes: int = 0
     finished: int = 0
-    """Evaluations that were printed as finished."""
+    """Number of evaluations that have ended, without interrupted ones."""
     repeated: int = 0
     lost: int = 0
-    """Finished evaluations that are missing in the study."""
+    """Number of evaluations that were printed as ended, but are missing in the study."""
     readings: int = 0
-    """Times that the journal was read in the meantime."""
+    """Number of times that another process read the journal during the run."""
 
 
 def read_repeatedly(journal: Path, stop: Event, readings: multiprocessing.Queue[int | str]) -> None:
-    """Read a journal repeatedly, as other tools of Optuna do; send the number of readings, or an error."""
+    """Read a journal (file with a study) until `stop` is set, as other tools of Optuna do.
+
+    Then put the number of readings, or an error message, into `readings`.
+    """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     count = 0
     try:
@@ -76,10 +79,10 @@ def read_repeatedly(journal: Path, stop: Event, readings: multiprocessing.Queue[
 def survive(
     mpi: Mpi, folder: Path, chance: random.Random, budget: int, most_kills: int, seconds_of_files: float = 0.0
 ) -> Tally:
-    """Kill a run and resume it, up to `most_kills` times, then let it end; assert that no evaluation is lost.
+    """Kill a run and resume it, until it ends. Assert that no evaluation is lost.
 
-    In each session, a trainer or the template is killed before. Each operation on a file takes `seconds_of_files`
-    longer.
+    In most of the first `most_kills` sessions, a trainer or a template is killed, and then the job. Later sessions run
+    to their end. Each operation on a file takes `seconds_of_files` longer.
     """
     run_dir, tally, reported = folder / "run", Tally(), Counter[Key]()
     run_dir.mkdir(parents=True)
@@ -170,10 +173,11 @@ def _make_trial_key(trial: optuna.trial.FrozenTrial) -> Key:
 
 
 def measure_failure_recovery(mpi: Mpi, size: int, folder: Path, rounds: int = 2) -> dict[str, float]:
-    """Let evaluations fail in all ways on a worker of `size` ranks.
+    """Let evaluations fail in all ways on a worker of `size` ranks, and measure the recovery.
 
     Returns:
-        The most seconds from an exception to the next start, by way, including the first evaluation of the process.
+        The longest time in seconds from an exception to the start of the next evaluation on all ranks, by way to fail.
+        It includes the first evaluation of the process.
     """
     folder.mkdir()
     ways = [way for way in WAYS if size > 1 or way not in FOR_SEVERAL_RANKS]
@@ -196,7 +200,11 @@ def measure_failure_recovery(mpi: Mpi, size: int, folder: Path, rounds: int = 2)
 
 
 def measure_crash_recovery(mpi: Mpi, size: int, folder: Path) -> dict[str, float]:
-    """Let the trainers of a worker crash in all ways; return the most seconds from a crash to the next start."""
+    """Let the trainers of a worker crash in all ways, and measure the recovery.
+
+    Returns:
+        The longest time in seconds from a crash to the start of the next evaluation on all ranks, by way to crash.
+    """
     folder.mkdir()
     options = ["--ranks-per-worker", size, "--evaluations", 2 * len(CRASHES), "--collective-timeout", 60]
     victim = Victim(mpi, size, make_dying_arguments(*options, ways=",".join(CRASHES), every=2), folder, folder / "log")
@@ -209,7 +217,11 @@ def measure_crash_recovery(mpi: Mpi, size: int, folder: Path) -> dict[str, float
 
 
 def measure_slowdown(mpi: Mpi, folder: Path) -> tuple[float, float, Counter[str]]:
-    """Time 60 evaluations on 8 ranks, without failures and with every third failing; return both times and states."""
+    """Measure the time of 60 evaluations on 8 ranks, without failures and if every third evaluation fails.
+
+    Returns:
+        The seconds without failures, the seconds with failures, and the number of trials by state with failures.
+    """
     folder.mkdir()
     seconds = []
     for name, way in (("well", "none"), ("ill", f"{','.join(WAYS)}")):
@@ -229,7 +241,11 @@ def measure_slowdown(mpi: Mpi, folder: Path) -> tuple[float, float, Counter[str]
 
 
 def suspend_run(mpi: Mpi, folder: Path, chance: random.Random, stops: int) -> tuple[int, float]:
-    """Stop a run at random times for longer than its ranks wait; return its evaluations and the seconds stopped."""
+    """Suspend a run `stops` times for longer than its ranks wait for each other, and assert that it completes.
+
+    Returns:
+        The number of evaluations, and the seconds for which the run was suspended.
+    """
     folder.mkdir()
     ranks, ranks_per_worker, islands = chance.choice([(8, 2, 2), (6, 3, 1), (4, 4, 1)])
     layout = ["--ranks-per-worker", ranks_per_worker, "--islands", islands, "--collective-timeout", 3]

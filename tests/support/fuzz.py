@@ -1,6 +1,6 @@
-"""Damage run directories as disks and people do, and check that each reader works or raises a clear message.
+"""Damage run directories as failing disks and users do, and check how they are read.
 
-`make soak` does it 1,000 times.
+Each reader must either work or raise an error with a clear message. `make soak` checks this 1,000 times.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _COMMANDS_AT_ONCE = 6
 
 
 def make_whole_runs(folder: Path) -> list[Path]:
-    """Make two runs with all files: one with evaluations in every state, and a finished one."""
+    """Make the directories of two undamaged runs: a run with evaluations in every state, and a finished run."""
     everything = make_run_of_everything(folder)
     session = start_session(folder / "finished", evaluations=7, pruner="asha")
     record = session.open_record()
@@ -113,7 +113,7 @@ def _write_other_files(run_dir: Path) -> None:
 
 
 def damage_run(run_dir: Path, rng: random.Random) -> str:
-    """Change a file of a run, most often the journal, and return a description of the damage."""
+    """Damage a file of a run, most often the journal (file with the study), and return a description of the damage."""
     others = ["run.json", "summary.json", "test.json", "best.safetensors", "lock", "search_space-1.py", "given.json"]
     name = JOURNAL if rng.random() < 0.5 else rng.choice([*others, *others[:2], "logs/3.txt", "logs"])
     path, description = run_dir / name, ""
@@ -135,7 +135,7 @@ def damage_run(run_dir: Path, rng: random.Random) -> str:
 
 
 def _remove_checksums(journal: bytes) -> bytes:
-    """Remove the checksums, which other programs do not write."""
+    """Return the journal without checksums, as other programs would write it."""
     entries = map(json.loads, journal.splitlines())
     return b"".join(_format_line({name: item for name, item in entry.items() if name != "crc"}) for entry in entries)
 
@@ -187,7 +187,7 @@ def _cut_off(path: Path, rng: random.Random) -> str:
 
 
 def _insert_filling(path: Path, rng: random.Random) -> str:
-    """Write zeros, as a full disk does, or a text into a part of a file."""
+    """Insert a text, or zeros as a full disk writes them, into a file, or overwrite a part of the file."""
     content, filling = path.read_bytes(), rng.choice([b"\0" * 50, b"\n", b"{}\n", b"garbage", DEEP.encode()])
     position = rng.choice([0, len(content), rng.randrange(len(content) + 1)])
     path.write_bytes(content[:position] + filling + content[position + rng.choice([0, len(filling)]) :])
@@ -195,7 +195,7 @@ def _insert_filling(path: Path, rng: random.Random) -> str:
 
 
 def _change_lines(path: Path, rng: random.Random) -> str:
-    """Remove, repeat or swap lines."""
+    """Remove or repeat a line of a file, or swap two lines."""
     lines = path.read_bytes().splitlines(keepends=True)
     if not lines:
         return ""
@@ -213,7 +213,7 @@ def _change_lines(path: Path, rng: random.Random) -> str:
 
 
 def _change_json(path: Path, rng: random.Random) -> str:
-    """Replace or remove a value in a JSON file or in a line."""
+    """Replace or remove a value in a JSON file, or in a line of the journal."""
     lines = path.read_bytes().splitlines() if path.name == JOURNAL else [path.read_bytes()]
     number = rng.randrange(len(lines))
     entry = json.loads(lines[number])
@@ -235,7 +235,7 @@ def _change_json(path: Path, rng: random.Random) -> str:
 
 
 def _change_metadata(path: Path, rng: random.Random) -> str:
-    """Replace a text in the header of weights."""
+    """Replace a text in the header of a file with weights."""
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
@@ -256,7 +256,7 @@ def _iterate_paths(value: Any) -> Iterator[list[Any]]:
 
 
 class _NullTracker:
-    """Discard all evaluations."""
+    """A tracker that discards all evaluations."""
 
     destination = "nowhere"
 
@@ -285,7 +285,7 @@ def _read_as_watch(run_dir: Path, _: Path) -> None:
 
 
 def _read_as_tracker(run_dir: Path, out: Path) -> None:
-    """Read a run as hpo track and its process do."""
+    """Read a run as `hpo track` does."""
     run = RunReader(run_dir)
     with ShownEvaluations(out / "written" / "written.jsonl") as written:
         follower = TrackerUpdater(_NullTracker(), written)
@@ -313,7 +313,7 @@ READERS: list[Callable[[Path, Path], object]] = [
 
 
 def find_error(step: Callable[[], object]) -> str | None:
-    """Call `step`, and return the message of a UsageError, if it raises one."""
+    """Call `step`, and return the message of the UsageError that it raises; None if it raises none."""
     try:
         step()
     except UsageError as error:
@@ -322,7 +322,7 @@ def find_error(step: Callable[[], object]) -> str | None:
 
 
 def run_command(line: str, run_dir: Path, out: Path) -> str | None:
-    """Run a subcommand of hpo, and return its error message, if it prints one."""
+    """Run a subcommand of hpo in this process, and return its error message; None if it succeeds."""
     name, *arguments = line.format(out=out).split()
     streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in range(2)]
     with redirect_stdout(streams[0]), redirect_stderr(streams[1]):
@@ -340,7 +340,7 @@ def run_command(line: str, run_dir: Path, out: Path) -> str | None:
 
 
 def read_tree(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder."""
+    """Return the content of each file in a folder by its path, except for lock files."""
     return {
         str(path): path.read_bytes() if path.is_file() else path.is_dir()
         for path in sorted(folder.rglob("*"))
@@ -349,7 +349,7 @@ def read_tree(folder: Path) -> dict[str, Any]:
 
 
 def check_run(run_dir: Path, whole: Path, out: Path, rng: random.Random) -> Counter[str]:
-    """Read a run with all readers, resume it, and count successes and clear refusals."""
+    """Read a damaged run with all readers, resume it, and count successes and refusals with a clear message."""
     before, outcome = read_tree(run_dir), Counter[str]()
     steps = [partial(run_command, line, run_dir, out) for line in rng.sample(COMMANDS, _COMMANDS_AT_ONCE)]
     for step in [*steps, *(partial(find_error, partial(reader, run_dir, out)) for reader in READERS)]:
@@ -389,7 +389,10 @@ def _read_evaluations(run_dir: Path) -> list[Evaluation] | None:
 
 
 def _find_lost(run_dir: Path, whole: Path, shown: Sequence[Evaluation]) -> list[int]:
-    """Return trials whose lines are undamaged, but which are not shown as before; for journals with checksums."""
+    """Return the trials whose journal lines are undamaged, but which are not read as before the damage.
+
+    The list is empty for a journal without checksums, in which damage cannot always be detected.
+    """
     journal, original = (run_dir / JOURNAL).read_bytes(), (whole / JOURNAL).read_bytes()
     if b'"crc"' not in journal:
         return []
@@ -402,7 +405,7 @@ def _find_lost(run_dir: Path, whole: Path, shown: Sequence[Evaluation]) -> list[
 
 
 def _group_lines_by_trial(journal: bytes) -> dict[int, set[bytes]]:
-    """Return the lines of each trial of a run's own study, the first in its journal."""
+    """Return the lines of a journal by trial of the search. The study of the search is the first in the journal."""
     numbers: dict[int, int] = {}
     lines: dict[int, set[bytes]] = {}
     created = 0
@@ -420,7 +423,7 @@ def _group_lines_by_trial(journal: bytes) -> dict[int, set[bytes]]:
 
 @contextmanager
 def _cache_commands() -> Iterator[None]:
-    """Cache the parsers of commands, and leave out the script in reports."""
+    """Make checks faster: cache the parsers of commands, and leave out the script of Plotly in reports."""
     cached = functools.cache(typer.main.get_command)
     with (
         mock.patch.object(html_report, "_read_plotly", return_value=b""),
@@ -430,7 +433,7 @@ def _cache_commands() -> Iterator[None]:
 
 
 def damage_and_check(whole: Path, folder: Path, seed: str) -> Counter[str]:
-    """Damage a copy of a run in a new folder by a seed, and check it."""
+    """Copy a run to a new folder, damage the copy at random, and check it. `seed` determines the damage."""
     run_dir, rng = folder / whole.name, random.Random(seed)
     shutil.copytree(whole, run_dir)
     (folder / "out").mkdir()
@@ -445,7 +448,7 @@ def damage_and_check(whole: Path, folder: Path, seed: str) -> Counter[str]:
 
 
 def fuzz_runs(folder: Path, seed: int, count: int) -> Counter[str]:
-    """Damage runs `count` times, check each, and count reads, resumes and refusals."""
+    """Damage and check `count` copies of runs, and count reads, resumes and refusals."""
     runs = make_whole_runs(folder / "whole")
     outcomes = (
         damage_and_check(runs[number % len(runs)], folder / f"damaged{number}", f"{seed}/{number}")

@@ -1,4 +1,8 @@
-"""The template and a trainer without processes: what they answer, through JSON, as ranks get it."""
+"""Answer requests in the process of the test as the template and a trainer would do in their own processes.
+
+The template is the process that trainers are forked from. A trainer is the process that runs the objective. The content
+of each answer is converted to JSON and back, as between processes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,10 @@ def send_through_json(content: Any) -> Any:
 
 
 class InProcessTemplate:
-    """Answers the requests of a rank in this process; `requests` are the kinds of those that have come."""
+    """A template (process that trainers are forked from) that answers requests in this process instead.
+
+    `requests` lists the kinds of all requests that were received.
+    """
 
     def __init__(self) -> None:
         self.search: SearchFile | None = None
@@ -27,7 +34,7 @@ class InProcessTemplate:
         self.constraints = RemoteConstraints(self._ask_trainer)
 
     def ask(self, kind: str, **content: Any) -> dict[str, Any]:
-        """Answer as a template does."""
+        """Answer a request as the process of a template does."""
         content = send_through_json(content)
         self.requests.append(kind)
         if kind == "load":
@@ -41,7 +48,7 @@ class InProcessTemplate:
         return {}
 
     def load(self, path: Path) -> SearchDescription:
-        """Return the description of a search file."""
+        """Load a search file, and return its description."""
         return load_description(path, self.ask, self.constraints)
 
     def _ask_trainer(self, **content: Any) -> Mapping[str, Any]:
@@ -53,17 +60,17 @@ class InProcessTemplate:
 
 
 def describe_search_file(path: Path) -> SearchDescription:
-    """Return the description of a search file."""
+    """Load a search file, and return its description."""
     return InProcessTemplate().load(path)
 
 
 def load_problem(path: Path, *assignments: str) -> Problem:
-    """Return a problem: a search file and its settings."""
+    """Load a search file, and return the problem with settings that are given as NAME=VALUE."""
     return describe_search_file(path).bind_settings(assignments)
 
 
 def make_run_test(search: BoundSearch) -> RunTest:
-    """Return a function that runs the test of a search file as a trainer does."""
+    """Return a function that runs the user's `test` of a search file, as a trainer would run it."""
 
     def run_test(params: dict[str, Any], weights: Path) -> Iterator[Mapping[str, Any]]:
         yield from map(send_through_json, final_test.run_test(search, send_through_json(params), weights))

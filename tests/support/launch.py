@@ -27,7 +27,7 @@ needs_fashion_mnist = pytest.mark.skipif(
 
 
 def write_changed_program(folder: Path, code: str) -> Path:
-    """Write run_islands.py with code that runs first, for example to break a part of it."""
+    """Write a copy of run_islands.py that first runs `code`, for example to make a function of the program fail."""
     program = folder / "changed.py"
     program.write_text((ROOT / "run_islands.py").read_text().replace("if __name__", f"{code}\n\nif __name__"))
     return program
@@ -35,7 +35,7 @@ def write_changed_program(folder: Path, code: str) -> Path:
 
 @dataclass(frozen=True)
 class Mpi:
-    """An MPI: its mpirun, its Python, and the flags with which mpirun starts 8 ranks as root on two cores."""
+    """An installed MPI: its mpirun, its Python, and the flags that mpirun needs to start many ranks as root."""
 
     mpirun: str = "mpirun"
     python: str = sys.executable
@@ -44,7 +44,7 @@ class Mpi:
     def start(
         self, ranks: int, *arguments: object, cwd: Path, stdout: int = subprocess.PIPE, **variables: str
     ) -> subprocess.Popen[str]:
-        """Start a Python program on some ranks."""
+        """Start a Python program on a number of ranks, and return the process of mpirun."""
         command = [self.mpirun, *self.flags, "-n", str(ranks), self.python, *map(str, arguments)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
         return subprocess.Popen(
@@ -59,12 +59,15 @@ class Mpi:
         )
 
     def run(self, ranks: int, *arguments: object, cwd: Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
-        """Run a Python program on some ranks to its end. Kill it, and fail, if it takes too long."""
+        """Run a Python program on a number of ranks to its end.
+
+        If it takes longer than `timeout` seconds, kill it and fail the test.
+        """
         return wait_for_job(self.start(ranks, *arguments, cwd=cwd), timeout)
 
 
 def wait_for_job(process: subprocess.Popen[str], timeout: float = 100) -> subprocess.CompletedProcess[str]:
-    """Wait for a job. Kill it, and fail, if it takes too long."""
+    """Wait for the end of a job. If it takes longer than `timeout` seconds, kill it and fail the test."""
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -75,7 +78,7 @@ def wait_for_job(process: subprocess.Popen[str], timeout: float = 100) -> subpro
 
 
 def find_open_mpi() -> Mpi:
-    """Return the Open MPI that `make open-mpi` installs in its own environment, or skip the test."""
+    """Return the Open MPI that `make open-mpi` installs in its own environment. Skip the test if it is missing."""
     folder = Path(sys.prefix + "-open-mpi", "bin")
     if not (folder / "mpirun").exists():
         pytest.skip(f"no Open MPI in {folder}: make open-mpi")
@@ -89,7 +92,7 @@ def list_available_mpis() -> list[Mpi]:
 
 
 def make_hpo_command(*arguments: object) -> list[str]:
-    """Return the command line of hpo, which may not be installed."""
+    """Return a command line that runs hpo, even if the package is not installed."""
     return [sys.executable, "-c", "from hpo.cli import main; main()", *map(str, arguments)]
 
 

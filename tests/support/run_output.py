@@ -1,4 +1,4 @@
-"""Read the results of a run: its printed lines, and its study by plain Optuna."""
+"""Read the results of a run from its printed lines, and from its study with Optuna alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULT_LINE = re.compile(
 
 
 def parse_lines(output: str) -> list[dict[str, Any]]:
-    """Parse the lines of ended evaluations. Incomplete lines are ignored."""
+    """Parse the lines of ended evaluations in the output of a run. Incomplete lines are ignored."""
     return [match.groupdict() for match in RESULT_LINE.finditer(output)]
 
 
@@ -27,5 +27,5 @@ def load_trials(run_dir: Path, study: str = "") -> list[optuna.trial.FrozenTrial
 
 
 def find_complete_losses(trials: list[optuna.trial.FrozenTrial]) -> dict[int, float]:
-    """Return the losses of the complete trials."""
+    """Return the losses of the complete trials by trial number."""
     return {trial.number: trial.values[0] for trial in trials if trial.state == optuna.trial.TrialState.COMPLETE}

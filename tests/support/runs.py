@@ -1,4 +1,4 @@
-"""Make runs on disk without MPI, by a real session or from given times, losses and states."""
+"""Make run directories without MPI, either by a real session or from given times, losses and states."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ MANIFEST_CONTENT: dict[str, Any] = {
 
 
 def make_manifest(**changes: Any) -> Manifest:
-    """Return the manifest of a run with changed fields."""
+    """Return a manifest (content of run.json) with default fields, except for `changes`."""
     return parse_manifest({**MANIFEST_CONTENT, **changes}, Path("run.json"))
 
 
@@ -70,7 +70,7 @@ def claim_evaluation(
     budget: int,
     **attributes: Any,
 ) -> Assignment:
-    """Claim an evaluation of these hyperparameters, or a waiting one if they are None."""
+    """Claim (begin) an evaluation of `params`. If `params` is None, claim a waiting evaluation."""
     claims = Claims(record, distributions, budget)
     attributes = {"island": 0, "worker": 0, "generation": 0, **attributes}
     assignment = claims.claim(params, **attributes) if params is not None else claims.claim_waiting(**attributes)
@@ -79,7 +79,7 @@ def claim_evaluation(
 
 
 def start_session(run_dir: Path, search_file: Path = QUICK, **options: Any) -> Session:
-    """Begin or resume a session like run_islands.py, with two workers of two ranks."""
+    """Begin or resume a session as run_islands.py does, with two workers of two ranks."""
     requested = Options(search_file, run_dir=run_dir, **options)
     here = InProcessTemplate()
     request = resolve_request(requested, Layout(4, 2, 2), here.ask, here.constraints)
@@ -90,7 +90,7 @@ def start_session(run_dir: Path, search_file: Path = QUICK, **options: Any) -> S
 
 
 def start_evaluation(record: Record, depth: int, **others: Any) -> Assignment:
-    """Start an evaluation of the quick search on island 1 and worker 1."""
+    """Start an evaluation of tests/searches/quick.py on island 1 and worker 1, and report three losses."""
     act = "relu" if depth < 5 else "tanh"
     params = {"depth": depth, "act": act, "flag": depth % 2 == 0, "lr": depth / 10, **others}
     distributions = load_search_file(QUICK).space.make_distributions()
@@ -102,7 +102,7 @@ def start_evaluation(record: Record, depth: int, **others: Any) -> Assignment:
 
 
 def complete_evaluations(record: Record, *depths: int) -> None:
-    """Complete evaluations of the quick search, whose loss is their depth."""
+    """Complete an evaluation of tests/searches/quick.py for each depth. Its loss is the depth."""
     for depth in depths:
         record.complete(start_evaluation(record, depth), float(depth), 1.5, {"accuracy": depth / 10})
 
@@ -155,9 +155,9 @@ def add_evaluation(
     space: SearchSpace = SPACE,
     **attributes: Any,
 ) -> None:
-    """Add an evaluation with its start, its duration in seconds, and its loss after each epoch.
+    """Add an evaluation with a start (`began`), a duration (`seconds`), and losses by epoch (`curve`).
 
-    The values of objectives except the loss are taken from `metrics`.
+    The values of other objectives than the loss are taken from the attribute `metrics`.
     """
     curve = {1: 1.0, 2: 0.5} if curve is None else curve
     ended, others = state.is_finished(), record.objectives.select_metric_values(attributes.get("metrics", {}))
@@ -180,7 +180,7 @@ def add_evaluation(
 
 
 def add_search(record: Record, count: int, workers: int = 4) -> None:
-    """Add the evaluations of a search that improves. Some are pruned, and some fail."""
+    """Add `count` evaluations of a search whose losses improve. Some evaluations are pruned, and some fail."""
     rng = random.Random(0)
     free = [START_SECONDS] * workers
     for trial in range(count):

@@ -1,4 +1,4 @@
-"""Runs of tests/searches/saving.py, which are killed repeatedly and resume their evaluations."""
+"""Run tests/searches/saving.py, kill the run repeatedly, and resume its evaluations from their checkpoints."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ SAVING = SEARCHES / "saving.py"
 
 
 def make_saving_arguments(run_dir: str, *options: object, **settings: object) -> list[object]:
-    """Return the arguments of a run on one island that evaluates first what is in start.json."""
+    """Return the arguments of a run with saving.py on one island.
+
+    The run first evaluates the hyperparameters in start.json.
+    """
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
     return [PROGRAM, SAVING, "--islands", 1, "--run-dir", run_dir, "--enqueue", "start.json", *options, *chosen]
 
 
 def read_epochs(folder: Path) -> list[tuple[float, int]]:
-    """Return which epochs of which individual were trained, in this order."""
+    """Return the epochs that were trained, in this order, as pairs of the hyperparameter `x` and the epoch."""
     lines = (json.loads(line) for line in (folder / "epochs").read_text().splitlines())
     return [(x, epoch) for _, x, epoch in lines]
 
 
 def read_losses_by_x(run_dir: Path) -> dict[float, list[float]]:
-    """Return all losses of the individuals that are complete."""
+    """Return all losses of each complete evaluation by its hyperparameter `x`."""
     complete = [trial for trial in load_trials(run_dir) if trial.values]
     return {trial.params["x"]: list(trial.intermediate_values.values()) for trial in complete}
 
 
 @dataclass(frozen=True)
 class Survival:
-    """What became of a run that was killed: how often it was, and how many epochs were trained again."""
+    """Numbers of kills, of different epochs that were trained, and of epochs that were trained again."""
 
     kills: int
     epochs: int
@@ -43,9 +46,9 @@ class Survival:
 
 
 def kill_and_resume(mpi: Mpi, folder: Path, chance: random.Random, kills: int) -> Survival:
-    """Kill a run of 12 evaluations on 2 workers of 2 ranks at random moments, and resume it; on its end, compare.
+    """Kill a run at random moments, resume it, and assert that its losses are those of a run that was not killed.
 
-    Asserts that all losses are those of a run that was not killed.
+    The run has 12 evaluations on 2 workers of 2 ranks.
     """
     folder.mkdir()
     start = [{"x": round(0.04 + 0.08 * number, 2)} for number in range(12)]

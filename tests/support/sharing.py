@@ -1,4 +1,4 @@
-"""Runs of tests/searches/sharing.py, whose ranks share a network, and what its evaluations note down."""
+"""Run tests/searches/sharing.py, whose ranks train one network together, and read the notes of its ranks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
 
 SHARING = SEARCHES / "sharing.py"
-# Parts of a batch are of the same samples in each way: so are the statistics of batch normalisation.
+# In each way, the parts of a batch have the same samples, so that batch normalisation has the same statistics.
 WAYS = {"replicate": "accumulate=2", "shard": "accumulate=2", "pipeline": "microbatches=2"}
-# What fails when, on a rank of a worker of 2 and on one of a worker of 3; a pipeline's middle stage reads no data.
+# For each failure, the rank that fails in a worker of 2 ranks and in a worker of 3 ranks. The middle stage of a
+# pipeline reads no data.
 FAILURES = {
     "raise@forward0": (1, 1),
     "memory@forward1": (0, 0),
@@ -25,19 +26,19 @@ FAILURES = {
 
 
 def make_sharing_arguments(way: str, *options: object, **settings: object) -> list[object]:
-    """Return the arguments of a run whose ranks share a network in this way."""
+    """Return the arguments of a run with sharing.py. `way` is "replicate", "shard" or "pipeline"."""
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
     start = [PROGRAM, SHARING, "--run-dir", "run", "--islands", 1, *options]
     return [*start, "--set", f"parallel={way}", "--set", WAYS[way], *chosen]
 
 
 def read_rank_notes(folder: Path, rank: int) -> list[dict[str, Any]]:
-    """Return what a rank of the run's worker has noted down."""
+    """Return the notes that a rank of the only worker has written to a folder."""
     return [json.loads(line) for line in (folder / f"0-{rank}").read_text().splitlines()]
 
 
 def measure_seconds_lost(folder: Path, size: int, count: int) -> list[float]:
-    """Return the seconds from each failure to the start of the next evaluation on all ranks."""
+    """Return the seconds from each failure until the next evaluation has started on all ranks."""
     notes = [note for rank in range(size) for note in read_rank_notes(folder, rank)]
     failed = {note["number"]: note["at"] for note in notes if note["event"] == "fails"}
     started: dict[int, float] = {}
@@ -48,7 +49,7 @@ def measure_seconds_lost(folder: Path, size: int, count: int) -> list[float]:
 
 
 def measure_worst_recovery(mpi: Mpi, way: str, size: int, folder: Path) -> float:
-    """Let a shared network fail in all places on a worker of `size` ranks, and return the most seconds lost by one."""
+    """Let the training of a shared network fail in all parts, and return the longest recovery in seconds."""
     folder.mkdir()
     fails = ",".join(f"{what}:{ranks[size - 2]}" for what, ranks in FAILURES.items())
     options = ["--ranks-per-worker", size, "--evaluations", 2 * len(FAILURES), "--collective-timeout", 60]

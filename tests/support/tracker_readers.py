@@ -1,4 +1,4 @@
-"""Read what trackers have stored of a run, with the readers of their own packages."""
+"""Read the evaluations that trackers (TensorBoard, MLflow, wandb) have stored, with the trackers' own packages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OWN_METRICS = ("loss", "lowest_loss", "seconds")
 
 @dataclass
 class TrackedEvaluation:
-    """An evaluation as a tracker shows it; `ending` is "well", "badly", or empty for a running one."""
+    """An evaluation as a tracker shows it. `ending` is "well" or "badly", and empty while the evaluation runs."""
 
     params: dict[str, Any]
     curve: dict[int, float] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class TrackedEvaluation:
 
 
 def read_tensorboard(run_dir: Path) -> dict[str, TrackedEvaluation]:
-    """Read event files with TensorBoard's own reader."""
+    """Read the evaluations in the event files of a run with TensorBoard's own reader."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import api_pb2, metadata
 
@@ -64,7 +64,7 @@ def read_tensorboard(run_dir: Path) -> dict[str, TrackedEvaluation]:
 
 
 def read_mlflow(run_dir: Path) -> dict[str, TrackedEvaluation]:
-    """Read the local store with MLflow's client."""
+    """Read the evaluations in the local MLflow store of a run with MLflow's client."""
     client, runs, parent = _open_mlflow(run_dir)
     assert parent.info.run_name == run_dir.name
     assert parent.data.params["epochs"] == "2"
@@ -91,7 +91,7 @@ def read_mlflow(run_dir: Path) -> dict[str, TrackedEvaluation]:
 
 
 def read_mlflow_status(run_dir: Path) -> str:
-    """Return the status of the parent run."""
+    """Return the status of the MLflow run that is the parent of all evaluations."""
     return str(_open_mlflow(run_dir)[2].info.status)
 
 
@@ -107,14 +107,14 @@ def _open_mlflow(run_dir: Path) -> tuple[MlflowClient, list[Run], Run]:
 
 
 def _parse_value(text: str) -> Any:
-    """Read a parameter, which MLflow keeps as text."""
+    """Convert the text of a parameter to a value, because MLflow stores parameters as text."""
     with suppress(ValueError):
         return float(text)
     return {"True": True, "False": False}.get(text, text)
 
 
 def read_wandb(run_dir: Path) -> dict[str, TrackedEvaluation]:
-    """Read wandb's offline files, which are logs of its messages, as `wandb sync` does."""
+    """Read the evaluations in wandb's offline files, which are logs of its messages, as `wandb sync` does."""
     shown = {}
     for path in (run_dir / "wandb").glob("offline-run-*/run-*.wandb"):
         name, group = "", ""

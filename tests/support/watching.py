@@ -37,7 +37,10 @@ with RunDir(Path(sys.argv[1])).hold_lock():
 
 
 def make_snapshot(evaluations: list[Evaluation], at: float = 200.0, **values: Any) -> RunSnapshot:
-    """Return a snapshot of an active run; `manifest_values` changes its manifest, other values its fields."""
+    """Return a snapshot (state at one time) of an active run.
+
+    The keyword argument `manifest_values` replaces fields of its manifest. All others replace fields of the snapshot.
+    """
     run = make_manifest(**{"budget": 100, **values.pop("manifest_values", {})})
     return RunSnapshot(
         **{
@@ -52,7 +55,7 @@ def make_snapshot(evaluations: list[Evaluation], at: float = 200.0, **values: An
 
 
 def record_evaluation(session: Session, number: int, losses: int = 1, budget: int = 9) -> None:
-    """Record an evaluation: complete if it has more than one loss, otherwise running."""
+    """Record an evaluation with a number of losses. It runs if it has one loss, and is complete if it has more."""
     record, distributions = session.open_record(), load_search_file(QUICK).space.make_distributions()
     place = {"island": number % 2, "worker": 0, "generation": 0}
     assignment = claim_evaluation(record, {**PARAMS, "depth": number}, distributions, budget, **place)
@@ -63,7 +66,7 @@ def record_evaluation(session: Session, number: int, losses: int = 1, budget: in
 
 
 def set_budget(path: Path, budget: int) -> None:
-    """Change the number of evaluations of a run."""
+    """Change the number of evaluations in the run.json of a run."""
     run_json = path / "run.json"
     run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "budget": budget}))
 
@@ -78,7 +81,7 @@ def make_finished_run(path: Path, budget: int = 5) -> None:
 
 @contextmanager
 def hold_run_dir(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
-    """Hold the lock of a run directory with another process, which the code in ``with`` may kill."""
+    """Lock a run directory by another process, which the code in ``with`` may kill."""
     command, pipe = [sys.executable, "-c", HOLDER_CODE, str(run_dir)], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
         assert process.stdout
@@ -90,7 +93,7 @@ def hold_run_dir(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def make_light_command(*arguments: object) -> list[str]:
-    """Return the command line of a subcommand that must import nothing heavy."""
+    """Return a command line that runs hpo, and fails if hpo imports torch, mpi4py or propulate."""
     # A terminal on standard input becomes the controlling terminal of the process, so that Ctrl-C reaches it.
     code = "import fcntl, os, sys, termios\n"
     code += "if os.isatty(0): fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
@@ -101,14 +104,14 @@ def make_light_command(*arguments: object) -> list[str]:
 
 
 def make_environment(**variables: str) -> dict[str, str]:
-    """Return the environment of a capable terminal, with changed variables."""
+    """Return the environment variables of a terminal with colours, with some of them changed."""
     inherited = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     return {**inherited, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **variables}
 
 
 @dataclass
 class Terminal:
-    """A process in a terminal of 80 columns and 24 lines; `written` is its output so far."""
+    """A process in a terminal of 80 columns and 24 lines. `written` is the output that was read so far."""
 
     process: subprocess.Popen[bytes]
     terminal: int
@@ -117,7 +120,7 @@ class Terminal:
     written: str = ""
 
     def wait_for(self, text: str, seconds: float = 60) -> None:
-        """Read until a text has been written since the start of this call."""
+        """Wait until the process writes `text`. Output before this call does not count."""
         end = time.monotonic() + seconds
         start = len(self.written)
         while text not in self.written[start:]:
@@ -128,7 +131,7 @@ class Terminal:
                 assert self.process.poll() is None, f"ended without {text!r}: {self.written[start:]!r}"
 
     def press(self, keys: bytes) -> None:
-        """Type keys."""
+        """Send keys to the process, as if a user pressed them."""
         os.write(self.terminal, keys)
 
     def wait_for_end(self) -> int:
@@ -150,13 +153,13 @@ class Terminal:
 
     @property
     def left_behind(self) -> str:
-        """Output after the process has closed its screen."""
+        """The output after the process has closed its full-screen view."""
         return self.written.rpartition("\x1b[?1049l")[2]
 
 
 @contextmanager
 def run_in_terminal(*arguments: object, **variables: str) -> Iterator[Terminal]:
-    """Run `hpo` in a terminal."""
+    """Run `hpo` in a terminal, and kill it at the end of ``with``."""
     terminal, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     before = termios.tcgetattr(slave)

@@ -1,4 +1,7 @@
-"""Build the writer of a run, its leaders and a trainer in one process, without MPI."""
+"""Make the writer of a study, a leader and a trainer in one process, without MPI.
+
+A leader is the first rank of a worker. A trainer is the process that runs the objective for one rank.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def make_writer(
     halving: HalvingSchedule | None = None,
     pruner: Pruner | None = None,
 ) -> StudyWriter:
-    """Return a writer of the record of a search in a run directory."""
+    """Return a writer of the study of a search. `folder` is the run directory."""
     files = RunDir(folder)
     claims = Claims(record, space.make_distributions(), budget, halving=halving)
     weights = BestWeights(files, record.objectives)
@@ -57,31 +60,34 @@ def make_writer(
 
 
 def open_cached(storage: str | Path, study: str = "run") -> tuple[Record, CachedStorage]:
-    """Open a record as the writer of a run does, and return it with its cached storage."""
+    """Open a study as the writer of a run does, and return its record and its cached storage."""
     opened = open_storage(storage)
     cached_storage = CachedStorage(opened, opened.get_study_id_from_name(study))
     return Record(cached_storage, study), cached_storage
 
 
 class DelayedConnection:
-    """Connect to a writer as over MPI: notifications arrive with the next call, and the writer commits by itself."""
+    """A connection to a writer that behaves like a connection over MPI.
+
+    Notifications reach the writer only with the next call. The writer decides when it commits.
+    """
 
     def __init__(self, writer: StudyWriter) -> None:
         self._writer = writer
         self._notifications: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
     def notify(self, name: str, *arguments: Any, **options: Any) -> None:
-        """Queue a call of the writer."""
+        """Queue a call to the writer. The next `call` or `deliver` makes it."""
         self._notifications.append((name, arguments, options))
 
     def call(self, name: str, *arguments: Any, limit: float = math.inf, **options: Any) -> Any:
-        """Deliver all notifications, call the writer and return its answer."""
+        """Deliver all queued notifications, then call the writer and return its answer."""
         assert limit > 0
         self.deliver()
         return self._writer(name, *arguments, **options)
 
     def deliver(self) -> None:
-        """Deliver all notifications."""
+        """Deliver all queued notifications to the writer."""
         notifications, self._notifications = self._notifications, []
         for name, arguments, options in notifications:
             self._writer(name, *arguments, **options)
@@ -102,7 +108,10 @@ def make_trainer_stub(weights: Mapping[str, Tensor]) -> Any:
 
 
 class LeaderStub:
-    """Claim, record and keep the best weights as the leader of a worker does, without its decisions."""
+    """A stub of a leader (first rank of a worker), which claims and records evaluations, and saves the best weights.
+
+    It does not make the decisions of a leader, such as to prune an evaluation.
+    """
 
     def __init__(
         self, writer: StudyWriter, connection: WriterConnection | None = None, settings: Mapping[str, Any] | None = None
@@ -111,14 +120,14 @@ class LeaderStub:
         self.keeper = WeightsSaver(self.recorder, settings or {})
 
     def begin(self, params: Mapping[str, Any]) -> Assignment:
-        """Read all changes, then claim these hyperparameters; no other trial may be waiting."""
+        """Read all changes of the study, then claim an evaluation of `params`. No other trial may be waiting."""
         self.recorder.read_changes()
         assignment = self.recorder.claim(params, island=0, worker=0, generation=0)
         assert assignment is not None
         return assignment
 
     def is_wanted(self, assignment: Assignment, loss: float, metrics: Mapping[str, float] | None = None) -> bool:
-        """Return whether weights would be kept after all changes are read."""
+        """Read all changes of the study, and return whether the weights of this evaluation would be kept."""
         self.recorder.read_changes()
         return self.keeper.is_wanted(assignment, loss, metrics or {})
 
