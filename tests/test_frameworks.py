@@ -56,7 +56,7 @@ def test_trainer_of_transformers_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: 
 
 def test_callback_of_transformers_reports_to_a_pruner(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(example("docs/training/frameworks.md", "train.py"), "utf-8")
-    (command,) = commands_with("docs/training/frameworks.md", "mpirun -n 4 hpo search")
+    (command,) = commands_with("docs/training/frameworks.md", "mpirun -n 4 hpo search --space")
     job = mpi.run(int(command[2]), "-c", "from hpo.cli import main; main()", *command[4:], cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     trials = load_trials(tmp_path / "runs" / "trainer")
