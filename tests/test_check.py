@@ -62,7 +62,7 @@ TOLD = {
     "dataset in file": f"{EVERYWHERE}.* exited unexpectedly .* leave multiprocessing_context out, or put the Dataset",
     "unused": rf"{EVERYWHERE}.*Expected to have finished .* \(aside\.bias, aside\.weight\): freeze them",
     "returned": f"{EVERYWHERE}.* yielded no loss, but returned 0.5: .* Yield the validation loss after each epoch",
-    "none elsewhere": f"{TOGETHER}.* not None Every rank has to yield the loss: .* dist.broadcast",
+    "none elsewhere": f"{TOGETHER}.* got None Every rank has to yield the loss: .* dist.broadcast",
     "path": f"{EVERYWHERE}.*'data/train.csv' .* Let it be a setting",
     "nan": f"{EVERYWHERE}.*the validation loss is nan .* narrow the learning rate",
 }

@@ -126,7 +126,7 @@ def test_elastic_run_is_busier_and_shows_its_groups(mpi: Mpi, folder: Path) -> N
     assert sorted(evaluation.workers) == [0, 1, 2, 3], "first two workers, and then four"
     assert evaluation.workers[0] == evaluation.worker
     shown = run_hpo("show", folder / "run", "0").stdout
-    assert re.search(r"teams +after \d+ epochs: workers .* together", shown), shown
+    assert re.search(r"worker groups +after \d+ epochs: workers .* together", shown), shown
     figure = draw_timeline(RunReader(folder / "run").read_evaluations(), 4, None)
     assert figure is not None
     (helping,) = [trace for trace in figure.data if trace["name"] == "helping"]
