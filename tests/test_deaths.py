@@ -29,7 +29,7 @@ from tests.support.crashes import (
 from tests.support.launch import Mpi
 from tests.support.run_output import find_complete_losses, load_trials
 
-SECONDS_TO_RECOVER = 4.0  # The documentation promises 2 s; test machines are busy.
+SECONDS_TO_RECOVER = 6.0  # The documentation promises 2 s. In the suite, several jobs share two cores.
 SECONDS_TO_END = 5.0
 LINE = r"dying\.py:\d+"
 
