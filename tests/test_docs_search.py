@@ -52,7 +52,7 @@ def test_command_of_page_is_accepted(
     page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("my_search.py", "my_front.py", "my_pbt.py", "train.py"):
+    for name in ("my_search.py", "my_long_search.py", "my_front.py", "my_pbt.py", "train.py"):
         Path(name).touch()
     if words[0] == "python" or words[1] == "search":
         end = words.index("--") if "--" in words else len(words)

@@ -62,10 +62,7 @@ class EvaluationContext:
     """Whether checkpoints of a program are kept."""
 
     def describe_evaluation(self, assignment: Assignment) -> dict[str, Any]:
-        """Return the values of an evaluation that a program may use, by name.
-
-        A retried individual gets the trial number, the folder and the drafts of its first trial.
-        """
+        """Return the values that a program may use; trial, folder and drafts are those of the first attempt."""
         name = f"{self.prefix}{assignment.root}"
         return {
             "trial": assignment.root,
@@ -263,10 +260,7 @@ class Evaluator:
         return supervision
 
     def _find_start(self, assignment: Assignment) -> StartingPoint:
-        """Return the checkpoint or the losses from which an evaluation may start.
-
-        Call it on the leader (first rank of the group).
-        """
+        """Return the checkpoint with which an evaluation may begin; call it on the leader."""
         assert self._leader is not None
         program = self._context.program
         path, is_own = self._leader.find_start(assignment)
@@ -289,11 +283,7 @@ class Evaluator:
     def _read_checkpoint_info(
         self, assignment: Assignment, start: StartingPoint
     ) -> tuple[CheckpointInfo | None, CheckpointInfo | None]:
-        """Return descriptions of the evaluation's own checkpoint and of its parent checkpoint.
-
-        At least one of them is None, since an evaluation starts from one checkpoint. Both are None unless all ranks can
-        read it.
-        """
+        """Return descriptions of the own and of the parent checkpoint; None for both unless all ranks can read it."""
         path, is_own, reason, info = start.path, start.is_own, "", None
         if path is None:
             return None, None

@@ -53,10 +53,9 @@ class Leader:
         self._checkpointer = checkpointer
 
     def decide(self, attempt: Attempt, verdict: Verdict, printed: str) -> Verdict:
-        """Record the loss and the output of a step, and return the final verdict on the step.
+        """Record the verdict of all ranks on a step, and return the final verdict.
 
-        Limits and the pruner may change the verdict. The time of this call does not count as training time, since the
-        call may wait for an unavailable database.
+        The time that this takes does not count as the evaluation's: a pruner may wait for an unavailable database.
 
         Args:
             attempt: The evaluation.
@@ -140,14 +139,7 @@ class Leader:
         return self._checkpointer.make_draft_path(attempt) if is_due else ""
 
     def record_copies(self, attempt: Attempt, verdict: Verdict, kept: Mapping[str, Any], since: float) -> None:
-        """Record which copies the trainer has made of weights and checkpoint, and print its warnings.
-
-        Args:
-            attempt: The evaluation.
-            verdict: Verdict on the loss, which has asked for the copies.
-            kept: The trainer's answer: its warnings, and which copies it has made.
-            since: Time at which the copy began.
-        """
+        """Record the copies of a loss that the trainer has made since time `since`, and print its warnings."""
         for text in kept["warnings"]:
             warn(f"warning: {text}")
         if verdict.keep:
@@ -200,12 +192,7 @@ class Leader:
         return self._recorder.read_previous_losses(assignment.number)
 
     def stop_without_losses(self, reason: str, remedy: str) -> None:
-        """Stop the run if no evaluation has reported a loss, because the next evaluations would report none either.
-
-        Args:
-            reason: Why evaluations report no loss.
-            remedy: The change that the user must make before the run is resumed.
-        """
+        """Stop the run if no evaluation has reported a loss, since no other evaluation would without `remedy`."""
         if not self._recorder.has_losses():
             self._stop(StopRequest(reason, ExitStatus.NOTHING_SUCCEEDED, remedy))
 
@@ -240,10 +227,7 @@ class Leader:
             self._record_lost_parent(assignment, reason)
 
     def write_checkpoint(self, attempt: Attempt) -> None:
-        """Write the latest copied checkpoint to its file, unless it is written already.
-
-        Call it when an evaluation ends.
-        """
+        """Let the trainer write the last checkpoint of an evaluation that ends here and will be resumed."""
         if self._checkpointer is None or not attempt.copied_step:
             return
         copies = self._find_copies(attempt)
@@ -256,14 +240,7 @@ class Leader:
         return self._slot.trainer if self._slot.is_ready else None
 
     def finish_evaluation(self, attempt: Attempt, seconds: float) -> None:
-        """Record the end of an evaluation in the study, and write or remove its weights and checkpoint.
-
-        Stop the run if the target loss is reached, or if too many evaluations have failed.
-
-        Args:
-            attempt: The final attempt at the evaluation.
-            seconds: Seconds of the evaluation in all its attempts.
-        """
+        """Record the end of an evaluation; stop the run if it has reached its target, or fails too often."""
         assignment, verdict = attempt.assignment, attempt.verdict
         if verdict.state == "stopped":
             self.write_checkpoint(attempt)

@@ -33,10 +33,7 @@ _DRAFT_NAME = re.compile(r"\d+-\d+")  # process and number
 
 @contextmanager
 def _limit_time() -> Iterator[None]:
-    """Raise TimeoutError if the code inside `with` takes longer than `_SECONDS_FOR_A_LINE`.
-
-    A signal interrupts a search with a regular expression, too.
-    """
+    """Raise TimeoutError after `_SECONDS_FOR_A_LINE`; regular expressions check for signals while they match."""
 
     def stop(*_: object) -> None:
         raise TimeoutError
@@ -68,21 +65,19 @@ class Report:
 
 
 class ReportReader:
-    """Reads the reports of one evaluation on one rank, from a file or from printed lines.
+    """Reads the reports of one evaluation on one rank, from a file or from lines; the first source is used alone.
 
-    The source of the first report is used alone. Reports from the other source are ignored. Notes about drafts
-    (temporary files with a checkpoint or weights) come from both sources. A draft belongs to the next loss from the
-    same source.
+    Notes about drafts also come from the file, and among lines. They belong to the next loss from the same source.
 
     Args:
         script: The program, with its patterns for losses and metrics.
 
     Attributes:
-        path: Path under /proc of the file, which exists in memory only.
-        last_lines: The latest lines that were printed.
+        path: Path of the file, which has no name on disk.
+        last_lines: The last lines that were printed.
         has_unread: Whether a report in the file was ignored.
         has_read_checkpoint: Whether the program has read its checkpoint.
-        unparsed_text: The latest text that the loss pattern has matched, if it is not a number.
+        unparsed_text: The last text that the loss pattern has matched, if it is not a number.
     """
 
     def __init__(self, script: Script) -> None:
@@ -119,10 +114,7 @@ class ReportReader:
         return _UNREAD_REPORT_WARNING if self.has_unread else ""
 
     def take_note(self, note: str, stream: str) -> None:
-        """Record a note about a draft (temporary file with a checkpoint or weights).
-
-        The draft belongs to the next loss of the stream.
-        """
+        """Record a note about a draft, which belongs to the next loss of the stream."""
         name, _, value = note.partition(" ")
         self._record_note(name, value, stream)
 
@@ -160,10 +152,7 @@ class ReportReader:
         return new
 
     def take_last_reports(self) -> list[Report]:
-        """Return the reports found since the previous call; call it after the program has ended.
-
-        The final line of the file may lack its line break.
-        """
+        """Return the reports since the last call, when the program has ended; the last line may be incomplete."""
         self._read_file()
         if self._partial_line.strip():
             self._take_file_line(self._partial_line)
@@ -263,14 +252,12 @@ class ReportMerger:
         self.leader_decides = True
 
     def add_reports(self, rank: int, reports: Sequence[Report], first: int) -> list[Report]:
-        """Add reports of a rank, and return all reports that count because of them.
-
-        A returned report may describe a mistake, such as different losses on two ranks.
+        """Add reports of a rank, and return the reports that count, which may describe mistakes.
 
         Args:
             rank: Index of the rank.
-            reports: Reports of the rank.
-            first: Number of the first of these reports, from 0. Reports that were added before are skipped.
+            reports: Its reports.
+            first: Number of the first of them, from 0; reports that were added before are skipped.
         """
         new = [
             counted

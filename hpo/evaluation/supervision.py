@@ -69,14 +69,7 @@ class Supervision:
         self.trace: dict[str, Any] = {}
 
     def start_objective(self, ticket: dict[str, Any] | None, seed: int, folder: Path, is_watched: bool) -> None:
-        """Let the trainer (process that runs the objective for this rank) start the objective.
-
-        Args:
-            ticket: Parameters of the process group that the trainer joins before; None if it is in its group already.
-            seed: Seed of the evaluation.
-            folder: Folder that the objective may use.
-            is_watched: Whether the trainer sends a trace of the evaluation.
-        """
+        """Let the trainer start the objective, after it has joined the process group of `ticket`, if that is given."""
         attempt, path = self._attempt, str(self._attempt.path) if self._attempt.path else None
         self._has_joined = ticket is None
         self._trainer.send(
@@ -112,10 +105,7 @@ class Supervision:
             self._attempt.record_verdict(Verdict("complete", inherited=verdict.inherited))
 
     def end(self) -> None:
-        """Wait until the objective has ended. If the evaluation was aborted, kill the trainer.
-
-        If the evaluation may be resumed, its latest checkpoint is written before the trainer is killed.
-        """
+        """Wait until the objective has ended; if it was aborted, write its last checkpoint, and kill the trainer."""
         is_aborted = self._attempt.is_aborted
         if not self._has_ended:
             self._kill_at = clock.now() + (_SECONDS_TO_CLEAN_UP if is_aborted else self._group.patience)

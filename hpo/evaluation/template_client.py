@@ -96,10 +96,7 @@ class TemplateProcess:
 
 
 def start_template() -> TemplateProcess | None:
-    """Start a template if this rank is the first on its host according to the launcher; otherwise return None.
-
-    Call it before MPI starts.
-    """
+    """Start a template if this rank is the first on its host, according to the launcher; call it before MPI starts."""
     return TemplateProcess() if is_first_on_host(os.environ) else None
 
 
@@ -152,27 +149,17 @@ class TemplateClient:
         return dict(answer)
 
     def remember_requests(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """Remember the requests with which the template has loaded the search file.
-
-        They are sent again to a template that replaces a crashed one.
-        """
+        """Remember the requests with which the template has loaded the search file, for a replacement."""
         self._load_requests = list(requests)
 
     def keep_data(self, descriptor: int) -> None:
-        """Send the data that the user's `prepare` has returned to the template, which passes them to trainers.
-
-        Args:
-            descriptor: Descriptor of the file with the data. It stays open in this process.
-        """
+        """Give trainers the data that `prepare` has returned; the file descriptor stays open in this process."""
         self._data_descriptor = descriptor
         self._send_request("keep_data", [descriptor])
         self._receive_answer()
 
     def fetch_data(self) -> None:
-        """Get the data of the user's `prepare` from the template, if another rank has sent them to it.
-
-        This rank needs them if it must replace a crashed template.
-        """
+        """Get the data from the template if another rank has sent them, for a replacement."""
         self._send_request("fetch_data")
         (self._data_descriptor,) = self._receive_answer("data").descriptors or (-1,)
 

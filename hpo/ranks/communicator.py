@@ -183,11 +183,7 @@ class SleepingComm(MPI.Intracomm):
         self._unreceived = pending
 
     def run_in_turns(self, at_once: int, step: Callable[[], T]) -> T:
-        """Run `step` on all ranks, on `at_once` ranks at the same time. Collective: call on all ranks.
-
-        Returns:
-            The result of this rank.
-        """
+        """Run a step on `at_once` ranks at a time, and return this rank's result. Collective: call on all ranks."""
         if self.rank >= at_once:
             sleep_until(lambda: bool(self.iprobe(source=self.rank - at_once, tag=_TURN_TAG)))
             self.recv(source=self.rank - at_once, tag=_TURN_TAG)

@@ -19,11 +19,9 @@ from hpo.dominance import Costs
 
 
 class Ranking(Protocol):
-    """Rank individuals by their costs; lower is better.
+    """Rank individuals, which are identified by their first trials, by their costs; lower is better.
 
-    `root`, the number of its first trial, identifies an individual. `candidates` are paused individuals, which may be
-    trained further. `stopped` individuals are never trained further. All other individuals have already been trained
-    further.
+    `candidates` are individuals that wait, `stopped` ones never continue, and all others have continued.
     """
 
     def __len__(self) -> int: ...

@@ -68,10 +68,9 @@ class Record:
         confirms: str = "",
         objectives: Objectives = ONLY_LOSS,
     ) -> Record:
-        """Create a study and return its record.
+        """Create a study and return its record; `confirms` names the study that it confirms.
 
-        `space` describes each parameter of the search space. If the study confirms the best of another study with other
-        seeds, `confirms` is the name of that study. Raises ValueError if a study of this name exists.
+        Raises ValueError if a study of this name exists.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         opened = open_storage(storage)
@@ -126,10 +125,7 @@ class Record:
         return make_assignment(trial, self.read_trials() if refers_to_others else ())
 
     def promote(self, paused: Evaluation, attributes: Mapping[str, Any]) -> Assignment:
-        """Start a new trial that trains a paused individual further.
-
-        The new trial copies the attributes that belong to the individual, such as its seed.
-        """
+        """Start a trial that continues a paused one; attributes of the individual are copied."""
         trial = self.read_trials()[paused.trial]
         copied = {**copy_retry_attributes(trial), "retry_of": trial.number}
         return self.start_trial(trial.params, trial.distributions, {**attributes, **copied})
@@ -274,10 +270,7 @@ class Record:
         return len(running)
 
     def count_initial_failures(self) -> int:
-        """Return the number of evaluations that failed since this record was opened.
-
-        Return 0 if any evaluation of the run is complete, pruned or paused.
-        """
+        """Return the number of evaluations that failed since this record was opened; 0 if any evaluation succeeded."""
         evaluations = self.read_evaluations()
         if any(evaluation.counts_for_budget and evaluation.state != "failed" for evaluation in evaluations):
             return 0

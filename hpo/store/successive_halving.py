@@ -61,10 +61,7 @@ class HalvingSchedule:
         return epochs in self.list_rungs(self.find_bracket(root), epochs)
 
     def locate_in_rungs(self, root: int, epochs: int) -> tuple[int, float]:
-        """Return the number of rungs that an individual has passed after `epochs`, and the epochs of the next rung.
-
-        The next rung is infinite if there is none.
-        """
+        """Return the number of rungs that an individual has passed after `epochs`, and the next one (or infinity)."""
         first = self.first_rungs[self.find_bracket(root)]
         passed = len(self.list_rungs(self.find_bracket(root), epochs))
         return passed, math.inf if passed and self.promotion_limit is not None else first * self.factor**passed
@@ -83,10 +80,7 @@ class HalvingSchedule:
         return budget // (self.factor - 1) if self.promotion_limit is None else self.promotion_limit
 
     def count_needed(self, position: int) -> int | None:
-        """Return how many individuals must reach a rung before the individual at `position` in the ranking continues.
-
-        `position` counts from 0. Return None if the individual never continues.
-        """
+        """Return how many individuals must reach a rung for rank `position`, from 0, to continue; None if never."""
         if self.promotion_limit is not None:
             return 1 if position < self.promotion_limit else None
         return self.factor * (position + 1) if position else 1
@@ -102,17 +96,15 @@ HALVING_SCHEDULES = {
 
 @dataclass(frozen=True)
 class Rung:
-    """Describe the rung of a bracket after `epochs`, and the individuals that have reached it.
-
-    The number of its first trial identifies an individual.
+    """Describe a rung of a bracket, after `epochs`, and its individuals, which are identified by first trials.
 
     Attributes:
-        is_effective: Whether only the best continue. If not, all continue, and only individuals that were paused here
-            are listed.
-        ranking: Individuals, ordered by their costs at this rung. Costs of failed individuals are infinite.
+        is_effective: Whether only the best continue. If not, all continue, and only individuals that paused here are
+            listed.
+        ranking: Individuals, ordered by their costs at this rung; infinite for individuals that have failed since.
         promoted_count: Number of individuals that continue.
-        continued: Individuals that have been trained further than this rung.
-        paused: Paused individuals, each with its latest evaluation.
+        continued: Individuals that have been trained further.
+        paused: Paused individuals with their last evaluations.
         stopped: Individuals that never continue.
     """
 
@@ -200,10 +192,7 @@ class SuccessiveHalving:
         self._longest_complete: int | None = None  # Epochs of the longest complete evaluation.
 
     def update(self, evaluations: Sequence[Evaluation]) -> SuccessiveHalving:
-        """Process the changes since the previous call, and return this object.
-
-        `evaluations` must be all of the search.
-        """
+        """Add the changes since the last call, and return this object; `evaluations` are all of the search."""
         changed = [index for index, evaluation in self._unfinished.items() if evaluations[index] is not evaluation]
         moved = set()
         for index in (*changed, *range(self._seen_count, len(evaluations))):
@@ -260,10 +249,7 @@ class SuccessiveHalving:
         return self._objectives.compute_costs(() if has_failed else values)
 
     def find_rung(self, bracket: int, epochs: int) -> Rung | None:
-        """Return the rung of a bracket after `epochs`; None if no individual has reached it.
-
-        Also return None if all individuals continue there and no individual was paused.
-        """
+        """Return a rung; None if no individual has reached it, or if it is not effective and none was paused there."""
         reached = self._members.get((bracket, epochs))
         if reached is None:
             return None
