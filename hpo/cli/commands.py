@@ -104,7 +104,7 @@ def show(
     Its hyperparameters, losses, logs and traceback.
     """
     from hpo.results.reader import RunReader
-    from hpo.views.evaluation_details import make_json_content as content
+    from hpo.views.evaluation_details import make_json_content
     from hpo.views.evaluation_lookup import EvaluationLookup
     from hpo.views.evaluation_text import format_evaluation
 
@@ -112,7 +112,7 @@ def show(
     evaluation, why = (lookup.find_evaluation(trial), "") if trial is not None else lookup.choose_evaluation()
     details = lookup.collect_details(evaluation)
     if as_json:
-        print(json.dumps(content(details), indent=2, allow_nan=False))
+        print(json.dumps(make_json_content(details), indent=2, allow_nan=False))
     else:
         print(*format_evaluation(details, run_dir, why, time.time()), sep="\n")
 
@@ -256,7 +256,7 @@ def supervise(
 
 
 def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
-    from hpo.views.evaluation_details import make_json_content as content
+    from hpo.views.evaluation_details import make_json_content
     from hpo.views.evaluation_lookup import EvaluationLookup
     from hpo.views.failure_table import format_failed
 
@@ -265,7 +265,9 @@ def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
     if as_json:
         print(
             json.dumps(
-                [content(lookup.collect_details(evaluation)) for evaluation in failed[:n]], indent=2, allow_nan=False
+                [make_json_content(lookup.collect_details(evaluation)) for evaluation in failed[:n]],
+                indent=2,
+                allow_nan=False,
             )
         )
     else:

@@ -61,11 +61,6 @@ class RunRequest:
     warm_start: WarmStart | None
     """The evaluations to import; None without --warm-start."""
 
-    @property
-    def setting_assignments(self) -> list[str]:
-        """The settings that were given in this or an earlier session, as NAME=VALUE."""
-        return _format_assignments(self.setting_texts)
-
 
 def resolve_request(options: Options, layout: Layout, ask: AskTemplate, constraints: ConstraintSet) -> RunRequest:
     """Load the search file, and check and resolve all options.

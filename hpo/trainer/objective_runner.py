@@ -21,7 +21,7 @@ from hpo.evaluation_api import set_worker
 from hpo.process.channel import Channel, ChannelClosed, Message
 from hpo.process.failure import format_stack, format_traceback, format_with_hint
 from hpo.process.user_frames import extract_current_frames, extract_error_frames
-from hpo.text_format import format_error as message_of
+from hpo.text_format import format_error
 from hpo.trainer.forks import end_if_forked, is_forked
 from hpo.trainer.interrupts import Cancelled, InterruptHandler
 from hpo.trainer.objective_call import ObjectiveCall, has_diverged, parse_report
@@ -281,7 +281,7 @@ def _list_messages(error: BaseException | None) -> list[str]:
     """Return the messages of an exception and of its causes and contexts."""
     messages: list[str] = []
     while error is not None and len(messages) < _MAX_MESSAGES:
-        messages.append(message_of(error))
+        messages.append(format_error(error))
         error = error.__cause__ or error.__context__
     return messages
 

@@ -20,7 +20,7 @@ from torch import distributed as dist
 from hpo.process.channel import Channel, ChannelClosed, Message
 from hpo.process.linux import adopt_orphans, has_children, raise_oom_score
 from hpo.process.stacks import WRITE_STACKS, format_header
-from hpo.text_format import format_error as message_of
+from hpo.text_format import format_error
 from hpo.trainer.forks import IGNORED_SIGNALS, register_trainer_process
 from hpo.trainer.interrupts import InterruptHandler
 from hpo.trainer.objective_call import ObjectiveCall
@@ -184,7 +184,7 @@ class TrainerServer:
         try:
             self._stores.append(serve_store(message["address"], message["port"], listener))
         except RuntimeError as error:
-            print(f"torch's store cannot be served: {message_of(error)}", file=sys.stderr, flush=True)
+            print(f"torch's store cannot be served: {format_error(error)}", file=sys.stderr, flush=True)
 
 
 def serve_trainer(

@@ -52,9 +52,6 @@ def evaluate_net(
     return evaluate_classifier(network, data, test)
 
 
-evaluate_net.__test__ = False  # type: ignore[attr-defined]
-
-
 def evaluate_classifier(
     network: nn.Module, data: ImageDataset, test: LabelledImages
 ) -> tuple[dict[str, float], list[Prediction]]:

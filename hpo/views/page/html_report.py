@@ -22,8 +22,7 @@ from hpo.results.reader import RunReader
 from hpo.results.recommendation import find_winner, read_winner_test
 from hpo.results.summary import group_by_reason, summarize
 from hpo.results.trained_network import find_network
-from hpo.store.evaluations import Evaluation
-from hpo.store.evaluations import find_best as best_of
+from hpo.store.evaluations import Evaluation, find_best
 from hpo.store.manifest import Manifest
 from hpo.store.pareto_front import select_far_apart
 from hpo.store.run_dir import write_atomically
@@ -246,7 +245,7 @@ def _summarize_islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]
     for island in sorted({evaluation.island for evaluation in evaluations if evaluation.counts_for_budget}):
         own = [evaluation for evaluation in evaluations if evaluation.island == island and evaluation.counts_for_budget]
         last = max(own, key=lambda evaluation: evaluation.started)
-        found.append({"island": island, "evaluations": len(own), "best": best_of(own), "immigrants": last.immigrants})
+        found.append({"island": island, "evaluations": len(own), "best": find_best(own), "immigrants": last.immigrants})
     return found
 
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpo.results.search_history import find_improvements, sort_by_end
-from hpo.store.evaluations import Evaluation, rank_evaluations
-from hpo.store.evaluations import find_best as best_of
+from hpo.store.evaluations import Evaluation, find_best, rank_evaluations
 from hpo.text_format import format_number
 from hpo.views.loss_scale import LossScale, find_complete_losses, make_loss_scale
 from hpo.views.page.axes import make_axis
@@ -132,7 +131,7 @@ def draw_history(evaluations: Sequence[Evaluation]) -> Figure | None:
 def _find_best_so_far(
     evaluations: Sequence[Evaluation], ended: Sequence[Evaluation], order: Mapping[int, int]
 ) -> tuple[list[int], list[float]]:
-    first = best_of(evaluation for evaluation in evaluations if evaluation.imported_from)
+    first = find_best(evaluation for evaluation in evaluations if evaluation.imported_from)
     x, y = ([0], [first.loss]) if first else ([], [])
     for evaluation in find_improvements(evaluations):
         x.append(order[evaluation.trial])
