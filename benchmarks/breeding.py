@@ -1,7 +1,7 @@
 """Measure the time that each propagator takes to breed an individual, on one core.
 
-Only one of the run's eight workers breeds with the propagator, and is timed. Before it breeds each individual, eight
-new evaluations are added.
+The script simulates a run with eight workers. One of them breeds with the propagator, and is timed. Before it breeds
+an individual, it receives eight new evaluations of random individuals.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Problems with conditional parameters: one of three kinds of networks is chosen, each with its own hyperparameters."""
+"""Problems with conditional parameters: one of three kinds of networks is chosen, each with its own hyperparameters.
+
+Each kind has a table of trained networks. The regret in a table is 0 for its best network, and 1 for the median.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _ORDERS = list(itertools.permutations(range(len(tables.FAMILIES))))  # Orders of
 class Choice:
     """A problem with a table of trained networks for each kind of network.
 
-    The regret of a network is its regret in the table, plus a margin that depends on the kind.
+    The regret of a network is its regret in the table, plus a margin: 0 for the best kind, more for the other kinds.
     """
 
     name: str
@@ -44,7 +47,7 @@ def list_names() -> list[str]:
 
 
 def load(family: str, name: str) -> Choice:
-    """Load the problem of this name."""
+    """Load a problem. In the family "flattened", the hyperparameters of all kinds are always active."""
     chosen = {kind: _load_table(kind, int(name)) for kind in tables.FAMILIES}
     parameters = {
         f"{kind}_{name_of_parameter}": parameter if family == "flattened" else _add_condition(parameter, kind)

@@ -37,7 +37,13 @@ def read_trials(folder: Path) -> list[FrozenTrial]:
 
 
 def measure(crash: str, size: int, evaluations: int, seconds: float) -> tuple[float, float, int]:
-    """Run a search in which every fifth evaluation fails in the way `crash`, and measure it.
+    """Run a search in which every fifth evaluation fails, and measure it.
+
+    Args:
+        crash: Kind of failure, from `CRASHES`.
+        size: Ranks per worker.
+        evaluations: Number of evaluations.
+        seconds: Duration of an evaluation without a failure.
 
     Returns:
         The seconds from the first start to the last end of an evaluation; the most seconds from a failure to the next

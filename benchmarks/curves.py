@@ -40,8 +40,8 @@ class Curve:
     Attributes:
         params: Hyperparameters.
         losses: Losses after each epoch, shape (epochs,). Shorter than `EPOCHS` if the evaluation failed.
-        seconds: Seconds per epoch. Individuals that differ only in mutable parameters share the lowest measured time,
-            since the machine also did other work.
+        seconds: Seconds per epoch. Individuals that differ only in mutable parameters (which PBT may change) share the
+            lowest measured time, since the machine also did other work.
     """
 
     params: dict[str, Any]

@@ -1,9 +1,9 @@
-"""Measure how well the expected losses predict mean losses over seeds, and how good their best individuals are.
+"""Measure the errors of expected losses, and the regrets of the individuals with the lowest expected losses.
 
 An expected loss is the prediction of the model of this project. A table has the losses of each network with several
-seeds. The default search, with 8 workers in simulated time, sees one of these losses, drawn at random. All figures are
-divided by the distance from the lowest to the median of the table's mean losses. Requires `pip install
-'.[benchmarks]'`.
+seeds. Their mean over seeds counts as the true loss. The default search runs with 8 workers in simulated time. An
+evaluation returns the loss of its network with a random seed. All figures are divided by the distance from the lowest
+to the median of the table's mean losses. Requires `pip install '.[benchmarks]'`.
 """
 
 from __future__ import annotations
@@ -60,12 +60,11 @@ def measure_run(family: str, name: str, seed: int) -> list[list[float]]:
 def _compute_figures(
     evaluations: Sequence[Evaluation], space: SearchSpace, means: Mapping[tuple[int, ...], float], lowest: float
 ) -> list[float]:
-    """Return two errors of the best individual's loss, and the regrets of five selections of individuals.
+    """Return seven figures, in the order of `LABELS`: two errors, and the regrets of five selections of individuals.
 
-    The errors are the measured loss and the expected loss, each minus the mean loss over seeds, of the individual with
-    the lowest measured loss. The regret of a selection is the lowest mean loss of its individuals minus the lowest of
-    the table. The selections are: one individual by measured losses; one by expected losses; five by measured losses;
-    five by expected losses; three by measured and two by expected losses.
+    The errors are of the individual with the lowest measured loss: its measured loss, and its expected loss, each minus
+    its mean loss over seeds. The regret of a selection is the lowest mean loss of its individuals minus `lowest`, the
+    lowest mean loss of the table. A selection has the individuals with the lowest measured or expected losses.
     """
     expected = compute_expected_losses(evaluations, space)
     means_of = {one.trial: means[tuple(one.params.values())] for one in evaluations}

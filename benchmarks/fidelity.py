@@ -3,13 +3,13 @@
     python -m benchmarks.fidelity
 
 Eight workers draw individuals at random, with replacement, from benchmarks/curves.parquet. A search lasts as long as
-eight workers take to train a third of the individuals. The table shows two figures for each pruner. One is the time to
-the lowest loss of a search without a pruner, as a share of the search's duration. The other is the lowest loss at the
-end, divided by that of a search without a pruner. Checkpoints take no time.
+eight workers take to train a third of the individuals. The table compares each pruner with a search without a pruner.
+The first figure is the time until the lowest loss of this search is reached, as a share of the duration. The second is
+the ratio of the lowest losses at the end. Checkpoints take no time.
 
-With PBT (population based training), an evaluation has 3 epochs. It continues a parent that differs only in mutable
-parameters. The losses after such a change are unknown. They are taken from the individual's own curve, after the first
-epoch whose loss is at most the parent's final loss. So no schedule can be better than the best curve.
+With PBT (population based training), an evaluation has 3 epochs. An individual continues a parent that differs only in
+mutable parameters. Its losses after the parent are not recorded. They are taken from the individual's own curve, after
+the first epoch whose loss is at most the parent's final loss. So no schedule can be better than the best curve.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NoPruner:
 
 
 class MedianPruner(NoPruner):
-    """Stops an individual if its lowest loss exceeds the median loss of the complete ones at the same epoch.
+    """Stops an individual if its lowest loss exceeds the median loss of complete individuals at the same epoch.
 
     Optuna's median pruner does the same.
     """
@@ -168,8 +168,8 @@ class Search:
 class PbtSearch(Search):
     """A search with population based training (PBT), whose evaluations have 3 epochs.
 
-    An evaluation continues the best of the ten best ended individuals that differs from it only in mutable parameters.
-    If there is none, it starts with the first epoch.
+    The parent of an individual is one of the ten best ended individuals, and differs only in mutable parameters. If
+    there are several, it is the best. Without a parent, an individual starts with the first epoch.
     """
 
     def __init__(self, curves: Sequence[Curve], fixed: Sequence[str]) -> None:
@@ -203,7 +203,7 @@ class PbtSearch(Search):
 
 
 def make_pruners() -> dict[str, Callable[[], NoPruner]]:
-    """Return a function that makes each pruner, by name. Pruners that pause also have a variant that stops instead."""
+    """Return functions by name, each of which makes a pruner. Halving pruners pause, or stop in a second variant."""
     found: dict[str, Callable[[], NoPruner]] = {"none": NoPruner, "median": MedianPruner}
     for name, halving in HALVING_SCHEDULES.items():
         for pauses in (False, True):

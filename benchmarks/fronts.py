@@ -55,9 +55,9 @@ def _measure_shares(make: Make, family: str, name: str, seed: int) -> list[float
 
 
 def measure(make: Make, families: list[str], seeds: int, processes: int) -> dict[str, Vector]:
-    """Search all problems with all seeds. Return shares of the true hypervolume for each problem.
+    """Search all problems with all seeds. Return shares of the true hypervolume, by FAMILY/NAME of the problem.
 
-    Each array has the shape (seeds, numbers of evaluations).
+    `make` makes the search. The shares have shape (seeds, len(AFTER)): one after each number of evaluations in `AFTER`.
     """
     with ProcessPoolExecutor(processes) as pool:
         jobs = {

@@ -23,7 +23,7 @@ INSTANCE = 3  # Index of the shift and rotation. Instance 1 is reserved for othe
 
 @dataclass
 class Function:
-    """A function of several numbers, from which its minimum is subtracted.
+    """A function of several numbers, with its known minimum. The regret is the value minus the minimum.
 
     The simulated duration of an evaluation is log-normal, with a median of 10 s and sigma 0.3.
     """
@@ -41,9 +41,10 @@ class Function:
 
 
 def list_names(suite: str) -> list[str]:
-    """Return the names of a suite's functions, such as "f3-5" for function 3 of 5 numbers.
+    """Return the names of a suite's functions, such as "f3-5" for function 3 with 5 parameters.
 
-    Functions with odd numbers have 5 parameters in bbob and 10 in bbob-mixint. The others have 10 and 5.
+    Functions 1, 3, 5 and so on have 5 parameters in bbob and 10 in bbob-mixint. Functions 2, 4, 6 and so on have 10
+    in bbob and 5 in bbob-mixint.
     """
     odd, even = (5, 10) if suite == "bbob" else (10, 5)
     return [f"f{kind}-{odd if kind % 2 else even}" for kind in KINDS]

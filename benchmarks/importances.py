@@ -174,12 +174,19 @@ def compute_ped_anova(evaluations: Sequence[Evaluation], space: SearchSpace) -> 
 
 
 def measure(name: str, searched: Sequence[Evaluation]) -> list[list[float]]:
-    """Measure the importances after each number of evaluations in `AFTER`. Return a row of figures for each.
+    """Measure the importances after each number of evaluations in `AFTER`. Return a row of seven figures for each.
 
-    A row begins with two figures of PED-ANOVA, and two of the model of this project: whether the parameters that matter
-    have the highest importances, and the total error. Three more figures describe the model. Two are shares of
-    parameters that it distinguishes from 0: among the parameters that matter, and among the others. The last figure is
-    the share of the intervals of parameters that matter that contain the true importance.
+    A parameter matters if its true importance is above 0. Two figures of PED-ANOVA are followed by the same two of the
+    model of this project:
+
+    - 1 if the parameters that matter have the highest importances, otherwise 0
+    - half of the sum of absolute errors
+
+    Three more figures describe the model:
+
+    - share of the parameters that matter whose importance the model distinguishes from 0
+    - the same share of the other parameters
+    - share of the parameters that matter whose interval contains the true importance
     """
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

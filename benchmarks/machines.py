@@ -44,9 +44,10 @@ NAMES = tuple(_RANGES)
 
 @dataclass
 class Machine:
-    """A problem that trains a support vector machine. Its regret is 0 for the lowest known loss, and 1 for the median.
+    """A problem that trains a support vector machine.
 
-    The simulated duration of an evaluation is log-normal, with a median of 10 s and sigma 0.3.
+    Its regret is 0 for the lowest known loss, and 1 for the median of random hyperparameters. The simulated
+    duration of an evaluation is log-normal, with a median of 10 s and sigma 0.3.
     """
 
     name: str

@@ -1,4 +1,7 @@
-"""All problems on which the quality of searches is measured, by family."""
+"""All problems on which the quality of searches is measured, by family.
+
+Regret is the difference to the lowest known loss. In some families, it is divided by the regret of the median.
+"""
 
 from __future__ import annotations
 

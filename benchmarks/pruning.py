@@ -2,9 +2,9 @@
 
     python -m benchmarks.pruning search_spaces/digits_cnn.py --losses 0.1 0.08 0.07 --set epochs=27 --set patience=99
 
-Runs end at a time limit. The times of losses are read from the study. The suffix "-stopping" of a pruner disables
-checkpoints, so that the pruner stops evaluations instead of pausing them. "pbt:2" means `--pbt` with evaluations of 2
-epochs.
+Runs end at a time limit. The study of a run has the times at which its trials ended, and their losses. The suffix
+"-stopping" of a pruner disables checkpoints, so that the pruner stops evaluations instead of pausing them. "pbt:2"
+means `--pbt` with evaluations of 2 epochs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure the size of a report, the time to write it, and the time to open it in a browser.
+"""Measure the size of the HTML report of a run, the time to write it, and the time to open it in a browser.
 
 python -m benchmarks.report [--evaluations 64 1000 10000]
 

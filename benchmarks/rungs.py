@@ -2,9 +2,10 @@
 
     python -m benchmarks.rungs
 
-Four workers draw individuals (sets of hyperparameters) at random. A search has as many epochs as 60 trainings of 27
-epochs. The loss of an individual falls towards a limit. A larger individual has a lower limit, but its loss falls
-later. At a rung (step at which individuals are compared), individuals are compared by the loss alone, or by dominance.
+Four workers draw individuals (sets of hyperparameters) at random. A search has 60 * 27 epochs, and an individual
+trains for at most 27. The loss of an individual falls towards a limit. A larger individual has a lower limit, but needs
+more epochs. At a rung (epoch at which a pruner decides), individuals are compared by the loss alone, or by both
+objectives (Pareto dominance).
 
 The script prints means over seeds: the number of complete evaluations, the number of evaluations on the Pareto front,
 and the hypervolume as a share of the best possible one.
@@ -39,7 +40,7 @@ def compute_limit(size: float) -> float:
 
 
 class Individual:
-    """An individual with a size and a rate, drawn at random. Its loss has some noise, and rises with the rate."""
+    """An individual with two hyperparameters, its size and a rate, drawn from 0 to 1. A lower rate is always better."""
 
     def __init__(self, drawn: random.Random) -> None:
         self.size, self.rate = drawn.random(), drawn.random()
@@ -52,7 +53,7 @@ class Individual:
 
 
 class Search:
-    """A simulated search with a pruner that compares individuals by `objectives`; "none" pauses no evaluation."""
+    """A simulated search. Its pruner compares individuals by `objectives`: the loss, or both. "none" never pauses."""
 
     def __init__(self, pruner: str, objectives: Objectives, seed: int) -> None:
         self._drawn = random.Random(seed)
@@ -137,9 +138,9 @@ def _compute_largest_hypervolume() -> float:
 
 
 def time_decisions(reached: int) -> tuple[float, float]:
-    """Return the median seconds of choosing an evaluation, and of deciding whether one continues.
+    """Return the median seconds to find paused evaluations to promote, and to decide whether an evaluation continues.
 
-    `reached` individuals are at the first rung.
+    `reached` individuals have been compared at the first rung before.
     """
     drawn = random.Random(0)
     ladder = SuccessiveHalving(HALVING_SCHEDULES["asha"], TWO)

@@ -3,9 +3,9 @@
     python -m benchmarks.scale
 
 A leader is the first rank of a worker (group of ranks that trains one network). Each MPI process runs many leaders, one
-thread each. A leader claims evaluations, reports ten losses, and receives the evaluations of all others. The first
-process writes, and its main thread does the work of ``--work``. File operations are as slow as on a parallel file
-system (benchmarks/slow.py).
+thread each. In each evaluation, a leader claims a trial from the writer, reports ten losses, and receives the
+evaluations of all others. The first process runs the writer. Its main thread also does other work, such as training,
+which ``--work`` selects. File operations are as slow as on a parallel file system (benchmarks/slow.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measure the quality of this project's searches, of Optuna's samplers and of HEBO, in simulated time.
 
 Workers are asynchronous. The problems are tables of trained networks, functions and support vector machines. The script
-prints the regret of each search, and the regret without each ingredient of the default. It draws the curves. Requires
-`pip install '.[benchmarks]'`.
+prints the regret of each search. It also prints the regret of the default search without each of its ingredients, such
+as the surrogate. It draws the mean regrets over the number of evaluations. Requires `pip install '.[benchmarks]'`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ def _measure_curve(method: Make, family: str, name: str, seed: int, workers: int
 def measure(
     methods: dict[str, Make], family: str, every: int, seeds: int, workers: int, processes: int
 ) -> dict[str, Curves]:
-    """Run all methods on every `every`-th problem of a family. CMA-ES runs only on problems without categories."""
+    """Run all methods on every `every`-th problem of a family, and return the curves by method.
+
+    CMA-ES runs only on families without categorical parameters. A method is a function that makes a search.
+    """
     results: dict[str, Curves] = {}
     for label, method in methods.items():
         if "CMA-ES" in label and family not in ("hpobench", "bbob", "bbob-mixint"):

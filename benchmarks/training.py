@@ -3,9 +3,9 @@
     python benchmarks/training.py
 
 (a) The time of an epoch of `fit` on one rank, compared with a plain training loop in the same process. (b) The time of
-a step of a worker (group of ranks) of two ranks, compared with a worker of one rank, and with two such workers at the
-same time. (c) The memory of a rank's parameters, gradients and optimizer state. Variants alternate in one job. Each
-ratio is the median over rounds.
+a training step on a worker (group of ranks) of two ranks. For comparison, a step is timed on one rank, and on two ranks
+that train separately at the same time. (c) The memory of a rank's parameters, gradients and optimizer state. Variants
+alternate in one job. Each ratio is the median over rounds.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def make_steps(case: Case, data: Any, worker: Worker, settings: ParallelSettings
 
 
 def measure_memory(case: Case, worker: Worker, rounds: int) -> Times:  # noqa: ARG001 - bytes do not vary
-    """Return the bytes of the largest rank with each strategy, of the whole network, and the upper bound per rank."""
+    """Return bytes: of the network ("whole"), an upper bound per rank ("bound"), of the largest rank by strategy."""
     blocks = [sum(p.numel() for p in block.parameters()) for block in case.network().children()]
     each = 4 * 4  # Bytes of a parameter, its gradient and two states of AdamW.
     whole = each * sum(blocks)

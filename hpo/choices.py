@@ -66,7 +66,7 @@ class _Choices(BaseParameter):
         return self.choices.index(value)
 
     def decode(self, gene: Gene) -> Value:
-        """Return the value that a gene encodes. Outside the limits, it is the value of the nearest limit."""
+        """Return the value that a gene encodes. A gene outside the limits counts as the nearest limit."""
         return self.choices[min(max(round(gene), 0), len(self.choices) - 1)]
 
     def make_distribution(self) -> BaseDistribution:

@@ -90,7 +90,8 @@ def sort_best_first(costs: Costs, most_sorted: int | None = None) -> npt.NDArray
 
     Args:
         costs: The costs, shape (individuals, objectives).
-        most_sorted: The number of indices that must be in order, from the first. Default: None, sort all.
+        most_sorted: The number of best individuals to sort. The other individuals follow in any order. Default: None,
+            sort all.
 
     Returns:
         The indices, shape (individuals,).
@@ -119,8 +120,10 @@ def _sort_lowest_first(costs: Costs, most_sorted: int | None) -> npt.NDArray[np.
 def compute_hypervolume(costs: Costs, reference: npt.ArrayLike) -> float:
     """Return the hypervolume: the volume that the individuals dominate, up to the reference point.
 
-    Each individual adds its own box, without the part that later individuals dominate. Source: While et al., A fast way
-    of calculating exact hypervolumes (2012).
+    Individuals that are not better than the reference point in all objectives are ignored. With three or more
+    objectives, individuals are sorted by the last objective, the worst first. Each adds the box that it dominates,
+    without the part that later individuals dominate. Source: While et al., A fast way of calculating exact hypervolumes
+    (2012).
 
     Args:
         costs: Shape (individuals, objectives).

@@ -34,7 +34,7 @@ _report_count = 0
 
 
 def set_worker(worker: Worker | None) -> None:
-    """Set the worker whose methods the functions of this module call.
+    """Let the functions of this module call the methods of a worker.
 
     Args:
         worker: The worker of an objective function. None: the functions use the environment variables of a script.
@@ -181,7 +181,7 @@ def find_folder() -> Path | None:
 
 
 def send_note(content: Mapping[str, Any]) -> None:
-    """Send a message to the process of the search that runs this script."""
+    """Append a note, as a line of JSON, to the file that the search reads while this script runs."""
     line = f"{json.dumps(content)}\n".encode()
     descriptor = os.open(os.environ[_METRICS_VARIABLE], os.O_WRONLY | os.O_APPEND)
     try:

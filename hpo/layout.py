@@ -53,7 +53,8 @@ class Layout:
         Args:
             ranks: The number of ranks of the job.
             ranks_per_worker: Ranks of each worker. None: 2, or 1 if the number of ranks is odd.
-            islands: The number of islands. None: one for each propagator, at least 2 if there are enough workers.
+            islands: The number of islands. None: one for each propagator, but at least 2, or 1 if there is only one
+                worker.
             propagators: The propagators that the user named.
 
         Raises:

@@ -10,7 +10,7 @@ from pathlib import Path
 def check_module(name: str) -> None:
     """Raise an error unless ``python -m name`` would find a module.
 
-    Modules in packages that define their own search path are not checked.
+    A module is not checked if a package that contains it may change its own search path (`__path__`).
 
     Raises:
         ValueError: The module does not exist.

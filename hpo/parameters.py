@@ -95,7 +95,7 @@ class Int(BaseParameter):
         return math.log(int(value)) if self.log else self.low + (int(value) - self.low) // self.step
 
     def decode(self, gene: Gene) -> int:
-        """Return the value that a gene encodes. Outside the limits, it is the value of the nearest limit."""
+        """Return the value that a gene encodes. A gene outside the limits counts as the nearest limit."""
         low, high = self.limits
         nearest = min(max(gene, low), high)
         value = round(math.exp(nearest)) if self.log else self.low + (round(nearest) - self.low) * self.step
@@ -118,7 +118,8 @@ class Float(BaseParameter):
         low: The lowest value.
         high: The highest value (included). With a `step`, `high - low` must be a multiple of it.
         log: Draw and mutate on a logarithmic scale; `low` must then be positive. Default: False.
-        step: The distance of two neighbouring values, which cannot be combined with `log`. Default: None, continuous.
+        step: The distance between two neighbouring values. `step` and `log` exclude each other. Default: None,
+            continuous.
         mutable: Whether the value can change while a network trains, as a learning rate can. With ``--pbt``, an
             individual and the parent whose weights it starts from differ only in mutable parameters. Default: False.
         when: The condition: the parameter is active only if each parameter that `when` names is active, and has the
@@ -203,7 +204,7 @@ class Float(BaseParameter):
         return math.log(float(value)) if self.log else float(value)
 
     def decode(self, gene: Gene) -> float:
-        """Return the value that a gene encodes. Outside the limits, it is the value of the nearest limit."""
+        """Return the value that a gene encodes. A gene outside the limits counts as the nearest limit."""
         low, high = self.limits
         gene = min(max(gene, low), high)
         if self.step:

@@ -84,10 +84,10 @@ def correct_parameter(parameter: Parameter) -> Parameter | None:
 
 
 def _flatten_choices(choices: Collection[Any]) -> list[Any]:
-    """Return choices without collections.
+    """Replace the collections among choices, and return the new choices. Other choices stay unchanged.
 
-    If the only choice is a collection, its elements become the choices. If each collection has one element, this
-    element replaces it. Otherwise, a name replaces each collection, see `_name_choices`.
+    If the only choice is a collection, its elements become the choices. If each collection has only one element, the
+    element replaces the collection. Otherwise, a name replaces each collection, see `_name_choices`.
     """
     collections = [list_elements(choice) for choice in choices]
     if len(collections) == 1 and collections[0] is not None:
@@ -109,11 +109,13 @@ def _name_choices(choices: list[Any]) -> list[Any]:
 
 
 def find_lookup(given: Any, instead: Any) -> str:
-    """Return the code of a dict that maps the names of choices to the values that the user gave.
+    """Return the code of a dict that maps proposed names of choices to the values that they replace.
+
+    An error message proposes this dict to the user.
 
     Args:
         given: The parameter of the user, whose choices are not valid.
-        instead: The parameter that `correct_parameter` returned for it.
+        instead: The valid parameter that `correct_parameter` returned for `given`.
 
     Returns:
         The code of the dict, or "" if no choice was replaced by a name.

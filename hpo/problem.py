@@ -96,7 +96,7 @@ class SearchDescription:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 hash of the content that was imported."""
+        """The SHA-256 hash of `source`, the imported content of the search file, in hexadecimal."""
         return hashlib.sha256(self.source).hexdigest()
 
     def check_setting(self, assignment: str) -> None:

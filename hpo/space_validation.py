@@ -46,7 +46,7 @@ def make_condition(name: str, parameter: Parameter, earlier: Mapping[str, Parame
 
     Args:
         name: The name of the parameter.
-        parameter: The parameter. Its `when` may still have any value.
+        parameter: The parameter. Its `when` is not yet checked, and may have any type.
         earlier: The parameters before it in the space, by name.
 
     Raises:

@@ -17,8 +17,8 @@ _MOST_DIGITS = 9  # significant digits, which are enough to distinguish any two 
 def format_number(value: float, digits: int = 4) -> str:
     """Return a number as text with `digits` significant digits.
 
-    Whole numbers keep all their digits. Other numbers keep all digits before the point. They have an exponent if they
-    are 1e9 or more.
+    Whole numbers below 2**53 keep all their digits. Other numbers below 1e9 keep all digits before the point. Larger
+    numbers have an exponent.
     """
     if abs(value) < _LARGEST_WHOLE and value == int(value):
         return str(int(value))
@@ -110,7 +110,7 @@ def make_show_command(run_dir: Path, label: str) -> str:
 
 
 def escape_invisible(text: str, keep: str = "") -> str:
-    """Escape all characters that are not printable, except those in `keep`, as `repr` does.
+    """Escape all characters that are not printable, in the notation of `repr`. Characters in `keep` stay unchanged.
 
     Such characters could move the cursor of a terminal, or change the direction of text.
     """

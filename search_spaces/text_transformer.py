@@ -1,6 +1,6 @@
 """A decoder-only transformer that predicts Python code by character. It is trained on the standard library.
 
-To minimise the loss and the number of parameters, add this line: objectives = ("loss", "parameters").
+To minimise the loss and the number of parameters, add this line to the file: objectives = ("loss", "parameters").
 """
 
 from collections.abc import Iterator, Mapping

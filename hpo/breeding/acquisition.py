@@ -29,9 +29,9 @@ def lower_confidence_bound(
 ) -> Acquisition:
     """Return an acquisition function that prefers candidates with a low lower confidence bound.
 
-    The bound is the mean minus 3 standard deviations. For several objectives, the function prefers the largest
-    hypervolume improvement of the bounds. The method is described by Srinivas et al., Gaussian process optimization in
-    the bandit setting (2010).
+    The bound is the mean minus 3 standard deviations. For several objectives, the function prefers candidates whose
+    bounds add the largest hypervolume to the front of the means. The method is described by Srinivas et al., Gaussian
+    process optimization in the bandit setting (2010).
 
     Args:
         models: The fitted model of each objective.
@@ -47,7 +47,7 @@ def lower_confidence_bound(
 def expected_improvement(
     models: Sequence[GaussianProcess], rng: np.random.Generator, lowest: float | None = None
 ) -> Acquisition:
-    """Return an acquisition function that prefers the largest expected improvement on the lowest mean.
+    """Return an acquisition function that prefers the largest expected improvement on `lowest`.
 
     For several objectives, it prefers the largest expected hypervolume improvement, averaged over random draws from the
     predictions. The method is described by Jones et al., Efficient global optimization of expensive black-box functions
@@ -56,7 +56,8 @@ def expected_improvement(
     Args:
         models: The fitted model of each objective.
         rng: The random number generator.
-        lowest: The value to improve on. Default: the lowest mean at the points that the model has learned.
+        lowest: The mean to improve on; unused for several objectives. Default: the lowest mean at the points that the
+            model has learned.
     """
     if len(models) == 1:
         best = models[0].lowest_mean if lowest is None else lowest
@@ -67,14 +68,15 @@ def expected_improvement(
 
 
 class HypervolumeImprovement:
-    """Computes the hypervolume that candidates would add to the front of known means, for any number of objectives.
+    """Computes the hypervolume that candidates would add to a Pareto front, for any number of objectives.
 
-    Rays in random directions start at the reference point. The reach is the distance along a ray to the front, to the
-    power of the number of objectives. The hypervolume is proportional to the mean reach over all rays (Golovin and
-    Zhang, Random hypervolume scalarizations for provable multi-objective black box optimization, 2020, lemma 5).
+    Rays in random directions start at the reference point. The reach of a front along a ray is a power of the distance
+    to the front. The exponent is the number of objectives. The hypervolume is proportional to the average reach of all
+    rays (Golovin and Zhang, Random hypervolume scalarizations for provable multi-objective black box optimization,
+    2020, lemma 5). So a candidate adds the average reach by which it exceeds the front.
 
     Args:
-        known: The known means, shape `(objectives, individuals)`.
+        known: The predicted means of the known individuals, which form the front, shape `(objectives, individuals)`.
         rng: The random number generator.
     """
 
@@ -90,8 +92,8 @@ class HypervolumeImprovement:
         """Return the logarithm of the hypervolume that each candidate would add, shape `(candidates,)`.
 
         Args:
-            costs: The costs of the candidates, shape `(rays, objectives, candidates)`, or `(1, objectives, candidates)`
-                if the costs are the same for all rays.
+            costs: The predicted costs of the candidates. The shape is `(rays, objectives, candidates)` if each ray has
+                its own random draw from the predictions, otherwise `(1, objectives, candidates)`.
         """
         ahead = (self._measure_reach(costs) - self._front_reach) / _SMOOTHING
         # This is log(log(1 + exp(ahead))). Its limit far below zero is `ahead`.
@@ -109,8 +111,8 @@ class HypervolumeImprovement:
 def compute_reference_point(known: Vector) -> Vector:
     """Return the reference point, from which hypervolumes are measured.
 
-    In each objective, it is behind the worst value of the front by a tenth of the extent of the front. It is the median
-    of all known means if the median is worse.
+    In each objective, the point is higher than the highest mean of the front, by a tenth of the range of the front. If
+    the median of all known means is even higher, the point is at the median.
 
     Args:
         known: The known means, shape `(objectives, individuals)`.

@@ -119,9 +119,10 @@ class EvaluationHistory:
     def make_heir_sample(self, parent: Evaluation) -> SurrogateSample:
         """Return the heirs (evaluations with a parent) as a sample for a surrogate (model of the losses).
 
-        The surrogate predicts the next heir of `parent`. The cost of an heir is the change of the loss, relative to the
-        parent's loss. The context of an heir is two numbers from 0 to 1: the rank of the parent's loss, and the scaled
-        age (number of ancestors).
+        The sample also has the context of the next heir of `parent`. The cost of an heir is the change of the loss,
+        relative to the parent's loss. The context of an heir is two numbers from 0 to 1. The first is the position of
+        the parent's loss among the losses of all parents. The second is the number of ancestors, divided by the highest
+        number.
 
         Args:
             parent: The parent of the next evaluation.
@@ -232,9 +233,9 @@ class EvaluationHistory:
 
 
 def _list_conditions(space: SearchSpace) -> list[tuple[int, int, Vector]]:
-    """Return the conditions between genes: the conditional gene, its parent gene, and the values that activate it.
+    """Return the conditions of genes: the gene's index, the index of another gene, and the values of the other gene.
 
-    A gene is given by its index. A gene with several parents has several conditions, and must satisfy all.
+    The gene is active only if the other gene has one of these values. If a gene has several conditions, all must hold.
     """
     indices = {name: index for index, name in enumerate(space.parameters)}
     return [

@@ -32,12 +32,12 @@ _BLOCK_SIZE = 64  # Number of points whose rows are added to the inverse root at
 class GaussianProcess:
     """Predicts a function from its values at known points.
 
-    The covariance function is the Matern function of order 5/2 (equation 4.17). It models functions that are less
-    smooth than with a squared exponential. Each coordinate is divided by a scale before distances are computed.
+    The covariance function is the Matern function of order 5/2 (equation 4.17). It suits rougher functions than a
+    squared exponential. Each coordinate is divided by a scale before distances are computed.
 
     Args:
         scale_indices: The index of the scale of each coordinate, shape `(coordinates,)`.
-        noise: The share of the variance that is expected to be noise before any value is learned.
+        noise: The prior of the noise variance, relative to the variance of the function. Default: 0.005.
     """
 
     def __init__(self, scale_indices: npt.NDArray[np.int64], noise: float = _PRIOR_NOISE) -> None:
@@ -60,8 +60,8 @@ class GaussianProcess:
         Args:
             points: The points, shape `(points, coordinates)`.
             values: The values, with mean 0 and variance 1, shape `(points,)`.
-            known: The number of all known values of the function, which may exceed the number of points. The scales are
-                fitted again only when this number has grown by a tenth since the previous fit.
+            known: The number of all known values of the function, of which `values` may be a selection. The scales and
+                the noise are fitted again only when `known` has grown by a tenth since they were last fitted.
         """
         if known >= self._next_fit:
             chosen = slice(None, None, 1 + (len(points) - 1) // _MOST_FITTED)
@@ -170,7 +170,13 @@ class GaussianProcess:
         return squares.reshape(self._scale_count, -1)
 
     def _compute_misfit(self, logs: Vector, squares: Vector, values: Vector) -> tuple[float, Vector]:
-        """Return -log p(scales, noise | values) up to a constant, and its gradient (equations 5.8 and 5.9)."""
+        """Return -log p(scales, noise | values) up to a constant, and its gradient (equations 5.8 and 5.9).
+
+        Args:
+            logs: The logarithms of the scales, followed by the logarithm of the noise variance.
+            squares: The result of `_compute_half_squares`.
+            values: The values at the points.
+        """
         rates, noise, number = np.exp(-2 * logs[:-1]), np.exp(logs[-1]), len(values)
         distances = (10 * rates @ squares).reshape(number, number)
         linear, decay = _compute_parts(distances)
@@ -194,10 +200,13 @@ class GaussianProcess:
 
 
 def _add_rows(root: Vector, covariance: Floats) -> None:
-    """Add new points to an inverse root, given the covariances of the new points with all points.
+    """Add new points to an inverse root, in place.
 
-    The inverse root is the transposed inverse of the lower Cholesky factor of the covariance matrix. The columns of the
-    new points are written into `root`.
+    The inverse root is the transposed inverse of the lower Cholesky factor of the covariance matrix.
+
+    Args:
+        root: The inverse root of the earlier points, with rows and columns of zeros for further points.
+        covariance: The covariances of the new points with all earlier and new points, shape `(new, earlier + new)`.
     """
     start = covariance.shape[1] - len(covariance)
     known, end = root[:start, :start], covariance.shape[1]
@@ -214,7 +223,9 @@ def _compute_sides(points: Vector) -> Vector:
 
 
 def _compute_squares(scaled: Vector, sides: Vector) -> Vector:
-    """Return 5 times the squared distances between scaled points and the points from which `sides` were computed.
+    """Return 5 times the squared distances, which are the r^2 of the Matern covariance.
+
+    The distances are between the `scaled` points and the points from which `sides` were computed.
 
     |a - b|^2 is the product of (-2a, |a|^2, 1) and (b, 1, |b|^2). The product takes a fifth of the time of differences.
     """

@@ -1,4 +1,8 @@
-"""The default propagator `ga`: a genetic search that screens the offspring with a surrogate (model of the losses)."""
+"""The default propagator `ga`: a genetic search that screens the offspring with a surrogate (model of the losses).
+
+The parents of offspring pass on genes. With population based training, `parent` also means the evaluation from whose
+checkpoint another evaluation starts. An *heir* is an evaluation with such a parent, and a *founder* has none.
+"""
 
 from __future__ import annotations
 
@@ -73,14 +77,14 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
 
     @cached_property
     def _surrogate(self) -> Surrogate:
-        """The surrogate (model of the losses) that learns from evaluations without a parent."""
+        """The surrogate (model of the losses) that learns from founders."""
         return self._make_surrogate(0)
 
     @cached_property
     def _heir_surrogate(self) -> Surrogate:
-        """The surrogate that learns from evaluations with a parent.
+        """The surrogate that learns from heirs.
 
-        Its context (additional inputs) is the parent's loss and the age, which is the number of ancestors.
+        It has two additional inputs, the context of an heir (see `EvaluationHistory.make_heir_sample`).
         """
         return self._make_surrogate(2)
 
@@ -91,7 +95,7 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
 
     @cached_property
     def _threads(self) -> ThreadpoolController:
-        """The thread pools of the libraries that are loaded when this property is first used."""
+        """Limits the threads of BLAS libraries. It finds only libraries that were loaded before its first use."""
         return ThreadpoolController()
 
     def _choose_genes(self, population: list[Individual]) -> dict[str, Gene] | None:
@@ -106,7 +110,7 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
         return chosen
 
     def _choose_founder(self, parents: Vector) -> dict[str, Gene] | None:
-        """Return the genes of the best new candidate that starts from the beginning, without a parent."""
+        """Return the genes of the best new candidate for a founder, bred from `parents`; None if there is none."""
         sample = self._history.make_founder_sample()
         if not len(sample.costs):
             return None
@@ -114,7 +118,11 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
         return self._find_first_new(candidates, lambda params: self._history.parent_pool.find_parent(params) is None)
 
     def _choose_heir(self, parent: Evaluation, parents: Vector) -> dict[str, Gene] | None:
-        """Return the genes of the best new candidate that differs from `parent` only in mutable genes."""
+        """Return the genes of the best new candidate for an heir of `parent`; None if there is none.
+
+        The candidate differs from `parent` only in mutable genes. These are bred from `parents`, or drawn at random
+        while few heirs have ended.
+        """
         sample, mutable = self._history.make_heir_sample(parent), self._history.mutable
         own = self._history.encode_params(parent.params)
         if len(sample.costs) <= mutable.sum():
@@ -159,7 +167,7 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
         return np.vstack([ahead, np.vstack(bred)[np.argsort(-np.concatenate(merits), kind="stable")]])
 
     def _select_promising(self, candidates: Vector, merits: Vector) -> tuple[Vector, Vector]:
-        """Return the best candidates that satisfy the constraints, and their merits, the best first."""
+        """Return at most 20 candidates that satisfy the constraints, and their merits, the best first."""
         allowed = self._history.iterate_allowed(candidates, np.argsort(-merits, kind="stable"), _PROMISING)
         best_first = np.fromiter(itertools.islice(allowed, _PROMISING), int)
         return candidates[best_first], merits[best_first]
@@ -191,9 +199,9 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
         return [population[index] for index in best[np.argsort(losses[best], kind="stable")]]
 
     def _draw_chances(self, generations: int) -> Iterator[tuple[Vector, ...]]:
-        """Draw the random numbers for the offspring of all generations at once.
+        """Draw the random numbers for all generations at once, which is faster than separate draws.
 
-        This is faster than separate draws for each generation.
+        The iterator yields one tuple for each generation: the argument `chances` of `_make_offspring`.
         """
         draws, shape = self._generator, (generations, _OFFSPRING, len(self._width))
         mixing, mutating, choosing, moving, shifting = draws.random((5, *shape))
@@ -214,7 +222,13 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
         return self._history.round_genes(mutants)
 
     def _mutate_genes(self, genes: Vector, steps: Vector, shifts: Vector) -> Vector:
-        """Return a mutation of each gene. A step that would leave the range is made in the opposite direction."""
+        """Return a mutation of each gene.
+
+        Args:
+            genes: The genes, shape `(individuals, genes)`.
+            steps: Signed distances by which numerical genes move. A step that would leave the range is reversed.
+            shifts: Numbers of choices by which categorical genes move, cyclically.
+        """
         history, target = self._history, genes + steps
         reverse = np.maximum(np.minimum(genes - steps, history.high), history.low)
         moved = np.where((target < history.low) | (target > history.high), reverse, target)

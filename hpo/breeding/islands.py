@@ -38,7 +38,7 @@ EvaluateClaim = Callable[
 
 
 class _BudgetSpent(Exception):  # noqa: N818 - not an error
-    """Raised to end the loop of Propulate, which has no other end than a number of generations."""
+    """Raised when the budget is spent. Otherwise, the loop of Propulate would not end."""
 
 
 @dataclass(frozen=True)
@@ -210,18 +210,21 @@ class Breeder:
                 return self._client.claim_waiting(**attributes)
 
     def _count_immigrants(self, propulator: Any) -> dict[str, int]:
-        """Return the number of active individuals in the population that other islands bred, by index of the island."""
+        """Return the number of immigrants in the population, by the index of the island that bred them.
+
+        Inactive individuals, which were replaced, are not counted.
+        """
         own = self._island
         islands = Counter([i.island for i in propulator.population if i.island != own and i.active])
         return {str(island): count for island, count in islands.items()}
 
 
 def _restore_population(propulator: Any, archipelago: Archipelago, recorded: Sequence[Evaluation], island: int) -> None:
-    """Add the finished evaluations of an island to its population, and count generations from them.
+    """Add the finished evaluations of an island to its population, and set the next generation of this worker.
 
     All workers of an island get the same population. If there are fewer islands or workers than before, the individuals
     of removed islands or workers are distributed to the remaining ones. The generations of each worker are numbered
-    again, because island, worker and generation must identify an individual.
+    again from 0, because island, worker and generation must identify an individual.
     """
     space, layout = archipelago.space, archipelago.layout
     size = layout.count_island_workers(island)

@@ -47,9 +47,9 @@ def compute_normal_scores(losses: Vector) -> Vector:
 def apply_power_transform(losses: Vector) -> Vector:
     """Transform losses by a power, so that their distribution is as close as possible to a normal distribution.
 
-    The result has mean 0 and variance 1. Infinite losses count as the highest finite loss. Before the transformation,
-    losses are scaled to the median 0 and the median distance 1 from it. The method is described by Yeo and Johnson, A
-    new family of power transformations to improve normality or symmetry (2000), equation 2.1.
+    The result has mean 0 and variance 1. Infinite losses count as the highest finite loss. First, the median is
+    subtracted from the losses, and they are divided by the median of their absolute values. The method is described by
+    Yeo and Johnson, A new family of power transformations to improve normality or symmetry (2000), equation 2.1.
 
     Args:
         losses: The losses, shape `(evaluations,)`.

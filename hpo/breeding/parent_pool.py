@@ -81,10 +81,10 @@ class ParentPool:
         return find_parent(params, self.parents, self._space)
 
     def draw_parent(self, rng: random.Random) -> Evaluation | None:
-        """Choose the parent of the next evaluation at random; None if it starts without a parent, as a founder.
+        """Draw a parent for the next evaluation; None if this evaluation becomes a founder.
 
-        Founders become rare when most parents are heirs, because a late founder cannot reach the same age before the
-        run ends.
+        The more of the possible parents are heirs, the rarer are new founders. A founder that starts late cannot reach
+        the age of these heirs before the run ends.
         """
         if not self.parents:
             return None

@@ -105,7 +105,8 @@ class UnitCubeAdapter(Propagator):  # type: ignore[misc]
 
     Args:
         history: The evaluations of the run.
-        make_on_cube: A function that takes the limits of these floats, and returns the propagator.
+        make_on_cube: A function that takes a dict with the limits (0.0, 1.0) of each parameter, and returns the
+            propagator.
     """
 
     def __init__(

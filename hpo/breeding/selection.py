@@ -23,7 +23,8 @@ def collect_costs(population: Sequence[Individual]) -> Costs:
 class EmigrantSelection(Propagator):  # type: ignore[misc]
     """Selects emigrants (individuals that go to another island) at random from the Pareto front of their island.
 
-    The first individuals in the order of NSGA-II are not selected, because they would always be the ends of the front.
+    The order of NSGA-II is not used, because its first individuals are always the ends of the front.
+    If the front is too small, other individuals are drawn at random, too.
 
     Args:
         offspring: The number of emigrants.

@@ -1,6 +1,6 @@
 """Compute the merit of candidates by a surrogate (model of the losses of a run).
 
-A surrogate has two models. Each suggestion uses one of them.
+A surrogate has two models. Each suggestion (choice of one individual to evaluate) uses one of them.
 """
 
 from __future__ import annotations
@@ -65,10 +65,11 @@ class Surrogate:
             sample: The evaluations to learn from.
 
         Returns:
-            A function of the genes of candidates, shape `(candidates, genes)`. It returns merits, shape
-            `(candidates,)`: the higher, the better. Candidates that the run already has get the merit minus infinity.
-            The second argument is a merit: candidates with at most this merit are not compared with known candidates.
-            The third argument is the floating point type. Single precision is enough for screening.
+            A function that returns merits, shape `(candidates,)`: the higher, the better. Its first argument is the
+            genes of candidates, shape `(candidates, genes)`. Candidates that nearly equal a known evaluation get the
+            merit minus infinity. The second argument is a merit. To save time, candidates with at most this merit are
+            not compared with known evaluations, and keep their merits. The third argument is the floating point type.
+            Single precision is enough for screening.
         """
         chosen, context = select_learned(sample.costs), sample.context
         tried = self._encode_points(sample.genes[chosen], sample.contexts[chosen])

@@ -26,7 +26,7 @@ _MOST_TRIALS = 512  # Trials of the sampler. Its time grows with them: for 10,00
 
 
 def _make_distribution(parameter: Parameter) -> BaseDistribution:
-    """Return the Optuna distribution of a parameter. For an ordinal parameter, it is that of the choice's index."""
+    """Return the Optuna distribution of a parameter, or of the choice's index if the parameter is ordinal."""
     if isinstance(parameter, Ordinal):
         return IntDistribution(0, parameter.size - 1)
     return parameter.make_distribution()
@@ -108,7 +108,7 @@ class TPEPropagator(Propagator):  # type: ignore[misc]
         self._add_to_study(evaluation)
 
     def _add_to_study(self, evaluation: Evaluation) -> None:
-        """Add an evaluation that has started or ended to the study of the sampler, which ignores failed evaluations."""
+        """Add a started or ended evaluation to the study of the sampler. The sampler ignores failed evaluations."""
         storage = self._study._storage
         self._running.pop(evaluation.trial, None)
         if evaluation.state == "promoted":
@@ -133,7 +133,11 @@ class TPEPropagator(Propagator):  # type: ignore[misc]
             storage.set_trial_state_values(trial, TrialState.FAIL)
 
     def _restart_study(self) -> None:
-        """Begin a new study for the sampler, with the best known evaluations and the latest of the others."""
+        """Begin a smaller study for the sampler, because the sampler is slower in a larger study.
+
+        The new study has the best ended evaluations, the latest of the other ended evaluations, and all pending
+        evaluations.
+        """
         known = list(self._known.values())
         ranked = [known[index] for index in sort_best_first(compute_costs(known, self._objectives))]
         best, rest = ranked[: _MOST_TRIALS // 4], ranked[_MOST_TRIALS // 4 :]

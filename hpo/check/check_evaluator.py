@@ -156,7 +156,7 @@ class CheckEvaluator:
         """Evaluate the individual, and return the outcome on the job's first rank. Collective: call on all ranks.
 
         Args:
-            group: The ranks of the worker. The watch of this rank must have joined this worker.
+            group: The ranks of the worker. Call ``watch.join_worker`` with these ranks before.
             keeps_weights: Whether to keep the weights that the objective offers.
             previous: An earlier outcome. The evaluation resumes from the checkpoint of its first loss. None starts from
                 the beginning.

@@ -74,8 +74,8 @@ def compare_continuation(whole: CheckOutcome, went_on: CheckOutcome) -> Finding:
 def compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
     """Yield a finding about whether all ranks and 1 rank have the same losses, and findings about likely causes.
 
-    Different losses are "wrong" only if no cause is found. A cause is "wrong" if it is a mistake on any number of
-    ranks.
+    Different losses are "wrong" only if no cause is found and the samples were recorded. Otherwise they are "look". A
+    cause of different losses is "wrong" if it is certainly a mistake. If the losses are equal, each cause is "look".
     """
     ranks, off = format_count(whole.ranks, "rank"), _compute_difference(whole.losses, alone.losses)
     if len(whole.losses) != len(alone.losses):

@@ -60,7 +60,10 @@ def _name_outcome(outcomes: Sequence[CheckOutcome], index: int) -> str:
 
 
 def _format_steps(outcome: CheckOutcome) -> str:
-    """Return the number of optimizer steps between losses, as a text with one number if all are equal."""
+    """Return the number of optimizer steps from each loss to the next as text, separated by spaces.
+
+    If all are equal, return one number. If none were recorded, return the number of all steps.
+    """
     until = outcome.traces[0].steps_at_losses
     steps = [after - before for before, after in zip([0, *until], until, strict=False)]
     if not steps:

@@ -106,9 +106,9 @@ def make_middle_params(space: SearchSpace) -> dict[str, Value]:
 def _evaluate_on_all(bench: CheckEvaluator, group: RankGroup) -> list[CheckOutcome | None]:
     """Evaluate twice on all ranks, or once if the first evaluation fails, and return the outcomes.
 
-    In the first evaluation, the ranks compare their collectives before each one begins. If this rejects correct
-    collectives, the evaluation is repeated without it. If the user has set TORCH_DISTRIBUTED_DEBUG, this variable
-    decides about the comparison.
+    In the first evaluation, the ranks compare their collectives before each one begins. If the comparison rejects
+    correct collectives, the evaluation is repeated without the comparison. If the user has set TORCH_DISTRIBUTED_DEBUG,
+    the ranks compare collectives only if its value is DETAIL.
     """
     comm = group.own_comm
     group.compares_collectives = DEBUG_VARIABLE not in os.environ

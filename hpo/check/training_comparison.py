@@ -38,8 +38,9 @@ _WRAP_ADVICE = (
 def compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Finding | None:
     """Return a finding if the networks of the ranks differ; None if they are equal or cannot be compared.
 
-    Ranks that hold only parts of the network cannot be compared. `alone` shows the shapes of the whole network. Some
-    programs average weights only at some steps, so the final fingerprints that two ranks have in common decide.
+    Ranks that hold only parts of the network cannot be compared. Their shapes differ from the shapes in `alone`. Some
+    programs average weights only at some steps. So networks differ only if they differ at the final step that was
+    recorded on both ranks.
     """
     first, *others = whole.traces
     if whole.failure and "different losses" not in whole.failure:
@@ -114,7 +115,10 @@ def compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
 
 
 def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield a finding if the ranks do not divide the samples of 1 rank's first epoch among them."""
+    """Yield a finding unless each rank trains on a different share of the samples.
+
+    In the first epoch, the shares together must be the samples of the first epoch on 1 rank.
+    """
     if not has_samples(whole, alone) or not _has_same_networks(whole, alone):
         return
     ours, theirs = _count_samples(alone), _count_samples(whole)
@@ -177,7 +181,7 @@ def _is_randomly_sampled(alone: CheckOutcome) -> bool:
 
 
 def has_same_batches(whole: CheckOutcome) -> bool:
-    """Return whether most batches are the same on all ranks. False if all batches of a rank are equal."""
+    """Return whether most batches are the same on all ranks; False if rank 0 has only one distinct batch."""
     same, count = count_same_batches(whole)
     return same > count / 2 and len({tuple(hashes) for _, hashes in whole.traces[0].samples}) > 1
 
@@ -191,8 +195,8 @@ def count_same_batches(whole: CheckOutcome) -> tuple[int, int]:
 def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
     """Yield a finding if the gradients of the first step differ between ranks, or from those on 1 rank.
 
-    It is "wrong" if the step has the same samples as on 1 rank, or if the ratio of the gradients is the number of
-    ranks. Otherwise it is "look".
+    A difference from 1 rank is "wrong" if the step has the same samples on both. It is also "wrong" if the gradients
+    differ by a factor that is the number of ranks or its inverse. All other differences are "look".
     """
     many = whole.traces[0]
     if any(is_different(many.gradients[0], other.gradients.get(0, ())) for other in whole.traces[1:]):
@@ -233,13 +237,13 @@ def _count_first_step_samples(outcome: CheckOutcome) -> Counter[bytes]:
 
 
 def has_same_parameters(whole: CheckOutcome, alone: CheckOutcome) -> bool:
-    """Return whether the optimizers of all ranks have the same whole parameters as those of 1 rank."""
+    """Return whether the optimizers' parameters have the same shapes on all ranks as on 1 rank, and are not sharded."""
     shapes = alone.traces[0].shapes
     return bool(shapes) and not any(one.sharded or one.shapes != shapes for one in [*whole.traces, *alone.traces])
 
 
 def _has_same_networks(whole: CheckOutcome, alone: CheckOutcome) -> bool:
-    """Return whether all ranks hold the same whole networks as 1 rank."""
+    """Return whether the networks' parameters have the same shapes on all ranks as on 1 rank, and are not sharded."""
     shapes = _get_shapes(alone.traces[0])
     return bool(shapes) and not any(one.sharded or _get_shapes(one) != shapes for one in [*whole.traces, *alone.traces])
 
@@ -247,7 +251,8 @@ def _has_same_networks(whole: CheckOutcome, alone: CheckOutcome) -> bool:
 def _count_epoch_steps(outcome: CheckOutcome) -> int | None:
     """Return the number of steps in the first epoch; None if it is unknown.
 
-    For a program, it may be the number of steps until its final loss.
+    A program does not record its steps at losses. For a program, the result is the number of steps until the final
+    loss, or until the end of the program.
     """
     seen, losses = outcome.traces[0], len(outcome.losses)
     if seen.steps_at_losses:
@@ -259,7 +264,7 @@ def _count_epoch_steps(outcome: CheckOutcome) -> int | None:
 
 
 def is_different(one: Fingerprint, other: Fingerprint) -> bool:
-    """Return whether two fingerprints belong to different parameters."""
+    """Return whether two fingerprints differ by more than a tolerance, so that the values of the parameters differ."""
     return len(one) != len(other) or not compute_distance(one, other) <= _FINGERPRINT_TOLERANCE
 
 

@@ -147,9 +147,9 @@ def _run_and_exit(
 
 
 def _start_mpi(program: str) -> TemplateProcess | None:
-    """Start MPI, and before it the template (process that trainers are forked from) if this rank needs one.
+    """Start MPI. On the first rank of each host, first start the template (process that trainers are forked from).
 
-    Exit the process with a message if a required package is not installed.
+    Return the template; None on other ranks. Exit the process with a message if a required package is not installed.
     """
     from hpo.cli.installation import check_packages, import_mpi
     from hpo.process.launcher import is_first_rank
@@ -205,7 +205,8 @@ def _parse_command(
 def find_layout(options: Options, ranks: int) -> Layout:
     """Return the layout of a run: its number of islands, and its workers (groups of ranks that train a network).
 
-    A resumed run keeps its number of islands, as far as there are enough workers.
+    Without ``--islands``, a resumed run keeps its number of islands. It has at least one island per propagator, but at
+    most one per worker.
 
     Args:
         options: The options on the current command line.

@@ -1,4 +1,4 @@
-"""Define how `--help` and the reference group options under headings."""
+"""Define groups of options with headings, for `--help` and for the command-line reference in the documentation."""
 
 from __future__ import annotations
 

@@ -137,13 +137,13 @@ def make_script(
 
 
 def parse_space(texts: Sequence[str]) -> dict[str, str]:
-    """Check the parameters of ``--space``, and return the Python code of each parameter by its name.
+    """Check the parameters of ``--space``, and return a dict from their names to their Python code.
 
     Args:
-        texts: The texts NAME=PARAMETER of ``--space``.
+        texts: The texts NAME=PARAMETER of ``--space``, such as ``lr=Float(1e-4, 1e-1, log=True)``.
 
     Raises:
-        UsageError: A text is not a parameter with plain arguments.
+        UsageError: `texts` is empty, a name is given twice, or a text is not a valid parameter.
     """
     if not texts:
         raise UsageError(f"a search over a program must have hyperparameters. {_EXAMPLE}")

@@ -37,12 +37,15 @@ class _Option:
 
     @property
     def has_other_name(self) -> bool:
-        """Whether the option is not ``--`` followed by `name`, so that the command needs a placeholder for it."""
+        """Whether the option differs from ``--`` followed by `name`, such as ``--batch-size`` from ``--batch_size``.
+
+        The `Script` of the search file must then contain ``--batch-size`` and the placeholder ``{batch_size}``.
+        """
         return self.flag != f"--{self.name}"
 
     @property
     def hint(self) -> str:
-        """A comment with the placeholder that the command needs; empty if it needs none."""
+        """A comment for the search file, which shows the placeholder if `has_other_name`; otherwise empty."""
         return f"  # and {self.flag!r}, '{{{self.name}}}' in the Script" if self.has_other_name else ""
 
 
@@ -109,9 +112,9 @@ def _find_options(tree: ast.AST) -> Iterator[_Option]:
 
 
 def _make_parameter_code(option: _Option) -> tuple[str, bool]:
-    """Return the code of a parameter, and whether it belongs to the space rather than to a comment.
+    """Return the code of a parameter, and whether the proposed search space contains it.
 
-    The code is "" if the range of the parameter is unknown.
+    If not, the search file contains it as a comment. The code is "" if the range of the parameter is unknown.
     """
     default = option.default
     if option.is_switch:
@@ -144,7 +147,10 @@ def _evaluate_literal(node: ast.expr | None) -> Any:
 
 
 def _find_printed_losses(tree: ast.AST) -> Iterator[str]:
-    """Yield the text of each f-string in a script that contains the word loss, with 1.0 in place of each expression."""
+    """Yield each f-string of a script that contains the word loss, with 1.0 instead of each expression.
+
+    The texts are examples of printed lines, from which `propose_loss_pattern` makes a pattern.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.Constant) else "1.0" for part in node.values]

@@ -1,6 +1,7 @@
 """The state of one attempt at an evaluation on one rank: its losses, its latest step and its verdict.
 
-An evaluation (training of one individual) needs several attempts if, for example, its trainer crashes.
+All attempts at an evaluation (training of one individual) belong to the same trial of the study. For example, another
+attempt follows if the template (the process that trainers are forked from) crashes.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class CopyHolder(Protocol):
-    """Interface of an object with copies of an evaluation's latest checkpoint and of the weights of its lowest loss."""
+    """Interface of an object that can write an evaluation's latest checkpoint, and the weights of its lowest loss."""
 
     def write_checkpoint(self, path: str) -> Mapping[str, Any]:
         """Write the latest checkpoint to the file `path`.
 
         Returns:
-            A mapping with `losses`, the number of losses before the checkpoint, and `seconds`, the time to write it. If
-            the write has failed, `error` is the message.
+            A mapping with `losses`, the number of losses in the checkpoint, and `seconds`, the time to write it. If the
+            write has failed, `losses` is 0, and `error` is the message.
         """
 
     def write_weights(self, path: str, metadata: Mapping[str, str]) -> str:
@@ -52,10 +53,11 @@ class Attempt:
 
     Attributes:
         losses: All losses so far. They include the losses before an interruption if the objective has resumed.
-        loss: The lowest of `losses`, infinite before the first loss. `metrics` were reported together with it.
+        loss: The lowest of `losses`; infinite before the first loss.
+        metrics: Metrics that were reported with `loss`.
         began_at: Start of the attempt on the clock of `hpo.process.clock`, plus the time spent on recording its losses.
         step: The latest step of this rank.
-        copied_step: Number of losses before the latest checkpoint if it was copied and not yet written, otherwise 0.
+        copied_step: Number of losses in the latest checkpoint if it was copied and is not yet in a file, otherwise 0.
         has_weights: Whether the leader (first rank of the worker) can write the weights of the lowest loss.
         has_read_parent: Whether the objective has read the parent checkpoint.
     """
@@ -105,15 +107,15 @@ class Attempt:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether the attempt was given a checkpoint and has not reported a loss. The value is the same on all ranks.
+        """Whether the attempt has a checkpoint and no new loss, so that a failure may come from the checkpoint.
 
-        A parent checkpoint counts only if the objective has read it on some rank.
+        A parent checkpoint counts only if the objective has read it on some rank. The value is the same on all ranks.
         """
         return self.checkpoint_info is not None or (self.parent_info is not None and self.verdict.inherited)
 
     @property
     def offers_weights(self) -> bool:
-        """Whether the objective has offered weights in its latest step on this rank."""
+        """Whether the objective has called `offer_weights` in its latest step on this rank."""
         return self.step is not None and self.step.offers
 
     @property
@@ -128,7 +130,7 @@ class Attempt:
 
     @property
     def is_aborted(self) -> bool:
-        """Whether the attempt was ended from outside or by a failure, so that ranks may still run the objective."""
+        """Whether a failure or an external cause has ended the attempt. Ranks may then still run the objective."""
         return self.verdict.state in ("failed", "again", "suspended", "stopped")
 
     def record_step(self, step: Step) -> None:

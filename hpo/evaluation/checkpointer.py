@@ -25,15 +25,15 @@ _DEFAULT_INTERVAL = 10.0  # minimum seconds between writes without --checkpoint-
 class Checkpointer:
     """Copies and writes the checkpoints of the evaluations of one worker (group of ranks that trains one network).
 
-    At a loss, the latest checkpoint is copied in memory. The copy is written to a file at intervals, and when the run
-    stops.
+    After a loss, the trainer copies the latest checkpoint in memory. The copy is written to a file at intervals, and
+    when the run stops.
 
     Args:
         states: The store of the checkpoint files.
         every: Seconds between writes. Infinity disables checkpoints. None limits copying and writing to 1% of the
             training time.
-        islands: Number of islands if population based training is on, otherwise 0. If it is positive, each checkpoint
-            is copied, and the final checkpoint of a completed evaluation is written.
+        islands: Number of islands in population based training, otherwise 0. If it is not 0, each checkpoint is copied,
+            and the final checkpoint of a completed evaluation is written.
     """
 
     def __init__(self, states: CheckpointStore, every: float | None, islands: int = 0) -> None:
@@ -99,9 +99,9 @@ class Checkpointer:
         )
 
     def make_draft_path(self, attempt: Attempt) -> str:
-        """Return the temporary path for the next checkpoint of an evaluation.
+        """Return the temporary path to which the next checkpoint of an evaluation must be written.
 
-        If the checkpoint cannot be written, print a warning, and return an empty string.
+        If the path cannot be prepared, print a warning, and return an empty string.
         """
         try:
             return str(self._checkpoints.make_draft_path(attempt.assignment).absolute())
@@ -117,13 +117,13 @@ class Checkpointer:
         """Record that a checkpoint was copied, and perhaps also written.
 
         Args:
-            attempt: The evaluation.
-            kept: The trainer's answer: `state_error` if the copy has failed, `written` if the trainer has also written
-                it.
-            since: Time at which the copy began.
+            attempt: The attempt with the checkpoint.
+            kept: The trainer's answer. `state_error` is the message if the copy has failed. `written` describes the
+                file if the trainer has also written it.
+            since: Time at which the copy began, on the clock of `hpo.process.clock`.
 
         Returns:
-            The number of losses before the checkpoint if it was written to its file, otherwise 0.
+            The number of losses in the checkpoint if it was written to its file, otherwise 0.
         """
         self._copied_at = clock.now()
         if error := kept.get("state_error"):
@@ -139,13 +139,13 @@ class Checkpointer:
         """Write the latest checkpoint of an evaluation to its file.
 
         Returns:
-            The number of losses before the checkpoint. If it cannot be written, 0, and a warning is printed.
+            The number of losses in the checkpoint, or 0 after an error, which is printed as a warning.
         """
         draft = self.make_draft_path(attempt)
         return self._commit_draft(attempt, copies.write_checkpoint(draft)) if draft else 0
 
     def _commit_draft(self, attempt: Attempt, written: Mapping[str, Any]) -> int:
-        """Move a written checkpoint to its final path; return the number of losses before it, or 0 after an error."""
+        """Move the checkpoint file that `written` describes to its final path; return its number of losses, or 0."""
         self._written_at, self._seconds_to_write = clock.now(), written["seconds"]
         attempt.copied_step = 0
         error = written.get("error", "")
@@ -164,7 +164,7 @@ class Checkpointer:
 
         Args:
             attempt: The evaluation.
-            checkpoint_step: Number of losses before the checkpoint in the file.
+            checkpoint_step: Number of losses in the checkpoint file; 0 without a file.
         """
         return len(attempt.losses) in (attempt.copied_step, checkpoint_step)
 

@@ -29,7 +29,7 @@ class ConstraintClient:
         self._end_count = 0
 
     def __call__(self, **content: Any) -> Mapping[str, Any]:
-        """Send a request to `hpo.trainer.constraint_server` in the trainer, and return the answer."""
+        """Send a request to the trainer, and return the answer; `hpo.trainer.constraint_server` describes both."""
         while True:
             if self._trainer is None:
                 self._trainer = self._fork()

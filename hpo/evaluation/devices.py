@@ -27,7 +27,7 @@ def assign_gpus(gpus_of_ranks: Sequence[tuple[str, ...]], rank: int) -> range:
     """Return the indices of the GPUs that a rank uses, among the GPUs that it sees.
 
     Ranks that see the same GPUs divide them evenly. If there are fewer GPUs than ranks, some ranks share one. A rank
-    that sees other GPUs than its peers, as with SLURM's --gpus-per-task, uses all of them.
+    that sees other GPUs than its peers, as with SLURM's --gpus-per-task, uses all GPUs that it sees.
 
     Args:
         gpus_of_ranks: Identifiers of the visible GPUs of each rank on the host.
@@ -48,11 +48,12 @@ def choose_backend(gpus: Sequence[Gpus]) -> str:
 def make_gpu_variables(
     peers: Sequence[Gpus], rank: int, environment: Mapping[str, str]
 ) -> tuple[dict[str, str], list[int]]:
-    """Return environment variables for a trainer (process that runs the objective for one rank), and its GPUs' indices.
+    """Return environment variables for a trainer (process that runs the objective for one rank), and GPU indices.
 
     The variables let the trainer see all GPUs of its worker on this host, in the order of the ranks. Then
     `cuda:LOCAL_RANK` is the GPU of the rank itself, as scripts for torchrun expect. If the ranks do not see the same
-    GPUs, no variable is set, and the trainer sees the GPUs that its rank sees.
+    GPUs, no variable is set, and the trainer sees the GPUs that its rank sees. The indices select the rank's own GPUs
+    among the GPUs that the trainer sees.
 
     Args:
         peers: GPUs of the worker's ranks on this host.

@@ -1,6 +1,6 @@
-"""Temporary files of a script's evaluation: its latest checkpoint and the weights of its lowest loss.
+"""Drafts: temporary files with a checkpoint, or with the weights of a loss, that a training program writes.
 
-The script writes these files, which are called drafts. The leader (first rank of a worker) keeps or removes them.
+The leader (first rank of a worker) keeps the drafts that the evaluation needs, and removes the others.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from hpo.text_format import format_error
 def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
     """Remove the drafts (temporary files) of an earlier attempt, and return the checkpoint file for the next attempt.
 
-    The returned path is a new hard link to `state`. It stays when `state` is replaced by a later checkpoint.
+    The returned path is a new hard link, because a later checkpoint of the next attempt may replace `state`.
 
     Args:
-        prefix: Path and name with which the draft files begin.
+        prefix: First part of the path of each draft, to which a name is appended.
         state: Checkpoint file from which the evaluation resumes. None if it does not resume.
 
     Returns:
@@ -46,10 +46,10 @@ def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
 class DraftStore:
     """Keeps the drafts (temporary files) of one evaluation, and makes checkpoint and weights files from them.
 
-    A draft that is kept is renamed, so that the script does not remove it.
+    A draft that is kept is renamed, so that the program does not remove it.
 
     Args:
-        prefix: Path and name with which the draft files begin.
+        prefix: First part of the path of each draft, to which a name is appended.
         params: Hyperparameters of the evaluation.
     """
 
@@ -72,8 +72,7 @@ class DraftStore:
         Args:
             name: Name of the draft.
             info: Losses, metrics and seconds of the evaluation until the checkpoint.
-            has_weights: Whether the weights of the lowest of these losses are kept, so that they belong to the
-                checkpoint.
+            has_weights: Whether the weights of the lowest of these losses were kept. The checkpoint then includes them.
 
         Returns:
             Whether the draft exists.
@@ -87,7 +86,10 @@ class DraftStore:
         return kept is not None
 
     def keep_weights(self, name: str) -> bool:
-        """Keep a weights draft, and remove the previous one if it is not needed; return whether the draft exists."""
+        """Keep a weights draft, and return whether it exists.
+
+        The previous weights draft is removed, unless the latest checkpoint includes its weights.
+        """
         kept = self._keep_draft(name)
         previous, self._weights = self._weights, TensorSource(kept) if kept is not None else None
         self._drop_unused(previous)
@@ -101,8 +103,8 @@ class DraftStore:
         """Write the latest checkpoint of the evaluation to the file `path`.
 
         Returns:
-            A mapping with `losses`, the number of losses before the checkpoint, and `seconds`, the time to write it. If
-            the write has failed, `error` is the message.
+            A mapping with `losses`, the number of losses in the checkpoint, and `seconds`, the time to write it. If the
+            write has failed, `losses` is 0, and `error` is the message.
         """
         began, losses = clock.now(), self._checkpoint_info.get("losses", [])
         if self._checkpoint is None:

@@ -107,14 +107,14 @@ class ElasticController:
     # For an evaluation of this worker
 
     def begin_evaluation(self, assignment: Assignment, workers: tuple[int, ...], saved: int = 0) -> None:
-        """Record which workers run an evaluation, and send it to the reserved workers among them.
+        """Record which workers run an evaluation, and send it to the idle workers that were reserved for it.
 
-        Reserved workers that are not among them are released.
+        A reserved worker that is not in `workers` is released.
 
         Args:
             assignment: The evaluation.
             workers: Numbers of its workers from now on.
-            saved: Number of losses before the checkpoint from which it continues; 0 if it begins.
+            saved: Number of losses in the checkpoint that was made for this change of workers; 0 if none was made.
         """
         self._has_saved = saved > 0
         if workers != self._workers:
@@ -184,7 +184,7 @@ class ElasticController:
             warn(f"warning: --elastic: trial {number} has restarted with {workers} workers: {why}")
 
     def _choose_previous_workers(self, attempt: Attempt) -> tuple[int, ...]:
-        """Return the previous workers if the current workers are slower, otherwise an empty tuple.
+        """Return the workers before the last expansion if they would end the evaluation earlier, otherwise ().
 
         Also measure how much a doubling of the workers shortens the time per loss.
         """

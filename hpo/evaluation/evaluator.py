@@ -62,7 +62,7 @@ class EvaluationContext:
     """Whether checkpoints of a program are kept."""
 
     def describe_evaluation(self, assignment: Assignment) -> dict[str, Any]:
-        """Return the values that a program may use; trial, folder and drafts are those of the first attempt."""
+        """Return the values that a program may use; all trials of an individual have the same values."""
         name = f"{self.prefix}{assignment.root}"
         return {
             "trial": assignment.root,
@@ -75,7 +75,7 @@ class EvaluationContext:
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """The checkpoint or the losses from which an evaluation may start."""
+    """The checkpoint from which an evaluation may start, or the losses of a program that resumes from its own files."""
 
     path: Path | None = None
     """File of the checkpoint; None if there is none."""
@@ -93,12 +93,12 @@ class Evaluator:
     Args:
         context: Settings that all evaluations share.
         group: The ranks of this worker.
-        watch: The watch over this rank.
+        watch: Handles signals and messages of this rank in a thread.
         leader: Decides on losses, on the first rank of the worker. None on its other ranks.
         worker_groups: Forms groups of workers; None if workers are not elastic.
         elastic: Decides on the first rank of the worker when evaluations use more workers. None on its other ranks, and
             if workers are not elastic.
-        is_traced: Whether trainers record a trace of each evaluation. `trace` is the trace of the latest evaluation.
+        is_traced: Whether trainers record a trace of each evaluation. The attribute `trace` has the latest trace.
     """
 
     def __init__(  # noqa: PLR0913 - all arguments are bound once, before an evaluation starts
@@ -153,7 +153,7 @@ class Evaluator:
         return self._elastic.claim_next(claim) if self._elastic else claim()
 
     def _evaluate_in_groups(self, assignment: Assignment, workers: tuple[int, ...]) -> Attempt:
-        """Evaluate an individual on a group of workers, and on its later groups while this worker belongs to them."""
+        """Evaluate an individual on a group of workers, and on each next group to which this worker also belongs."""
         earlier: float | None = None
         saved, started = 0, clock.now()
         while True:
@@ -189,7 +189,7 @@ class Evaluator:
         """Evaluate an individual, and retry if the objective did not cause the failure.
 
         An evaluation that cannot resume from its checkpoint restarts. An evaluation that fails on several workers
-        continues on its own worker alone. `earlier` is `earlier_seconds` of the attempt.
+        continues only on the worker that claimed it. `earlier` is the argument `earlier_seconds` of `Attempt`.
         """
         previous_failure = ""
         for _ in range(_MAX_SUSPENSIONS):
@@ -283,7 +283,7 @@ class Evaluator:
     def _read_checkpoint_info(
         self, assignment: Assignment, start: StartingPoint
     ) -> tuple[CheckpointInfo | None, CheckpointInfo | None]:
-        """Return descriptions of the own and of the parent checkpoint; None for both unless all ranks can read it."""
+        """Describe the own or the parent checkpoint; the other value is None. Both are None if a rank fails to read."""
         path, is_own, reason, info = start.path, start.is_own, "", None
         if path is None:
             return None, None

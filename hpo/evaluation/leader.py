@@ -55,7 +55,7 @@ class Leader:
     def decide(self, attempt: Attempt, verdict: Verdict, printed: str) -> Verdict:
         """Record the verdict of all ranks on a step, and return the final verdict.
 
-        The time that this takes does not count as the evaluation's: a pruner may wait for an unavailable database.
+        The time of this call does not count as training time, since a pruner may wait for an unavailable database.
 
         Args:
             attempt: The evaluation.
@@ -114,13 +114,13 @@ class Leader:
         return replace(verdict, state="paused" if can_pause else "pruned", save=can_pause and judgement.may_be_promoted)
 
     def can_resume_elsewhere(self, attempt: Attempt) -> bool:
-        """Return whether the evaluation can be resumed, since it has saved a checkpoint with its latest loss."""
+        """Return whether any worker could resume the evaluation later, from a checkpoint of its latest loss."""
         return attempt.saves_own_checkpoints or (
             self._checkpointer is not None and self._checkpointer.is_enabled and attempt.has_saved
         )
 
     def can_move_to_workers(self, attempt: Attempt) -> bool:
-        """Return whether the evaluation can continue on other workers from a checkpoint of its latest loss."""
+        """Return whether the evaluation can move to other workers now, with a copied checkpoint of its latest loss."""
         return self._checkpointer is not None and self._checkpointer.can_copy and self.can_resume_elsewhere(attempt)
 
     def describe_checkpoint(self, attempt: Attempt) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Leader:
         return self._checkpointer.make_draft_path(attempt) if is_due else ""
 
     def record_copies(self, attempt: Attempt, verdict: Verdict, kept: Mapping[str, Any], since: float) -> None:
-        """Record the copies of a loss that the trainer has made since time `since`, and print its warnings."""
+        """Record the copies of weights and checkpoint, which began at time `since`; print the warnings in `kept`."""
         for text in kept["warnings"]:
             warn(f"warning: {text}")
         if verdict.keep:
@@ -156,7 +156,7 @@ class Leader:
             attempt: The evaluation.
             verdict: Verdict on the loss.
             names: Names of the checkpoint draft and of the weights draft; empty if there is none.
-            since: Time at which the copy began.
+            since: Time at which the leader began to process these drafts.
         """
         drafts, (checkpoint, weights) = attempt.drafts, names
         assert drafts is not None
@@ -183,7 +183,7 @@ class Leader:
             self._checkpointer.drop_draft(attempt)
 
     def find_losses(self, assignment: Assignment) -> tuple[list[float], float]:
-        """Return the losses of the previous trial of the same individual, and its seconds of training.
+        """Return the losses of the individual's previous trial, and the seconds of training until the last of them.
 
         For the first trial of an individual, return no losses and 0 seconds.
         """
@@ -192,7 +192,7 @@ class Leader:
         return self._recorder.read_previous_losses(assignment.number)
 
     def stop_without_losses(self, reason: str, remedy: str) -> None:
-        """Stop the run if no evaluation has reported a loss, since no other evaluation would without `remedy`."""
+        """Stop the run if no evaluation has reported a loss. Without `remedy`, later evaluations would not either."""
         if not self._recorder.has_losses():
             self._stop(StopRequest(reason, ExitStatus.NOTHING_SUCCEEDED, remedy))
 
@@ -205,8 +205,8 @@ class Leader:
         """Prepare for a new attempt at an evaluation, and find the checkpoint from which it may start.
 
         Returns:
-            The file of the evaluation's own checkpoint or of its parent checkpoint, None if there is neither. The
-            second value is false for a parent checkpoint.
+            The file of the evaluation's own checkpoint or of its parent checkpoint; None if there is neither. The
+            second value is false if the file is the parent checkpoint, and true in all other cases.
         """
         if self._checkpointer is None:
             return None, True
@@ -240,7 +240,7 @@ class Leader:
         return self._slot.trainer if self._slot.is_ready else None
 
     def finish_evaluation(self, attempt: Attempt, seconds: float) -> None:
-        """Record the end of an evaluation; stop the run if it has reached its target, or fails too often."""
+        """Record an evaluation that ends after `seconds`; stop the run at its target, or after too many failures."""
         assignment, verdict = attempt.assignment, attempt.verdict
         if verdict.state == "stopped":
             self.write_checkpoint(attempt)

@@ -63,7 +63,7 @@ def advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) -
     Args:
         lines: The last lines that the program printed.
         program: The program.
-        unparsed_text: The latest text that `--loss` has matched, if it is not a number.
+        unparsed_text: The latest match of `--loss` that is not a number; empty if there is none.
     """
     script, found_none = program.script, "no loss was found in what the program printed"
     where = f" in the Script of {program.search_file}" if program.search_file else ""
@@ -81,6 +81,6 @@ def advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) -
 
 
 def format_last_lines(lines: Sequence[str]) -> str:
-    """Return the last few of `lines` as a part of a traceback; empty if `lines` is empty."""
+    """Return the last few of `lines`, to show as the traceback of a failure; empty if `lines` is empty."""
     shown = "".join(f"    {line[:200]}\n" for line in lines[-_MAX_SHOWN_LINES:])
     return f"The last lines that it printed:\n{shown.rstrip()}" if shown else ""

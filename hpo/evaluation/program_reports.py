@@ -33,7 +33,7 @@ _DRAFT_NAME = re.compile(r"\d+-\d+")  # process and number
 
 @contextmanager
 def _limit_time() -> Iterator[None]:
-    """Raise TimeoutError after `_SECONDS_FOR_A_LINE`; regular expressions check for signals while they match."""
+    """Raise TimeoutError after `_SECONDS_FOR_A_LINE`, by a signal, which also interrupts a regular expression."""
 
     def stop(*_: object) -> None:
         raise TimeoutError
@@ -65,9 +65,9 @@ class Report:
 
 
 class ReportReader:
-    """Reads the reports of one evaluation on one rank, from a file or from lines; the first source is used alone.
+    """Reads the reports of one evaluation on one rank, from a file or from printed lines.
 
-    Notes about drafts also come from the file, and among lines. They belong to the next loss from the same source.
+    The source of the first report, file or lines, is the only source of reports. Both may have notes about drafts.
 
     Args:
         script: The program, with its patterns for losses and metrics.
@@ -77,7 +77,7 @@ class ReportReader:
         last_lines: The last lines that were printed.
         has_unread: Whether a report in the file was ignored.
         has_read_checkpoint: Whether the program has read its checkpoint.
-        unparsed_text: The last text that the loss pattern has matched, if it is not a number.
+        unparsed_text: The latest match of the loss pattern that is not a number; empty if there is none.
     """
 
     def __init__(self, script: Script) -> None:
@@ -236,10 +236,11 @@ def _check_number(value: Any) -> float:
 class ReportMerger:
     """Merges the reports of all ranks of a worker (group of ranks that trains one network).
 
-    For each loss, the report of one rank counts. The losses of the other ranks must agree with it. While
-    `leader_decides`, the report of the leader (first rank of the worker) counts, since drafts belong to it. A report of
-    another rank waits until the leader reports this loss. If that rank reports its next loss before, the leader has
-    skipped the loss. From then on, the first report of each loss counts.
+    For each loss, the report of one rank counts. The losses of the other ranks must agree with it.
+
+    While `leader_decides` is true, the report of the leader (first rank of the worker) counts, since drafts belong to
+    it. Other ranks' reports of the same loss wait. A waiting rank that reports another loss shows that the leader has
+    skipped one. Then `leader_decides` becomes false, and the first report of each loss counts.
 
     Args:
         size: Number of ranks.
@@ -257,7 +258,7 @@ class ReportMerger:
         Args:
             rank: Index of the rank.
             reports: Its reports.
-            first: Number of the first of them, from 0; reports that were added before are skipped.
+            first: Number of earlier reports of this rank. Reports that were added before are skipped.
         """
         new = [
             counted

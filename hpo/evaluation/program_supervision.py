@@ -129,10 +129,10 @@ class ProgramSupervision(Supervision):
         return self._reports.find_warning(len(self.own_reports), saves)
 
     def take_final_steps(self, steps: Sequence[Step]) -> list[Step]:
-        """Merge all reports of all ranks after their programs have ended. Some reports may not have arrived before.
+        """Merge all reports in the final steps of all ranks, some of which have not been merged yet.
 
         Returns:
-            The steps. If no rank has reported a loss, a program that aborted while it exited counts as failed.
+            The steps. A program that aborted while it exited has failed only if no rank has reported a loss.
         """
         if self._leader is not None and not self._attempt.losses:
             self._restore_losses(Step(self._group.rank))
@@ -145,7 +145,7 @@ class ProgramSupervision(Supervision):
         return [replace(step, failure=step.aborted or step.failure) for step in steps]
 
     def _make_step(self, content: Any) -> Step:
-        """Return the final step of the program. An abort while the program exits is not a failure here."""
+        """Return the final step of the program. `take_final_steps` decides whether an abort at exit is a failure."""
         is_harmless = self._watched.cause is None and self._group.slot.output.shows_harmless_abort
         if not content.get("is_abort") or not is_harmless:
             return super()._make_step(content)
@@ -267,8 +267,8 @@ class _FinalStepSync(StepSync):
 def _make_store_environment() -> dict[str, str]:
     """Return environment variables with which a program on a single rank starts torch's store itself.
 
-    The program then behaves as without torchrun. A program that starts several processes, as by
-    `torch.multiprocessing.spawn`, sets another port.
+    The program then behaves as if torchrun had not started it. It may set another port if it starts several processes,
+    for example with `torch.multiprocessing.spawn`.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         return {"MASTER_PORT": str(free.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "False"}

@@ -29,12 +29,11 @@ class RankGroup:
     Args:
         comm: Communicator of the ranks.
         host: The host of this rank.
-        index: Number of the worker in the run.
+        index: Number of the worker in the run; of the first worker if there are several.
         patience: Maximum seconds for which a rank waits for its peers.
         slot: Holds this rank's trainer (process that runs the objective).
 
     Attributes:
-        own_comm: Communicator of the ranks.
         compares_collectives: Whether trainers compare the collectives of all ranks before each one begins. Set it to
             the same value on all ranks.
         trainer: This rank's trainer in an evaluation, set by `connect`.
@@ -119,9 +118,9 @@ class RankGroup:
 
     @property
     def store_listeners(self) -> list[socket.socket]:
-        """Sockets to wait on for the user's code, which may connect to torch's store.
+        """Sockets that become readable when the user's code connects to the port of torch's store (`TCPStore`).
 
-        Empty while the store is running, and on all ranks except the leader (first rank).
+        The list is empty while the store is running, and on all ranks except the leader (first rank).
         """
         return [self._listener] if self._listener is not None and self._store_server is None else []
 

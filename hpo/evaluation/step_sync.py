@@ -24,8 +24,8 @@ class StepSync:
 
     Args:
         group: The ranks of the worker.
-        watch: The watch over this rank.
-        watched: The evaluation, as the watch sees it.
+        watch: The watch over this rank: a thread that handles signals and messages.
+        watched: The evaluation, which the watch can cancel.
         decide: Returns the final verdict on a step, on the leader (first rank of the worker). None on other ranks.
     """
 
@@ -48,10 +48,9 @@ class StepSync:
         return final
 
     def _gather_steps(self, step: Step) -> list[Step]:
-        """Wait for the other ranks, cancel the evaluation on late ones, and return the steps of all ranks.
+        """Wait for the other ranks, and return the steps of all ranks. Cancel the evaluation if a rank is late.
 
-        A rank detects its timeout during the first gather, when its step is sent already. So failures are gathered a
-        second time.
+        A rank may time out after it has sent its step. So if any rank has failed, all ranks send their steps again.
         """
         patience, comm, called_off = self._group.patience, self._group.own_comm, self._watched.cause is not None
         printed = self._group.slot.output.take_printed()

@@ -34,8 +34,8 @@ class Supervision:
     """Supervises one evaluation on one rank.
 
     On the leader (first rank of the worker), `overdue_after` is the maximum time of the evaluation in seconds. On other
-    ranks it is infinite. If `spans_workers`, the ranks belong to several workers, and a failed evaluation continues on
-    its own worker.
+    ranks it is infinite. If `spans_workers`, the ranks belong to several workers. If the evaluation then fails, it
+    continues on the worker that claimed it.
     """
 
     _poll_seconds = POLL_SECONDS
@@ -192,7 +192,7 @@ class Supervision:
             self._kill_at += _SECONDS_TO_CLEAN_UP if stops else _SECONDS_TO_ACKNOWLEDGE
 
     def _make_timeout_message(self, frames: Sequence[FrameSummary]) -> Message:
-        """Interrupt the objective, and return its step: a timeout in a process group that the objective has created."""
+        """Interrupt an objective that hangs in a collective (see `HangDetector`); return a message with its timeout."""
         self._cancelled_at = clock.now()  # The signal takes effect when its peers have ended, which ends its wait.
         self._trainer.interrupt()
         content = {

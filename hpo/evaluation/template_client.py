@@ -153,13 +153,13 @@ class TemplateClient:
         self._load_requests = list(requests)
 
     def keep_data(self, descriptor: int) -> None:
-        """Give trainers the data that `prepare` has returned; the file descriptor stays open in this process."""
+        """Give trainers the data of `prepare`, in the file `descriptor`, which stays open for a new template."""
         self._data_descriptor = descriptor
         self._send_request("keep_data", [descriptor])
         self._receive_answer()
 
     def fetch_data(self) -> None:
-        """Get the data from the template if another rank has sent them, for a replacement."""
+        """Get the data that another rank has sent to the template, to send them again if the template is replaced."""
         self._send_request("fetch_data")
         (self._data_descriptor,) = self._receive_answer("data").descriptors or (-1,)
 

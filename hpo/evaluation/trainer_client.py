@@ -66,8 +66,7 @@ class TrainerClient:
         template: Connection to the template.
         output: Takes the lines that the trainer prints.
         options: Options of the trainer.
-        variables: Additional environment variables of a trainer that runs evaluations, possibly none. None for a
-            trainer with another task.
+        variables: Additional environment variables if the trainer runs evaluations. None if it has another task.
     """
 
     def __init__(
@@ -149,8 +148,8 @@ class TrainerClient:
         """Let the trainer write the latest checkpoint that it has copied to the file `path`.
 
         Returns:
-            A mapping with `losses`, the number of losses before the checkpoint, and `seconds`, the time to write it. If
-            the write has failed, `error` is the message.
+            A mapping with `losses`, the number of losses in the checkpoint, and `seconds`, the time to write it. If the
+            write has failed, `losses` is 0, and `error` is the message.
         """
         answer = self.ask("write_state", "written", path=path)
         return {"error": answer.text, "losses": 0, "seconds": 0.0} if isinstance(answer, TrainerEnd) else answer.content
@@ -237,7 +236,7 @@ class TrainerClient:
                 os.kill(self.process, number)
 
     def _describe_end(self, closed: str) -> TrainerEnd:
-        """Return how the trainer has ended. A trainer that has only closed its connection is killed before."""
+        """Return how the trainer has ended. If it has only closed its connection (error `closed`), kill it first."""
         status = self._template.wait_for_status(self.process)
         if status is None:
             self.kill()

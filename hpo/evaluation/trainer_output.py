@@ -18,7 +18,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 class OutputListener(Protocol):
-    """Interface of an object that receives the lines of a program, and notes between the lines."""
+    """Interface of an object that receives a program's printed lines, and notes about its checkpoints and weights."""
 
     def take_line(self, line: str, stream: str = "stdout") -> None:
         """Receive a line of standard output or standard error."""

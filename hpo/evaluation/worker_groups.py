@@ -21,7 +21,8 @@ class WorkerGroups:
         host: The host of this rank.
         world: Communicator of all ranks.
         layout: Assigns ranks to workers.
-        join: Called with each group that this rank joins, so that the watch over this rank knows its peers.
+        join: Called with each group that this rank joins. It gives the group to the watch over this rank (a thread that
+            handles signals and messages).
     """
 
     def __init__(

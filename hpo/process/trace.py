@@ -17,8 +17,9 @@ Fingerprint = tuple[tuple[float, float], ...]
 class Trace:
     """The trace of one evaluation on one rank.
 
-    A fingerprint is a short description of parameters. Equal parameters have equal fingerprints, and different
-    parameters almost always have different ones.
+    Parameters are tensors that an optimizer trains, not hyperparameters. A fingerprint is a short description of
+    parameters or of their gradients. Equal parameters have equal fingerprints, and different parameters almost always
+    have different ones.
     """
 
     steps: int = 0
@@ -114,9 +115,9 @@ def _split_hashes(hashes: bytes) -> list[bytes]:
 
 
 def compute_distance(first: Fingerprint, second: Fingerprint) -> float:
-    """Return the distance between two fingerprints, relative to the norm of all parameters.
+    """Return the distance between two fingerprints, relative to the larger norm (see `compute_norm`).
 
-    Both must describe the same number of parameters. The distance is 0 if the parameters are equal.
+    Both fingerprints must describe the same number of parameters. The distance is 0 if the fingerprints are equal.
     """
     scale = max(sum(norm**2 for norm, _ in first), sum(norm**2 for norm, _ in second)) ** 0.5
     distance = sum((a - c) ** 2 + (b - d) ** 2 for (a, b), (c, d) in zip(first, second, strict=True)) ** 0.5

@@ -1,4 +1,7 @@
-"""Run a function on all ranks, or on the first rank only, and raise an error of any rank on all ranks."""
+"""Run a function on all ranks, or on the first rank only, and raise a UsageError of any rank on all ranks.
+
+Any other exception is raised only on its own rank, while the other ranks wait. It must end the job.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,10 @@ def run_on_all(comm: SleepingComm, step: Callable[[], T]) -> T:
 
 
 def run_on_root(comm: SleepingComm, step: Callable[[], T]) -> T:
-    """Run `step` on the first rank, and return its result on all ranks. Collective: call on all ranks of `comm`."""
+    """Run `step` on the first rank, and return its result on all ranks. Collective: call on all ranks of `comm`.
+
+    Raises:
+        CollectiveUsageError: `step` has raised UsageError.
+    """
     result = run_on_all(comm, lambda: step() if comm.rank == 0 else None)
     return comm.bcast(result)  # type: ignore[no-any-return]

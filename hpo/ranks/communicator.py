@@ -65,8 +65,8 @@ def sleep_briefly(waited: float, longest: float = _MAX_SLEEP) -> None:
 class SleepingComm(MPI.Intracomm):
     """An MPI communicator (group of ranks that exchange messages) that sleeps while it waits.
 
-    Its waits can be interrupted, and its sends never block. `SleepingComm(comm)` is another handle of `comm`, not a
-    copy. Calls that are not overridden here block as usual.
+    Python's signal handlers can interrupt its waits. Its sends never block. `SleepingComm(comm)` is another handle of
+    `comm`, not a copy. Calls that are not overridden here block as usual.
 
     Attributes:
         patience: Maximum seconds for which a rank waits in a call. Then the call raises TimeoutError.
@@ -266,7 +266,7 @@ def get_world() -> SleepingComm:
 
 
 def unlink_shared_memory(host: SleepingComm) -> None:
-    """Unlink the file through which MPICH's ranks on a host share memory. Call it after all of them have opened it.
+    """Unlink the file through which MPICH's ranks on a host share memory. All of them must have opened it.
 
     MPICH itself unlinks the file when MPI ends. If a job is aborted, the file, 1 MB per rank, would stay until the host
     reboots. (MPICH 5.0.2 with UCX, whose own files are unlinked from the beginning.)

@@ -39,7 +39,7 @@ class ControlChannel:
         self._pinged_at = self._exchanged_at = self._received_at = clock.now()
 
     def set_worker_name(self, rank: int, worker: int) -> None:
-        """Name this rank by its worker in messages to the user, as in printed lines and in failures."""
+        """Set the name of this rank to `rank` (its rank within the worker) and the index `worker`."""
         self.name = f"rank {rank} of worker {worker} on {self._host}"
 
     def send(self, rank: int, *message: Any) -> None:

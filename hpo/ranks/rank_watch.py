@@ -105,7 +105,7 @@ class RankWatch:
 
         Args:
             worker: Communicator of the ranks of the worker or group.
-            index: Number of the worker.
+            index: Index of the worker, or of the first worker of the group.
             patience: Maximum seconds for which a rank waits for its peers.
         """
         self.control_channel.set_worker_name(worker.rank, index)
@@ -171,7 +171,7 @@ class RankWatch:
             evaluation.cancel_here(RUN_STOPS)
 
     def cancel_stop(self, stop: StopRequest) -> None:
-        """End a stop, so that the run can continue. Call it when all ranks have stopped.
+        """End a stop, so that the run can continue after the search. Call it when all ranks have ended the search.
 
         Late messages that request the same stop are ignored.
         """
@@ -251,7 +251,8 @@ class RankWatch:
     def _abort_late_stop(self, stopping: StopRequest) -> None:
         """End the job because some ranks have not stopped in time.
 
-        The first rank writes the summary before. The other ranks give it time for that.
+        The first rank writes the summary, and then ends the job. Another rank ends the job only if the summary takes
+        too long.
         """
         if self.control_channel.rank == 0:
             status = stopping.status or ExitStatus.UNFINISHED  # The run may have more to do.

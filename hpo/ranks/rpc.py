@@ -26,7 +26,8 @@ _MAX_BATCH_CALLS = 64  # number of calls between two calls of `settle`
 class RpcClient:
     """Calls functions on the first rank of the job, from any thread of any rank.
 
-    The communicator must not be used for other messages.
+    Args:
+        comm: Communicator that is used for calls alone.
     """
 
     def __init__(self, comm: SleepingComm) -> None:
@@ -72,8 +73,9 @@ class RpcServer:
     Args:
         comm: Communicator that is used for calls alone.
         answer: Called as `answer(name, *arguments, **options)` for each call.
-        settle: Called when no call is pending, and after each batch of calls.
-        working: Context manager that is entered while calls are answered.
+        settle: Completes the work of answered calls, such as a commit. Called after each batch of at most 64 calls,
+            and repeatedly while no call is pending.
+        working: Context manager in which the thread answers calls.
         on_error: Called with the error if calls can no longer be answered.
     """
 
@@ -143,7 +145,7 @@ class RpcServer:
         return True
 
     def _receive_call(self, request: MPI.Request) -> Any:
-        """Receive a call without blocking. Before a long message, sender and receiver may have to connect."""
+        """Wait for the content of a call, and sleep between tests. A long message may first need a connection."""
         found: list[Any] = []
 
         def is_here() -> bool:

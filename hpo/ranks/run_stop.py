@@ -32,7 +32,7 @@ class RunStop:
         return True
 
     def cancel_stop(self, stop: StopRequest) -> None:
-        """End a stop, so that the run can continue. Call it when all ranks have stopped.
+        """End a stop, so that the run can continue after the search. Call it when all ranks have ended the search.
 
         Late messages that request the same stop are ignored.
         """

@@ -5,6 +5,9 @@ so on. Each effect has the mean 0 along each of its parameters (Sobol 1993). The
 parameters. They are Gaussian processes (Lu et al. 2022, Additive Gaussian processes revisited). The variance of an
 effect is 0 with some probability (spike and slab, George and McCulloch 1993). So each draw from the posterior shows
 which parameters matter, and how much.
+
+A point is the position of one evaluation in the search space. The coupling is the variance of the effect of a pair,
+relative to the product of the variances of both parameters.
 """
 
 from __future__ import annotations
@@ -99,7 +102,7 @@ class AnovaSampler:
         """Return the variance that each parameter causes in each draw, shape `(draws, parameters)`.
 
         Args:
-            burn_in: The number of sweeps at the start whose draws are discarded.
+            burn_in: The number of sweeps to discard at the start. A sweep draws the variances once.
             draws: The number of draws to return.
         """
         found = []
@@ -111,7 +114,10 @@ class AnovaSampler:
         return np.array(found)
 
     def _sweep(self, is_settled: bool) -> None:
-        """Draw each variance, given all others, by a griddy Gibbs sampler (Ritter and Tanner 1992)."""
+        """Draw the variances, the coupling and the noise in turn, by a griddy Gibbs sampler (Ritter and Tanner 1992).
+
+        If `is_settled`, also draw the transformation of the values.
+        """
         self._single, self._double = self._compute_covariances()
         self._score = self._compute_score(self._single + self._coupling * self._double, self._noise)
         idle = self._rng.permutation(np.flatnonzero(self._variances == 0))[:_MOST_VISITED]
@@ -154,7 +160,7 @@ class AnovaSampler:
             self._values = self._all_values[self._draw_index(scores)]
 
     def _compute_covariances(self) -> tuple[Vector, Vector]:
-        """Return the covariances of effects of one parameter, and of effects of pairs without the coupling."""
+        """Return the covariances of the effects of one parameter, and of pairs. The coupling must scale the latter."""
         single, double = np.full((self._points, self._points), _CONSTANT), np.zeros((self._points, self._points))
         for index in np.flatnonzero(self._variances):
             single += self._variances[index] * self._kernels[index]
@@ -176,10 +182,10 @@ class AnovaSampler:
         return float(-0.5 * solution @ solution - np.log(np.diagonal(factor)[:-1]).sum())
 
     def _factorize(self, covariance: Vector, noise: float) -> tuple[Vector, bool]:
-        """Return the lower Cholesky factor of an extended covariance, and whether the factorization failed.
+        """Return a lower Cholesky factor, and whether the factorization failed.
 
-        The covariance is extended by the values as its final row. So the final row of the factor solves for the values,
-        and one call of LAPACK is enough.
+        The factored matrix is the covariance plus the noise, with the values appended as its final row. Let L be the
+        factor without this row. The final row of the factor is then the solution x of L x = values.
         """
         whole = np.empty((self._points + 1, self._points + 1), order="F")
         whole[:-1, :-1], whole[-1, :-1] = covariance, self._values

@@ -1,10 +1,10 @@
 """Compare several mean losses with the lowest one, by simultaneous confidence bounds.
 
 The method is Hsu's (Constrained simultaneous confidence intervals for multiple comparisons with the best, Annals of
-Statistics 12, 1984). Its statements can only be wrong if chance raises the estimate of the truly lowest mean, relative
-to another estimate, by more than the bound of this pair. Bonferroni's inequality gives this bound, because variances
-may differ. For each sample, the larger of its own and the pooled variance is used, because few losses can have a small
-variance by chance.
+Statistics 12, 1984). For each pair of samples, it computes a bound on the error of the difference of their means. The
+results are wrong only if an error exceeds its bound, in a pair that contains the truly lowest mean. Bonferroni's
+inequality limits the probability of this to 5%, even if variances differ. For each sample, the larger of its own and
+the pooled variance is used, because few losses can have a small variance by chance.
 """
 
 from __future__ import annotations

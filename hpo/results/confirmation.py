@@ -48,7 +48,7 @@ class ConfirmationPlan:
     def select_planned(self, confirmations: Sequence[Evaluation]) -> list[Evaluation]:
         """Return the confirmations with a seed of this plan, whether they have ended or not.
 
-        Individuals with fewer than `min_count` of these confirmations are left out.
+        If an individual has fewer than `min_count` of them, all its confirmations are left out.
         """
         chosen: dict[int, list[Evaluation]] = {}
         for evaluation in filter(_is_counted, confirmations):
@@ -135,8 +135,8 @@ def compare_confirmed(confirmations: Sequence[Evaluation]) -> list[dict[str, Any
         - `losses`: The losses of the evaluations that succeeded, one for each seed.
         - `mean` and `deviation`: The mean and the standard deviation of the losses; None if there are too few.
         - `failed`: The number of evaluations that failed.
-        - `may_be_best`: Whether the mean over all seeds may be the lowest; None without a comparison.
-        - `worse_by_at_most`: The upper bound of the difference to the lowest mean; None without a comparison.
+        - `may_be_best`: Whether the true mean, over all possible seeds, may be the lowest; None without a comparison.
+        - `worse_by_at_most`: The upper bound of the difference to the lowest true mean; None without a comparison.
         - `as_good`: Whether `worse_by_at_most` is at most the margin, see `compute_margin`.
     """
     groups: dict[int, list[Evaluation]] = {}
@@ -183,7 +183,9 @@ def compute_margin(entries: Sequence[dict[str, Any]]) -> float | None:
 
 
 def count_seeds_needed(entries: Sequence[dict[str, Any]], most: int) -> int | None:
-    """Estimate how many seeds each individual needs to show that the first individual is as good as the best.
+    """Estimate how many seeds each individual needs to show that the first one is as good as the best.
+
+    The first individual has the lowest mean loss so far, but the true mean of another individual may be lower.
 
     Args:
         entries: The result of `compare_confirmed`.
@@ -223,7 +225,7 @@ def estimate_seed_noise(entries: Sequence[Mapping[str, Any]]) -> dict[str, float
         A dict with two keys, or None if there are too few losses:
 
         - `deviation`: The standard deviation of the losses of one individual over seeds.
-        - `share`: The share of seeds in the variance of the losses of all individuals, from 0 to 1.
+        - `share`: The share of the variance of all losses that the seeds cause, from 0 to 1.
     """
     groups = [entry["losses"] for entry in entries if entry["losses"]]
     sizes = [len(losses) for losses in groups]

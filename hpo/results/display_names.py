@@ -1,4 +1,4 @@
-"""Give hyperparameters, metrics and columns such as the loss distinct names, so that they can be shown together."""
+"""Give distinct names to hyperparameters, metrics and other columns, such as the loss, that are shown together."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ def compute_expected_losses(evaluations: Sequence[Evaluation], space: SearchSpac
         space: The search space of the run.
 
     Returns:
-        The expected losses. Empty if there are fewer than 20 different losses, or fewer than two for each parameter.
+        The expected losses. Empty if there are fewer than 20 different losses, or fewer than twice the number of
+        parameters.
     """
     complete = select_complete(evaluations)
     if len({evaluation.loss for evaluation in complete}) < max(_MIN_EVALUATIONS, 2 * len(space.parameters)):

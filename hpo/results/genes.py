@@ -21,10 +21,10 @@ def read_space(described: Mapping[str, str]) -> SearchSpace:
     """Return the search space that run.json describes, without its constraints.
 
     Args:
-        described: The text of each parameter by its name.
+        described: The definition of each parameter by its name, as text such as `Float(0.0, 1.0)`.
 
     Raises:
-        ValueError: If a text does not describe a parameter.
+        ValueError: If a definition is not valid.
     """
     return SearchSpace(**{name: parse_parameter(text) for name, text in described.items()})
 

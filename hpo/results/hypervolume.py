@@ -1,4 +1,7 @@
-"""Compute the hypervolume of a Pareto front: the share of a reference box that the front dominates."""
+"""Compute the hypervolume of a Pareto front: the share of a reference box that the front dominates.
+
+A cost is the value of an objective, negated if the objective is maximised. So a lower cost is better.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ _MAX_FLOAT = np.finfo(float).max
 
 @dataclass(frozen=True)
 class ReferenceBox:
-    """A box in the space of costs, between the ideal point of a front and its reference point.
+    """A box in the space of costs. Its opposite corners are the ideal point and the reference point of a front.
 
-    In each objective, two costs are compared: the highest cost of the front, and the median cost of all complete
-    evaluations. The reference is a tenth farther from the ideal than the higher of these costs. The median is robust
-    even if up to half of all individuals have diverged. Individuals of the front may have diverged in one objective,
-    too. Therefore costs that are more than 100 times as far from the ideal as the median are ignored.
+    In each objective, the reference is a tenth farther from the ideal than the higher of two costs. They are the
+    highest cost of the front, and the median cost of all complete evaluations. The median is robust even if up to half
+    of all individuals have diverged. An individual of the front may have diverged in one objective. Therefore a cost of
+    the front is ignored if it is more than 100 times as far from the ideal as the median.
     """
 
     ideal: Costs

@@ -65,13 +65,13 @@ def compute_importances(evaluations: Sequence[Evaluation], described: Mapping[st
 
     Args:
         evaluations: The evaluations of the run.
-        described: The text of each parameter by its name, as in run.json.
+        described: The definition of each parameter by its name, as in run.json.
 
     Returns:
         The importances, the highest first. Empty if fewer than 20 evaluations are complete or all losses are equal.
 
     Raises:
-        ValueError: If a text does not describe a parameter, or a value is not valid for its parameter.
+        ValueError: If a definition is not valid, or a value is not valid for its parameter.
     """
     complete = select_complete(evaluations)
     known = tuple((tuple(evaluation.params.items()), evaluation.loss) for evaluation in complete)
@@ -114,12 +114,12 @@ def _draw_shares(space: SearchSpace, genes: Vector, existing: npt.NDArray[np.boo
 
 
 def _transform(losses: Vector) -> tuple[Vector, Vector]:
-    """Return the losses and several logarithms of them, and the log odds of each of these transformations.
+    """Return several transformations of the losses, and the log odds of each transformation.
 
-    The model selects the transformation in which the loss is best described by a sum of effects. Each logarithm is
-    taken of the distance from the lowest loss plus an offset, in units of the median distance. The transformed losses
-    have the shape `(transformations, losses)`, and each row has the mean 0 and the variance 1. The log odds are the
-    logarithm of the determinant of the Jacobian. Untransformed losses get a bonus, so that the model prefers them.
+    The first transformation is the identity. The others are log(distance + offset), with the offsets in `_OFFSETS`. The
+    distance of a loss from the lowest loss is in units of the median distance. The transformed losses have the shape
+    `(transformations, losses)`, and each row has the mean 0 and the variance 1. The log odds are the logarithm of the
+    determinant of the Jacobian. The identity gets a bonus, so that the model prefers it.
     """
     distances = np.minimum(losses - losses.min(), 1e300)
     distances = np.minimum(distances / (np.median(distances) or distances.mean()), _MAX_DISTANCE)
@@ -145,9 +145,9 @@ def _make_effect(parameter: Parameter, genes: Vector, existing: npt.NDArray[np.b
 
 
 def _estimate_overlap(space: SearchSpace) -> Vector:
-    """Return for each pair of parameters the share of the search space in which both are active.
+    """Return for each pair of parameters the share of the search space in which they can have a common effect.
 
-    The share is 0 if one parameter is a condition of the other.
+    Both must be active. The share is 0 if one parameter depends on the other by its condition.
     """
     names, rng = list(space.parameters), Random(0)
     drawn = [[name in params for name in names] for params in (space.draw(rng) for _ in range(_SPACE_SAMPLES))]

@@ -1,4 +1,7 @@
-"""Read a run from its run directory, during or after the run, without MPI. Nothing is written."""
+"""Read a run from its run directory, during or after the run, without MPI. Nothing is written.
+
+A run has one or more sessions. A session is one start of the run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Select the evaluation that a run recommends, and test its network on data that the search has not used."""
+"""Select the evaluation that a run recommends, and test its network on data that the search has not used.
+
+The planned confirmations are the trainings with other seeds that the latest session (one start of the run) requires.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _SAMPLE_FIELDS: dict[str, type] = {"image": str, "label": str, "predicted": str,
 class FailedTestError(Exception):
     """The user's test of a network has failed.
 
-    The message has a line of the user's code, the error type and its message.
+    The message has a line of the user's code, the type of the error and its text.
     """
 
 
@@ -37,7 +40,7 @@ def find_winner(
 ) -> Evaluation | None:
     """Return the evaluation that a run recommends.
 
-    If all confirmations (trainings with other seeds) have finished, it is the evaluation that `compare_confirmed` ranks
+    If all planned confirmations have finished, it is the evaluation that `compare_confirmed` ranks
     first. Otherwise, it is the evaluation with the lowest loss. With several objectives, it is always on the Pareto
     front.
 
@@ -124,7 +127,7 @@ def run_winner_test(
         confirmations: The planned confirmations.
 
     Returns:
-        The content of test.json; None if there is nothing to test, or if this network has already been tested.
+        The content of test.json; None without a test or suitable weights, or if this network was tested earlier.
 
     Raises:
         FailedTestError: If the test fails.

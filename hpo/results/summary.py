@@ -1,4 +1,7 @@
-"""Summarize a run: counts, the best individuals, and how busy the workers were."""
+"""Summarize a run: counts, the best individuals, and how busy the workers were.
+
+A session is one start of the run. The latest session plans confirmations (trainings with other seeds).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def summarize(
     confirmations: Sequence[Evaluation] = (),
     ask_models: bool = True,
 ) -> dict[str, Any]:
-    """Return a summary of a run: the content of summary.json without the times.
+    """Return a summary of a run: the content of summary.json that follows from its evaluations.
 
     Args:
         evaluations: The evaluations of the run.
@@ -144,8 +147,8 @@ def summarize_failures(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]
         One dict for each reason, with these keys:
 
         - `reason` and `count`: The text of the reason and the number of evaluations that failed for it.
-        - `trial`: The latest of these evaluations.
-        - `confirms`: The trial that this evaluation confirms; None if it belongs to the search.
+        - `trial`: The trial number of the latest of these evaluations.
+        - `confirms`: The number of the trial that this evaluation confirms; None if it belongs to the search.
         - `has_traceback`: Whether the traceback of this evaluation was recorded.
     """
     counted = []
@@ -220,9 +223,9 @@ def summarize_rungs(
         objectives: The objectives of the run.
 
     Returns:
-        One dict for each rung, with counts of the evaluations that have reached it. `next` is the paused evaluation to
-        promote next. Its `at` is the number of individuals that must have reached the rung by then, if no better one
-        reaches it.
+        One dict for each rung, with counts of the evaluations that have reached it. `next` describes the paused
+        evaluation to promote next; None if there is none. Its `at` is the number of individuals that must first reach
+        the rung, assuming that none of them is better.
     """
     halving = HALVING_SCHEDULES.get(pruner)
     if halving is None:

@@ -34,7 +34,7 @@ class LeaderStages:
     """The stages of a run on a leader (first rank of a worker). Collective: call each method on all leaders.
 
     Args:
-        run: The options, the manifest and the directory of the run.
+        run: The options, the manifest (content of run.json) and the directory of the run.
         watch: Knows whether the run is being stopped.
         leaders: The communicator of all leaders. The rank of a leader in it is the index of its worker.
         slot: Holds the trainer (process that runs the objective) of this rank.
@@ -83,10 +83,10 @@ class LeaderStages:
             elastic.close()
 
     def confirm(self, connection: WriterConnection) -> None:
-        """Run all waiting evaluations that train the best individuals again with other seeds.
+        """Run all confirmations (evaluations of the best individuals with other seeds) that the study has enqueued.
 
         Args:
-            connection: Connection to the writer of the study that has these evaluations.
+            connection: Connection to the writer of the study of confirmations.
         """
         study = self._make_study_client(connection)
         checkpointer = Checkpointer(

@@ -13,7 +13,7 @@ _AMOUNT_OPTIONS = ("evaluations", "confirm_seeds", "top_n")  # Losses remain com
 
 
 def collect_options(request: RunRequest) -> dict[str, Any]:
-    """Return the options of this session as run.json has them, with defaults filled in."""
+    """Return the options of this session, with defaults filled in, as JSON values for run.json."""
     before = request.previous.sessions[-1].options if request.previous else {}
     given = vars(request.options)
     resolved = {name: getattr(request, name) for name in ("propagators", "seed", "pruner", "confirm_seeds", "pbt")}
@@ -24,7 +24,7 @@ def collect_options(request: RunRequest) -> dict[str, Any]:
 def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return a line of text for each option that has changed since the previous session.
 
-    Options that only change amounts, such as --evaluations, are left out.
+    Some options are left out: amounts such as --evaluations, and options that a resumed run does not keep.
 
     Args:
         before: The options of the previous session.

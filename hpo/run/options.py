@@ -132,12 +132,15 @@ class Options:
             raise UsageError(f"--target-loss must be a finite number, got {self.target_loss}")
 
     def compute_budget(self, workers: int) -> int | None:
-        """Return the number of evaluations of the whole run, or None if the user gave no number."""
+        """Return the number of evaluations of the whole run; None without --evaluations and --generations.
+
+        The value of --generations is a number per worker, so it is multiplied by `workers`.
+        """
         return self.generations * workers if self.generations is not None else self.evaluations
 
 
 def read_last_options(run_dir: Path | None, resume: bool) -> dict[str, Any]:
-    """Return the options of the previous session, as run.json has them; {} if no run is resumed."""
+    """Return the options of the previous session from run.json, as JSON values; {} if no run is resumed."""
     with suppress(OSError):  # `RunDir.check_usable` reports a directory that cannot be used.
         if resume and run_dir is not None and RunDir(run_dir).run_json.exists():
             return dict(RunDir(run_dir).read_manifest().sessions[-1].options)
@@ -145,6 +148,6 @@ def read_last_options(run_dir: Path | None, resume: bool) -> dict[str, Any]:
 
 
 def read_kept_options(run_dir: Path | None, resume: bool) -> dict[str, Any]:
-    """Return the options that a resumed run takes from its previous session, by field of `Options`."""
+    """Return the values of `KEPT_OPTIONS` in the previous session, by name, except values that are None."""
     last = read_last_options(run_dir, resume)
     return {name: from_json(name, last[name]) for name in KEPT_OPTIONS if last.get(name) is not None}

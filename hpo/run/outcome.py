@@ -37,7 +37,8 @@ class RunOutcome:
         space: The search space.
 
     Attributes:
-        is_search_done: Whether no evaluation is left to begin, or to promote (train further). `conclude` sets it.
+        is_search_done: Whether the budget is spent or the search space is exhausted, and no evaluation is left to
+            promote (train further). `conclude` sets it.
     """
 
     def __init__(
@@ -128,7 +129,10 @@ class RunOutcome:
     def _find_stop_request(
         self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation]
     ) -> StopRequest | None:
-        """Return the request that stopped the run too early; None if its budget is spent and its best are confirmed."""
+        """Return the request that stopped the run, or None.
+
+        No request counts if the budget is spent and all confirmations of the best individuals have ended.
+        """
         session, stopping = self._session, self._stopping()
         if self._is_target_reached(evaluations) and (stopping is None or not session.confirmation_plan.count):
             stopping = make_target_stop(self._target)
@@ -145,7 +149,10 @@ class RunOutcome:
         return session.confirmation_plan.select_planned(session.open_confirmations().read_evaluations())
 
     def _read_previous_times(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """Return the times of the previous summary.json if this session has evaluated nothing, otherwise {}."""
+        """Return the wall time and the busy fraction of the previous summary.json, or {}.
+
+        They replace the values in `summary` if this session has evaluated nothing.
+        """
         if summary["worker_busy_fraction"] is not None:
             return {}
         before = self._files.read_summary()

@@ -35,7 +35,7 @@ class RankState:
 
 @dataclass(frozen=True)
 class RunContext:
-    """The data of a run that all ranks have: the options of this session, the manifest and the run directory."""
+    """The data of a run that all ranks have: the options, the manifest (content of run.json) and the run directory."""
 
     options: Options
     manifest: Manifest

@@ -69,7 +69,7 @@ def resolve_request(options: Options, layout: Layout, ask: AskTemplate, constrai
         options: The options of this session.
         layout: The layout of the job.
         ask: Sends requests to the template (process that imports the search file): "load", "check_setting" for each
-            setting, and "bind" once.
+            setting, and "bind" once, with all settings.
         constraints: Checks the constraints of the space. It can be used only after the request "bind".
 
     Raises:
@@ -256,7 +256,7 @@ def check_objectives(propagators: Sequence[str], objectives: Objectives) -> None
 
 
 def check_space(propagators: Sequence[str], space: SearchSpace) -> None:
-    """Raise a UsageError if the constraints are unsound, or if a propagator does not support the space."""
+    """Raise a UsageError if the constraints fail or exclude nearly the whole space, or a propagator does not fit it."""
     try:
         space.check_constraints()
     except (ValueError, RunError) as error:  # They are unsound, or crash the process in which they run.

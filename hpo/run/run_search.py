@@ -103,8 +103,8 @@ def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool =
     """Load the search file and its data, and yield the data of this rank. Collective: call on all ranks.
 
     The first rank of the job checks all options before other ranks load the file, so that a mistake is reported early.
-    It also prepares the data first. If hosts share a file system, other hosts then find the files that it has
-    downloaded.
+    The first rank also calls the user's `prepare` before other ranks do. If hosts share a file system, other hosts then
+    find the files that `prepare` has downloaded.
 
     Args:
         options: The options of this session.
@@ -166,8 +166,9 @@ def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool =
 def _load_search_file(template: TemplateClient, problem: Problem, is_to_load: bool) -> None:
     """Let the template (process that trainers are forked from) load the search file that the first rank has read.
 
-    The template receives the content and does not read the file, because the file may change during a run, and hosts
-    may see different files.
+    `is_to_load` is true on one rank per template, and false if the template has loaded the file already. The template
+    receives the content and does not read the file, because the file may change during a run, and hosts may see
+    different files.
     """
     requests = [("load", problem.file.data), ("bind", {"assignments": list(problem.assignments)})]
     for kind, content in requests if is_to_load else ():

@@ -33,7 +33,7 @@ class RunStages:
     """The stages of a run. Collective: call each method on all ranks of the job.
 
     Args:
-        run: The options, the manifest and the directory of the run.
+        run: The options, the manifest (content of run.json) and the directory of the run.
         job: The MPI job.
         ready: The data of this rank after the search file is loaded.
         group: The ranks of this worker.

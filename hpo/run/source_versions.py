@@ -20,7 +20,7 @@ _MOST_DIFFERENCE_LINES = 10  # The user should notice a difference, not review i
 def keep_source(
     run_dir: RunDir, search: SearchDescription, earlier: Sequence[SessionEntry], started: str
 ) -> SessionEntry:
-    """Copy the imported content of the search file to the run directory.
+    """Copy the search file, with the content that was imported, to the run directory.
 
     Args:
         run_dir: The run directory.
@@ -81,7 +81,11 @@ def _keep_copy(run_dir: RunDir, source: bytes, earlier: Sequence[SessionEntry]) 
 
 
 def _describe_difference(search: SearchDescription, sha256: str, before: Path, now: str) -> tuple[str, list[str]]:
-    """Return the number of changed lines in words, and the first of the changed lines."""
+    """Compare the search file with its copy `before`, whose SHA-256 hash must be `sha256`.
+
+    Return the numbers of added and removed lines as text, and the first changed lines. `now` is the name of the new
+    copy.
+    """
     source = _read_bytes(before)
     if source is None or hashlib.sha256(source).hexdigest() != sha256:
         return f", and its copy {before} is missing or was edited", []

@@ -111,7 +111,7 @@ class Supervisor:
         return False
 
     def _read_progress(self, otherwise: int = 0) -> tuple[int, str]:
-        """Return the number of evaluations that have ended by themselves, and the running trials in words.
+        """Return how many evaluations have ended without an interruption, and the names of the running trials as text.
 
         If the run cannot be read, the number is `otherwise`, and the text is empty.
         """

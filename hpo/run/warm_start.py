@@ -165,7 +165,8 @@ def find_misfits(evaluations: Sequence[Evaluation], space: SearchSpace) -> list[
 def _find_study_objectives(record: Record, ours: Objectives) -> Objectives:
     """Return the objectives of a study.
 
-    If the study does not name them, they are `ours` if the directions match, and otherwise only the loss.
+    A study without names of objectives has the objectives `ours` if its directions (minimise or maximise) are the same.
+    Otherwise its only objective is the loss.
     """
     names = record.study.metric_names
     if names is not None and LOSS in names[1:]:
@@ -182,7 +183,10 @@ def _describe_missing_objective(evaluation: Evaluation, objectives: Objectives) 
 
 
 def _clean_evaluation(evaluation: Evaluation, space: SearchSpace, theirs: Objectives, ours: Objectives) -> Evaluation:
-    """Convert an evaluation, perhaps of another program, to the form in which this program records evaluations."""
+    """Return an evaluation of another study as this run records evaluations.
+
+    The objectives of the other study are `theirs`, and the objectives of this run are `ours`.
+    """
     metrics = {**evaluation.metrics, **dict(zip(theirs.metric_names, evaluation.other_values, strict=False))}
     metrics = {name: float(metric) for name, metric in metrics.items() if math.isfinite(metric)}
     between = evaluation.ended - evaluation.started  # It is negative if the clock was changed.

@@ -25,19 +25,19 @@ def _delegate(name: str) -> Callable[..., Any]:
 
 
 class CachedStorage(BaseStorage):
-    """Cache one study of an Optuna storage, for the only process that writes to this study.
+    """Cache one study of an Optuna storage, for the only process of the run that writes to this study.
 
     The study is read once, because reads are slow: a database needs a round trip, and a journal copies all trials.
-    After that, each change is made in memory and in the storage. A trial that another program adds appears here when
-    this process adds its next trial.
+    After that, each change is made in memory and in the storage. A program outside the run may add trials. They appear
+    here when this process adds its next trial.
 
-    Losses are durable (on disk) after `commit`. The same holds for all changes of a journal inside `batch_writes`. All
-    other changes are durable at once.
+    Losses are durable (on disk) after `commit`. Inside `batch_writes`, all changes of a journal are durable after
+    `commit`. All other changes are durable at once.
 
     Args:
         storage: Storage to wrap.
         study_id: Id of the study that is cached.
-        retry: Repeats calls while a database is unavailable; None to raise the error at once.
+        retry: Repeats writes of losses while a database is unavailable; None to raise the error at once.
     """
 
     def __init__(self, storage: BaseStorage, study_id: int, retry: StorageRetry | None = None) -> None:
@@ -77,7 +77,7 @@ class CachedStorage(BaseStorage):
         return trial_id
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """Set the state of a trial and, at its end, the values of its objectives."""
+        """Set the state of a trial and, when it ends, its objective values. Return whether the state was set."""
         self._write_pending_values()
         is_set = self._storage.set_trial_state_values(trial_id, state, values)
         times: dict[str, datetime] = {}
@@ -90,7 +90,7 @@ class CachedStorage(BaseStorage):
         return is_set
 
     def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        """Add the loss of a step. It is written at the next commit, or before the next change of another kind."""
+        """Add the loss of a step. It is written at the next commit, or before the next change that is not a loss."""
         self._pending_values.append((trial_id, step, intermediate_value))
         known = self.get_trial(trial_id).intermediate_values
         self._update_trial(trial_id, intermediate_values={**known, step: intermediate_value})

@@ -32,11 +32,11 @@ class CheckpointInfo:
 
     Attributes:
         params: Hyperparameters of the evaluation.
-        losses: Losses that were reported until then, one for each step.
-        metrics: Metrics that were reported with the lowest loss.
-        seconds: Duration of the evaluation until then.
+        losses: Losses that were reported before the checkpoint, ordered by step.
+        metrics: Metrics that were reported with the lowest of these losses.
+        seconds: Duration of the evaluation before the checkpoint.
         tree: State that the objective saved. Each tensor is replaced by its name in the file.
-        has_weights: Whether the file also contains the network weights of the lowest loss.
+        has_weights: Whether the file also contains the network weights that reached the lowest loss.
     """
 
     params: dict[str, Any]
@@ -99,11 +99,11 @@ class CheckpointStore:
             path.with_name(f".{path.name}").unlink(missing_ok=True)
 
     def has_checkpoint(self, assignment: Assignment) -> bool:
-        """Return whether this process has found or written the checkpoint of an evaluation."""
+        """Return whether this process has found or written the checkpoint of an evaluation. The disk is not read."""
         return self.get_path(assignment.root) in self._known_paths
 
     def remove_ended(self, assignment: Assignment) -> None:
-        """Remove the checkpoint of an evaluation that has ended, if this process has found or written one."""
+        """Remove the checkpoint of an evaluation, if this process has found or written the checkpoint."""
         path = self.get_path(assignment.root)
         if path in self._known_paths:
             self._known_paths.discard(path)
@@ -132,7 +132,7 @@ class CheckpointStore:
             self._folder.rmdir()
 
     def describe_shortage(self, most: int) -> str:
-        """Return a warning if the disk may be too small for `most` checkpoints; an empty string otherwise."""
+        """Return a warning if the disk may lack space for `most` more checkpoints; an empty string otherwise."""
         sizes = [path.stat().st_size for path in self._folder.glob("*.safetensors")]
         needed = most * max(sizes) if sizes else _LOW_SPACE_BYTES
         free = shutil.disk_usage(self._folder.parent).free
@@ -143,7 +143,7 @@ class CheckpointStore:
 
 
 def check_space(path: Path, size: int) -> None:
-    """Raise OSError if a file of `size` bytes leaves too little free space on the disk for the record of the run."""
+    """Raise OSError if the disk lacks space for a new file of `size` bytes and for the record of the run."""
     if (free := shutil.disk_usage(path.parent).free) < size + _RESERVED_BYTES:
         reserved = f"{_RESERVED_BYTES / 1e6:.0f} MB must stay free for the record of the run"
         raise OSError(f"it needs {size / 1e6:.0f} MB, but {free / 1e6:.0f} MB are free and {reserved}")

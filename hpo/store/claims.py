@@ -22,13 +22,13 @@ class Claims:
     """Start the trials of a run for its workers (groups of ranks that train one network each).
 
     No other process may start trials of the study. The budget limits the number of individuals (sets of
-    hyperparameters) that are trained. Interrupted trials do not count, because they are retried. A promotion (further
-    training of a paused individual) does not count again. Imported trials do not count.
+    hyperparameters) that are trained. An individual counts once, even if it is retried or promoted (trained further).
+    Imported individuals do not count.
 
     Args:
         record: Record of the run.
         distributions: Distributions of all parameters of the search space.
-        budget: Maximum number of evaluations.
+        budget: Maximum number of individuals to train.
         is_stopping: Function that returns whether the run is stopping. If it is, no trial starts.
         halving: Schedule by which paused trials are promoted; None if the pruner never pauses.
     """
@@ -62,7 +62,7 @@ class Claims:
             attributes: Attributes to record for the trial that starts, such as its worker.
 
         Returns:
-            The assignment (the trial to run); None if no trial may start.
+            The assignment (the trial to run); None if the run is stopping, or if the budget allows no new individual.
 
         Raises:
             DuplicateError: If the study already has a trial with these hyperparameters.

@@ -2,9 +2,9 @@
 
 This is group testing in two stages (Dorfman, "The detection of defective members of large populations", 1943). All
 individuals that were running at a crash are suspects. In the first stage, sqrt(n) of n suspects are retried at the same
-time, next to new individuals. Individuals that were running at two crashes are retried in the second stage, at the end
-of the run, one at a time. If the job crashes a third time, the individual is the cause, and it fails. An individual
-that saves a later checkpoint stops being a suspect.
+time, next to new individuals. The second stage is for individuals that were running at two crashes in a row. They are
+retried at the end of the run, one at a time. If the job then crashes again, the only running individual is the cause,
+and fails. A suspect is cleared when it saves a checkpoint at a later step than it started from.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_CRASHES = 3  # Crashes in a row after which an individual fails. It runs alo
 def select_next_waiting(
     waiting: Sequence[FrozenTrial], trials: Sequence[FrozenTrial], is_last: bool
 ) -> FrozenTrial | None:
-    """Return the waiting trial to start next; None if all waiting trials must wait longer.
+    """Return the waiting trial to start next; None if no waiting trial may start yet.
 
     Args:
         waiting: Waiting trials.
@@ -48,8 +48,8 @@ def read_crash_count(trial: FrozenTrial) -> int:
 def has_progressed(trial: FrozenTrial) -> bool:
     """Return whether a trial has saved a checkpoint at a later step than it started from.
 
-    If it has, its individual stops being a suspect. An individual that crashes the job at a certain step saves no
-    checkpoint after this step. So it becomes a suspect again, and is found later.
+    If it has, its individual stops being a suspect. If the individual crashes the job at a later step, its retries make
+    no further progress. So it becomes a suspect again.
     """
     saved, began = (trial.user_attrs.get(name, 0) for name in ("checkpoint_step", "resumed_from_step"))
     return is_whole_number(saved) and is_whole_number(began) and saved > began

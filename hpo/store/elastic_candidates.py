@@ -16,7 +16,7 @@ class ExpandableEvaluation:
     Attributes:
         trial: Number of the trial.
         worker: Worker that started the evaluation.
-        max_wait: Mean seconds per loss so far. Workers that join wait about this long for the next loss at most.
+        max_wait: Mean seconds per loss so far. Workers join at the next loss, so they wait for about this time at most.
     """
 
     trial: int
@@ -26,7 +26,7 @@ class ExpandableEvaluation:
 
 @dataclass(frozen=True)
 class HelpPeriod:
-    """Describe a period in which a worker helped with an evaluation of another worker.
+    """Describe a period in which a worker helped to run an evaluation that another worker had started.
 
     Attributes:
         worker: Worker that helped.
@@ -58,9 +58,9 @@ def find_help_periods(evaluation: Evaluation, until: float) -> list[HelpPeriod]:
 def estimate_losses_left(evaluations: Sequence[Evaluation], losses: int) -> int:
     """Estimate how many more losses an evaluation will report after `losses` losses.
 
-    It is assumed to become as long as the longest complete evaluation. If no evaluation is complete, or if this one is
-    already longer, it is assumed to be halfway (Gott, "Implications of the Copernican principle for our future
-    prospects", 1993).
+    The evaluation is assumed to become as long as the longest complete evaluation in `evaluations`. If `losses` is
+    larger, or if no evaluation is complete, the evaluation is assumed to be halfway (Gott, "Implications of the
+    Copernican principle for our future prospects", 1993).
     """
     longest = max((max(e.curve, default=0) for e in evaluations if e.state == "complete"), default=0)
     return longest - losses if longest >= losses else losses
@@ -71,9 +71,9 @@ def find_expandable(
 ) -> list[ExpandableEvaluation]:
     """Return the running evaluations that have passed a rung and would save enough time with more workers.
 
-    A rung is a step at which losses are compared. The number of workers may double with each rung that an evaluation
-    has passed. Additional workers join at the next loss. From then to the next rung or the end, they save half of the
-    time. `now` is the current time in seconds since the epoch.
+    A rung is a step at which losses are compared. An evaluation that has passed n rungs may have up to 2**n workers.
+    More workers join at the next loss. At least three losses must follow it before the next rung or the end.
+    `now` is the current time in seconds since the epoch.
     """
     found = []
     for root, group in group_by_individual(evaluations).items():

@@ -31,7 +31,7 @@ class Evaluation:
         island: Island that the individual belongs to.
         worker: Worker that started the evaluation.
         generation: Generation of the individual on its island.
-        seconds: Duration of an evaluation that has ended; NaN if it is unknown.
+        seconds: Duration of the evaluation; 0 before it ends, NaN if it is unknown.
         metrics: Metrics reported with the lowest loss.
         failure: Reason of a failure in one line.
         traceback: Traceback of a failure.
@@ -40,20 +40,20 @@ class Evaluation:
         ended: End, in seconds since the epoch.
         curve: Loss of each step; steps count from 1.
         imported_from: Run that the evaluation was imported from; empty for the run's own evaluations.
-        confirms: Trial of the search that this evaluation confirms.
+        confirms: Trial of the search that this evaluation confirms; None for a trial of the search.
         seed: Seed of the evaluation; None before it starts.
-        immigrants: Number of individuals that had come to the island when the evaluation started, by source island.
-        retry_of: Interrupted or paused trial that this evaluation continues.
-        crash_count: Number of crashes of the job in a row during trials of this individual.
+        immigrants: Number of individuals that the island had received when the evaluation started, by source island.
+        retry_of: Interrupted or paused trial that this evaluation continues; None for an individual's first trial.
+        crash_count: Number of times in a row that the job crashed while this individual was running.
         resumed_from_step: Number of losses taken over from the trial `retry_of`.
         checkpoint_step: Step of the latest checkpoint; 0 without one.
         seconds_before: Part of `seconds` that was spent in the trial `retry_of`.
         paused_after: Number of losses after which the evaluation was paused; 0 if it was not paused.
-        cut_after: Number of losses after which reaching the target loss ended the evaluation; 0 if it did not.
+        cut_after: Number of losses after which the evaluation ended at the target loss; 0 if it did not end there.
         inherits: Trial from whose checkpoint the evaluation started (population based training); None without one.
         worker_groups: Groups of workers that ran the evaluation, in order; empty if `worker` ran it alone. Each is a
-            dict of `workers`, and of the number of losses (`after`) and the time (`at`, in seconds since the epoch)
-            when this group began.
+            dict with the key `workers`. The key `after` holds the number of losses when the group began. The key `at`
+            holds the time when it began, in seconds since the epoch.
         other_values: Values of all objectives except the loss; empty if there are none.
         at_rungs: Values of all objectives at each rung, by number of losses; empty if the loss is the only objective.
     """
@@ -184,8 +184,8 @@ def group_by_individual(evaluations: Iterable[Evaluation]) -> dict[int, list[Eva
 def find_root(evaluation: Evaluation, roots: dict[int, int]) -> int:
     """Return the number of the first trial of an evaluation's individual, and store it in `roots`.
 
-    `roots` maps trials to the first trials of their individuals. If the previous trial of the individual is missing
-    there, this trial counts as the first.
+    `roots` maps trials to the first trials of their individuals. If `roots` lacks the previous trial of the individual,
+    the given trial counts as the first.
     """
     before = evaluation.retry_of
     roots[evaluation.trial] = evaluation.trial if before is None else roots.get(before, evaluation.trial)

@@ -19,9 +19,9 @@ _MAX_SLEEP = 1.0
 class FileLock(JournalFileSymlinkLock):
     """Lock a file by creating the symbolic link PATH.lock, as all programs that use Optuna do.
 
-    If the file has not changed for `stale_after` seconds, the lock of another process is removed, because that process
-    has probably crashed. Time in which this process is suspended does not count. It counts in Optuna's own lock, so
-    ranks would remove each other's locks after a suspension.
+    If the file has not changed for `stale_after` seconds, a waiting process removes the lock, because its owner has
+    probably crashed. The time in which the waiting process is suspended does not count. Optuna's own lock counts this
+    time, so ranks would remove each other's locks after a suspension.
     """
 
     def __init__(self, path: Path, stale_after: float = math.inf) -> None:

@@ -27,7 +27,7 @@ def rank_heritable(evaluations: Sequence[Evaluation], island: int, islands: int)
 
 
 def select_parents(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
-    """Return the best evaluations of an island, from whose checkpoints individuals may start, best first."""
+    """Return the best evaluations of an island, best first. New individuals may start from their checkpoints."""
     return rank_heritable(evaluations, island, islands)[:PARENTS_PER_ISLAND]
 
 
@@ -48,9 +48,10 @@ def find_parent(params: Mapping[str, Any], best: Sequence[Evaluation], space: Se
 
 
 def find_superseded(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
-    """Return evaluations whose checkpoints are not needed, because they rank just behind the best of their island.
+    """Return up to `PARENTS_PER_ISLAND` evaluations that rank next behind the parents of an island.
 
-    Evaluations from which a running or waiting evaluation inherits are left out.
+    Their checkpoints are not needed any more. Evaluations from which a running or waiting evaluation inherits are left
+    out.
     """
     used = {evaluation.inherits for evaluation in evaluations if evaluation.state in ("running", "waiting")}
     return [
@@ -87,7 +88,7 @@ def trace_lineage(evaluation: Evaluation, evaluations: Mapping[int, Evaluation])
 
 @dataclass(frozen=True)
 class InheritancePolicy:
-    """Select the parent of each new individual, which is the trial from whose checkpoint it starts.
+    """Select the parent of each new individual: the trial from whose checkpoint the individual starts.
 
     Attributes:
         record: Record of the run.
@@ -114,15 +115,15 @@ class InheritancePolicy:
         return self.checkpoints.get_path(root).exists()
 
     def is_parent_candidate(self, trial: int, loss: float) -> bool:
-        """Return whether a trial with this loss is among the best of its island, from which individuals inherit."""
+        """Return whether `trial` would be a possible parent on its island if it ended with this loss."""
         evaluations = self.record.read_evaluations()
         best = select_parents(evaluations, evaluations[trial].island, self.islands)
         return len(best) < PARENTS_PER_ISLAND or loss < best[-1].loss
 
     def find_superseded(self, trial: int) -> list[int]:
-        """Return the individuals that `trial` displaces from the best of its island.
+        """Return the first trials of the individuals that `trial` displaces from the best of its island.
 
-        Their checkpoints are not needed any more. The number of its first trial identifies each individual.
+        The checkpoints of these individuals are not needed any more.
         """
         evaluations = self.record.read_evaluations()
         superseded = find_superseded(evaluations, evaluations[trial].island, self.islands)

@@ -19,7 +19,8 @@ def set_intermediate_values(
     """Write losses to a storage.
 
     Optuna writes each loss in its own transaction, and flushes the disk after each transaction. If the storage is a
-    database, this function uses one transaction for all losses. `retry` repeats it while the database is unavailable.
+    database, this function uses one transaction for all losses. `retry` repeats the transaction while the database is
+    unavailable; None raises the error at once.
     """
     if isinstance(storage, _CachedStorage) and len(values) > 1:
         step = partial(_set_in_one_transaction, storage._backend, values)

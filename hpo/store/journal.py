@@ -34,7 +34,7 @@ class Journal(JournalFileBackend):
 
     A writer that is killed, or whose disk is full, leaves an incomplete line. Optuna's backend would append the next
     entry to this line, and the file would become unreadable. This class removes an incomplete line before it writes. If
-    it cannot write all of its own lines, it removes the written part.
+    writing its own lines fails, it removes the written part.
 
     Optuna numbers trials by counting lines, so a lost line would change the numbers of all later trials. To detect
     this, each line contains a checksum of the file up to this line, and readers verify it.
@@ -51,7 +51,7 @@ class Journal(JournalFileBackend):
 
     @contextmanager
     def batch_writes(self) -> Iterator[GroupCommit]:
-        """Inside ``with``, collect appended entries, and write them together at each `GroupCommit.commit`."""
+        """Inside ``with``, collect appended entries. Each `commit` of the yielded object writes them together."""
         with _open_file(self._path) as file:
             self._group_commit = GroupCommit(self, file)
             try:
@@ -151,9 +151,9 @@ class Journal(JournalFileBackend):
 class GroupCommit:
     """Collect entries of a journal, and write them together with one flush.
 
-    The process reads its own entries before they are written, so their order in the file must already be fixed.
-    Therefore the journal stays locked from the first entry until no entry has been added for a while. Locking it for
-    each entry would be as slow as flushing each entry.
+    The process reads its own entries before they are written, so no other program may add entries in between. Therefore
+    the journal is locked when an entry is added. It stays locked for a few seconds, or until no entry has been added
+    for a while. Locking it for each entry would be as slow as flushing each entry.
     """
 
     def __init__(self, journal: Journal, file: FileIO) -> None:
@@ -179,7 +179,7 @@ class GroupCommit:
         self._added_at = clock.now()
 
     def take_entries(self) -> Iterator[dict[str, Any]]:
-        """Yield the entries that no earlier call has yielded."""
+        """Yield the entries that this process or another program has added since the previous call."""
         while self._unread:
             yield self._unread.popleft()
 

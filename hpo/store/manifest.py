@@ -51,13 +51,13 @@ class Manifest:
     """Hold the content of run.json, which describes a run.
 
     Fields with a default may be missing in run.json. A session is one start or resume of the run. All fields except
-    `warm_start`, `pbt` and `objectives` describe the latest session.
+    `warm_start`, `pbt`, `objectives`, `set` and `sessions` describe the latest session.
 
     Attributes:
-        format: Format of the run directory.
+        format: Version of the format of the run directory.
         search_space: Search space file.
-        space: Search space, as the description of each parameter by its name.
-        layout: Ranks, ranks per worker and islands.
+        space: Description of each parameter of the search space, by name.
+        layout: Numbers of ranks, ranks per worker and islands.
         hosts: Names of the hosts.
         versions: Versions of the packages.
         started: Start of the latest session, as text in ISO 8601 format.

@@ -27,7 +27,7 @@ class OutputLog:
         self._has_failed = False
 
     def add(self, trial: int, text: str) -> None:
-        """Add lines to the output of an evaluation, up to a limit."""
+        """Add lines to the output of an evaluation. After about 1 MiB of output, lines are dropped."""
         if not text or self._byte_counts[trial] > _MAX_BYTES_KEPT or self._has_failed:
             return
         content = escape_unencodable(text).encode()

@@ -102,7 +102,7 @@ class FrontArchive:
         self.costs = compute_costs(self.front, objectives)
 
     def would_join(self, trial: int, values: Sequence[float]) -> bool:
-        """Return whether a trial with these values would be on the front, and no earlier trial has equal values."""
+        """Return whether a trial with these values would be on the front. Later trials with equal values would not."""
         own = self._objectives.compute_costs(values)
         behind = (self.costs <= own).all(axis=1)
         equals = np.flatnonzero((self.costs == own).all(axis=1))

@@ -72,8 +72,8 @@ class PausingPruner:
     ) -> PruningDecision:
         """Decide whether to pause an evaluation that has reported `epochs` losses.
 
-        It is compared with all other evaluations in the record. With several objectives, `values` must be their values
-        at the lowest loss so far. These values are recorded.
+        The evaluation is compared with all others in the record. With several objectives, `values` must be the values
+        of all objectives at the lowest loss so far. They are recorded. With one objective, `values` is not used.
         """
         if not self.halving.has_rung(assignment.root, epochs):
             return PruningDecision("going")
@@ -124,7 +124,8 @@ def make_pruner(name: str, budget: int, objectives: Objectives = ONLY_LOSS) -> P
 def describe_blind_spot(name: str, objectives: Objectives, evaluations: Sequence[Evaluation]) -> str:
     """Return a warning if a pruner cannot compare all objectives; an empty string otherwise.
 
-    Some pruners compare only the loss. Earlier sessions may have recorded only the loss at rungs.
+    Some pruners compare only the loss. The others need all values at rungs, but earlier sessions may have recorded only
+    the loss.
     """
     if name == "none" or not objectives.is_multi_objective:
         return ""
@@ -144,7 +145,7 @@ def describe_blind_spot(name: str, objectives: Objectives, evaluations: Sequence
 
 
 def _has_unknown_rung(halving: HalvingSchedule, root: int, group: Sequence[Evaluation]) -> bool:
-    """Return whether an individual has passed a rung at which only its loss was recorded, and has not failed."""
+    """Return whether an individual that has not failed has passed a rung at which only its loss was recorded."""
     latest, longest = group[-1], max(group, key=lambda evaluation: len(evaluation.curve))
     rungs = halving.list_rungs(halving.find_bracket(root), max(longest.curve, default=0))
     return latest.state != "failed" and any(epochs not in longest.at_rungs for epochs in rungs)

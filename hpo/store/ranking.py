@@ -19,9 +19,9 @@ from hpo.dominance import Costs
 
 
 class Ranking(Protocol):
-    """Rank individuals, which are identified by their first trials, by their costs; lower is better.
+    """Rank individuals by their costs; lower is better. The first trial of an individual identifies it.
 
-    `candidates` are individuals that wait, `stopped` ones never continue, and all others have continued.
+    Individuals in `candidates` are paused. Individuals in `stopped` never continue. All others have continued.
     """
 
     def __len__(self) -> int: ...
@@ -37,10 +37,10 @@ class Ranking(Protocol):
         """Remove an individual."""
 
     def is_behind(self, root: int, count: int) -> bool:
-        """Return whether at least `count` individuals rank before this one, and still do after any additions."""
+        """Return whether at least `count` individuals rank before this one. Later additions cannot change this."""
 
     def is_best(self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]) -> bool:
-        """Return whether an individual is among the best `count`. It is treated like a candidate."""
+        """Return whether an individual is among the best `count`, as if it were a candidate."""
 
     def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
         """Return the candidates among the best `count` individuals, best first."""
@@ -49,10 +49,7 @@ class Ranking(Protocol):
         """Return the position (from 0) and the first trial of the best candidate; None without candidates."""
 
     def find_behind(self, count: int) -> list[int]:
-        """Return individuals behind the best `count`.
-
-        The list may be incomplete, but has all that the last added individual displaced.
-        """
+        """Return some of the individuals behind the best `count`; possibly none."""
 
     def restrict_to(self, roots: Collection[int]) -> Ranking:
         """Return a new ranking with only the individuals in `roots`."""
@@ -98,7 +95,7 @@ class LossRanking:
         return next(((index, root) for index, (_, root) in enumerate(self.entries) if root in candidates), None)
 
     def find_behind(self, count: int) -> list[int]:
-        """Return the first few individuals that rank behind the best `count`."""
+        """Return the first `_BEHIND_LIMIT` individuals that rank behind the best `count`."""
         return [root for _, root in self.entries[count : count + _BEHIND_LIMIT]]
 
     def restrict_to(self, roots: Collection[int]) -> LossRanking:
@@ -117,7 +114,7 @@ class _Layer:
     costs: Costs
 
     def split(self, taken: Sequence[bool]) -> tuple[_Layer, _Layer]:
-        """Return two layers: the individuals for which `taken` is false, and the individuals for which it is true."""
+        """Return two layers: the individuals that stay (`taken` is false), and the individuals that are taken."""
         mask = np.array(taken, bool)
         removed = list(compress(self.roots, mask))
         kept = list(compress(self.roots, ~mask))
@@ -155,10 +152,10 @@ class _Layer:
 class DominanceRanking:
     """Rank individuals by non-dominated sorting: the Pareto front first, then the next layers.
 
-    The next layer is the front of the remaining individuals, and so on. If only a part of a layer is among the best,
-    individuals that have been trained further come first. Then candidates are selected one by one, each as far as
-    possible from the selected individuals (Schmucker et al., "Multi-objective asynchronous successive halving", 2021).
-    An added individual changes only the affected layers (Li et al., "Efficient nondomination level update method for
+    The next layer is the front of the remaining individuals, and so on. If only a part of a layer is among the best
+    `count`, individuals that have been trained further come first. Then candidates are selected one by one, each as far
+    as possible from the selected ones (Schmucker et al., "Multi-objective asynchronous successive halving", 2021). An
+    addition moves only the individuals that it displaces (Li et al., "Efficient nondomination level update method for
     steady-state evolutionary multiobjective optimization", 2017).
     """
 
@@ -177,8 +174,8 @@ class DominanceRanking:
     def add(self, root: int, costs: tuple[float, ...]) -> None:
         """Add an individual to its layer.
 
-        Individuals of this layer that it dominates move to the next layer. From there, they displace the individuals
-        that they dominate, and so on.
+        The individuals of this layer that it dominates move to the next layer. There, they displace the individuals
+        that they dominate in the same way.
         """
         self._costs[root] = costs
         moved, index = _Layer([root], np.array([costs])), self._find_layer(costs)
@@ -196,8 +193,8 @@ class DominanceRanking:
     def remove(self, root: int) -> None:
         """Remove an individual from its layer.
 
-        Individuals of the next layer that no individual of this layer dominates any more move up. The next layer is
-        then filled in the same way, and so on.
+        Individuals of the next layer move up if no individual of this layer dominates them any more. Then the next
+        layer is filled in the same way.
         """
         index = self._find_layer(self._costs.pop(root))
         layer, _ = self._layers[index].split([member == root for member in self._layers[index].roots])
@@ -213,7 +210,7 @@ class DominanceRanking:
     def is_behind(self, root: int, count: int) -> bool:
         """Return whether at least `count` individuals dominate this one.
 
-        Individuals that rank before this one without dominating it do not count. Additions may move them behind it.
+        Other individuals that rank before this one do not count, because additions may move them behind it.
         """
         costs, own = np.vstack([layer.costs for layer in self._layers]), np.array(self._costs[root])
         return int(((costs <= own).all(axis=1) & (costs < own).any(axis=1)).sum()) >= count
@@ -252,7 +249,7 @@ class DominanceRanking:
     def find_behind(self, count: int) -> list[int]:  # noqa: ARG002
         """Return an empty list.
 
-        To find the displaced individuals, each addition would have to compare all individuals with each other.
+        To find these individuals, each addition would have to compare all individuals with each other.
         """
         return []
 

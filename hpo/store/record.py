@@ -46,7 +46,7 @@ class Record:
     Args:
         storage: Path of a journal file, URL of an Optuna storage, or an open storage.
         study_name: Name of an existing study.
-        retry: Repeats calls while a database is unavailable; None to raise the error at once.
+        retry: Repeats storage calls while a database is unavailable; None to raise the error at once.
     """
 
     def __init__(self, storage: str | Path | BaseStorage, study_name: str, retry: StorageRetry | None = None) -> None:
@@ -68,9 +68,9 @@ class Record:
         confirms: str = "",
         objectives: Objectives = ONLY_LOSS,
     ) -> Record:
-        """Create a study and return its record; `confirms` names the study that it confirms.
+        """Create a study, and return its record. `space` describes each parameter by name.
 
-        Raises ValueError if a study of this name exists.
+        `confirms` names the study that is confirmed; empty for a search. Raises ValueError if the study exists.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         opened = open_storage(storage)
@@ -125,7 +125,7 @@ class Record:
         return make_assignment(trial, self.read_trials() if refers_to_others else ())
 
     def promote(self, paused: Evaluation, attributes: Mapping[str, Any]) -> Assignment:
-        """Start a trial that continues a paused one; attributes of the individual are copied."""
+        """Start a trial that continues a paused one, and copy attributes of the individual from the paused trial."""
         trial = self.read_trials()[paused.trial]
         copied = {**copy_retry_attributes(trial), "retry_of": trial.number}
         return self.start_trial(trial.params, trial.distributions, {**attributes, **copied})
@@ -217,7 +217,7 @@ class Record:
             evaluations: Complete, pruned and paused evaluations of the other run.
             distributions: Distributions of the search space.
             make_attributes: Function that returns the attributes to record for an evaluation. Its second argument is
-                the number of evaluations that were imported before.
+                the number of evaluations that this call has imported before.
         """
         count, known = 0, {frozenset(trial.params.items()) for trial in self.read_trials()}
         for evaluation in evaluations:
@@ -239,7 +239,7 @@ class Record:
         """Record that a trial was interrupted, and enqueue a new trial that retries it.
 
         The retry is recorded before the end of the trial, so that a crash between the two steps loses nothing.
-        `crashed` states whether the trial is suspected of a crash of the job.
+        `crashed` states whether the job crashed, and the trial may be the cause.
         """
         trial = self._storage.get_trial(assignment.trial_id)
         crash_count = 0 if has_progressed(trial) else read_crash_count(trial) + crashed
@@ -249,11 +249,10 @@ class Record:
         self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
 
     def requeue_interrupted(self, crashed: bool = True) -> int:
-        """Interrupt all trials that are still running in the record of an ended run, and return their number.
+        """Interrupt all trials that an ended run has left in the state running, and return their number.
 
-        No process may run the study. If the job crashed, one of these trials may be the cause. Crash isolation
-        (`hpo.store.crash_isolation`) finds this trial after repeated crashes. Then the trial fails instead of being
-        retried.
+        No process may run the study. If the job crashed (`crashed`), one of these trials may be the cause. Crash
+        isolation (`hpo.store.crash_isolation`) finds this trial after repeated crashes. Then it fails, without a retry.
         """
         running = [trial for trial in self.read_trials() if trial.state == TrialState.RUNNING]
         for trial in running:

@@ -17,10 +17,10 @@ class RecordedOption:
     """Describe a command-line option that is recorded in run.json.
 
     Attributes:
-        name: Name of the option. For a switch, it is the form that changes the default.
+        name: Name of the option. A switch, if given, negates its default.
         default: Value if the option is not given.
         is_valid: Function that returns whether a JSON value is valid for the option.
-        off_value: Number that stands for ``off``; None if the option cannot be switched off.
+        off_value: Number to which the value ``off`` is converted; None if the option cannot be switched off.
         is_kept_on_resume: Whether a resumed run keeps the value. Options that depend on the machine or on the job are
             not kept.
     """

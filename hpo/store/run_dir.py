@@ -58,7 +58,7 @@ class RunDir:
         return self.path.absolute().name
 
     def get_log_path(self, trial: int, confirms: bool = False) -> Path:
-        """Return the file for the output of a trial of the search or, if `confirms` is true, of the confirmation."""
+        """Return the file for the output of a trial. If `confirms` is true, it is a trial of the confirmation study."""
         return self.path / "logs" / f"{'confirm-' if confirms else ''}{trial}.txt"
 
     @property
@@ -93,7 +93,7 @@ class RunDir:
         """Whether a run is using this directory now; None if this host cannot find out.
 
         On some shared file systems, the lock of a process on another host is not visible. Then the content of the lock
-        file decides. It names the process that holds the lock, and is empty after a run that ended without a crash.
+        file decides. The content names the process of the run. After a run that ended without a crash, it is empty.
         """
         try:
             if _identify_file(self.lock) in _held_locks:
@@ -124,8 +124,8 @@ class RunDir:
 
         Raises UsageError if another run is using it. The message names the process of that run.
 
-        The operating system releases the lock when the process ends. The lock file remains and does not lock the
-        directory by its existence. Its content names the process.
+        The operating system releases the lock when the process ends. The lock file remains, but it
+        locks nothing. While it is locked, its content names the process.
         """
         with self.lock.open("a+", errors="replace") as file:
             file.seek(0)
@@ -170,7 +170,7 @@ class RunDir:
     def remove_stale_files(self) -> None:
         """Remove files that a killed run has left: locks of the journal, and drafts (incomplete files) of weights.
 
-        Until such a lock is stale, it would block all writers.
+        Such a lock would block all writers for up to an hour, until `FileLock` treats it as stale.
         """
         for lock in self.path.glob(f"{self.journal.name}.lock*"):
             lock.unlink(missing_ok=True)
@@ -201,7 +201,7 @@ def _identify_file(path: Path) -> tuple[int, int]:
 
 
 def _try_lock(file: IO[str]) -> bool | None:
-    """Call `try_system_lock` up to four times, because `is_in_use` in another process briefly locks the file, too."""
+    """Call `try_system_lock` up to four times, because `is_in_use` in another process may lock the file briefly."""
     for _ in range(3):
         if (locked := try_system_lock(file)) is not False:
             return locked

@@ -67,7 +67,7 @@ def cache_journals() -> Iterator[None]:
 def open_storage(storage: str | Path | BaseStorage, retry: StorageRetry | None = None) -> BaseStorage:
     """Open the storage at a path or a URL; an open storage is returned unchanged.
 
-    `retry` repeats calls while the database at a URL is unavailable, now and later.
+    `retry` repeats the opening, and all later calls, while the database at a URL is unavailable; None raises the error.
     """
     if isinstance(storage, BaseStorage):
         return storage

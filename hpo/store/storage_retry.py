@@ -36,7 +36,7 @@ class StorageRetry:
     Args:
         storage_name: Name of the storage in messages.
         report: Function that prints a message at the start and at the end of an outage.
-        is_over: Function that returns whether to stop waiting at once.
+        is_over: Function that returns True if calls must stop waiting.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ def _call_with_retry(
 
 
 def _end_trial(step: Callable[[], bool]) -> bool:
-    """Call `step`, which sets the state of a trial. If an earlier call has already ended the trial, return True."""
+    """Repeat `step`, which sets the state of a trial. Return True if an earlier attempt has already ended the trial."""
     try:
         return step()
     except UpdateFinishedTrialError:
@@ -143,9 +143,10 @@ def _end_trial(step: Callable[[], bool]) -> bool:
 
 
 def _add_trial(step: Callable[[], int], storage: BaseStorage, study_id: int, template: FrozenTrial) -> int:
-    """Add a trial unless an earlier call has added it, and return its id.
+    """Add a trial unless an earlier attempt has added it, and return its id.
 
-    An earlier call has added it if a trial has equal parameters and attributes, because no two trials have both equal.
+    If a trial has equal parameters and equal attributes, an earlier attempt has added it. All other trials differ in
+    parameters or in attributes.
     """
     for trial in storage.get_all_trials(study_id, deepcopy=False):
         if (trial.params, trial.user_attrs) == (template.params, template.user_attrs):

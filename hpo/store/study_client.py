@@ -58,7 +58,7 @@ class StudyClient:
 
     Attributes:
         objectives: Objectives of the run.
-        listeners: Functions that `read_changes` calls with each evaluation. Only the fields in
+        listeners: Functions that `read_changes` calls with each changed evaluation. Its fields in
             `hpo.store.evaluations.SHARED_FIELDS` are set; other fields have their defaults.
     """
 
@@ -95,7 +95,7 @@ class StudyClient:
         return cast("Assignment | None", self._connection.call("claim", params, **attributes))
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
-        """Start a waiting or promoted evaluation, see `hpo.store.claims.Claims.claim_waiting`."""
+        """Start a waiting evaluation, or promote a paused one, see `hpo.store.claims.Claims.claim_waiting`."""
         return (
             None
             if self.is_stopping()

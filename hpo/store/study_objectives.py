@@ -22,8 +22,8 @@ def make_directions(objectives: Objectives) -> list[StudyDirection]:
 def make_study(storage: BaseStorage, name: str, objectives: Objectives) -> int:
     """Create a study with these objectives, and return its id.
 
-    The names of the objectives are stored for Optuna's plots and dashboard. An existing study with these objectives is
-    used if it has neither a search space nor trials, because its creation was interrupted.
+    The names of the objectives are stored for Optuna's plots and dashboard. If the study exists with these objectives,
+    but has neither a search space nor trials, its creation was interrupted. Then its id is returned.
 
     Args:
         storage: Open storage.

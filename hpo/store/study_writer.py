@@ -44,20 +44,20 @@ _COMMIT_TIME_FACTOR = 4.0
 class StudyWriter:
     """Write the record of a run, and answer the calls of leaders (first ranks of workers), in one thread.
 
-    Calls are answered at once. A change is durable when it is on disk. Without a cached storage, this is at once. With
-    one, changes become durable at the next commit: in `commit`, in `commit_if_due`, or when an evaluation starts.
-    `take_committed` returns only durable changes.
+    Calls are answered at once. A change is durable when it is on disk. Without a cached storage, each change is durable
+    at once. With a cached storage, changes become durable at the next commit: in `commit`, in `commit_if_due`, or when
+    an evaluation starts. `take_committed` returns only durable changes.
 
     Attributes:
         record: Record of the run; it uses `cached_storage` if there is one.
         claims: Starts trials within the budget of the run.
         log: Output of the evaluations.
         checkpoints: Checkpoints of the evaluations.
-        cached_storage: Storage that collects changes for the next commit.
-        pruner: Pruner of the run.
+        cached_storage: Storage that collects changes for the next commit; None to write each change at once.
+        pruner: Pruner of the run; None without one.
         halving: Schedule by which evaluations get more workers; None without elastic workers.
         inheritance: Selects the checkpoints from which individuals start; None without population based training.
-        weights: Decides whose weights are kept; None if no weights are kept.
+        weights: Selects the evaluations whose weights are kept; None if no weights are kept.
     """
 
     record: Record
@@ -114,7 +114,7 @@ class StudyWriter:
     def take_committed(self) -> list[Evaluation]:
         """Return the evaluations whose addition or change of state became durable since the previous call.
 
-        Only one thread may call this method; it may be another thread.
+        Only one thread may call this method. All other methods may be called in a different thread.
         """
         changes = []
         while self._committed:
@@ -129,7 +129,7 @@ class StudyWriter:
         return self._commit_start(self.claims.claim(params, parent, **attributes))
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
-        """Start a waiting or promoted evaluation, see `Claims.claim_waiting`."""
+        """Start a waiting evaluation, or promote a paused one, see `Claims.claim_waiting`."""
         return self._commit_start(self.claims.claim_waiting(**attributes))
 
     def _commit_start(self, assignment: Assignment | None) -> Assignment | None:
@@ -142,7 +142,7 @@ class StudyWriter:
         return assignment
 
     def read_changes(self, since: int) -> tuple[bytes, int]:
-        """Return all changes of evaluations after the first `since`, each pickled, and the total number of changes."""
+        """Return the changes after the first `since` changes, as joined pickles, and the total number of changes."""
         self._collect_changes()
         return b"".join(self._pickled_changes[since:]), len(self._pickled_changes)
 

@@ -2,8 +2,8 @@
 
 A rung is a step at which losses are compared. A paused evaluation is promoted (trained further) when it is among the
 best of its rung. This is ASHA, with promotion as in its algorithm 2 (Li et al., "A system for massively parallel
-hyperparameter tuning", 2020) and with Hyperband's brackets. "one-epoch" is from Egele et al., "Is one epoch all you
-need for multi-fidelity hyperparameter optimization?" (2023). Several objectives are compared by dominance
+hyperparameter tuning", 2020) and with Hyperband's brackets. The pruner "one-epoch" has one rung (Egele et al., "Is one
+epoch all you need for multi-fidelity hyperparameter optimization?", 2023). Several objectives are compared by dominance
 (`hpo.store.ranking`).
 """
 
@@ -27,7 +27,7 @@ class HalvingSchedule:
     about the same number of epochs (Li et al., "Hyperband", 2018), and they compete within their bracket.
 
     Attributes:
-        factor: One in `factor` individuals continues at each rung, and at least one.
+        factor: At each rung, one in `factor` individuals continues, but at least one individual.
         first_rungs: First rung of each bracket, in epochs.
         promotion_limit: Number of individuals that continue if there is only one rung; None for rungs by `factor`.
     """
@@ -61,7 +61,7 @@ class HalvingSchedule:
         return epochs in self.list_rungs(self.find_bracket(root), epochs)
 
     def locate_in_rungs(self, root: int, epochs: int) -> tuple[int, float]:
-        """Return the number of rungs that an individual has passed after `epochs`, and the next one (or infinity)."""
+        """Return the number of rungs passed after `epochs`, and the epochs of the next rung (infinity without one)."""
         first = self.first_rungs[self.find_bracket(root)]
         passed = len(self.list_rungs(self.find_bracket(root), epochs))
         return passed, math.inf if passed and self.promotion_limit is not None else first * self.factor**passed
@@ -71,7 +71,7 @@ class HalvingSchedule:
         return max(1, reached // self.factor) if self.promotion_limit is None else self.promotion_limit
 
     def compute_max_paused(self, budget: int, objectives: Objectives) -> int:
-        """Return how many paused individuals at most can still be promoted, in a run of `budget` evaluations.
+        """Return the maximum number of paused individuals that can still be promoted in a run of `budget` evaluations.
 
         With several objectives, these may be all individuals, because all may be on one Pareto front.
         """
@@ -80,7 +80,7 @@ class HalvingSchedule:
         return budget // (self.factor - 1) if self.promotion_limit is None else self.promotion_limit
 
     def count_needed(self, position: int) -> int | None:
-        """Return how many individuals must reach a rung for rank `position`, from 0, to continue; None if never."""
+        """Return how many individuals must reach a rung before `position` (from 0) continues; None if it never does."""
         if self.promotion_limit is not None:
             return 1 if position < self.promotion_limit else None
         return self.factor * (position + 1) if position else 1
@@ -96,15 +96,15 @@ HALVING_SCHEDULES = {
 
 @dataclass(frozen=True)
 class Rung:
-    """Describe a rung of a bracket, after `epochs`, and its individuals, which are identified by first trials.
+    """Describe the rung of a bracket after `epochs`. The number of its first trial identifies an individual.
 
     Attributes:
         is_effective: Whether only the best continue. If not, all continue, and only individuals that paused here are
             listed.
-        ranking: Individuals, ordered by their costs at this rung; infinite for individuals that have failed since.
+        ranking: Individuals, ordered by their costs at this rung. The costs of failed individuals are infinite.
         promoted_count: Number of individuals that continue.
         continued: Individuals that have been trained further.
-        paused: Paused individuals with their last evaluations.
+        paused: Last evaluation of each paused individual, by first trial.
         stopped: Individuals that never continue.
     """
 
@@ -176,8 +176,8 @@ class SuccessiveHalving:
     """Maintain the rungs of a search. The cost of an update does not grow with the number of evaluations.
 
     At an effective rung, only the best continue. A rung is effective only if the longest complete evaluation reaches
-    the next rung or, if there is only one rung, twice its epochs. If no evaluation is complete, all rungs are
-    effective. Imported evaluations are on no rung.
+    the next rung. If there is only one rung, this evaluation must reach twice the epochs of the rung. All rungs are
+    effective while no evaluation is complete. Imported evaluations are on no rung.
     """
 
     def __init__(self, halving: HalvingSchedule, objectives: Objectives = ONLY_LOSS) -> None:
@@ -192,7 +192,7 @@ class SuccessiveHalving:
         self._longest_complete: int | None = None  # Epochs of the longest complete evaluation.
 
     def update(self, evaluations: Sequence[Evaluation]) -> SuccessiveHalving:
-        """Add the changes since the last call, and return this object; `evaluations` are all of the search."""
+        """Add the changes since the last call, and return this object. `evaluations` must be all of the search."""
         changed = [index for index, evaluation in self._unfinished.items() if evaluations[index] is not evaluation]
         moved = set()
         for index in (*changed, *range(self._seen_count, len(evaluations))):
@@ -239,8 +239,8 @@ class SuccessiveHalving:
     ) -> tuple[float, ...]:
         """Return the costs of an individual at the rung after `epochs`: infinite if it has failed.
 
-        Otherwise, they are the values at its lowest loss up to this rung. If the values of other objectives were not
-        recorded at the rung, `others` (the latest known values of the individual) are used.
+        Otherwise, the costs come from the values at its lowest loss up to this rung. `longest` is its longest
+        evaluation. `others`, the latest values of the other objectives, replace values that the rung does not have.
         """
         lowest = min((_replace_nan(loss) for epoch, loss in longest.curve.items() if epoch <= epochs), default=math.inf)
         if not self._objectives.is_multi_objective:

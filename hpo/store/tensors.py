@@ -99,8 +99,8 @@ def copy_tensors(
         path: File to write.
         sources: Tensors to copy.
         texts: Texts for the header, by name.
-        checksummed_text: Name of a text. If it is not empty, a text "checksum" is added, which holds the checksum of
-            this text and of all tensors.
+        checksummed_text: Name of a text in `texts`. The text "checksum" is added, with the checksum of this text and
+            of all tensors. If the name is empty, no checksum is added.
 
     Raises:
         OSError: If a file cannot be read or written.

@@ -102,7 +102,7 @@ def make_evaluation(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation
 
     Args:
         trial: Trial to convert.
-        is_repeated: Whether another trial retries or continues this one.
+        is_repeated: Whether another trial retries or continues this one. Then a paused trial has the state "promoted".
     """
     ended = trial.state.is_finished()
     attributes = {

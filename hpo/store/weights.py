@@ -53,9 +53,9 @@ class BestWeights:
         return paths
 
     def move_draft(self, trial: int) -> None:
-        """Move the drafts (temporary files) of a trial's weights to their files, if the weights are still wanted there.
+        """Move the drafts (temporary files) of a trial's weights to `list_wanted_files`, and remove its other drafts.
 
-        Then remove the files of evaluations that have left the front, or are too close to others on it.
+        Then remove the files of evaluations that have left the front, or whose values are too close to others.
         """
         wanted = self.list_wanted_files(trial)
         for path in (self._best, make_weights_path(self._folder, trial)):
@@ -118,7 +118,7 @@ class ConfirmedWeights:
         return [path] if path and self.should_keep(trial, self._evaluations[trial].loss) else []
 
     def move_draft(self, trial: int) -> None:
-        """Move the draft (temporary file) of a trial's weights to its file, if the weights are still wanted there."""
+        """Move the draft (temporary file) of a trial's weights to its file. Remove it if the weights are not kept."""
         if path := self._find_path(trial):
             _move_or_remove_draft(path, trial, bool(self.list_wanted_files(trial)))
 
@@ -221,7 +221,7 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights | None:
-    """Load weights by torch; return None if the file is missing. Raises UsageError if the file is damaged."""
+    """Load weights as torch tensors; None if the file is missing. Raises UsageError if the file is damaged."""
     if not path.exists():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Group the trials of a study by individual (a set of hyperparameters), because trackers show one run for each."""
+"""Group the trials of a study by individual (a set of hyperparameters). Trackers show each individual as a run."""
 
 from __future__ import annotations
 

@@ -100,7 +100,10 @@ class MLflow:
             return str(experiment.experiment_id)
 
     def _find_parent(self, shown: TrackedRun) -> str | None:
-        """Return the parent run that an earlier session has created, or None. End the runs that it has left open."""
+        """Return the parent run of an earlier session (one start of the run), and end the child runs left open.
+
+        Return None if no parent run exists yet.
+        """
         found = self._client.search_runs([self._experiment], f"tags.hpo_run = '{shown.id}'", max_results=1)
         if not found:
             return None

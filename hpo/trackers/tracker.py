@@ -62,7 +62,7 @@ class Tracker(Protocol):
     trial resumes it.
 
     Attributes:
-        destination: Name of the store or server that receives the run. A later session may send the run elsewhere.
+        destination: Name of the store or server that receives the run. If the run is resumed, it may be sent elsewhere.
     """
 
     destination: str

@@ -98,7 +98,10 @@ class _TrackerProcess:
             self._process.stdin.close()
 
     def wait(self, end: float | None) -> bool:
-        """Wait until the process has ended, and return whether it has succeeded. Kill it at time `end`."""
+        """Wait until the process has ended, and return whether it has succeeded.
+
+        Kill it at `end`, a time of `time.monotonic`; None for no limit.
+        """
         self._listener.join(None if end is None else max(0.0, end - time.monotonic()))
         if self._listener.is_alive():
             self._has_warned = True

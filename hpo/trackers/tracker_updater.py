@@ -69,8 +69,9 @@ class TrackerUpdater:
 
 
 def _is_continued(shown: Mapping[int, float], curve: Mapping[int, float], is_running: bool) -> bool:
-    """Return whether a curve contains all losses that were sent, so that only new losses must be sent.
+    """Return whether the losses that were sent are still valid, so that only new losses must be sent.
 
-    The curve of a running evaluation may lack some of these losses, for example while a retry repeats epochs.
+    They are invalid if the curve has another loss for an epoch, or lacks an epoch. The curve of a running evaluation
+    may lack epochs, for example while a retry repeats them.
     """
     return all(curve[epoch] == loss if epoch in curve else is_running for epoch, loss in shown.items())

@@ -41,8 +41,8 @@ _CONTEXT_KEY = "search"  # key in the config of a run, next to its hyperparamete
 class WandB:
     """Tracker for Weights & Biases: one run per individual, in a group for the whole search.
 
-    The environment variables of wandb apply (WANDB_MODE, WANDB_DIR, WANDB_PROJECT...). By default, files are in
-    RUN_DIR/wandb.
+    The environment variables of wandb are used, such as WANDB_MODE, WANDB_DIR and WANDB_PROJECT. By default, files are
+    in RUN_DIR/wandb.
     """
 
     def __init__(self, shown: TrackedRun) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of a checkpoint file: the state that an objective has saved, and the weights of its lowest loss."""
+    """The content of a checkpoint file: an objective's saved state, and the weights of the evaluation's lowest loss."""
 
     metadata: CheckpointInfo
     """The hyperparameters, the losses so far, and the state as a tree with names instead of tensors."""
@@ -65,5 +65,5 @@ def _name_tensors(state: Checkpoint) -> dict[str, Tensor]:
 
 
 def _view_bytes(tensor: Tensor) -> Any:
-    """Return the bytes of a contiguous tensor on the CPU, of any type, without a copy."""
+    """Return the memory of a contiguous CPU tensor of any dtype as a bytes-like object, without a copy."""
     return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""

@@ -1,6 +1,7 @@
 """Write checkpoints and weights of a training script to draft files.
 
-The supervisor (MPI process of the rank that runs the script) later keeps or removes each draft.
+The supervisor (MPI process of the rank that runs the script) later keeps or removes each draft. The path of a draft is
+the path `drafts` with a unique suffix.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def write_checkpoint(drafts: Path, state: Any) -> None:
 
 
 def write_weights(drafts: Path, weights: Mapping[str, Any] | Callable[[], Any]) -> None:
-    """Write weights on rank 0; a function that returns them is called on all ranks. See ``hpo.offer_weights``."""
+    """Write weights on rank 0. If `weights` is a function, all ranks call it. See ``hpo.offer_weights``."""
     is_function_given = callable(weights) and not isinstance(weights, (Mapping, torch.nn.Module))
     whole = weights() if is_function_given else weights  # type: ignore[operator]
     if _find_rank() == 0:
@@ -58,7 +59,7 @@ def read_checkpoint(path: Path) -> Any:
 def _find_rank() -> int:
     """Return the rank in torch's process group; without a process group, the environment variable RANK.
 
-    They may differ if a script has started its own processes.
+    The group comes first, since RANK may be wrong in processes that the script has started.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -69,7 +70,8 @@ def _find_rank() -> int:
 def _write_draft(kind: str, drafts: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str]) -> None:
     """Write a draft file, and send its name to the supervisor.
 
-    If the file cannot be written, print a warning, and let the evaluation continue.
+    `kind` is "checkpoint" or "weights", and `texts` is the metadata of the file. If the file cannot be written, print a
+    warning, and let the evaluation continue.
     """
     name = f"{os.getpid()}-{next(_draft_numbers)}"
     path = drafts.with_name(f"{drafts.name}-{name}.safetensors")

@@ -78,7 +78,10 @@ class Comm:
         return objects
 
     def allreduce(self, sendobj: Any, op: Callable[[Any, Any], Any] = operator.add) -> Any:
-        """Return on all ranks the `sendobj` of all ranks, combined by `op` in the order of ranks; by default, added."""
+        """Combine the `sendobj` of each rank by `op`, in the order of ranks, and return the result on all ranks.
+
+        By default, the objects are added.
+        """
         return functools.reduce(op, self.allgather(sendobj))
 
     def reduce(self, sendobj: Any, op: Callable[[Any, Any], Any] = operator.add, root: int = 0) -> Any:
@@ -87,7 +90,10 @@ class Comm:
         return result if self.rank == root else None
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Send an object to the rank `dest` without waiting for the receiver."""
+        """Send an object to the rank `dest` without waiting for the receiver.
+
+        The receiver must call `recv` with the same `tag`, a number that distinguishes kinds of messages.
+        """
         payload = pickle.dumps(obj)
         header = torch.frombuffer(bytearray(len(payload).to_bytes(_HEADER_BYTES, "little")), dtype=torch.uint8)
         body = torch.frombuffer(bytearray(payload), dtype=torch.uint8)

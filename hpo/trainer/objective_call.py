@@ -72,7 +72,10 @@ class ObjectiveCall:
         return function()
 
     def find_line(self, frames: Sequence[traceback.FrameSummary]) -> str:
-        """Return the innermost line of the user's code in these stack frames; an empty text if there is none."""
+        """Return the innermost line of the user's code in these stack frames, such as "my_search.py:33".
+
+        Without user code, return the innermost line of a library, or an empty text.
+        """
         return self._user_frames.find_position(frames)
 
     def list_definition_frames(self) -> list[traceback.FrameSummary]:

@@ -78,7 +78,7 @@ class ObjectiveRunner:
     ) -> dict[str, Any] | None:
         """Run the objective to its end. Return its final step if the caller must still send it; None otherwise.
 
-        The caller must send the final step if the objective has ended and no data have to be gathered from the ranks.
+        The caller sends it after checking this process. Failures, and steps that gather data, are sent at once.
 
         Args:
             seed: The seed of all random generators.
@@ -225,7 +225,7 @@ class ObjectiveRunner:
     def _catch_failure(self, act: Callable[[], T], frames: Frames = ()) -> T | dict[str, Any]:
         """Call `act`, which runs code of the objective. Return its result, or a failed step if it raises an exception.
 
-        `frames` are the stack frames of the objective if `act` does not run the objective itself.
+        If `act` does not run the objective itself, `frames` are the objective's frames, which begin the traceback.
         """
         self._start_time = time.monotonic()
         try:

@@ -10,9 +10,9 @@ from contextlib import suppress
 
 
 def import_torch() -> None:
-    """Import torch and the modules of trainers, and replace torch's `init_process_group`.
+    """Import torch and the modules of trainers, and replace torch's `init_process_group` (see `process_group`).
 
-    It must be replaced before a search file imports it.
+    The search file may import this function by name, so call `import_torch` before that.
     """
     import torch.nn.parallel  # noqa: F401 - Most search files use it.
 

@@ -134,7 +134,8 @@ class Probe:
     def _record_samples(self, given: tuple[Any, ...], is_first: bool) -> None:
         """Record a hash of each sample in the input of the network.
 
-        If the network gets only keyword arguments, the input of its first layer is used.
+        `is_first` is whether `given` is the input of the network itself, and not of a layer. If the network gets only
+        keyword arguments, the input of its first layer is used.
         """
         self._awaits_samples |= is_first
         hashes = _hash_samples(given[0]) if self._awaits_samples and given else []
@@ -158,9 +159,10 @@ class Probe:
             self.trace.random_layers[_name_innermost_network(module)] += 1
 
     def _record_network(self, module: nn.Module, trains: bool) -> None:
-        """Record a fingerprint of a network that is trained, at most once per number of optimizer steps.
+        """Record a fingerprint of a network, at most once per number of optimizer steps and value of `trains`.
 
-        It is not recorded right after an optimizer step, since ranks may still exchange their results.
+        `trains` is False in validation and at a loss. This is not called in the hook after an optimizer step, since
+        ranks may still exchange the new weights then.
         """
         number = next((number for number, network in enumerate(self._networks) if network() is module), None)
         if number is None or (number, self.trace.steps, trains) in self.trace.networks:

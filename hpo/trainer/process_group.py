@@ -49,7 +49,7 @@ class DefaultGroup:
         self._made_group, self._is_requested = dist.group.WORLD, False
 
     def begin_evaluation(self) -> None:
-        """Let the next call of `init_process_group` keep the existing group."""
+        """Let the next call of `init_process_group` keep the existing group, if backend and ranks match."""
         self._is_requested = False
 
     @property

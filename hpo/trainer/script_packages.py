@@ -46,7 +46,8 @@ def find_fork_hazard() -> str:
 def _find_imports(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
     """Yield the modules that a script imports at its top, and the names that it imports from each.
 
-    A statement with an effect ends the search, since it may set an environment variable for later imports.
+    The search ends at the first statement that is not an import, a definition, a `try` or a constant. Such a statement
+    may set an environment variable for later imports.
     """
     for node in tree.body:
         if isinstance(node, ast.Import):

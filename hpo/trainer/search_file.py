@@ -62,7 +62,7 @@ class SearchFile:
 
     @functools.cached_property
     def program_source(self) -> bytes:
-        """The content of the script when it was first read. Later changes of the file do not affect the run."""
+        """The content of `program` (not None) when it was first read. Later changes of the file have no effect."""
         assert self.program is not None
         try:
             return self.program.read_bytes()
@@ -109,7 +109,7 @@ class SearchFile:
             raise UsageError(f"the settings of {self.path}: {type(error).__name__}: {error}") from error
 
     def check_call(self, name: str, function: Callable[..., Any], *arguments: str) -> None:
-        """Raise a UsageError unless a function of the file accepts the arguments that it will get."""
+        """Raise a UsageError unless `function` accepts `arguments` (their names, for the message) and any settings."""
         expected = [*arguments, *(["settings"] if self.settings_type else [])]
         try:
             inspect.signature(function).bind(*expected)
@@ -213,9 +213,9 @@ class SearchSource:
 
     @classmethod
     def read(cls, sent: Sequence[Any] | None) -> SearchSource | None:
-        """Return the search that a template has passed on when it restarted itself; None if `sent` is None.
+        """Return the search file that a template had before it restarted itself; None if `sent` is None.
 
-        `sent` has the path, the file descriptor of the content, and the settings.
+        `sent` has the path, the file descriptor of the content, and the settings as NAME=VALUE texts.
         """
         if sent is None:
             return None

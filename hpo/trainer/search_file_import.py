@@ -39,8 +39,8 @@ def read_source(path: Path) -> bytes:
 def import_source(path: Path, location: Path, source: bytes) -> ModuleType:
     """Import a search file, whose content is `source`, and return the module.
 
-    `location` is the absolute path, and messages show `path`. Raises UsageError with the traceback of the file if the
-    import fails.
+    `path` is the path that the user gave, for messages, and `location` is the absolute path. If the import fails,
+    raises UsageError with the traceback of the file.
     """
     loader = _SourceLoader(f"search_file_{path.stem}", location, source)
     spec = importlib.util.spec_from_file_location(loader.name, location, loader=loader)
@@ -119,7 +119,7 @@ class _NamesakeFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Look for the module in all folders except the folder of the search file. Return None for other names."""
+        """Find a module with the name of the search file outside its folder; return None for other names."""
         if fullname != self._location.stem or path is not None:
             return None
         elsewhere = [folder for folder in sys.path if Path(folder).absolute() != self._location.parent]

@@ -25,8 +25,8 @@ _MAX_MAPPINGS = 16  # Each has a descriptor, and reference cycles may keep those
 class SharedData:
     """Reads an object that `pack_data` has written to a file. The file descriptor -1 means that the object is None.
 
-    The contents of numpy arrays and torch tensors are mapped, not copied. They are the out-of-band buffers of pickle's
-    protocol 5.
+    Pickle's protocol 5 stores the contents of numpy arrays and torch tensors in separate (out-of-band) buffers. These
+    buffers are mapped from the file, not copied.
     """
 
     def __init__(self, descriptor: int) -> None:

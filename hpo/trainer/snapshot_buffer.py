@@ -64,8 +64,8 @@ class SnapshotBuffer:
     def load_checkpoint(self, has_loss: bool) -> tuple[Any, int]:
         """Return the state in the checkpoint and the number of losses before it; (None, 0) without a checkpoint.
 
-        `has_loss` is whether the objective has already reported a loss. Raises RuntimeError if it has, unless the
-        checkpoint was also read before.
+        `has_loss` is whether the objective has already reported a loss. Raises RuntimeError if it has, unless an
+        earlier call has returned the checkpoint.
         """
         if has_loss and not self._has_resumed:
             raise RuntimeError("worker.checkpoint must be read before the first loss")
@@ -104,9 +104,10 @@ class SnapshotBuffer:
         }
 
     def gather_offers(self, objective: ObjectiveCall, verdict: Message) -> None:
-        """Call functions that the objective has offered, and gather sharded states. Collective: call on all ranks.
+        """Gather the weights and the state for `copy_requested`. Collective: call on all ranks.
 
-        `verdict` is the supervisor's answer to a loss, with requests for the weights and the state.
+        `verdict` is the supervisor's answer to a loss. If it requests them, call the functions that the objective has
+        passed to `offer_weights` or `save_checkpoint`, and gather a sharded state.
         """
         if verdict["keep"] and callable(self._offered_weights):
             weights = objective.call_gather_function(self._offered_weights)
@@ -119,7 +120,11 @@ class SnapshotBuffer:
             self._gathered_state = copy_parts(parts, is_kept=self._is_leader)
 
     def copy_requested(self, verdict: Message) -> dict[str, Any] | None:
-        """Copy the weights and the state that `verdict` requests. Return which copies exist; None without a request."""
+        """Copy the weights and the state that `verdict` requests, on the leader.
+
+        Return a dict with the booleans "has_weights" and "has_state", and a list of "warnings". Return None without a
+        request, and on other ranks.
+        """
         if verdict["has_loss"]:
             self._checkpoint = self._parent_checkpoint = None  # Their files may be replaced from now on.
         if verdict["is_best"]:
@@ -168,7 +173,11 @@ class SnapshotBuffer:
     # For the supervisor, also after the evaluation
 
     def write_checkpoint(self, path: str) -> dict[str, Any]:
-        """Write the latest copied checkpoint to a file, and return its number of losses, or an error."""
+        """Write the latest copied checkpoint to a file.
+
+        Returns ``{"losses": count, "seconds": duration}``. If writing fails, "error" has the reason. The
+        count is the number of losses in the checkpoint, or 0 if no file was written.
+        """
         began = time.monotonic()
         if self._copied_checkpoint is None:
             return {"losses": 0, "seconds": 0.0}

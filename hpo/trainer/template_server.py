@@ -43,8 +43,8 @@ class TemplateServer:
     """Forks trainers for the ranks that connect to the socket `listener`, and answers their requests.
 
     The import of the search file may make this process unsafe to fork, for example if it starts a thread. This process
-    then replaces itself by a new process, in which each trainer imports the file (`cold`). If the import of a script's
-    package has this effect, each trainer imports that package; `skipped` maps such packages to the reasons.
+    then replaces itself by a new process, which gets the file as `cold`, and each trainer imports the file. If a script
+    imports a package with this effect, each trainer imports that package; `skipped` maps such packages to the reasons.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class TemplateServer:
 
     @property
     def _may_preload(self) -> bool:
-        """Whether to import torch's compiler while this process is idle, but not before `prepare` has a trainer."""
+        """Whether to import torch's compiler while idle. If the file has a `prepare`, a trainer must exist before."""
         has_prepare = self._file is not None and self._file.prepare is not None
         return self._file is not None and not self._has_preloaded and (self._has_forked or not has_prepare)
 
@@ -131,7 +131,7 @@ class TemplateServer:
                 self._restart_process(self._unimported_search, "cold")
 
     def bind_again(self, search: SearchSource, requester: int) -> None:
-        """Load the search file after a restart of this process, and answer the "bind" request that was interrupted."""
+        """After a restart, load the search file, and answer the "bind" request of the connection number `requester`."""
         self._file = load_search_file(search.path, search.source)
         self._answer_request(self._channels[requester], Message("bind", {"assignments": search.assignments}))
 
@@ -146,7 +146,7 @@ class TemplateServer:
         return {}
 
     def _bind_settings(self, message: Message) -> dict[str, Any]:
-        """Make the settings that later trainers use, and import the packages of a script."""
+        """Make the settings that later trainers use, import a script's packages, and return the answer to the rank."""
         import torch
 
         assert self._file is not None
@@ -229,7 +229,7 @@ class TemplateServer:
         channel.send("spawned", process=process)
 
     def _become_trainer(self, template: int, message: Message) -> None:
-        """Close the template's connections in a forked process, and serve a rank as its trainer. Does not return."""
+        """Serve a rank in a process that was forked from the template with process id `template`. Does not return."""
         status = 1
         try:
             end_with_parent(template)

@@ -119,9 +119,10 @@ class TrainerServer:
         self._snapshots.clear_offers()
 
     def _is_clean(self, before: set[threading.Thread]) -> bool:
-        """Return whether an evaluation has left no threads, processes, messages or closed streams behind.
+        """Return whether an evaluation has left no threads, processes or pending messages behind.
 
-        `before` has the threads that existed before the evaluation.
+        It must also have left the standard streams open, and the process group unchanged. `before` has the threads that
+        existed before the evaluation.
         """
         if "torch.distributed.fsdp" in sys.modules:
             gc.collect()  # FSDP's hooks and modules form cycles, so networks of many evaluations would pile up.
@@ -141,7 +142,7 @@ class TrainerServer:
         self._channel.send("written", **self._snapshots.write_weights(message["path"], message["about"]))
 
     def _on_prepare(self, _: Message) -> None:
-        """Call the user's `prepare`, and send the descriptor of a file without a name that has its result."""
+        """Call the user's `prepare`, write the result to a file without a name, and send its descriptor."""
         from hpo.errors import UsageError
 
         try:
@@ -263,7 +264,7 @@ def _redirect_streams(out: int, err: int) -> None:
 def _start_logging(level: str) -> None:
     """Print log messages to standard error, until a search file configures logging itself.
 
-    The root logger gets no handler, since `basicConfig` has no effect on a root logger that has one.
+    It sets `logging.lastResort`, since `basicConfig` has no effect on a root logger that has a handler.
     """
     if not logging.getLogger().handlers:
         logging.getLogger().setLevel(level)

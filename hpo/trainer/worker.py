@@ -75,7 +75,10 @@ class Worker:
 
     @cached_property
     def folder(self) -> Path:
-        """The directory of this evaluation, RUN_DIR/trials/N. It is created on first use and never removed."""
+        """The directory of this evaluation. It is created on first use and never removed.
+
+        It is RUN_DIR/trials/N, and RUN_DIR/trials/confirm-N for evaluations of `--confirm-seeds`. N is `trial`.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder
 
@@ -107,9 +110,9 @@ class Worker:
 
         It is None without a parent, or if the evaluation has a `checkpoint` to resume from.
 
-        The parent differs only in mutable parameters, and is among the best of its island. Load its weights and its
-        optimizer state, but not values that follow from mutable parameters, such as the learning rate. Tensors are on
-        the CPU, and each access returns a new copy.
+        The parent differs only in mutable parameters (declared with ``mutable=True``), and is among the best of its
+        island. Load its weights and its optimizer state, but not values that follow from mutable parameters, such as
+        the learning rate. Tensors are on the CPU, and each access returns a new copy.
 
         Raises:
             RuntimeError: The evaluation has already yielded or reported a loss.
@@ -185,12 +188,12 @@ class Worker:
         `--confirm-seeds`, RUN_DIR/confirmed has the weights of the confirmed winner.
 
         Args:
-            weights: Whole tensors by their names, such as ``state_dict()`` returns. Or a function without arguments
-                that returns them, offered on all ranks: it is called on all ranks together, and only if the weights are
-                kept. Gathering the weights of a sharded network takes time.
+            weights: Unsharded tensors by their names, such as ``state_dict()`` returns. Or a function without arguments
+                that returns such tensors, for a sharded network, whose weights take time to gather. Offer the function
+                on all ranks. All ranks call it together, and only if the weights are kept.
 
         Raises:
-            TypeError: `weights` is neither a function nor a mapping of whole tensors by their names. If a function
+            TypeError: `weights` is neither a function nor a mapping of unsharded tensors by their names. If a function
                 returned the weights, the evaluation fails.
 
         Example:
@@ -205,7 +208,7 @@ class Worker:
 
 
 def check_weights(weights: Any) -> Mapping[str, torch.Tensor]:
-    """Return the offered weights. Raises TypeError unless they map names to whole tensors."""
+    """Return the offered weights. Raises TypeError unless they map names to unsharded tensors."""
     if isinstance(weights, torch.nn.Module):
         raise TypeError("offered weights must be a state_dict(), got a network: offer model.state_dict()")
     if not isinstance(weights, Mapping):

@@ -11,7 +11,7 @@ DRAWS_PER_SAMPLE = 3  # Random numbers per sample.
 
 
 def augment_images(images: torch.Tensor, drawn: torch.Tensor, augmentation: str) -> torch.Tensor:
-    """Shift each image by up to an eighth of its size, and mirror half of the images for "crop-and-flip".
+    """Shift each image by up to an eighth of its size ("crop"). "crop-and-flip" also mirrors half of the images.
 
     He et al. 2016, section 4.2, shift by up to four of 32 pixels for CIFAR-10. The border is filled with zeros, the
     mean of normalised images.
@@ -19,7 +19,7 @@ def augment_images(images: torch.Tensor, drawn: torch.Tensor, augmentation: str)
     Args:
         images: Normalised images, shape (N, channels, height, width).
         drawn: Random numbers from 0 to 1, shape (N, 3), on the CPU: two for the shift, one for the mirror.
-        augmentation: "none", "crop" or "crop-and-flip".
+        augmentation: "none" (images are returned unchanged), "crop" or "crop-and-flip".
 
     Returns:
         Images of the same shape, in channels-last format if they were augmented.

@@ -1,4 +1,8 @@
-"""Train a network on the ranks of a worker, with the same losses as a training in one process."""
+"""Train a network on the ranks of a worker, with the same losses as a training in one process.
+
+A global batch has the samples of one training step, which the ranks share. A strategy (`ParallelStrategy`) is the way
+in which they share the network: replicas, shards of its parameters, or pipeline stages.
+"""
 
 from __future__ import annotations
 
@@ -40,20 +44,20 @@ def fit(
     """Train a network on the worker's ranks, and yield a loss after each epoch. Collective: call on all ranks.
 
     The losses are the same on any number of ranks and for each `settings.parallel`, up to rounding: the order of the
-    samples, augmentation and dropout follow from `worker.seed`. Batch normalisation is an exception if `settings`
-    divides a batch: each part has its own statistics, so losses differ.
+    samples, augmentation and dropout follow from `worker.seed`. Batch normalisation is an exception if
+    `settings.accumulate` or `settings.microbatches` is above 1: each part of a batch has its own statistics.
 
-    `fit` offers the weights and saves a checkpoint before each yield. It resumes from `worker.checkpoint`, or begins
-    with the weights and the optimizer state of `worker.parent_checkpoint`. If an objective calls `fit` several times,
-    only the first call saves and loads checkpoints.
+    Before each yield, `fit` calls `worker.offer_weights` and `worker.save_checkpoint`. It resumes from
+    `worker.checkpoint`, or begins with the weights and the optimizer state of `worker.parent_checkpoint`. If an
+    objective calls `fit` several times, only the first call saves and loads checkpoints.
 
     Args:
-        network: The network, which `parallelize` moves, modifies and may split: do not use it afterwards.
-        data: The data set, such as `ImageDataset`, `TextDataset`, or any object with its method ``splits``.
+        network: The network. Do not use it afterwards: `fit` moves and modifies it, and may split it over the ranks.
+        data: The data set: an `ImageDataset`, a `TextDataset`, or another object with the method ``splits`` of `Data`.
         worker: The worker that the objective gets.
         recipe: The settings of the training.
         settings: How the ranks share the training; by default, replicas in float32.
-        stage_costs: Cost of each block of a pipeline by its name, in any unit, for `parallelize`.
+        stage_costs: Cost of each block of a pipeline by its name, in any unit. By default, the number of parameters.
 
     Yields:
         The validation loss, and the recipe's metrics by their names; both are means over the validation part.
@@ -106,15 +110,15 @@ def _make_state(
 
 
 def should_stop_early(losses: Sequence[float], patience: int) -> bool:
-    """Return whether the latest `patience` losses have not improved on the earlier losses; False if `patience` is 0."""
+    """Return whether none of the latest `patience` losses is below all earlier losses; False if `patience` is 0."""
     return 0 < patience < len(losses) and min(losses[-patience:]) >= min(losses[:-patience])
 
 
 def seed_epoch(number: int, epoch: int) -> None:
-    """Seed the global random generators of torch, numpy and Python before each epoch except the first.
+    """Seed the global random generators of torch, numpy and Python with a hash of `number` and `epoch`.
 
-    Networks and data may use these generators. With the same seed `number`, an epoch draws the same numbers, also if
-    another process has trained the earlier epochs.
+    Networks and data may use these generators. So an epoch draws the same numbers after a resume in another process.
+    Epoch 0 is not seeded, since the trainer seeds each evaluation.
     """
     if epoch:
         number = int.from_bytes(hashlib.sha256(f"{number}/{epoch}".encode()).digest()[:8], "little")
@@ -136,7 +140,7 @@ class Training:
         self._lr_scheduler = make_lr_scheduler(recipe, self._optimizer, -(-len(train) // recipe.batch_size))
 
     def iterate_batches(self) -> Iterator[torch.Tensor]:
-        """Return the global batches of one epoch, as indices in a new random order. They are the same on all ranks."""
+        """Return the global batches of one epoch: indices of samples in a new random order, the same on all ranks."""
         return iter(
             split_by_size(torch.randperm(len(self._train_samples), generator=self._generator), self._recipe.batch_size)
         )
@@ -177,10 +181,10 @@ class Training:
         return loss
 
     def make_state(self, network: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Return the state for a checkpoint. Only the leader gets all of it. Collective: call on all ranks.
+        """Return the state for a checkpoint, complete only on the leader (first rank). Collective: call on all ranks.
 
-        The leader is the first rank of the worker. The state is the same for each strategy and number of ranks.
-        `network` is the result of the strategy's `state_dict`.
+        Its format does not depend on the strategy or on the number of ranks. `network` is the result of the strategy's
+        `state_dict`.
         """
         state = self._optimizer.state
         own = {
@@ -200,9 +204,9 @@ class Training:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Load a state from `make_state`, to resume the training that made it. Each rank must have the whole state.
+        """Resume a training from a state that `make_state` returned. Each rank must have the whole state.
 
-        The number of ranks and the strategy may differ from those of that training.
+        The interrupted training may have had another strategy or number of ranks.
         """
         self.load_parent_state(state)
         for group in self._optimizer.param_groups:
@@ -210,7 +214,7 @@ class Training:
         self._lr_scheduler.last_epoch = state["schedule"]
 
     def load_parent_state(self, state: Mapping[str, Any]) -> None:
-        """Load the weights, optimizer state and generator of another training. Keep this learning rate schedule."""
+        """Load weights, optimizer state and generator of another training. Keep the learning rate and its schedule."""
         self.strategy.load_state_dict(state["network"])
         self._load_optimizer(state["optimizer"])
         self.strategy.scaler.load_state_dict(state["scaler"])

@@ -209,7 +209,7 @@ def _select_samples(arrays: Arrays, indices: npt.NDArray[np.int64]) -> LabelledI
 
 
 def _compute_statistics(images: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return the exact mean and standard deviation of each channel, from the counts of the 256 values."""
+    """Return the mean and standard deviation (at least 1) of each channel, in units of the values 0 to 255."""
     values = np.arange(256)
     counts = np.stack([np.bincount(channel.ravel(), minlength=256) for channel in images.swapaxes(0, 1)])
     weights = counts / counts.sum(axis=1, keepdims=True)

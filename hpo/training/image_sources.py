@@ -79,8 +79,8 @@ class Digits:
 class IdxFiles:
     """MNIST (LeCun, Cortes and Burges 1998) or a data set in its format: four IDX files, gzipped or not.
 
-    The files are read from the folder itself, or from its subfolder NAME/raw, which torchvision uses. If both lack
-    them, they are downloaded to the subfolder.
+    The files are read from the data directory, or from its subfolder `torchvision_name`/raw, which torchvision uses.
+    If both lack the files, they are downloaded to the subfolder.
     """
 
     torchvision_name: str
@@ -225,7 +225,7 @@ def _download_dataset(
 ) -> None:
     """Download a data set with `fetch` into a temporary folder, and move the complete files to `folder`.
 
-    Raises FileNotFoundError if the download fails.
+    Raises FileNotFoundError if the download fails. Its message has the missing `files` and the searched `folders`.
     """
     has_existed = folder.exists()
     try:

@@ -31,9 +31,9 @@ _WORKER_OPTIONS = ("accelerator", "devices", "num_nodes")
 def make_trainer(worker: Worker, monitor: str, **options: Any) -> Trainer:
     """Make a Trainer on the worker's ranks that reports the metric `monitor` after each validation of a fit.
 
-    The Trainer also offers the weights of the module; sharded weights are gathered. It records all other logged
-    metrics with the loss. If the evaluation is over, it ends the fit by the exception that `worker.report` raises.
-    Collective: call on all ranks.
+    The other logged metrics are recorded with this loss. The Trainer also passes the module's weights to
+    `worker.offer_weights`; sharded weights are gathered. If the evaluation is over, for example pruned, the exception
+    of `worker.report` ends the fit. Collective: call on all ranks.
 
     Args:
         worker: The worker that the objective gets.
@@ -65,7 +65,8 @@ def make_trainer(worker: Worker, monitor: str, **options: Any) -> Trainer:
 def make_fabric(worker: Worker, **options: Any) -> Fabric:
     """Make a launched Fabric on the worker's ranks. Collective: call on all ranks.
 
-    The objective yields or reports its losses and offers its weights itself.
+    Unlike a Trainer of `make_trainer`, a Fabric reports nothing: the objective must yield or report losses, and call
+    `worker.offer_weights`.
 
     Args:
         worker: The worker that the objective gets.
@@ -151,7 +152,7 @@ class _WorkerEnvironment(ClusterEnvironment):
 
 
 class _LossReporter(Callback):
-    """Reports a metric after each validation, and offers the weights that belong to it."""
+    """Offers the module's weights and reports the metric `monitor` after each validation of a fit."""
 
     def __init__(self, worker: Worker, monitor: str) -> None:
         self._worker = worker

@@ -37,7 +37,7 @@ def fit_net(
 ) -> Iterator[tuple[float, dict[str, float]]]:
     """Train a `Net` on `worker.data`, an `ImageDataset`, with Adadelta. Collective: call on all ranks.
 
-    It offers weights and saves checkpoints as `fit` does.
+    Before each yield, weights are offered and a checkpoint is saved, as in `fit`.
 
     Args:
         params: The hyperparameters: ``conv_layers`` and ``activation`` of the `Net`, the learning rate ``lr``, and

@@ -191,7 +191,7 @@ def load_test_text(context: int) -> Pieces:
 
 
 def _load_pieces(name: str, part: tuple[float, float], context: int) -> Pieces:
-    """Return the pieces of a part as a view, without copying its text."""
+    """Return the pieces of the files whose hashes are in the range `part`, as a view of their symbols."""
     if context < 1:
         raise ValueError(f"context must be at least 1, got {context}")
     symbols = _encode_text("".join(_read_texts(*part)))
@@ -203,9 +203,9 @@ def _load_pieces(name: str, part: tuple[float, float], context: int) -> Pieces:
 
 
 def _read_texts(start: float, end: float) -> Iterator[str]:
-    """Yield the texts of the files with hashes from `start` to `end`, in the order of their hashes.
+    """Yield the texts of the files with hashes from `start` to below `end`, in the order of the hashes.
 
-    Files that are unreadable or not UTF-8 are left out.
+    Hashes of file names are scaled to 0 to 1. Files that are unreadable or not UTF-8 are left out.
     """
     library = sysconfig.get_path("stdlib")
     names = _list_files(library)

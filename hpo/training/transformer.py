@@ -160,11 +160,11 @@ def _initialise_weights(network: nn.Sequential, depth: int) -> None:
 def generate(
     network: nn.Module, text: TextDataset, prompt: str, length: int, temperature: float = 1.0, seed: int = 0
 ) -> str:
-    """Generate characters after a prompt with a character language model, and switch it to evaluation mode.
+    """Generate characters after a prompt with a character language model.
 
     Args:
         network: A network from symbols, int64 of shape (1, length), to logits, shape (1, length, vocabulary), on any
-            device.
+            device. The network is switched to evaluation mode.
         text: The data set, for its symbols and its context. The network reads the last `text.context` characters.
         prompt: The text to continue. An empty prompt is replaced by a newline.
         length: Number of characters to generate.

@@ -1,4 +1,4 @@
-"""A callback for transformers' Trainer that reports its evaluations to the search that runs the script.
+"""A callback for transformers' Trainer that reports its validation losses to the search that runs the script.
 
 Import it only in scripts that use it, since transformers takes seconds to import.
 """
@@ -20,13 +20,13 @@ _SPEED_SUFFIXES = ("_runtime", "_per_second")
 
 
 class ReportCallback(TrainerCallback):
-    """Report the loss and the other metrics after each evaluation of a Trainer, on the main process.
+    """Report the loss and the other metrics each time a Trainer evaluates, on its main process.
 
-    Without a search, it does nothing. Metrics have the names that the Trainer logs, such as ``eval_accuracy``. Epochs,
-    run times, speeds, and values that are not finite numbers are left out.
+    If no search runs the script, the callback does nothing. Metrics have the names that the Trainer logs, such as
+    ``eval_accuracy``. Epochs, run times, speeds, and values that are not finite numbers are left out.
 
     Args:
-        loss: Name of the metric to minimize. Evaluations without it are not reported.
+        loss: Name of the metric to minimize. Nothing is reported if the Trainer's metrics lack it.
 
     Example:
         ::

@@ -19,9 +19,10 @@ class EvaluationDetails:
     Attributes:
         evaluation: The evaluation as recorded.
         study: Name of the study that contains it.
-        in_use: Whether a process runs the study now; None if this host cannot see that.
+        in_use: Whether the run is active now; None if this host cannot see that.
         seed: Seed of the training; None if it is unknown, for example because another run has trained the evaluation.
-        retried_by: Number of the later trial of the same individual, if this one was interrupted or promoted.
+        retried_by: Number of the later trial of the same individual, if this one was interrupted or promoted; otherwise
+            None.
         retried_state: State of the previous trial of the same individual, such as "interrupted" or "promoted"; "" if
             this is the first trial.
         confirmed_by: Evaluations that train the same hyperparameters with other seeds.

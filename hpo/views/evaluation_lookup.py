@@ -1,4 +1,7 @@
-"""Find an evaluation of a run by its label, or choose the most relevant evaluation, and collect its details."""
+"""Find an evaluation of a run by its label, or choose the most relevant evaluation, and collect its details.
+
+The label of an evaluation is "7" for trial 7 of the search, and "confirm-7" for trial 7 of the confirmation.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class EvaluationLookup:
     Args:
         run_dir: The run directory.
         manifest: Content of run.json.
-        in_use: Whether a process runs the study now; None if this host cannot see that.
+        in_use: Whether the run is active now; None if this host cannot see that.
         evaluations: Evaluations of the search.
         confirmations: Evaluations that train the best individuals again with other seeds.
     """
@@ -134,10 +137,10 @@ class EvaluationLookup:
         )
 
     def _compare_with_front(self, evaluation: Evaluation) -> tuple[bool | None, int | None]:
-        """Return whether an evaluation is on the Pareto front, and if not, a trial on the front that keeps it off.
+        """Return whether an evaluation is on the Pareto front, and if not, a trial on the front that is better.
 
-        That trial is as good or better in all objectives; it is None if there is none. Both values are None if the loss
-        is the only objective.
+        This trial is as good or better in all objectives; None if the evaluation is not complete, or is a confirmation.
+        Both values are None if the loss is the only objective.
         """
         objectives = self._manifest.objectives
         if not objectives.is_multi_objective:

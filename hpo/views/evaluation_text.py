@@ -70,7 +70,7 @@ def _describe_state(details: EvaluationDetails) -> str:
 
 
 def _list_facts(details: EvaluationDetails, now: float) -> Iterator[tuple[str, str]]:
-    """Yield a pair of a name and a text for each line; an empty name means that the fact above has a further line."""
+    """Yield a pair of a name and a text for each line. If a fact has several lines, only the first has a name."""
     evaluation = details.evaluation
     if evaluation.state == "failed":
         yield "failure", evaluation.failure or "no reason was recorded"
@@ -103,7 +103,7 @@ def _describe_front(details: EvaluationDetails) -> str:
 
 
 def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a name and a text about how an evaluation was created and how others are related to it."""
+    """Yield pairs of a name and a text about the origin of an evaluation and its relation to other trials."""
     evaluation = details.evaluation
     location = f"island {evaluation.island}, worker {evaluation.worker}"
     if evaluation.imported_from:
@@ -195,7 +195,8 @@ def _format_losses(curve: Mapping[int, float]) -> list[str]:
 def _choose_epochs(curve: Mapping[int, float]) -> list[int]:
     """Return the epochs whose losses are shown.
 
-    If there are many, these are every 2nd, 5th, 10th... epoch, and the epochs with the first, lowest and final loss.
+    If there are many epochs, only every n-th is shown, and the epochs with the first, lowest and final loss. The
+    interval n is 2, 5, 10, 20 and so on.
     """
     epochs = sorted(curve)
     steps = (step * 10**power for power in itertools.count() for step in (1, 2, 5))

@@ -92,7 +92,7 @@ def compute_entry_costs(entries: Sequence[Mapping[str, Any]], objectives: Object
 
 
 def group_ties(entries: Sequence[Mapping[str, Any]], objectives: Objectives) -> list[dict[str, Any]]:
-    """Keep only the first of the individuals with equal objectives. Its key `ties` is the number of the others."""
+    """Merge individuals with equal values in all objectives: keep the first, and count the others in its `ties`."""
     groups: dict[tuple[float, ...], list[Mapping[str, Any]]] = {}
     for entry, costs in zip(entries, compute_entry_costs(entries, objectives), strict=True):
         groups.setdefault(tuple(costs), []).append(entry)
@@ -105,5 +105,5 @@ def format_trial(entry: Mapping[str, Any]) -> str:
 
 
 def make_improved_heading(objectives: Objectives) -> str:
-    """Return the heading of the column that counts how often a propagator has improved the best or the front."""
+    """Return the heading of the column that counts new best losses, or new members of the front, by propagator."""
     return "joined the front" if objectives.is_multi_objective else "improved the best"

@@ -67,7 +67,8 @@ def choose_names(params: Sequence[Mapping[str, Any]], important: Sequence[str]) 
 def _compute_difference(values: Sequence[Any]) -> float:
     """Return how different values are, from 0 (all equal) to 1.
 
-    For numbers, this is half of their range, divided by the largest absolute value.
+    For numbers, this is half of their range, divided by the largest absolute value. For other values, it grows with the
+    number of distinct values.
     """
     if all(type(item) in (int, float) for item in values):
         largest = max(map(abs, values))
@@ -76,7 +77,7 @@ def _compute_difference(values: Sequence[Any]) -> float:
 
 
 def _format_columns(title: str, rows: Columns, positions: Sequence[str], first: int) -> str:
-    """Return a table as text with a column per individual, from individual `first` on. `positions` are the headings."""
+    """Return a table as text: one column per heading in `positions`, for the individuals from index `first`."""
     table = make_empty_table()
     table.add_column("", no_wrap=True)
     for position in positions:

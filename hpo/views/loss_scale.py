@@ -59,13 +59,12 @@ def make_loss_scale(drawn_losses: Sequence[float], losses: Sequence[float] = ())
 
     The scale begins at the lowest loss. It ends at the highest loss that is not an outlier. There are two rules:
 
-    1. A loss is an outlier if it is more than 100 times as high as the usual loss. The usual loss is the median of all
-       losses above the best loss, because up to half of all individuals may diverge. If losses are not positive, an
-       outlier exceeds the usual loss by more than 99 times the absolute value of the usual loss. It also exceeds it by
-       more than 99 times the distance of the usual loss from the best loss.
-    2. A loss in the highest tenth of the remaining losses is an outlier if it is far above the other nine tenths. Its
-       distance from the lowest loss must then be more than ten times theirs. With ten losses or fewer, this
-       rule finds no outliers.
+    1. If all losses are positive, a loss is an outlier above 100 times the usual loss. The usual loss is the median of
+       all losses above the best loss, because up to half of all individuals may diverge. Otherwise, the limit is the
+       usual loss plus 99 times its absolute value, or 99 times its distance from the best loss if this is larger.
+    2. A loss in the highest tenth of the remaining losses is an outlier if it is too far from the lowest loss. The
+       limit is ten times the largest distance in the other nine tenths. With ten losses or fewer, this rule finds no
+       outliers.
 
     A rule applies only if it makes the scale at most half as long. The scale thus includes all losses of a run
     without outliers.
@@ -97,7 +96,7 @@ def find_complete_losses(evaluations: Sequence[Evaluation]) -> list[float]:
 
 
 def _shorten_scale(scale: LossScale, losses: Sequence[float], limit: float) -> LossScale:
-    """Return a scale that ends at the highest loss up to `limit`, or `scale` if that is less than twice as long."""
+    """Return a scale that ends at the highest loss up to `limit`; `scale` if it would shrink by less than half."""
     inside = [loss for loss in losses if loss <= limit]
     worth_it = bool(inside) and scale.compute_fraction(inside[-1]) <= _MAX_SHORTENED_FRACTION
     return LossScale(scale.lowest, inside[-1]) if worth_it else scale

@@ -27,7 +27,7 @@ def make_table(columns: Sequence[tuple[str, Sequence[str]]]) -> Table:
 
 
 def format_table(title: str, table: Table, *below: str, width: int = 1000) -> str:
-    """Return a table as text, with `title` above it, the lines `below` under it, and an empty line at the end."""
+    """Return a text: `title`, the table with at most `width` characters per line, and the lines `below`."""
     # The width of the terminal is unknown under mpirun: output is a pipe, or a terminal that claims 80 columns.
     console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:

@@ -90,7 +90,10 @@ def _format_confirmation(entry: Mapping[str, Any]) -> str:
 
 
 def _format_weights(run: RunReader, chosen: Evaluation) -> Sequence[str]:
-    """Return a line with the path of the individual's weights, or of another trial's if only these are saved."""
+    """Return a line with the path of the individual's weights, or of the saved weights of another trial.
+
+    Return an empty list if no weights are saved.
+    """
     network = find_network(run.run_dir, chosen, run.read_confirmations(all_plans=True))
     if network:
         return [f"its weights: {network.path}{_format_seed(network)}"]

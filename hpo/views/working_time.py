@@ -10,10 +10,11 @@ from hpo.store.evaluations import Evaluation
 
 
 def compute_end(evaluation: Evaluation, now: float | None) -> float:
-    """Return the end of an evaluation, in seconds since the epoch; running evaluations end at `now`.
+    """Return the end of an evaluation, in seconds since the epoch; `now` for a running evaluation.
 
-    If the end is unknown, the start is returned. This applies to interrupted evaluations, and to running ones if `now`
-    is None because the run is not active. The end is never before the start, even if the clock was set back.
+    The end of an interrupted evaluation is unknown, so its start is returned. If `now` is None, the run is not active,
+    and the start of a running evaluation is returned. The end is never before the start, even if the clock was set
+    back.
     """
     stop = now if evaluation.state == "running" else evaluation.ended
     if stop is None or evaluation.state == "interrupted":

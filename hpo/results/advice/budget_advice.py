@@ -18,10 +18,10 @@ _MAX_LOSSES = 30  # Higher losses contain no information about the lowest.
 
 
 def advise_more_epochs(result: RunResult) -> Advice | None:
-    """Advise to train for more epochs, if the losses of the best still fall and twice as many epochs would help.
+    """Advise to train for more epochs, if the five best losses still fall and twice as many epochs would lower them.
 
-    False alarms are rare. Assume that the five best curves have stopped falling after at least 4 epochs. The
-    probability that each of them is still lowest at its final epoch is at most 4^-5 = 1/1,024.
+    False alarms are rare. After 4 epochs or more, a curve that has stopped falling may be lowest at its final epoch by
+    chance. The probability is at most 1/4. For all five curves, it is at most 4^-5 = 1/1,024.
     """
     if result.has_inheritance:
         return None  # The training of parents continues in their offspring.
@@ -50,7 +50,7 @@ def _is_falling(curve: Sequence[float]) -> bool:
 def _estimate_epoch_gain(curve: Sequence[float]) -> float:
     """Estimate the share by which twice as many epochs reduce the loss.
 
-    The estimate assumes that gains decrease by a constant factor.
+    The gain of each quarter of the epochs is assumed to be a constant fraction of the previous quarter's gain.
     """
     quarter = len(curve) // 4
     scale = max(map(abs, curve))
@@ -96,9 +96,9 @@ def advise_stop(result: RunResult) -> Advice | None:
 def _estimate_search_gain(losses: Sequence[float]) -> float:
     """Estimate the share by which twice as many evaluations reduce the lowest loss.
 
-    The estimate is the mean gain from a random half of the evaluations to all evaluations. The best of this half is the
-    best of all with a probability of 1/2, the second best with 1/4, and so on. The estimate is an upper bound, because
-    gains decrease.
+    The estimate is the mean gain from a random half of the evaluations to all evaluations. The best of a random half
+    is the best of all with a probability of 1/2, the second best of all with 1/4, and so on. The next doubling gains
+    less, so the estimate is an upper bound.
     """
     lowest = losses[0]
     gain = sum((loss - lowest) * 0.5 ** (rank + 1) for rank, loss in enumerate(losses))

@@ -53,7 +53,8 @@ class CrowdedBound:
 def find_crowded_bounds(ranked: Sequence[Evaluation], distributions: Mapping[str, Any]) -> list[CrowdedBound]:
     """Return the bounds of hyperparameters at which the best evaluations lie.
 
-    A bound is returned only if this is statistically significant and the hyperparameter matters for the loss.
+    At least 3 of the 5 best evaluations must lie at a bound, which must be unlikely by chance. Losses must also be
+    significantly lower near the best value of the hyperparameter.
 
     Args:
         ranked: All complete evaluations, best first.
@@ -75,7 +76,7 @@ def find_crowded_bounds(ranked: Sequence[Evaluation], distributions: Mapping[str
 
 
 def _can_widen(distribution: Any, upper: bool) -> bool:
-    """Return whether there are values beyond a bound. A logarithmic scale has no integers below 1."""
+    """Return whether a range can be widened at its upper or lower bound. Integers on a logarithmic scale begin at 1."""
     return upper or not (distribution.log and isinstance(distribution.low, int) and distribution.low <= 1)
 
 
@@ -111,11 +112,11 @@ def _scale_value(value: float, distribution: Any) -> float:
 
 
 def _compute_t_statistic(ranked: Sequence[Evaluation], distributions: Mapping[str, Any], name: str) -> float:
-    """Return the t statistic of one hyperparameter in a linear model of the rank of the loss.
+    """Return the t statistic of one hyperparameter in a linear model of the losses.
 
-    The model predicts the rank from the distances to the best evaluation, one distance for each hyperparameter. The
-    result is 0 if there are too few evaluations, or if the distance in this hyperparameter is a linear combination of
-    the others.
+    The model replaces each loss by its position in the sorted losses. It predicts the position from the distances to
+    the best evaluation, one for each hyperparameter. The result is 0 if there are too few evaluations, or if the
+    distances in this hyperparameter are a linear combination of the other distances.
     """
     import numpy as np
 
@@ -147,8 +148,8 @@ def _compute_distances(
 ) -> list[float]:
     """Return the distances of evaluations from the best in one hyperparameter, from 0 to 1.
 
-    The distance is 0 if the hyperparameter is inactive in one of the two evaluations. Then the difference is in the
-    condition of the hyperparameter.
+    The distance is 0 if the hyperparameter is inactive in one of the two evaluations. Then the two differ in
+    another hyperparameter, on which its condition depends.
     """
     target: Any = best.params.get(name)
     values = [evaluation.params.get(name, target) for evaluation in evaluations]

@@ -1,4 +1,7 @@
-"""The result of a run as the input of advice, and the advice itself."""
+"""The result of a run as the input of advice, and the advice itself.
+
+A session is one start of the run. A script is a training program that follows `--` on the command line.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +102,10 @@ class RunResult:
         ]
 
     def format_resume_command(self, *options: str) -> str:
-        """Return the command that resumes the run, with all options that a resumed run would not keep."""
+        """Return the command that resumes the run with `options`; empty if it is too long.
+
+        It repeats the options of the latest session that `--resume` does not keep, such as `--ranks-per-worker`.
+        """
         storage = self.manifest.storage
         kept = {name for name, option in OPTIONS.items() if option.is_kept_on_resume}
         again = [
@@ -111,7 +117,7 @@ class RunResult:
     def format_confirm_command(self, seeds: int) -> str:
         """Return the command that trains the best individuals again with other seeds.
 
-        If the command of a script does not have the placeholder `{seed}`, the option `--seed '{seed}'` is added.
+        If the run trains a script without the placeholder `{seed}`, the arguments `--seed '{seed}'` are added.
 
         Args:
             seeds: The number of seeds.
@@ -121,7 +127,7 @@ class RunResult:
 
     @property
     def has_space_in_command(self) -> bool:
-        """Whether the command line defines the search space of a script."""
+        """Whether the run trains a script, so that the command line defines the search space."""
         return "--" in self._split_command()
 
     @property
@@ -154,7 +160,7 @@ class RunResult:
         return list(itertools.chain.from_iterable(words))
 
     def _format_command(self, *options: str) -> str:
-        """Return a command with the program and the search space of the latest session; empty if it is too long."""
+        """Return a command with the program and search space of the latest session; "" if the command is too long."""
         words = self._split_command()
         end = words.index("--") if "--" in words else len(words)
         command = shlex.join([*self._find_program(words[:end]), *options, *words[end:]])

@@ -69,9 +69,9 @@ def _format_seed_hint(result: RunResult) -> str:
 
 
 def _advise_after_comparison(result: RunResult, entries: Sequence[dict[str, Any]]) -> Advice | None:
-    """Advise to choose among individuals that are as good as the best.
+    """Advise to choose among several individuals that are equally good, see `compute_margin`.
 
-    If no individual is certain to be as good as the best, advise to use more seeds.
+    Give no advice if only one individual is certainly as good as the best. If none is, advise to use more seeds.
     """
     seeds, first, margin = result.manifest.confirm_seeds, entries[0], compute_margin(entries) or 0.0
     given = f"With {format_count(seeds, 'other seed')} each"

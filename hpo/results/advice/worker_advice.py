@@ -58,7 +58,7 @@ def _find_broken_workers(ours: Sequence[Evaluation]) -> list[int]:
 
 
 def _format_ranks(workers: Sequence[int], layout: Layout) -> str:
-    """Return the ranks of a single worker as text, so that its host can be identified."""
+    """Return the ranks of a worker as text, to identify its host; empty for several workers."""
     size = layout.ranks_per_worker
     if len(workers) > 1:
         return ""

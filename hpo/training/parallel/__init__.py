@@ -19,16 +19,16 @@ def parallelize(
 ) -> ParallelStrategy:
     """Prepare a network for training on the worker's ranks. Collective: call on all ranks.
 
-    The network is moved to the worker's device, and with "shard" and "pipeline", each rank keeps only a part of it: do
-    not use the network afterwards. Dropout and batch normalisation are replaced by layers whose results do not depend
-    on the number of ranks, except batch normalisation in a pipeline.
+    The network is moved to the worker's device. With "shard" and "pipeline", each rank keeps only a part of it. Do not
+    use the network afterwards. Dropout and batch normalisation are replaced by layers whose results do not depend on
+    the number of ranks. A pipeline replaces only dropout.
 
     Args:
         network: The network, in memory of the CPU. For a pipeline, an ``nn.Sequential``.
         worker: The worker that the objective gets.
         settings: How the ranks share the training.
-        stage_costs: Cost of each block of a pipeline by its name, in any unit; blocks without a cost have 0. By
-            default, the cost of a block is its number of parameters.
+        stage_costs: Costs of the blocks of a pipeline (layers of the ``nn.Sequential``) by name, in any unit. Blocks
+            without an entry cost 0. By default, the cost of a block is its number of parameters.
 
     Returns:
         The strategy, which computes losses and gradients, and gathers the state dict.

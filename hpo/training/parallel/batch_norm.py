@@ -1,9 +1,9 @@
 """Batch normalisation over the samples of all ranks, on any device.
 
-torch's SyncBatchNorm accepts only tensors on GPUs. If a rank has no sample, as may happen in the final batch of an
-epoch, it hangs, or sends tensors of another type (torch 2.15). Here, the statistics of all ranks are combined by the
-formula of Chan, Golub and LeVeque (1979) for the variance of a union. Gradients flow through the statistics (Ioffe and
-Szegedy 2015, section 3).
+torch's SyncBatchNorm accepts only tensors on GPUs. In the final batch of an epoch, a rank may have no sample. Then
+SyncBatchNorm hangs, or sends tensors of another dtype than the other ranks (torch 2.15). Here, the statistics of all
+ranks are combined by the formula of Chan, Golub and LeVeque (1979) for the variance of a union. Gradients flow through
+the statistics (Ioffe and Szegedy 2015, section 3).
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class DropoutMasks:
     def draw_mask(self, layer: int, shape: torch.Size, p: float) -> torch.Tensor:
         """Return a boolean mask, which is True with probability 1 - p, for the input of a dropout layer.
 
-        `shape` is the shape of the input, (N, ...). Raises ValueError if N is not the number of samples, and
-        RuntimeError in a backward pass.
+        `shape` is the shape of the input, (N, ...). Raises ValueError if N is not the number of samples. Raises
+        RuntimeError in a backward pass: `torch.utils.checkpoint` recomputes the layer, but its mask is not kept.
         """
         samples = len(self._samples[1])
         if shape[0] != samples:

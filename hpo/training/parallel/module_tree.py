@@ -42,8 +42,9 @@ def convert_to_channels_last(network: nn.Module) -> nn.Module:
 def find_shard_units(network: nn.Module) -> list[nn.Module]:
     """Return the modules that are sharded separately, so that a rank holds only one whole module at a time.
 
-    They are the elements of the network's nn.Sequentials and nn.ModuleLists, recursively. If the network has no such
-    list, they are its children.
+    These units are the elements of lists (nn.Sequential or nn.ModuleList), and children outside of lists. A list within
+    a list is replaced by its elements, and a child that contains lists by its own units. Modules without parameters are
+    left out.
     """
     lists = (nn.Sequential, nn.ModuleList)
 

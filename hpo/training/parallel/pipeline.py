@@ -1,4 +1,8 @@
-"""Pipeline stages: each rank has some blocks of the network, and microbatches pass through all ranks."""
+"""Pipeline stages: each rank has some blocks of the network, and microbatches pass through all ranks.
+
+A global batch (samples of one training step) is divided into `settings.accumulate` parts, and each part into
+`settings.microbatches` microbatches.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,8 @@ if TYPE_CHECKING:
 class PipelineStrategy(ParallelStrategy):
     """A network in stages (Huang et al. 2019), with the 1F1B schedule (Narayanan et al. 2019).
 
-    Batch normalisation uses the statistics of a microbatch.
+    In 1F1B, a rank alternates between the forward pass of one microbatch and the backward pass of another. Batch
+    normalisation uses the statistics of a microbatch.
     """
 
     def __init__(
@@ -140,7 +145,7 @@ class PipelineStrategy(ParallelStrategy):
             block.load_state_dict({k.removeprefix(prefix): t for k, t in state.items() if k.startswith(prefix)})
 
     def compute_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the part of the batch's mean loss that comes from one microbatch, times the factor of the scaler."""
+        """Return one microbatch's part of the mean loss of the global batch, multiplied by the scale of `scaler`."""
         assert self._batch is not None
         return self.scaler.scale(compute_per_sample(self._batch.loss, outputs, targets).sum() / self._batch.size)
 
@@ -150,7 +155,7 @@ class PipelineStrategy(ParallelStrategy):
             self.dropout_masks.begin_forward(self._batch.step, self.positions.popleft(), self.device)
 
     def _group_microbatches(self, part: torch.Tensor) -> list[Sequence[torch.Tensor]]:
-        """Divide a part into microbatches, and group them by size, since buffers between stages have one size."""
+        """Divide a part of a batch into microbatches, grouped by size, since buffers between stages have one size."""
         microbatches = divide_into_parts(part, self.settings.microbatches)
         whole = [positions for positions in microbatches if len(positions) == len(microbatches[0])]
         return [group for group in (whole, microbatches[len(whole) :]) if group]
@@ -158,7 +163,10 @@ class PipelineStrategy(ParallelStrategy):
     def _prepare_step(
         self, load: LoadBatch, microbatches: Sequence[torch.Tensor], training: bool
     ) -> tuple[Any, list[torch.Tensor], torch.Tensor | None]:
-        """Return the schedule for microbatches, with inputs on the first rank and targets on the final rank."""
+        """Return the schedule for microbatches, its inputs and the targets.
+
+        The inputs are empty except on the first rank. The targets are None except on the first and the final rank.
+        """
         self.positions = deque(microbatches if training else ())
         schedule = self._get_schedule(len(microbatches), len(microbatches[0]), training)
         if not (self._is_first or self._is_last):

@@ -95,8 +95,8 @@ def _find_norms(module: nn.Module) -> list[nn.Module]:
 def _make_mesh(device: torch.device) -> DeviceMesh:
     """Return a mesh of the worker's ranks with a name that is unique to the process group.
 
-    torch treats meshes over the same ranks as equal, and caches shardings by mesh. Without unique names, a later
-    process group would get a mesh whose process group has been destroyed.
+    torch treats meshes of the same name and ranks as equal, and caches shardings by mesh. With equal names, a new
+    process group would get a cached mesh of an earlier process group, which has been destroyed.
     """
     group = dist.group.WORLD
     assert group is not None

@@ -34,7 +34,7 @@ class GlobalBatch:
     Args:
         load: A function from positions in the batch, int64 of shape (N,), to the inputs and the targets.
         size: Number of samples; positions are 0 to ``size - 1``.
-        step: Index of the training step, from 0, which determines the dropout masks.
+        step: Number of earlier training steps, in all epochs. It determines the dropout masks.
         loss: A function from outputs and targets to the loss of each sample, shape (N,).
     """
 
@@ -69,7 +69,9 @@ class ParallelStrategy(ABC):
 
     @abstractmethod
     def compute_gradients(self, batch: GlobalBatch) -> torch.Tensor:
-        """Add the gradients of the batch's mean loss, times the factor of `scaler`, to this rank's parameters.
+        """Compute the gradients of the batch's mean loss, and add them to ``grad`` of this rank's parameters.
+
+        The gradients are multiplied by the scale of `scaler`, which is 1 unless the precision is float16.
 
         Args:
             batch: The global batch.
@@ -102,11 +104,12 @@ class ParallelStrategy(ABC):
     def gather_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Return whole tensors on the leader (first rank). On other ranks, the result is undefined.
 
-        `tensors` has this rank's parts of the tensors by their names in the network.
+        `tensors` has this rank's tensors, or its shards of them, such as optimizer state. The result has the same
+        names.
         """
 
     def select_shard(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - for shards
-        """Return this rank's shard of a whole tensor that has the shape of one of its parameters."""
+        """Return this rank's shard of `tensor`, a whole tensor of optimizer state with the shape of `parameter`."""
         return tensor
 
     @abstractmethod
@@ -161,9 +164,9 @@ class DataParallelStrategy(ParallelStrategy):
         return self.network
 
     def skip_gradient_sync(self) -> AbstractContextManager[object]:
-        """Return a context in which gradients are not averaged over the ranks.
+        """Return a context in which a backward pass does not average gradients over the ranks.
 
-        It is for all parts of a batch except the final part.
+        Gradients are averaged only in the backward pass of the final part of a batch.
         """
         return nullcontext()
 

@@ -52,7 +52,7 @@ class EvaluationScreen(Screen[None]):
         self.show(self._lookup, self.evaluation)
 
     def show(self, lookup: EvaluationLookup, evaluation: Evaluation) -> None:
-        """Show an evaluation, or its new state after it was read once more."""
+        """Show the current state of an evaluation. Call this again when the evaluation has changed."""
         self._lookup, self.evaluation = lookup, evaluation
         curve = sorted(evaluation.curve.items())
         first, last = (curve[0][0], curve[-1][0]) if curve else (0, 0)

@@ -102,7 +102,7 @@ def format_progress(run: RunStatus) -> str:
 
 
 def _explain(run: RunStatus, path: Path) -> list[str]:
-    """Return why a run is not active and how to resume it, or why this is unknown; empty if the phase suffices."""
+    """Return lines that explain the phase, such as why a run has stopped and how to resume it; empty if not needed."""
     resume = f"To resume: the same command with --run-dir {shlex.quote(str(path))} --resume"
     if run.phase == "stopped" and run.reason != EXHAUSTED_REASON:
         remedy = f" and {run.remedy}" if run.remedy else ""

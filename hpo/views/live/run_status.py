@@ -45,8 +45,8 @@ class RunStatus:
 
     Attributes:
         at: Time of the snapshot, in seconds since the epoch.
-        phase: searching, confirming, ending, finished, stopped, crashed, or unknown if this host
-            cannot see whether a process runs the study.
+        phase: searching, confirming, ending (all evaluations are done, but the run is still active), finished, stopped
+            (before the end, without a crash), crashed, or unknown if this host cannot see whether the run is active.
         reason: More about the phase, such as why the run stopped; may be empty.
         remedy: What to change in the command that resumes the run; may be empty.
         done: Number of individuals that have ended in the search, or in the confirmation if the phase is "confirming".
@@ -58,10 +58,11 @@ class RunStatus:
         front: The Pareto front; empty if the loss is the only objective.
         islands: Status of each island with evaluations.
         running: The running evaluation of each worker, the oldest first.
-        idle_workers: Workers that have evaluated in this session and have no running evaluation of their own.
+        idle_workers: Workers that have evaluated in this session (one start of the run), but now run no evaluation of
+            their own. They may help another worker.
         helper_texts: For each worker that helps with an evaluation of another worker: a text that names that worker.
         rungs: Rungs (steps at which losses are compared), as in summary.json.
-        improvements: For each new best: the working time at which it was found, in seconds, and its loss.
+        improvements: For each new best: the working time (see `working_seconds`) when it was found, and its loss.
         working_seconds: Time until now in which at least one worker evaluated, in seconds.
         losses: Losses of all complete evaluations.
         to_confirm: Whether the best will be confirmed with other seeds after the search.

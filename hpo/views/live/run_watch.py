@@ -115,7 +115,10 @@ class RunListing:
         self._estimated_at = time.monotonic()
 
     def format_lines(self, snapshot: RunSnapshot, run: RunStatus) -> Iterator[str]:
-        """Yield a line for each evaluation that has ended since the previous call, and headings for the first lines."""
+        """Yield a line for each evaluation that has ended since the previous call.
+
+        A line of headings precedes the first evaluation of the search, and the first confirmation.
+        """
         budgets = snapshot.manifest.budget, len(snapshot.confirmations)
         for stage, evaluations, budget in zip(
             self._stages, (snapshot.evaluations, snapshot.confirmations), budgets, strict=True

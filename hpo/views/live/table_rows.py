@@ -75,7 +75,7 @@ class RowOrder:
         self.heading, self.reverse = heading, heading == self.heading and not self.reverse
 
     def make_rows(self, evaluations: Sequence[Evaluation], columns: Sequence[Column]) -> TableRows:
-        """Return the rows that match the filter, sorted by a column whose heading is marked with an arrow.
+        """Return the rows that match the filter, sorted by the column `heading`, which gets an arrow.
 
         Evaluations without a value in this column come last.
         """
@@ -186,7 +186,7 @@ def _format_param(name: str, evaluation: Evaluation | None) -> str:
 
 
 def make_failure_rows(evaluations: Sequence[Evaluation]) -> TableRows:
-    """Return a row for each reason of failures, with their number and the latest failed evaluation."""
+    """Return a row for each reason of failures, with the count and the latest of the failed evaluations."""
     groups = summarize_failures(evaluations)
     labels = [format_label(group["trial"], group["confirms"] is not None) for group in groups]
     counts = [str(group["count"]) for group in groups]
@@ -214,7 +214,7 @@ def make_island_rows(run: RunStatus) -> TableRows:
 
 
 def make_worker_rows(run: RunStatus, evaluations: Sequence[Evaluation] = ()) -> TableRows:
-    """Return a row for each worker: its running evaluation, and how many of `evaluations` it has ended and failed."""
+    """Return a row for each worker: its running evaluation, and how many of its `evaluations` have ended or failed."""
     ended = Counter(evaluation.worker for evaluation in evaluations if evaluation.has_ended_in_run)
     failed = Counter(evaluation.worker for evaluation in evaluations if evaluation.state == "failed")
     own = {evaluation.worker: evaluation for evaluation in run.running}

@@ -59,7 +59,7 @@ def shorten_middle(text: str) -> str:
 
 
 def make_category_ticks(choices: Sequence[Any]) -> dict[str, Any]:
-    """Return the ticks of an axis on which the choices of a hyperparameter are at 0, 1, 2..."""
+    """Return the ticks of an axis on which the choices of a hyperparameter are at 0, 1, 2 and so on."""
     return {"tickvals": list(range(len(choices))), "ticktext": [shorten_middle(format_value(item)) for item in choices]}
 
 
@@ -97,7 +97,10 @@ def make_upright_axis(
 
 
 def _compute_log_ticks(low: float, high: float, margin: float = 0.0) -> list[float]:
-    """Return powers of ten between `low` and `high`. If these are few, also return 2 and 5 times the powers."""
+    """Return powers of ten between `low` and `high`. If these are few, also return 2 and 5 times the powers.
+
+    Ticks within `margin` of either end are left out. `margin` is a fraction of the axis.
+    """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if len(powers) < 5 else (1,)
     least, most = math.log10(low), math.log10(high)

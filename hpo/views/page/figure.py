@@ -59,7 +59,7 @@ class Figure:
 
 
 def sample_evaluations(evaluations: Sequence[Evaluation], max_count: int = MAX_POINTS) -> list[Evaluation]:
-    """Return at most `max_count` evaluations: the best as one half, and a regular sample of all others."""
+    """Return at most `max_count` evaluations: the best `max_count // 2`, and a regular sample of the others."""
     if len(evaluations) <= max_count:
         return list(evaluations)
     ordered = sorted(evaluations, key=lambda evaluation: evaluation.loss)

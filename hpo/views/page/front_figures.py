@@ -92,7 +92,7 @@ class _FrontAxis:
 def _make_front_axis(
     evaluations: Sequence[Evaluation], objectives: Objectives, index: int, box: ReferenceBox | None
 ) -> _FrontAxis:
-    """Return the axis of an objective. Values that are much worse than usual, or than the front, are out of range."""
+    """Return the axis of an objective. Values far beyond the usual value, or far beyond `box`, are out of range."""
     name, values = objectives.names[index], [evaluation.values[index] for evaluation in evaluations]
     whole = LossScale(min(values), max(values))
     costs = [-value for value in values] if name in objectives.maximized else values
@@ -113,7 +113,7 @@ def _limit_scale(scale: LossScale, costs: Sequence[float], reference: float) -> 
 
 
 def draw_fronts(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Figure]:
-    """Return a figure for each objective except the loss, with the loss on the x axis and the Pareto front."""
+    """Return a figure of the Pareto front for each objective except the loss. The x axis shows the loss."""
     complete = _find_complete(evaluations, objectives)
     if not complete or not objectives.is_multi_objective:
         return []

@@ -218,7 +218,7 @@ def _make_headings(
     distributions: Mapping[str, Any],
     objectives: Objectives,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return two dictionaries from names to headings in a table of individuals: of metrics, and of hyperparameters."""
+    """Return the headings of metrics and of hyperparameters in a table of individuals, as two dictionaries by name."""
     shown = choose_names([entry["params"] for entry in entries], important)
     metrics = put_objectives_first(sorted({name for entry in entries for name in entry["metrics"]}), objectives)
     params = {name: text for name, text in name_params(distributions, _RESERVED_COLUMNS).items() if name in shown}
@@ -240,7 +240,7 @@ def _make_front_table(
 
 
 def _summarize_islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return for each island its number of evaluations, its best, and its immigrants when the latest one started."""
+    """Return for each island its evaluation count, its best, and its immigrants when its latest evaluation started."""
     found = []
     for island in sorted({evaluation.island for evaluation in evaluations if evaluation.counts_for_budget}):
         own = [evaluation for evaluation in evaluations if evaluation.island == island and evaluation.counts_for_budget]

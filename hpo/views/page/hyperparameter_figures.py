@@ -132,7 +132,7 @@ def _draw_triangles(far: Sequence[Evaluation], group: str) -> list[Trace]:
 
 
 def _make_bands(count: int) -> list[tuple[str, int, int, str, float]]:
-    """Return how lines are drawn by the rank of their loss: name, first index, end index, colour and width."""
+    """Return groups of lines, the best losses first. Each has a name, first index, end index, colour and width."""
     best, better = min(50, max(1, count // 10)), min(300, max(2, count // 2))
     bands = [
         (f"the best {best}", 0, best, "--accent", 2.0),

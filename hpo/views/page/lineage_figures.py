@@ -28,7 +28,7 @@ _ROW_HEIGHT, _ROW_GAP = 90, 0.02  # pixels, fraction of the height
 
 
 def draw_descent(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Figure | None:
-    """Draw the loss of each evaluation over its epochs and those of its ancestors, with lines to its children.
+    """Draw the loss of each complete evaluation over the total epochs of its lineage, with lines to its children.
 
     Return None if no evaluation has begun with the checkpoint of a parent.
     """
@@ -145,7 +145,7 @@ def draw_schedule(
 
 
 def _count_epochs(evaluations: Sequence[Evaluation]) -> dict[int, int]:
-    """Return by trial the total number of epochs of an evaluation and its ancestors."""
+    """Return for each trial number the total number of epochs of the evaluation and its ancestors."""
     epochs: dict[int, int] = {}
     for evaluation in evaluations:  # A parent has a lower trial number than its child.
         before = 0 if evaluation.inherits is None else epochs.get(evaluation.inherits, 0)

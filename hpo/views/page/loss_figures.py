@@ -180,7 +180,7 @@ def draw_learning_curves(evaluations: Sequence[Evaluation], winner: Evaluation |
 
 
 def _draw_group(group: Sequence[Evaluation], scale: LossScale, name: str, marker: Mapping[str, Any]) -> list[Trace]:
-    """Draw curves with a mark at the final epoch of each, and a triangle where the highest loss is out of range."""
+    """Draw curves with a mark at each final epoch, and a triangle at each highest loss that is out of range."""
     x, y = join_lines(
         (list(evaluation.curve), compute_loss_heights(evaluation.curve.values(), scale)) for evaluation in group
     )

@@ -75,7 +75,7 @@ def _find_triangle_symbol(symbol: str) -> str:
 
 
 def format_high_loss(loss: float, scale: LossScale, more: str = "") -> str:
-    """Return a line with the loss for the label of a point; "" if the loss is in range, where its height shows it."""
+    """Return a line with the loss and the text `more` for the label of a point; "" if the loss is in range."""
     return f"<br>loss {format_number(loss)}{more}" if scale.is_out_of_range(loss) else ""
 
 

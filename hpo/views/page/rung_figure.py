@@ -23,7 +23,7 @@ _OUTCOMES = (
 
 
 def draw_rungs(evaluations: Sequence[Evaluation], pruner: str, objectives: Objectives) -> Figure | None:
-    """Draw the lowest loss of each individual until each rung that it has reached; None without rungs."""
+    """Draw a point for each individual at each rung, with its lowest loss up to this rung; None without rungs."""
     halving = HALVING_SCHEDULES.get(pruner)
     rungs = compute_rungs(halving, evaluations, objectives) if halving else []
     if not rungs:
