@@ -435,7 +435,8 @@ def test_snapshot_buffer_restores_until_next_loss(tmp_path: Path) -> None:
         "the weights of the lowest loss must be written"
     )
     copy_after_loss(buffer, is_best=False)
-    assert buffer.load_checkpoint(has_loss=True) == (None, 0)
+    with pytest.raises(RuntimeError, match=r"worker\.checkpoint must be read before the first loss"):
+        buffer.load_checkpoint(has_loss=True)
     with pytest.raises(RuntimeError, match=r"worker\.parent_checkpoint must be read before the first loss"):
         buffer.load_parent_checkpoint(has_loss=True)
     with pytest.raises(RuntimeError, match=r"worker\.checkpoint must be read before the first loss"):

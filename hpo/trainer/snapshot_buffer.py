@@ -64,10 +64,10 @@ class SnapshotBuffer:
     def load_checkpoint(self, has_loss: bool) -> tuple[Any, int]:
         """Return the state in the checkpoint and the number of losses before it; (None, 0) without a checkpoint.
 
-        `has_loss` is whether the objective has already reported a loss. Raises RuntimeError if it has, unless an
-        earlier call has returned the checkpoint.
+        `has_loss` is whether the evaluation has already reported a loss, in this process or before the checkpoint.
+        Raises RuntimeError if the objective has reported a loss in this process.
         """
-        if has_loss and not self._has_resumed:
+        if has_loss and (self._checkpoint is None or not self._has_resumed):
             raise RuntimeError("worker.checkpoint must be read before the first loss")
         if self._checkpoint is None:
             return None, 0
