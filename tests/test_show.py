@@ -28,6 +28,7 @@ from hpo.trainer.search_file import load_search_file
 from hpo.views.live.run_status import compute_run_status
 from hpo.views.live.run_watch import RunListing
 from hpo.views.live.table_rows import make_failure_rows
+from hpo.views.page.html_report import render_report
 from tests.support.endurance import FAULTY
 from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, make_hpo_command
 from tests.support.runs import (
@@ -495,6 +496,9 @@ def test_top_groups_failures_and_names_latest_trial(tmp_path: Path, hpo: Hpo) ->
         ["1", "ValueError: injected"],
     ]
     assert table[6] == f"hpo show {run_dir} 1 shows the traceback"
+    page = render_report(RunReader(run_dir), 10, START_SECONDS + 100)
+    assert "<p>Trial 1 on island 0" in page
+    assert "<p>Trial 2 on island 0" not in page
     silent = make_run(tmp_path / "silent")
     add_failure(silent, "the trainer was ended by SIGKILL", traceback="")
     assert f"hpo show {tmp_path}/silent 0 shows more of it" in hpo("top", tmp_path / "silent")[1]

@@ -153,19 +153,20 @@ def summarize_failures(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]
     """
     counted = []
     for reason, group in group_by_reason(evaluations):
-        latest = max(group, key=lambda evaluation: (evaluation.ended, evaluation.trial))
+        latest = group[-1]
         example = {"trial": latest.trial, "confirms": latest.confirms, "has_traceback": bool(latest.traceback)}
         counted.append({"reason": reason, "count": len(group), **example})
     return counted
 
 
 def group_by_reason(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation]]]:
-    """Return the failed evaluations in groups with the same reason, the most frequent reason first."""
+    """Return the failed evaluations in groups with the same reason, the most frequent first, each sorted by the end."""
     groups: dict[str, list[Evaluation]] = {}
     for evaluation in evaluations:
         if evaluation.state == "failed":
             groups.setdefault(format_reason(evaluation), []).append(evaluation)
-    return sorted(groups.items(), key=lambda item: -len(item[1]))
+    by_end = [(reason, sorted(group, key=lambda e: (e.ended, e.trial))) for reason, group in groups.items()]
+    return sorted(by_end, key=lambda item: -len(item[1]))
 
 
 def format_reason(failed: Evaluation) -> str:
