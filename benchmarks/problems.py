@@ -23,7 +23,10 @@ class Problem(Protocol):
         """The search space."""
 
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the regret of hyperparameters, and the seconds that the evaluation takes."""
+        """Return the regret of hyperparameters, and the simulated duration of their training.
+
+        The unit of the duration depends on the family.
+        """
 
 
 def list_names(family: str) -> list[str]:

@@ -50,9 +50,9 @@ def find_wrong_bounds(low: float, high: float) -> str:
 
 
 def format_parameter(parameter: Any) -> str:
-    """Return a parameter as Python code, with all its arguments.
+    """Return a parameter as Python code, with all its arguments, including `mutable`.
 
-    The `repr` of a parameter omits `mutable`, because a resumed run may change it.
+    The `repr` of a parameter omits `mutable`: a resumed run must have the same search space, but `mutable` may differ.
     """
     return repr(parameter) if parameter.mutable is False else f"{repr(parameter)[:-1]}, mutable={parameter.mutable!r})"
 

@@ -92,7 +92,10 @@ class _FirstLossCheckpointer(Checkpointer):
         self._is_first = True
 
     def is_copy_due(self) -> bool:
-        """Return True for the first loss with a checkpoint, and False for later losses."""
+        """Return True at the first call, so that only the checkpoint of the first loss is copied.
+
+        The leader calls this after each loss for which the objective has saved a checkpoint.
+        """
         is_first, self._is_first = self._is_first, False
         return is_first
 

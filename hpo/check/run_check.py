@@ -1,4 +1,8 @@
-"""Run `hpo check` on all ranks, from its options to its exit status."""
+"""Run `hpo check`, which searches for mistakes in a search file. All ranks take part.
+
+It evaluates one set of hyperparameters several times, on all ranks and on 1 rank. Failures, and differences between
+these evaluations, show the mistakes.
+"""
 
 from __future__ import annotations
 

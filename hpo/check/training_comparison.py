@@ -264,7 +264,7 @@ def _count_epoch_steps(outcome: CheckOutcome) -> int | None:
 
 
 def is_different(one: Fingerprint, other: Fingerprint) -> bool:
-    """Return whether two fingerprints differ by more than a tolerance, so that the values of the parameters differ."""
+    """Return whether two fingerprints differ by more than rounding. Then the weights or gradients differ, too."""
     return len(one) != len(other) or not compute_distance(one, other) <= _FINGERPRINT_TOLERANCE
 
 

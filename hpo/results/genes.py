@@ -54,7 +54,7 @@ def compute_genes(params: Sequence[Mapping[str, Any]], space: SearchSpace) -> tu
 
 
 def make_cube(space: SearchSpace) -> UnitCubeEncoding:
-    """Return the encoding that maps the genes of a search space to points of the unit cube."""
+    """Return the encoding that maps genes (see `compute_genes`) of individuals to points of the unit cube."""
     low, high = np.array(list(space.list_gene_limits().values()), float).T
     return UnitCubeEncoding(
         low, high, np.array([isinstance(parameter, Categorical) for parameter in space.parameters.values()])

@@ -44,8 +44,9 @@ class ReferenceBox:
     def compute_gain(self, own: Costs, known: Costs) -> float:
         """Return the share of the box that one individual dominates and the known individuals do not.
 
-        The method is the exclusive hypervolume (While et al., A fast way of calculating exact hypervolumes, 2012). It
-        is much faster than computing the whole share, because few known individuals limit the exclusive part.
+        The method is the exclusive hypervolume (While et al., A fast way of calculating exact hypervolumes, 2012). The
+        costs of known individuals are raised to at least `own`. Most of the raised costs are dominated by others, and
+        are dropped. So this is much faster than computing the whole share.
 
         Args:
             own: The costs of the individual, shape `(1, objectives)`.

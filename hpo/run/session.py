@@ -1,4 +1,7 @@
-"""A session (one start of a run): its study and manifest, and which individuals are kept or confirmed."""
+"""A session (one start of a run): its study, and its manifest (content of run.json).
+
+It selects the checkpoints to keep, and the individuals to confirm (train again with other seeds).
+"""
 
 from __future__ import annotations
 

@@ -77,7 +77,10 @@ class CachedStorage(BaseStorage):
         return trial_id
 
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
-        """Set the state of a trial and, when it ends, its objective values. Return whether the state was set."""
+        """Set the state of a trial and, when it ends, its objective values.
+
+        Return False if the trial is already running and `state` is RUNNING. Otherwise, return True.
+        """
         self._write_pending_values()
         is_set = self._storage.set_trial_state_values(trial_id, state, values)
         times: dict[str, datetime] = {}

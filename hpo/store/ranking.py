@@ -21,7 +21,8 @@ from hpo.dominance import Costs
 class Ranking(Protocol):
     """Rank individuals by their costs; lower is better. The first trial of an individual identifies it.
 
-    Individuals in `candidates` are paused. Individuals in `stopped` never continue. All others have continued.
+    Individuals in `candidates` are paused. Individuals in `stopped` never continue. All others have continued. All
+    three kinds are ranked together.
     """
 
     def __len__(self) -> int: ...
@@ -43,7 +44,7 @@ class Ranking(Protocol):
         """Return whether an individual is among the best `count`, as if it were a candidate."""
 
     def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
-        """Return the candidates among the best `count` individuals, best first."""
+        """Return the individuals in `candidates` that are among the best `count` of all individuals, best first."""
 
     def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
         """Return the position (from 0) and the first trial of the best candidate; None without candidates."""
@@ -87,7 +88,7 @@ class LossRanking:
         return self._count_ahead(root) < count
 
     def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:  # noqa: ARG002
-        """Return the candidates among the best `count` individuals, best first."""
+        """Return the individuals in `candidates` that are among the best `count` of all. `stopped` has no effect."""
         return [root for _, root in self.entries[:count] if root in candidates]
 
     def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:  # noqa: ARG002
@@ -137,7 +138,7 @@ class _Layer:
     def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
         """Return the candidates among the best `count` individuals of this layer, best first.
 
-        Individuals that have been trained further rank before candidates.
+        Individuals that are neither in `candidates` nor in `stopped` have been trained further. They come first.
         """
         waiting, continued = self.split_candidates(candidates, stopped)
         if count >= len(self.roots):
@@ -226,7 +227,7 @@ class DominanceRanking:
         return root in layer.select_best(count, waiting, stopped)
 
     def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
-        """Return the candidates among the best `count` individuals, best first."""
+        """Return the individuals in `candidates` that are among the best `count` of all, by layer, best layer first."""
         found: list[int] = []
         for layer in self._layers:
             if count <= 0:

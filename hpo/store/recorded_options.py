@@ -1,4 +1,4 @@
-"""Define the command-line options that each session records in run.json, and convert their values to JSON."""
+"""Define the command-line options that each session (start of a run) records in run.json. Convert them to JSON."""
 
 from __future__ import annotations
 

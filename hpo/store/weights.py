@@ -86,7 +86,8 @@ class ConfirmedWeights:
     """Select the confirmations whose weights are kept. A confirmation trains a best individual with another seed.
 
     For each individual, the weights of the confirmation with the lowest loss are kept. The file is named after the
-    individual's trial in the search. Weights that were trained with settings other than the run's are replaced.
+    individual's trial in the search. A resumed run may have new settings. Then weights that were trained with earlier
+    settings are replaced, even if their loss is lower.
     """
 
     def __init__(self, files: RunDir, settings: Mapping[str, Any]) -> None:

@@ -104,10 +104,11 @@ class SnapshotBuffer:
         }
 
     def gather_offers(self, objective: ObjectiveCall, verdict: Message) -> None:
-        """Gather the weights and the state for `copy_requested`. Collective: call on all ranks.
+        """Gather the weights and the state that `verdict` requests. Collective: call on all ranks.
 
-        `verdict` is the supervisor's answer to a loss. If it requests them, call the functions that the objective has
-        passed to `offer_weights` or `save_checkpoint`, and gather a sharded state.
+        `verdict` is the supervisor's answer to a loss. If it requests weights or the state, the function that the
+        objective has passed to `offer_weights` or `save_checkpoint` is called. A sharded state is gathered. Afterwards,
+        `copy_requested` keeps the gathered weights and state in the memory of the leader.
         """
         if verdict["keep"] and callable(self._offered_weights):
             weights = objective.call_gather_function(self._offered_weights)

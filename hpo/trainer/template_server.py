@@ -166,9 +166,9 @@ class TemplateServer:
         return SearchSource(self._file.path, self._file.source, self._assignments)
 
     def _import_packages(self) -> None:
-        """Import the packages of a script. Restart this process if a package makes it unsafe to fork.
+        """Import the packages of a script. If a package makes the template unsafe to fork, restart the template.
 
-        The new process does not import this package, and answers the current request.
+        The restarted template imports all packages except this one, and answers the "bind" request of the rank.
         """
         if self._file is None or (path := self._file.program) is None:
             return

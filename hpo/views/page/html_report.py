@@ -201,7 +201,10 @@ def _describe_run(run: Manifest) -> list[tuple[str, str]]:
 
 
 def _find_confirmation(summary: Mapping[str, Any], best: Evaluation | None) -> dict[str, Any] | None:
-    """Return the result of the confirmation of the best individual; None if no confirmation has finished."""
+    """Return the individual that `compare_confirmed` ranks first. With one objective, it is the winner.
+
+    Return None until all confirmations have finished, or if all have failed.
+    """
     first: dict[str, Any] | None = next(iter(summary["confirmed"]), None)
     if first is None or best is None or summary["unconfirmed"] or first["mean"] is None:
         return None
