@@ -12,6 +12,7 @@ from typing import Any
 
 import cocoex
 import numpy as np
+import numpy.typing as npt
 
 from hpo.parameters import Float, Int
 from hpo.space import SearchSpace
@@ -33,6 +34,8 @@ class Function:
     _compute: Any
     _lowest: float
     _draws: np.random.Generator = field(repr=False)
+    optimum: npt.NDArray[np.float64] = field(repr=False)
+    """The parameters with the lowest value, shape `(parameters,)`."""
 
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
         """Return the function's value minus its minimum, and the simulated seconds of the evaluation."""
@@ -62,9 +65,8 @@ def load(suite: str, name: str) -> Function:
         **{f"x{whole + index}": Float(low, high) for index, (low, high) in enumerate(bounds[whole:])},
     )
     draws = np.random.default_rng(zlib.crc32(f"{suite}/{name}".encode()))
-    return Function(
-        f"{suite}/{name}", space, _ProblemWithSuite(functions, problem), problem(_read_optimum(problem)), draws
-    )
+    optimum = _read_optimum(problem)
+    return Function(f"{suite}/{name}", space, _ProblemWithSuite(functions, problem), problem(optimum), draws, optimum)
 
 
 class _ProblemWithSuite:

@@ -43,8 +43,12 @@ class OptunaStudy:
         return {name: trial.params[name] for name in self._distributions if name in trial.params}
 
     def tell(self, worker: int, loss: float, *others: float) -> None:
-        """Record the loss, and the values of other objectives, of the worker's trial."""
-        self._study.tell(self._trials.pop(worker), [loss, *others])
+        """Record the loss, and the values of other objectives, of the worker's trial. An infinite loss is a failure."""
+        trial = self._trials.pop(worker)
+        if np.isfinite(loss):
+            self._study.tell(trial, [loss, *others])
+        else:
+            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
 
 
 def make_optuna_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:

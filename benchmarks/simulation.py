@@ -69,14 +69,13 @@ class SimulatedIslands:
     def tell(self, worker: int, loss: float, *others: float) -> None:
         """Add the worker's individual to its island, and copy one of the best of the island to the other islands.
 
-        `others` are the values of all objectives except the loss.
+        `others` are the values of all objectives except the loss. An evaluation with an infinite loss has failed.
         """
         trial, individual = self._pending.pop(worker)
         island = worker // self._size
         params = self._past.space.decode(individual)
-        ended = Evaluation(
-            trial, "complete", loss, params, island, worker, trial, ended=float(trial), other_values=others
-        )
+        state = "complete" if np.isfinite(loss) else "failed"
+        ended = Evaluation(trial, state, loss, params, island, worker, trial, ended=float(trial), other_values=others)
         self._news.append(ended)
         individual.loss, individual.costs = loss, self._past.objectives.compute_costs(ended.values)
         self._populations[island].append(individual)

@@ -21,6 +21,7 @@ from hpo.results.advice.run_result import Advice, RunResult, format_list, format
 from hpo.results.reader import RunReader
 from hpo.run.finalize import finalize_run
 from hpo.store.evaluations import Evaluation
+from hpo.text_format import format_value
 from hpo.views.page.html_report import render_report
 from hpo.views.summary_tables import print_advice
 from tests.support.fuzz import VALUES
@@ -164,6 +165,69 @@ def test_bound_advice_on_random_search_is_rare() -> None:
 
     alarms = sum(find_by_kind(make_result(draw_search(40, loss, seed)), "bounds") is not None for seed in range(300))
     assert alarms <= 3
+
+
+def fail_where(evaluations: Sequence[Evaluation], fails: Callable[[dict[str, Any]], bool]) -> list[Evaluation]:
+    """Return evaluations of which some have failed, as if the memory was exhausted."""
+    failure: dict[str, Any] = {"state": "failed", "loss": math.inf, "failure": "rank 1: OutOfMemoryError: 3 GiB"}
+    return [replace(e, **failure) if fails(e.params) else e for e in evaluations]
+
+
+def test_failure_advice_names_the_region_of_two_parameters() -> None:
+    ended = fail_where(draw_search(60, compute_distant_loss), lambda p: p["layers"] >= 4 and p["gamma"] >= 0.4)
+    advice = find_by_kind(make_result(ended), "failures")
+    assert advice is not None
+    failed = [e for e in ended if e.state == "failed"]
+    lowest = min(e.params["gamma"] for e in failed)
+    assert len(failed) > 10
+    where = f"gamma >= {format_value(lowest)} and layers >= 4"
+    assert advice.text == f"Exclude {where} from the search space, or make such evaluations possible."
+    count = len(failed)
+    assert advice.evidence == (
+        f"{count} of {count} failures have {where}, and {count} of the {count} evaluations there failed. "
+        "The latest failure is rank 1: OutOfMemoryError: 3 GiB."
+    )
+    assert advice.command == f"hpo show runs/x {failed[-1].trial}"
+
+
+def test_failure_advice_names_a_category_and_one_parameter() -> None:
+    drawn = draw_search(60, compute_distant_loss)
+    advice = find_by_kind(make_result(fail_where(drawn, lambda p: p["act"] == "b")), "failures")
+    assert advice is not None
+    assert advice.text.startswith("Exclude act = b from")
+    advice = find_by_kind(make_result(fail_where(drawn, lambda p: p["lr"] <= 0.005)), "failures")
+    assert advice is not None
+    highest = max(e.params["lr"] for e in drawn if e.params["lr"] <= 0.005)
+    assert advice.text.startswith(f"Exclude lr <= {format_value(highest)} from")
+
+
+def test_failure_advice_handles_inactive_parameters() -> None:
+    ended = [
+        make_ended(trial, 1.0, params={"act": "ab"[trial % 2]} | ({"lr": 0.01 * (1 + trial)} if trial % 2 else {}))
+        for trial in range(60)
+    ]
+    advice = find_by_kind(make_result(fail_where(ended, lambda p: p.get("lr", 0) > 0.3)), "failures")
+    assert advice is not None
+    assert advice.text.startswith("Exclude lr >= 0.32 from")
+
+
+def test_failure_advice_is_absent_without_a_region() -> None:
+    drawn = draw_search(60, compute_distant_loss)
+    assert find_by_kind(make_result(drawn), "failures") is None
+    assert find_by_kind(make_result(fail_where(drawn, lambda _: True)), "failures") is None
+    assert find_by_kind(make_result(fail_where(drawn[:5], lambda p: p["act"] == "b")), "failures") is None
+
+
+def test_failure_advice_on_random_failures_is_rare() -> None:
+    alarms = 0
+    for seed in range(300):
+        draws = random.Random(seed)
+        ended = [
+            make_ended(trial, e.loss, "failed" if draws.random() < 0.2 else "complete", params=e.params)
+            for trial, e in enumerate(draw_search(40, compute_distant_loss, seed))
+        ]
+        alarms += find_by_kind(make_result(ended), "failures") is not None
+    assert alarms <= 6, "at most 1% is expected"
 
 
 def make_flat_search(count: int = 64, found: int = 10, step: float = 1e-4) -> list[Evaluation]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable
@@ -12,13 +13,14 @@ from scipy import integrate, stats
 
 import hpo.breeding.surrogate
 from hpo import Float, SearchSpace
-from hpo.breeding import acquisition
+from hpo.breeding import acquisition, success_model
 from hpo.breeding.acquisition import HypervolumeImprovement, log_expected_improvement
 from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.gaussian_process import GaussianProcess
 from hpo.breeding.loss_transforms import apply_power_transform, compute_normal_scores, select_learned
 from hpo.breeding.propagators import Deduplicate, make_propagator
 from hpo.breeding.propulate_compat import Individual
+from hpo.breeding.success_model import SuccessModel, find_informative
 from hpo.breeding.surrogate import Surrogate
 from hpo.breeding.surrogate_data import Vector
 from hpo.dominance import compute_hypervolume
@@ -125,6 +127,75 @@ def test_surrogate_imputes_pending_evaluations(exploration_share: float, monkeyp
     beside = np.array([[0.1, 0.0, 0.0, 0.0, 0.0]])
     before, after = _learn(*_draw_evaluations(40)), _learn(*_draw_evaluations(40), running)
     assert after(beside) < before(beside)
+
+
+def _fail_above(evaluations: list[Evaluation], limit: float) -> list[Evaluation]:
+    """Return evaluations of which those with x0 above a limit have failed."""
+    return [
+        dataclasses.replace(e, state="failed", loss=math.inf) if float(e.params["x0"]) > limit else e
+        for e in evaluations
+    ]
+
+
+@pytest.mark.parametrize("exploration_share", [0.0, 1.0])
+def test_surrogate_avoids_region_where_evaluations_fail(
+    exploration_share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hpo.breeding.surrogate, "_EXPLORATION_SHARE", exploration_share)
+    inside, outside = np.array([[0.4, 0.0, 0.0, 0.0, 0.0]]), np.array([[-0.4, 0.0, 0.0, 0.0, 0.0]])
+    evaluations = _draw_evaluations(80)
+    without, with_failures = _learn(*evaluations), _learn(*_fail_above(evaluations, 0.2))
+    assert abs(without(inside) - without(outside)) < 1
+    assert with_failures(inside) < with_failures(outside) - 2
+
+
+def test_surrogate_excludes_candidates_near_failed_ones() -> None:
+    evaluations = _fail_above(_draw_evaluations(40), 0.2)
+    failed = next(evaluation for evaluation in evaluations if evaluation.state == "failed")
+    genes = np.array(list(FIVE.encode(failed.params).values()))
+    assert _learn(*evaluations)(genes[np.newaxis] + 0.01) == -np.inf
+
+
+def test_surrogate_learns_loss_near_failures_from_successes() -> None:
+    limit, best = 0.2, np.array([[0.0, 0.0, 0.0, 0.0, 0.0]])
+    evaluations = _fail_above(_draw_evaluations(80), limit)
+    compute_merits = _learn(*evaluations)
+    far = np.array([[-0.8, 0.0, 0.0, 0.0, 0.0]])
+    assert compute_merits(best) > compute_merits(far), "the best region must not lose its merit next to failures"
+
+
+def test_surrogate_learns_from_one_success() -> None:
+    evaluations = _fail_above(_draw_evaluations(12), -2.0)
+    evaluations[5] = _draw_evaluations(12)[5]
+    merits = _learn(*evaluations)(np.random.default_rng(0).uniform(-1, 1, (50, 5)))
+    assert np.isfinite(merits).all()
+
+
+def test_success_model_predicts_probabilities_of_a_half_space() -> None:
+    points = np.random.default_rng(0).random((240, 5))
+    succeeded = points @ np.array([1.0, 1.0, 0.0, 0.0, 0.0]) < 1.2
+    model = SuccessModel(np.arange(5))
+    model.fit(points[:120], succeeded[:120], known=120)
+    probabilities = np.exp(model.compute_log_weight(points[120:]) / success_model._CAUTION)
+    assert np.mean((probabilities > 0.5) == succeeded[120:]) > 0.9
+    assert probabilities[succeeded[120:]].mean() > 0.85
+    assert probabilities[~succeeded[120:]].mean() < 0.25
+
+
+def test_success_model_counts_unknown_regions_as_the_share_of_successes() -> None:
+    points = np.random.default_rng(0).random((30, 2)) / 10
+    model = SuccessModel(np.arange(2))
+    model.fit(points, np.arange(30) % 3 > 0, known=30)
+    far = np.exp(model.compute_log_weight(np.array([[1e3, 1e3]])) / success_model._CAUTION)
+    assert 0.4 < far < 0.7
+
+
+def test_find_informative_leaves_out_long_streaks_of_failures() -> None:
+    streak = [True, False, True, *[False] * 9, True, *[False] * 8, True]
+    chosen = find_informative(np.array(streak))
+    assert chosen.tolist() == [0, 1, 2, *range(12, 22)]
+    assert find_informative(np.ones(300, bool)).tolist() == list(range(64, 300))
+    assert find_informative(np.ones(256, bool)).tolist() == list(range(256))
 
 
 @pytest.mark.parametrize("exploration_share", [0.0, 1.0])

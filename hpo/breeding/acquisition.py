@@ -19,13 +19,14 @@ _BOUND_DEVIATIONS = 3.0  # Distance of the lower confidence bound from the mean,
 _RAYS = 64
 _MARGIN = 0.1  # Distance of the reference point from the front, as a share of the extent of the front.
 _SMOOTHING = 0.01  # Smooths the gain at 0, so that a candidate without a gain is better the closer it is to the front.
+_BOUND_SMOOTHING = 0.1  # The same for the gain of a bound, in standard deviations of the learned values.
 _FAR = -30.0
 
 Acquisition = Callable[[Vector, Vector], Vector]
 
 
 def lower_confidence_bound(
-    models: Sequence[GaussianProcess], rng: np.random.Generator, _: float | None = None
+    models: Sequence[GaussianProcess], rng: np.random.Generator, lowest: float | None = None
 ) -> Acquisition:
     """Return an acquisition function that prefers candidates with a low lower confidence bound.
 
@@ -36,10 +37,14 @@ def lower_confidence_bound(
     Args:
         models: The fitted model of each objective.
         rng: The random number generator.
-        _: Unused. It exists because both acquisition functions need the same parameters.
+        lowest: The mean to improve on; unused for several objectives. Default: the lowest mean at the points that the
+            model has learned.
     """
     if len(models) == 1:
-        return lambda mean, deviation: _BOUND_DEVIATIONS * deviation[0] - mean[0]
+        best = models[0].lowest_mean if lowest is None else lowest
+        return lambda mean, deviation: _log_softplus(
+            (best - mean[0] + _BOUND_DEVIATIONS * deviation[0]) / _BOUND_SMOOTHING
+        )
     gain = HypervolumeImprovement(np.array([model.means for model in models]), rng)
     return lambda mean, deviation: gain((mean - _BOUND_DEVIATIONS * deviation)[None])
 
@@ -96,9 +101,7 @@ class HypervolumeImprovement:
                 its own random draw from the predictions, otherwise `(1, objectives, candidates)`.
         """
         ahead = (self._measure_reach(costs) - self._front_reach) / _SMOOTHING
-        # This is log(log(1 + exp(ahead))). Its limit far below zero is `ahead`.
-        logs = np.where(ahead < _FAR, ahead, np.log(np.logaddexp(0.0, np.maximum(ahead, _FAR))))
-        gained: Vector = np.logaddexp.reduce(logs, axis=0)
+        gained: Vector = np.logaddexp.reduce(_log_softplus(ahead), axis=0)
         return gained
 
     def _measure_reach(self, costs: Vector) -> Vector:
@@ -106,6 +109,11 @@ class HypervolumeImprovement:
         far = ((self._reference - costs) / self._steps).min(axis=1)
         reached: Vector = np.copysign(np.abs(far) ** len(self._reference), far)
         return reached
+
+
+def _log_softplus(values: Vector) -> Vector:
+    """Return log(log(1 + exp(values))). Its limit far below zero is `values`."""
+    return np.where(values < _FAR, values, np.log(np.logaddexp(0.0, np.maximum(values, _FAR))))
 
 
 def compute_reference_point(known: Vector) -> Vector:

@@ -134,8 +134,9 @@ class GaussianProcess:
     def _learn_values(self, points: Vector, values: Vector) -> None:
         if not np.array_equal(points[: self._learned_count], self._points[: self._learned_count]):
             self._learned_count = 0
-        self._points = self._points[: self._learned_count]
-        self._add_points(points[self._learned_count :])
+        if not len(self._points) == len(points) == self._learned_count:  # Otherwise, only the values are new.
+            self._points = self._points[: self._learned_count]
+            self._add_points(points[self._learned_count :])
         self._learned_count, self._values = len(points), values
         self._weights = self._inverse_root @ (values @ self._inverse_root)
         self._single_precision = None

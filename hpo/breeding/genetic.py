@@ -112,7 +112,7 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
     def _choose_founder(self, parents: Vector) -> dict[str, Gene] | None:
         """Return the genes of the best new candidate for a founder, bred from `parents`; None if there is none."""
         sample = self._history.make_founder_sample()
-        if not len(sample.costs):
+        if not sample.succeeded.any():
             return None
         candidates = self._screen_candidates(self._surrogate, sample, parents, self._is_movable)
         return self._find_first_new(candidates, lambda params: self._history.parent_pool.find_parent(params) is None)
@@ -125,7 +125,7 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
         """
         sample, mutable = self._history.make_heir_sample(parent), self._history.mutable
         own = self._history.encode_params(parent.params)
-        if len(sample.costs) <= mutable.sum():
+        if sample.succeeded.sum() <= mutable.sum():
             return self._find_first_new(np.where(mutable, self._draw_newcomers(), own))
         same = np.unique(np.where(mutable, parents, own), axis=0)
         return self._find_first_new(

@@ -15,6 +15,7 @@ from hpo.breeding.acquisition import expected_improvement, lower_confidence_boun
 from hpo.breeding.encoding import UnitCubeEncoding
 from hpo.breeding.gaussian_process import GaussianProcess, Vector
 from hpo.breeding.loss_transforms import apply_power_transform, compute_normal_scores, select_learned
+from hpo.breeding.success_model import SuccessModel, find_informative
 
 if TYPE_CHECKING:
     from hpo.breeding.evaluation_history import EvaluationHistory
@@ -24,6 +25,7 @@ _EXPLORATION_SHARE = 0.5  # The share of suggestions that explore.
 # A candidate that is nearer to a known individual, as a share of each range, counts as known. Otherwise, an
 # overconfident model would suggest the best again and again (benchmarks/search-quality.md).
 _KNOWN_DISTANCE = 0.01
+_MOST_FAILURES = 256  # The latest failures, with which candidates are compared.
 
 
 class Surrogate:
@@ -40,6 +42,9 @@ class Surrogate:
     Each suggestion uses one of the two, drawn at random. This is nearly as good as the better model in both cases
     (benchmarks/search-quality.md). With several objectives, each objective has its own two models.
 
+    Both models learn only from evaluations that succeeded. A third model learns which evaluations failed, and the merit
+    of a candidate is lower the more likely its evaluation fails.
+
     Args:
         history: The evaluations of the run.
         rng: The random number generator.
@@ -55,6 +60,7 @@ class Surrogate:
         self._models = [
             (GaussianProcess(scale_indices), GaussianProcess(scale_indices)) for _ in history.objectives.names
         ]
+        self._success_model = SuccessModel(scale_indices)
 
     def learn(self, sample: SurrogateSample) -> Callable[..., Vector]:
         """Learn from a sample, and return a function that computes the merits of candidates.
@@ -67,11 +73,12 @@ class Surrogate:
         Returns:
             A function that returns merits, shape `(candidates,)`: the higher, the better. Its first argument is the
             genes of candidates, shape `(candidates, genes)`. Candidates that nearly equal a known evaluation get the
-            merit minus infinity. The second argument is a merit. To save time, candidates with at most this merit are
-            not compared with known evaluations, and keep their merits. The third argument is the floating point type.
-            Single precision is enough for screening.
+            merit minus infinity. The second argument is a merit. To save time, candidates with at most this merit keep
+            it: they are not compared with known evaluations, and their chance to fail is not predicted. The third
+            argument is the floating point type. Single precision is enough for screening.
         """
-        chosen, context = select_learned(sample.costs), sample.context
+        context, succeeded = sample.context, sample.succeeded
+        chosen = np.flatnonzero(succeeded)[select_learned(sample.costs[succeeded])]
         tried = self._encode_points(sample.genes[chosen], sample.contexts[chosen])
         running = self._encode_points(sample.running, sample.running_contexts)
         explores = self._generator.random() < _EXPLORATION_SHARE
@@ -88,7 +95,9 @@ class Surrogate:
         if len(context):
             lowest = float(models[0].predict(self._encode_points(sample.genes[chosen], context))[0].min())
         acquire = (lower_confidence_bound if explores else expected_improvement)(models, self._generator, lowest)
-        known = np.vstack([tried, running])
+        failed = np.flatnonzero(~succeeded)[-_MOST_FAILURES:]
+        known = np.vstack([tried, running, self._encode_points(sample.genes[failed], sample.contexts[failed])])
+        success_model = self._learn_success(sample) if len(failed) else None
 
         def compute_merits(
             candidates: Vector, useless: float = -np.inf, precision: type[np.floating[Any]] = np.float64
@@ -97,11 +106,20 @@ class Surrogate:
             means, deviations = zip(*(model.predict(points, precision) for model in models), strict=True)
             merits = acquire(np.array(means), np.array(deviations))
             useful = np.flatnonzero(merits > useless)  # A fifth of all. Checking all would take 0.5 ms more.
+            if success_model is not None:  # Weights only lower merits.
+                merits[useful] += success_model.compute_log_weight(points[useful], precision)
             near = cdist(points[useful], known, "chebyshev").min(axis=1) < _KNOWN_DISTANCE
             merits[useful[near]] = -np.inf
             return merits
 
         return compute_merits
+
+    def _learn_success(self, sample: SurrogateSample) -> SuccessModel:
+        """Learn which evaluations of a sample succeeded."""
+        chosen = find_informative(sample.succeeded)
+        points = self._encode_points(sample.genes[chosen], sample.contexts[chosen])
+        self._success_model.fit(points, sample.succeeded[chosen], known=len(sample.costs))
+        return self._success_model
 
     def _encode_points(self, genes: Vector, contexts: Vector) -> Vector:
         points = self._encoding.encode_points(genes, self._history.find_active(genes))

@@ -24,7 +24,7 @@ class SurrogateSample:
     genes: Vector
     """The genes of ended evaluations, shape `(evaluations, genes)`."""
     costs: Vector
-    """The costs of ended evaluations, shape `(evaluations, objectives)`."""
+    """The costs of ended evaluations, shape `(evaluations, objectives)`. They are infinite if the evaluation failed."""
     running: Vector
     """The genes of pending evaluations, shape `(pending, genes)`."""
     contexts: Vector
@@ -33,6 +33,11 @@ class SurrogateSample:
     """The contexts of pending evaluations, shape `(pending, context values)`."""
     context: Vector
     """The context of the next evaluation, shape `(context values,)`."""
+
+    @property
+    def succeeded(self) -> npt.NDArray[np.bool_]:
+        """Whether each of the ended evaluations has all its costs, shape `(evaluations,)`."""
+        return np.isfinite(self.costs).all(axis=1)
 
 
 class EvaluationRows:
