@@ -182,7 +182,7 @@ def test_success_model_predicts_probabilities_of_a_half_space() -> None:
     assert probabilities[~succeeded[120:]].mean() < 0.25
 
 
-def test_success_model_counts_unknown_regions_as_the_share_of_successes() -> None:
+def test_success_model_far_away_predicts_share_of_successes() -> None:
     points = np.random.default_rng(0).random((30, 2)) / 10
     model = SuccessModel(np.arange(2))
     model.fit(points, np.arange(30) % 3 > 0, known=30)
