@@ -22,7 +22,7 @@ _STEP = 64  # The oldest evaluations are left out in blocks, because the model m
 _AMPLITUDE = 10.0  # Standard deviation of the latent function: most regions surely succeed, or surely fail.
 _ITERATIONS = 4  # Of each fit, which continues the previous one.
 _LONGEST_STREAK = 8  # A longer streak of failures has probability 3e-6 if every fifth evaluation fails.
-# A suggestion that fails costs more than a suggestion without a gain (benchmarks/search-quality.md).
+# A suggestion that fails costs more than a suggestion without a gain (benchmarks/failures.md).
 _CAUTION = 8.0
 
 
