@@ -174,19 +174,18 @@ def compute_ped_anova(evaluations: Sequence[Evaluation], space: SearchSpace) -> 
 
 
 def measure(name: str, searched: Sequence[Evaluation]) -> list[list[float]]:
-    """Measure the importances after each number of evaluations in `AFTER`. Return a row of seven figures for each.
+    """Measure the errors of importances after each number of evaluations in `AFTER`.
 
-    A parameter matters if its true importance is above 0. Two figures of PED-ANOVA are followed by the same two of the
-    model of this project:
+    Returns a row of seven figures for each number. A parameter matters if its true importance is above 0. "The model"
+    is the model of this project.
 
-    - 1 if the parameters that matter have the highest importances, otherwise 0
-    - half of the sum of absolute errors
-
-    Three more figures describe the model:
-
-    - share of the parameters that matter whose importance the model distinguishes from 0
-    - the same share of the other parameters
-    - share of the parameters that matter whose interval contains the true importance
+    1. PED-ANOVA: 1 if the parameters that matter have the highest importances, otherwise 0
+    2. PED-ANOVA: sum of the absolute errors of all importances, divided by 2
+    3. the model: as figure 1
+    4. the model: as figure 2
+    5. the model: share of the parameters that matter whose importance it distinguishes from 0
+    6. the model: share of the parameters that do not matter whose importance it distinguishes from 0
+    7. the model: share of the parameters that matter whose interval contains the true importance
     """
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

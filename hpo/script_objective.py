@@ -200,10 +200,12 @@ class Script:
 
 
 def find_program(script: Script) -> Path | None:
-    """Return the path of the program that a script runs; None if it runs a module.
+    """Return the path of the file or installed program that is the first part of the script's command.
+
+    Return None if the command begins with ``-m`` and the name of a module.
 
     Raises:
-        ValueError: The file, command or module does not exist, or the command is a launcher such as mpirun.
+        ValueError: This file, program or module does not exist, or the command begins with a launcher such as mpirun.
     """
     first = script.command[0]
     if first == "-m":

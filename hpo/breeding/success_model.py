@@ -83,7 +83,7 @@ class SuccessModel:
 
 
 def find_informative(succeeded: Mask) -> npt.NDArray[np.int64]:
-    """Return the indices of the latest evaluations, at most 256, that tell where evaluations fail.
+    """Return the indices of the latest evaluations, at most 256, from which the model learns.
 
     A streak of more than 8 failures is left out: a mistake in the code or a broken machine fails all evaluations,
     whatever their hyperparameters.

@@ -201,7 +201,6 @@ class CheckEvaluator:
         return CheckOutcome(evaluation, traces, leader.has_offered, is_false_alarm, leader.checkpointer.rejection)
 
     def _make_writer(self, record: Record) -> StudyWriter:
-        """Return a writer that writes to the record in this thread."""
         claims = Claims(record, self.ready.problem.space.make_distributions(), budget=0)  # A check claims nothing.
         log, states = OutputLog(self._run_dir.get_log_path), CheckpointStore(self._run_dir.checkpoints)
         return StudyWriter(record, claims, log, states, weights=BestWeights(self._run_dir, record.objectives))

@@ -108,11 +108,13 @@ def make_middle_params(space: SearchSpace) -> dict[str, Value]:
 
 
 def _evaluate_on_all(bench: CheckEvaluator, group: RankGroup) -> list[CheckOutcome | None]:
-    """Evaluate twice on all ranks, or once if the first evaluation fails, and return the outcomes.
+    """Evaluate twice on all ranks, or once if the first evaluation fails or the job is stopping.
 
-    In the first evaluation, the ranks compare their collectives before each one begins. If the comparison rejects
-    correct collectives, the evaluation is repeated without the comparison. If the user has set TORCH_DISTRIBUTED_DEBUG,
-    the ranks compare collectives only if its value is DETAIL.
+    In the first evaluation, torch compares the collectives of the ranks before each one begins. If all ranks have
+    called the same collective, but the comparison rejects it, the first evaluation is repeated without the comparison.
+    If the user has set TORCH_DISTRIBUTED_DEBUG, torch compares collectives only if its value is DETAIL.
+
+    Returns one outcome for each evaluation. Ranks other than the job's first return None instead of each outcome.
     """
     comm = group.own_comm
     group.compares_collectives = DEBUG_VARIABLE not in os.environ

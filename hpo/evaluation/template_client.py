@@ -274,8 +274,8 @@ def _connect_channel(address: str) -> Channel:
 def share_template(own: TemplateProcess | None, host: Any) -> tuple[TemplateClient, bool]:
     """Connect to a template of this host. Collective: call on all ranks of the host.
 
-    Ranks in the same container (same namespaces and same cgroup) share a template. They use the template of the first
-    of them that has started one.
+    Ranks in the same container (same namespaces and same cgroup) share a template. If several of them have started one,
+    they use the template of the lowest rank, and kill the others. If none of them has, the lowest rank starts one.
 
     Args:
         own: The template that this rank has started, or None.

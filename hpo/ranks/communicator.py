@@ -268,8 +268,8 @@ def get_world() -> SleepingComm:
 def unlink_shared_memory(host: SleepingComm) -> None:
     """Unlink the file through which MPICH's ranks on a host share memory. All of them must have opened it.
 
-    MPICH itself unlinks the file when MPI ends. If a job is aborted, the file, 1 MB per rank, would stay until the host
-    reboots. (MPICH 5.0.2 with UCX, whose own files are unlinked from the beginning.)
+    MPICH 5.0.2 unlinks it only when MPI ends. After an abort, it would stay until the host reboots (1 MB per rank).
+    UCX, which MPICH uses to communicate, has its own files. UCX unlinks them at its start, so they never stay.
 
     Args:
         host: Communicator of the ranks of this host.

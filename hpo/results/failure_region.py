@@ -40,8 +40,9 @@ class FailureRegion:
 def find_failure_region(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any]) -> FailureRegion | None:
     """Return the region that separates failures from successes best; None if no region does so significantly.
 
-    Regions are compared by the likelihood ratio of one probability of failure in the region and another one elsewhere,
-    against one probability everywhere (Wilks 1938: twice its logarithm has a chi-squared distribution).
+    Regions are compared by a likelihood ratio. One model has different probabilities of failure in the region and
+    elsewhere, the other has one probability everywhere (Wilks 1938: twice the logarithm of the ratio has a chi-squared
+    distribution).
 
     Args:
         evaluations: The evaluations of the search. Evaluations that have not ended are ignored.

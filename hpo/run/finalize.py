@@ -15,16 +15,19 @@ from hpo.text_format import make_printable
 
 
 def finalize_run(run_dir: Path, storage: str | None, problem: Problem, run_test: RunTest | None) -> None:
-    """Test the recommended network, remove the weights of other confirmed individuals, and write the report.
+    """Test the winner, and write the report.
 
-    The result of the run is already recorded, so each failure is only a warning.
+    The winner is the evaluation that the run recommends. Confirmed individuals were trained again with other seeds. If
+    the winner is a confirmed individual, the weights of the other confirmed individuals are removed. The result of the
+    run is already recorded, so each failure is only a warning.
 
     Args:
         run_dir: The run directory.
         storage: The URL of the storage of the study, with its password. None: the storage in run.json.
         problem: The search file, which may have a function `test`, and its settings.
         run_test: A function that runs the user's `test` in a trainer (see `hpo.results.recommendation`). None if the
-            run is being stopped: there is then too little time for the test, and for the models in the report.
+            run is being stopped. There is then too little time for the test, and for the report's importances and
+            expected loss, which need models.
     """
     try:
         run = RunReader(run_dir, storage)

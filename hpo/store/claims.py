@@ -70,7 +70,17 @@ class Claims:
         return self._claim(params, attributes, {} if inherits is None else {"inherits": inherits})
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
-        """Start a waiting trial, or promote a paused one (train it further). Return None if neither is possible."""
+        """Start a waiting trial. If no waiting trial may start, promote a paused one (train it further).
+
+        Waiting trials whose individual has not crashed start first. Of the paused trials to promote, the best at the
+        highest rung is promoted.
+
+        Args:
+            attributes: Attributes to record for the trial that starts, such as its worker.
+
+        Returns:
+            The assignment (the trial to run); None if neither is possible.
+        """
         return self._claim(None, attributes, {})
 
     def _claim(

@@ -22,7 +22,7 @@ class Ranking(Protocol):
     """Rank individuals by their costs; lower is better. The first trial of an individual identifies it.
 
     Individuals in `candidates` are paused. Individuals in `stopped` never continue. All others have continued. All
-    three kinds are ranked together.
+    three kinds are ranked together. `stopped` matters only with several objectives: see `DominanceRanking`.
     """
 
     def __len__(self) -> int: ...
@@ -47,7 +47,7 @@ class Ranking(Protocol):
         """Return the individuals in `candidates` that are among the best `count` of all individuals, best first."""
 
     def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
-        """Return the position (from 0) and the first trial of the best candidate; None without candidates."""
+        """Return how many individuals rank before the best candidate, and its first trial; None without candidates."""
 
     def find_behind(self, count: int) -> list[int]:
         """Return some of the individuals behind the best `count`; possibly none."""
@@ -92,7 +92,7 @@ class LossRanking:
         return [root for _, root in self.entries[:count] if root in candidates]
 
     def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:  # noqa: ARG002
-        """Return the position (from 0) and the first trial of the best candidate; None without candidates."""
+        """Return how many individuals rank before the best candidate, and its first trial; None without candidates."""
         return next(((index, root) for index, (_, root) in enumerate(self.entries) if root in candidates), None)
 
     def find_behind(self, count: int) -> list[int]:
@@ -155,9 +155,9 @@ class DominanceRanking:
 
     The next layer is the front of the remaining individuals, and so on. If only a part of a layer is among the best
     `count`, individuals that have been trained further come first. Then candidates are selected one by one, each as far
-    as possible from the selected ones (Schmucker et al., "Multi-objective asynchronous successive halving", 2021). An
-    addition moves only the individuals that it displaces (Li et al., "Efficient nondomination level update method for
-    steady-state evolutionary multiobjective optimization", 2017).
+    as possible from the selected ones (Schmucker et al., "Multi-objective asynchronous successive halving", 2021).
+    Individuals in `stopped` come last. An addition moves only the individuals that it displaces (Li et al., "Efficient
+    nondomination level update method for steady-state evolutionary multiobjective optimization", 2017).
     """
 
     def __init__(self) -> None:
@@ -238,7 +238,7 @@ class DominanceRanking:
         return found
 
     def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
-        """Return the position (from 0) and the first trial of the best candidate; None without candidates."""
+        """Return how many individuals rank before the best candidate, and its first trial; None without candidates."""
         ahead = 0
         for layer in self._layers:
             waiting, continued = layer.split_candidates(candidates, stopped)

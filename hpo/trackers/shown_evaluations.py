@@ -21,10 +21,12 @@ _POLL_SECONDS = 0.2
 class ShownEvaluations:
     """Record of the evaluations that one tracker has received. It is a file, which ``with`` locks and closes.
 
-    The file has one JSON object per line. An incomplete final line, left by a killed process, is ignored.
+    A destination is a store or server to which the tracker sends evaluations. The file has one JSON object per line. An
+    incomplete final line, left by a killed process, is ignored.
 
     Attributes:
-        id: Random identifier of the run, which all destinations of the tracker use.
+        id: Random identifier of the run. MLflow and Weights & Biases store it, so that a resumed run finds its earlier
+            data there.
     """
 
     def __init__(self, path: Path) -> None:

@@ -106,9 +106,9 @@ def parse_loss(value: Any) -> tuple[float, dict[str, float]]:
 
 
 def parse_report(loss: Any, metrics: Mapping[str, Any]) -> tuple[float, dict[str, float]]:
-    """Return the loss that an objective has reported as a float, and its metrics without those that are not finite.
+    """Return the loss and the metrics of a report as floats. Metrics that are not finite are left out.
 
-    Raises TypeError if one of them is not a number, and ValueError if the loss is not finite.
+    Raises TypeError if the loss or a metric is not a number, and ValueError if the loss is not finite.
     """
     plain = _unwrap_scalar(loss)
     if not isinstance(plain, Real):

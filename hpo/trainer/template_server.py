@@ -146,7 +146,7 @@ class TemplateServer:
         return {}
 
     def _bind_settings(self, message: Message) -> dict[str, Any]:
-        """Make the settings that later trainers use, import a script's packages, and return the answer to the rank."""
+        """Make the settings of later trainers, and return the answer to send. Import a Python script's packages."""
         import torch
 
         assert self._file is not None

@@ -68,7 +68,8 @@ class TextDataset:
     def encode(self, text: str) -> Pieces:
         r"""Convert text to symbols.
 
-        A tab becomes four spaces. A carriage return becomes a newline, and is removed before a newline.
+        A tab becomes four spaces. Each end of a line (``\r\n``, ``\r`` or ``\n``) becomes one newline. Other characters
+        that are not printable ASCII become the last symbol.
 
         Args:
             text: Any text.
@@ -79,7 +80,9 @@ class TextDataset:
         return _encode_text(text)
 
     def decode(self, symbols: npt.ArrayLike) -> str:
-        """Convert symbols to text. The symbol of all other characters becomes U+FFFD.
+        """Convert symbols to text.
+
+        The last symbol becomes U+FFFD. It stands for every character that is neither a newline nor printable ASCII.
 
         Args:
             symbols: Integers of shape (characters,), from 0 to ``vocabulary_size - 1``.
