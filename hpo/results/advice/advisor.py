@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hpo.results.advice.bound_advice import advise_wider_space
 from hpo.results.advice.budget_advice import advise_more_epochs, advise_stop
-from hpo.results.advice.failure_advice import advise_on_failure_region
+from hpo.results.advice.region_advice import advise_on_failure_region
 from hpo.results.advice.run_result import Advice, RunResult
 from hpo.results.advice.seed_advice import advise_confirmation
 from hpo.results.advice.worker_advice import advise_on_broken_workers, advise_on_idle_workers
