@@ -236,7 +236,8 @@ def test_resumed_attempt_keeps_its_losses_and_seconds(tmp_path: Path) -> None:
     assert not harness.curve(attempt), "the resumption is recorded with the next loss"
     assert harness.step(attempt, 0.5).state == "going"
     assert harness.curve(attempt) == {1: 0.5, 2: 0.25, 3: 0.75, 4: 0.5}
-    assert harness.resume(attempt) is None
+    with pytest.raises(RuntimeError, match=r"worker\.checkpoint must be read before the first loss"):
+        harness.resume(attempt)
     attempt.verdict = Verdict("complete")
     harness.leader.finish_evaluation(attempt, 101.0)
     (evaluation,) = harness.record.read_evaluations()
