@@ -1,7 +1,7 @@
 """Measure the search where evaluations fail in a part of the space: failed evaluations, and regret.
 
-The evaluations of a half space fail, as networks that need too much memory do. It holds a
-fifth of the search space, if such a half space exists, and begins next to the optimum.
+The evaluations of a half space fail, as networks that need too much memory do. It holds a fifth of the search space, if
+such a half space exists, and begins next to the optimum.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hpo.breeding.propagator_names import DEFAULT_PROPAGATORS
 from hpo.space import SearchSpace
 
 FAMILIES = ("hpobench", "hpolib", *functions.SUITES)
-CLOSE = 1e-3  # Added to regrets before they are divided.
+CLOSE = 1e-3  # Added to regrets before their geometric mean, which would be 0 if one of them is.
 _DRAWS = 1000  # Individuals from which the share of the half space is estimated.
 _DIRECTIONS = 2000  # Random directions of the half space, of which the best is taken.
 _SHARE = 0.2

@@ -77,7 +77,18 @@ class GaussianProcess:
             self._log_scales = found.x
             self._next_fit = _GROWTH_UNTIL_FIT * known
             self._learned_count = 0
-        self._learn_values(points, values)
+        self.learn_values(points, values)
+
+    def learn_values(self, points: Vector, values: Vector) -> None:
+        """Learn the values of the function at points, without fitting the scales and the noise again."""
+        if not np.array_equal(points[: self._learned_count], self._points[: self._learned_count]):
+            self._learned_count = 0
+        if not len(self._points) == len(points) == self._learned_count:  # Otherwise, only the values are new.
+            self._points = self._points[: self._learned_count]
+            self._add_points(points[self._learned_count :])
+        self._learned_count, self._values = len(points), values
+        self._weights = self._inverse_root @ (values @ self._inverse_root)
+        self._single_precision = None
 
     def assume_predictions(self, points: Vector) -> None:
         """Learn points with unknown values as if their values were as predicted.
@@ -130,16 +141,6 @@ class GaussianProcess:
     def lowest_mean(self) -> float:
         """The lowest predicted mean at the learned points."""
         return float(np.min(self.means))
-
-    def _learn_values(self, points: Vector, values: Vector) -> None:
-        if not np.array_equal(points[: self._learned_count], self._points[: self._learned_count]):
-            self._learned_count = 0
-        if not len(self._points) == len(points) == self._learned_count:  # Otherwise, only the values are new.
-            self._points = self._points[: self._learned_count]
-            self._add_points(points[self._learned_count :])
-        self._learned_count, self._values = len(points), values
-        self._weights = self._inverse_root @ (values @ self._inverse_root)
-        self._single_precision = None
 
     def _add_points(self, points: Vector) -> None:
         known = len(self._points)

@@ -61,9 +61,12 @@ class SuccessModel:
         for iteration in range(_ITERATIONS):
             log_density = -(latent**2) / 2 - math.log(2 * math.pi) / 2
             targets = latent + signs * np.exp(log_density - log_ndtr(signs * latent))
+            values = (targets - self._offset) / _AMPLITUDE
             # Only one iteration may fit the scales, when the targets are already close to their final values.
-            refits = iteration == _ITERATIONS // 2
-            self._model.fit(points, (targets - self._offset) / _AMPLITUDE, known=known if refits else 0)
+            if iteration == _ITERATIONS // 2:
+                self._model.fit(points, values, known)
+            else:
+                self._model.learn_values(points, values)
             latent = self._offset + _AMPLITUDE * self._model.means
         self._latent = latent
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
 from hpo.breeding.acquisition import expected_improvement, lower_confidence_bound
@@ -97,7 +98,7 @@ class Surrogate:
         acquire = (lower_confidence_bound if explores else expected_improvement)(models, self._generator, lowest)
         failed = np.flatnonzero(~succeeded)[-_MOST_FAILURES:]
         known = np.vstack([tried, running, self._encode_points(sample.genes[failed], sample.contexts[failed])])
-        success_model = self._learn_success(sample) if len(failed) else None
+        success_model = self._learn_success(sample, succeeded) if len(failed) else None
 
         def compute_merits(
             candidates: Vector, useless: float = -np.inf, precision: type[np.floating[Any]] = np.float64
@@ -114,11 +115,11 @@ class Surrogate:
 
         return compute_merits
 
-    def _learn_success(self, sample: SurrogateSample) -> SuccessModel:
+    def _learn_success(self, sample: SurrogateSample, succeeded: npt.NDArray[np.bool_]) -> SuccessModel:
         """Learn which evaluations of a sample succeeded."""
-        chosen = find_informative(sample.succeeded)
+        chosen = find_informative(succeeded)
         points = self._encode_points(sample.genes[chosen], sample.contexts[chosen])
-        self._success_model.fit(points, sample.succeeded[chosen], known=len(sample.costs))
+        self._success_model.fit(points, succeeded[chosen], known=len(sample.costs))
         return self._success_model
 
     def _encode_points(self, genes: Vector, contexts: Vector) -> Vector:

@@ -50,7 +50,7 @@ def find_failure_region(evaluations: Sequence[Evaluation], distributions: Mappin
     """
     import numpy as np
 
-    ended = [evaluation for evaluation in evaluations if evaluation.has_ended and not evaluation.imported_from]
+    ended = [evaluation for evaluation in evaluations if evaluation.has_ended_in_run]
     failed = np.array([evaluation.state == "failed" for evaluation in ended], bool)
     if failed.sum() < _MIN_FAILED or failed.all():
         return None

@@ -14,7 +14,7 @@ def advise_on_failure_region(result: RunResult) -> Advice | None:
     region = find_failure_region(result.evaluations, result.distributions)
     if region is None:
         return None
-    failed = [evaluation for evaluation in result.evaluations if evaluation.state == "failed"]
+    failed = [e for e in result.evaluations if e.has_ended_in_run and e.state == "failed"]
     last = max(failed, key=lambda evaluation: (evaluation.ended, evaluation.trial))
     return Advice(
         "failures",
