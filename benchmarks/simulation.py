@@ -56,8 +56,15 @@ class SimulatedIslands:
 
     def ask(self, worker: int) -> dict[str, Any]:
         """Breed an individual on the island of the worker."""
+        return self._start(worker, self._propagators[worker](self._populations[worker // self._size]))
+
+    def start(self, worker: int, params: dict[str, Any]) -> dict[str, Any]:
+        """Start an evaluation of given hyperparameters on the island of the worker."""
+        space = self._past.space
+        return self._start(worker, Individual(dict(space.encode(params)), space.list_gene_limits()))
+
+    def _start(self, worker: int, individual: Individual) -> dict[str, Any]:
         island = worker // self._size
-        individual = self._propagators[worker](self._populations[island])
         individual.current = individual.rank = worker % self._size
         individual.island, individual.generation = island, self._count
         params = self._past.space.decode(individual)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpo.parameter_base import BaseParameter, Gene, Value
-from hpo.plain_values import format_with_type, list_elements, normalize_condition
+from hpo.plain_values import convert_to_plain, format_with_type, list_elements, normalize_condition
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -20,10 +20,19 @@ class _Choices(BaseParameter):
     # clears the wrong slice of an individual's position (propulate 1.2.2, `Individual.__setitem__`).
     choices: tuple[Value, ...]
 
-    def __init__(self, *choices: Value, mutable: bool = False, when: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        *choices: Value,
+        mutable: bool = False,
+        when: Mapping[str, Any] | None = None,
+        prior: Value | None = None,
+        confidence: str = "medium",
+    ) -> None:
         object.__setattr__(self, "choices", choices)
         object.__setattr__(self, "mutable", mutable)
         object.__setattr__(self, "when", normalize_condition(when))
+        object.__setattr__(self, "prior", self.convert(convert_to_plain(prior)))
+        object.__setattr__(self, "confidence", confidence)
 
     def find_problem(self) -> str | None:
         """Return why the choices are not valid, or None if they are."""
@@ -61,6 +70,11 @@ class _Choices(BaseParameter):
         """Return whether a value is one of the choices, and has the same type."""
         return any(type(value) is type(choice) and value == choice for choice in self.choices)
 
+    def convert(self, value: Any) -> Any:
+        """Return the choice that equals a number. Other values are returned unchanged."""
+        is_number = type(value) in (int, float) and value in self.choices
+        return self.choices[self.choices.index(value)] if is_number else value
+
     def encode(self, value: Value) -> Gene:
         """Return the gene (number) that encodes a value."""
         return self.choices.index(value)
@@ -83,6 +97,8 @@ class Categorical(_Choices):
         *choices: The choices, one argument each: strings, numbers or booleans.
         mutable: Whether the value can change while a network trains, see Float. Default: False.
         when: The condition under which the parameter is active, see Float. Default: None, always active.
+        prior: The choice that is expected to be good, see Float. Default: None.
+        confidence: How sure the prior is, see Float. Default: "medium".
 
     Example:
         ::
@@ -100,6 +116,8 @@ class Ordinal(_Choices):
         *choices: The choices in their order, one argument each: strings, numbers or booleans.
         mutable: Whether the value can change while a network trains, see Float. Default: False.
         when: The condition under which the parameter is active, see Float. Default: None, always active.
+        prior: The choice that is expected to be good, see Float. Default: None.
+        confidence: How sure the prior is, see Float. Default: "medium".
 
     Example:
         ::

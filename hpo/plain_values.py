@@ -50,11 +50,15 @@ def find_wrong_bounds(low: float, high: float) -> str:
 
 
 def format_parameter(parameter: Any) -> str:
-    """Return a parameter as Python code, with all its arguments, including `mutable`.
+    """Return a parameter as Python code, with all its arguments.
 
-    The `repr` of a parameter omits `mutable`: a resumed run must have the same search space, but `mutable` may differ.
+    The `repr` of a parameter omits the arguments that may differ in a resumed run: `mutable`, `prior`, `confidence`.
     """
-    return repr(parameter) if parameter.mutable is False else f"{repr(parameter)[:-1]}, mutable={parameter.mutable!r})"
+    changeable = (("mutable", False), ("prior", None), ("confidence", "medium"))
+    options = [
+        f", {name}={getattr(parameter, name)!r}" for name, default in changeable if getattr(parameter, name) != default
+    ]
+    return f"{repr(parameter)[:-1]}{''.join(options)})"
 
 
 def correct_parameter(parameter: Parameter) -> Parameter | None:
@@ -68,10 +72,10 @@ def correct_parameter(parameter: Parameter) -> Parameter | None:
     if mutable is None:
         return None
     if hasattr(given, "choices"):
-        choices = [
-            "none" if choice is None else _convert_to_plain(choice) for choice in _flatten_choices(given.choices)
-        ]
-        candidate = type(given)(*choices, mutable=mutable, when=given.when)
+        choices = ["none" if choice is None else convert_to_plain(choice) for choice in _flatten_choices(given.choices)]
+        candidate = type(given)(
+            *choices, mutable=mutable, when=given.when, prior=given.prior, confidence=given.confidence
+        )
     else:
         low, high = _parse_number(given.low), _parse_number(given.high)
         if low is None or high is None:
@@ -136,7 +140,7 @@ def list_elements(value: object) -> list[Any] | None:
 
     The list is empty if there are more than 100 elements.
     """
-    value = _convert_to_plain(value)
+    value = convert_to_plain(value)
     if not isinstance(value, Collection) or isinstance(value, (str, bytes)):
         return None
     return [] if len(value) > _MOST_CHOICES else _list_in_order(value)
@@ -154,10 +158,10 @@ def normalize_condition(when: Any) -> Any:
 
 
 def _normalize_values(values: Any) -> Any:
-    values = _convert_to_plain(values)
+    values = convert_to_plain(values)
     if isinstance(values, (str, bytes, range)) or not isinstance(values, Collection):
         return values
-    return [_convert_to_plain(value) for value in _list_in_order(values)]
+    return [convert_to_plain(value) for value in _list_in_order(values)]
 
 
 def _list_in_order(values: Collection[Any]) -> list[Any]:
@@ -169,6 +173,12 @@ def _list_in_order(values: Collection[Any]) -> list[Any]:
         return sorted(values, key=repr)
 
 
+def convert_to_plain(value: Any) -> Any:
+    """Return a scalar or an array of numpy as plain Python values. Other values are returned unchanged."""
+    # The method tolist belongs to values of numpy, and also returns a scalar.
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 def format_with_type(value: object) -> str:
     """Return a value and its type as text, since often only the type is wrong."""
     kind = type(value)
@@ -177,18 +187,13 @@ def format_with_type(value: object) -> str:
     return f"{shown} ({'' if kind.__module__ == 'builtins' else kind.__module__ + '.'}{kind.__qualname__})"
 
 
-def _convert_to_plain(value: Any) -> Any:
-    # The method tolist belongs to values of numpy, and also returns a scalar.
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
 def _round_if_float(value: float | None) -> float | None:
     return round_float(value) if isinstance(value, float) else value
 
 
 def _parse_number(value: Any) -> int | float | None:
     """Convert a number, or a text such as "0.1", to an int if it is whole or to a float; None for other values."""
-    value = _convert_to_plain(value)
+    value = convert_to_plain(value)
     if type(value) is int:
         return value
     with suppress(TypeError, ValueError, OverflowError):

@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import compress, starmap
 from random import Random
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hpo.constraint_set import Constraint, ConstraintSet, LocalConstraints, iterate_batches
 from hpo.listing import list_individuals
 from hpo.parameters import Gene, Parameter, Value
+from hpo.params_validation import ParamsValidation
+from hpo.plain_values import format_parameter
+from hpo.priors import draw_prior_gene, draw_uniform_gene
 from hpo.space_validation import Condition, check_parameter, make_condition
 
 if TYPE_CHECKING:
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
 _MOST_FAILED_DRAWS = 100_000  # `check_constraints` ensures that about 100 of these are allowed.
 _MOST_CANDIDATES = 300_000  # to list all individuals, which takes about a second
 _MOST_SECONDS = 5.0  # to list all individuals, since constraints may be slow
-_MOST_SHOWN = 10  # values of a condition in a message
+_NOTHING: Mapping[str, Value] = MappingProxyType({})
 
 
 class SearchSpace:
@@ -60,6 +64,7 @@ class SearchSpace:
                 name, parameter, {earlier: parameters[earlier] for earlier in self.conditions}
             )
         self.parameters: Mapping[str, Parameter] = dict(parameters)
+        self._validation = ParamsValidation(self.parameters, self.conditions)
         self.constraint_texts: Sequence[str] = ()
         self._constraints: ConstraintSet = LocalConstraints(self._draw_unconstrained)
 
@@ -103,6 +108,11 @@ class SearchSpace:
         self._constraints = constraints
 
     @property
+    def priors(self) -> dict[str, Value]:
+        """The values that are expected to be good, of the parameters that have a prior."""
+        return {name: value for name, parameter in self.parameters.items() if (value := parameter.prior) is not None}
+
+    @property
     def immutable_names(self) -> list[str]:
         """The names of the parameters whose values cannot change while a network trains (`mutable` is False)."""
         return [name for name, parameter in self.parameters.items() if not parameter.mutable]
@@ -120,7 +130,7 @@ class SearchSpace:
 
     def is_active(self, name: str, params: Mapping[str, object]) -> bool:
         """Return whether a parameter is active, given the hyperparameters before it in the space."""
-        return all(parent in params and params[parent] in values for parent, values in self.conditions[name].items())
+        return self._validation.is_active(name, params)
 
     def encode(self, params: Mapping[str, Value]) -> dict[str, Gene]:
         """Return the genes (numbers that Propulate breeds) that encode hyperparameters.
@@ -136,7 +146,7 @@ class SearchSpace:
         Raises:
             ValueError: A value is missing, out of range, or of an inactive or unknown parameter.
         """
-        if mistake := self._find_wrong_value(params):
+        if mistake := self._validation.find_wrong_value(params):
             raise ValueError(mistake)
         return {
             name: parameter.encode(params[name]) if name in params else _find_middle_gene(parameter)
@@ -169,7 +179,7 @@ class SearchSpace:
 
     def find_mistakes(self, batch: Sequence[Mapping[str, object]]) -> list[str]:
         """Return, for each set of hyperparameters, why it is not valid or not allowed; "" if it is allowed."""
-        mistakes = [self._find_wrong_value(params) for params in batch]
+        mistakes = [self._validation.find_wrong_value(params) for params in batch]
         valid = [index for index, mistake in enumerate(mistakes) if not mistake]
         for index, violated in zip(valid, self.find_violated([batch[index] for index in valid]), strict=True):
             if violated is not None:
@@ -211,14 +221,34 @@ class SearchSpace:
         return next(self.iterate_draws(rng, given))
 
     def iterate_draws(self, rng: Random, given: Mapping[str, Value] | None = None) -> Iterator[dict[str, Value]]:
-        """Yield random hyperparameters that satisfy all constraints, without end.
-
-        The arguments are those of `draw`. Constraints are checked for several draws at once.
-        """
+        """Yield random hyperparameters that satisfy all constraints, without end. The arguments are those of `draw`."""
         given = given or {}
-        if mistake := next(filter(None, starmap(self._find_mistake, given.items())), ""):
+        if mistake := next(filter(None, starmap(self._validation.find_mistake, given.items())), ""):
             raise ValueError(mistake)
-        drawn = iter(lambda: self._draw_unconstrained(rng, given), None)
+        return self._iterate_allowed(lambda: self._draw_unconstrained(rng, given), given)
+
+    def draw_priors(self, rng: Random) -> dict[str, Value]:
+        """Return hyperparameters in which each active parameter with a prior has the expected value.
+
+        Other values are drawn at random. The constraints are satisfied.
+
+        Raises:
+            ValueError: No draw with the expected values satisfies the constraints.
+        """
+        return next(self._iterate_allowed(lambda: self._draw_unconstrained(rng, self.priors)))
+
+    def iterate_prior_draws(self, rng: Random) -> Iterator[dict[str, Value]]:
+        """Yield hyperparameters that satisfy all constraints, drawn from the priors of all parameters, without end."""
+        return self._iterate_allowed(lambda: self._draw_unconstrained(rng, draw_gene=draw_prior_gene))
+
+    def _iterate_allowed(
+        self, draw: Callable[[], dict[str, Value]], given: Mapping[str, Value] = _NOTHING
+    ) -> Iterator[dict[str, Value]]:
+        """Yield drawn hyperparameters that satisfy all constraints and have all given values, without end.
+
+        Constraints are checked for several draws at once.
+        """
+        drawn = iter(draw, None)
         nearest, failed = None, 0
         for batch in iterate_batches(drawn) if self.constraint_texts else iterate_batches(drawn, most_items=1):
             complete = [params for params in batch if params.keys() >= given.keys()]
@@ -242,44 +272,25 @@ class SearchSpace:
         """Return each parameter as text. A run stores these texts, and compares them when it is resumed."""
         return {name: repr(parameter) for name, parameter in self.parameters.items()}
 
+    def describe_priors(self) -> dict[str, str]:
+        """Return each parameter that has a prior as text, with its prior. A resumed run may have other priors."""
+        return {name: format_parameter(self.parameters[name]) for name in self.priors}
+
     def make_distributions(self) -> dict[str, BaseDistribution]:
         """Return the Optuna distribution of every parameter."""
         return {name: parameter.make_distribution() for name, parameter in self.parameters.items()}
 
-    def _find_wrong_value(self, params: Mapping[str, object]) -> str:
-        if mistake := next(filter(None, starmap(self._find_mistake, params.items())), ""):
-            return mistake
-        for name in self.parameters:
-            if name not in params and self.is_active(name, params):
-                return f"parameter {name!r} is missing"
-            if name in params and not self.is_active(name, params):
-                return f"parameter {name!r} is active only if {self._format_condition(self.conditions[name])}"
-        return ""
-
-    def _find_mistake(self, name: str, value: object) -> str:
-        if name not in self.parameters:
-            return f"unknown parameter {name!r}; this space has {', '.join(self.parameters)}"
-        if not self.parameters[name].accepts(value):
-            return f"parameter {name!r} must be in {self.parameters[name]!r}, got {value!r}"
-        return ""
-
-    def _format_condition(self, condition: Condition) -> str:
-        return " and ".join(
-            f"{parent!r} is {self._format_alternatives(parent, values)}" for parent, values in condition.items()
-        )
-
-    def _format_alternatives(self, name: str, values: frozenset[Value]) -> str:
-        if len(values) > _MOST_SHOWN:
-            return f"one of {len(values)} values"
-        return " or ".join(map(repr, sorted(values, key=self.parameters[name].encode)))
-
-    def _draw_unconstrained(self, rng: Random, given: Mapping[str, Value] | None = None) -> dict[str, Value]:
+    def _draw_unconstrained(
+        self,
+        rng: Random,
+        given: Mapping[str, Value] = _NOTHING,
+        draw_gene: Callable[[Parameter, Random], Gene] = draw_uniform_gene,
+    ) -> dict[str, Value]:
         params: dict[str, Value] = {}
         for name, parameter in self.parameters.items():
-            low, high = parameter.limits
-            gene = rng.uniform(low, high) if parameter.is_continuous else rng.randint(int(low), int(high))
+            gene = draw_gene(parameter, rng)
             if self.is_active(name, params):
-                params[name] = given[name] if given and name in given else parameter.decode(gene)
+                params[name] = given[name] if name in given else parameter.decode(gene)
         return params
 
 

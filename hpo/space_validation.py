@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter, Value
-from hpo.plain_values import correct_parameter, find_lookup, format_parameter
+from hpo.plain_values import correct_parameter, find_lookup, format_parameter, format_with_type
+from hpo.priors import DEVIATIONS
 
 _MOST_VALUES = 10_000  # values of one parameter in a condition
 
@@ -33,12 +34,24 @@ def check_parameter(name: str, parameter: object) -> None:
     problem = parameter.find_problem()
     if not problem and type(parameter.mutable) is not bool:
         problem = f"mutable must be True or False, got {parameter.mutable!r}"
+    if not problem and (problem := _find_prior_problem(parameter)):
+        raise ValueError(f"parameter {name!r}: {problem}, in {format_parameter(parameter)}")
     if problem:
         instead = correct_parameter(parameter)
         hint = f". Write {format_parameter(instead)}" if instead else ""
         if instead and (lookup := find_lookup(parameter, instead)):
             hint += f", and in the objective {lookup}.get(params[{name!r}], params[{name!r}])"
         raise ValueError(f"parameter {name!r}: {problem}, in {format_parameter(parameter)}{hint}")
+
+
+def _find_prior_problem(parameter: Parameter) -> str:
+    """Return why the prior of a parameter or its confidence is not valid, or "" if they are."""
+    if parameter.confidence not in tuple(DEVIATIONS):
+        return f"confidence must be {', '.join(map(repr, DEVIATIONS))}, got {parameter.confidence!r}"
+    if parameter.prior is None:
+        return "" if parameter.confidence == "medium" else "confidence needs a prior"
+    is_valid = parameter.accepts(parameter.prior)
+    return "" if is_valid else f"the prior must be a value in the range, got {format_with_type(parameter.prior)}"
 
 
 def make_condition(name: str, parameter: Parameter, earlier: Mapping[str, Parameter]) -> Condition:

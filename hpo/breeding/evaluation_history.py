@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +21,11 @@ from hpo.parameters import Categorical, Int, Value
 from hpo.space import SearchSpace
 
 if TYPE_CHECKING:
+    from hpo.breeding.prior_model import PriorModel
     from hpo.store.evaluations import Evaluation
 
 _LARGEST_GENE_ERROR = 1e-9  # Genes of integers up to a billion on a logarithmic scale differ by more.
+_PRIOR_SHARE = 0.5  # Of random draws, unless evaluations contradict the priors (benchmarks/priors.md).
 _TRIES = 100  # Random draws before all remaining individuals are listed.
 _MOST_TRIES = 10_000  # Random draws if the individuals cannot be listed.
 _MOST_SECONDS = 60.0  # Time limit for the list, and for the draws after it.
@@ -135,6 +137,23 @@ class EvaluationHistory:
             rows.genes, rows.costs, running, all_contexts[: rows.count], all_contexts[rows.count : -1], all_contexts[-1]
         )
 
+    def fit_prior_model(self) -> PriorModel | None:
+        """Return the priors, and how far founders agree with them; None if the space has no priors."""
+        if not self.space.priors:
+            return None
+        from hpo.breeding.prior_model import PriorModel  # Imports scipy.
+
+        model, sample = PriorModel(self.space), self.make_founder_sample()
+        genes = sample.genes[sample.succeeded]
+        model.fit(genes, self.find_active(genes), sample.costs[sample.succeeded])
+        return model
+
+    @property
+    def prior_share(self) -> float:
+        """The share of random draws that are drawn from the priors. It is 0 if the space has none."""
+        model = self.fit_prior_model()
+        return 0.0 if model is None else _PRIOR_SHARE * model.trust
+
     def is_known(self, params: Mapping[str, Value]) -> bool:
         """Return whether the run has an evaluation of these hyperparameters, in any state."""
         return self._make_key(params) in self._known
@@ -211,7 +230,9 @@ class EvaluationHistory:
     def _draw_unknown(self, rng: random.Random, tries: int, seconds: float = math.inf) -> dict[str, Value] | None:
         """Return hyperparameters that are new to the run; None after too many tries or seconds."""
         until = time.monotonic() + seconds
-        for params in islice(self.space.iterate_draws(rng), tries):
+        share = self.prior_share
+        expected = self.space.iterate_prior_draws(rng) if share and rng.random() < share else ()
+        for params in chain(islice(expected, tries), islice(self.space.iterate_draws(rng), tries)):
             if not self.is_known(params):
                 return params
             if self._is_stopping() or time.monotonic() > until:

@@ -239,4 +239,9 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
         draws = self._generator.random((_NEWCOMERS, len(self._width)))
         whole = np.floor(draws * (self._width + 1))
         newcomers: Vector = self._history.low + np.where(self._history.continuous, draws * self._width, whole)
+        expected = itertools.islice(
+            self._history.space.iterate_prior_draws(self.rng), round(_NEWCOMERS * self._history.prior_share)
+        )
+        for index, params in enumerate(expected):
+            newcomers[index] = self._history.encode_params(params)
         return self._history.round_genes(newcomers)

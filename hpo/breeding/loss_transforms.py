@@ -38,10 +38,16 @@ def compute_normal_scores(losses: Vector) -> Vector:
 
     Equal losses have the same score. Losses may be infinite.
     """
-    # The ranks are computed here, because scipy.stats takes 0.2 s to import.
-    _, ranks, counts = np.unique(losses, return_inverse=True, return_counts=True)
-    scores: Vector = ndtri((np.cumsum(counts) - counts / 2)[ranks] / len(ranks))
+    scores: Vector = ndtri(rank_values(losses) / len(losses))
     return scores
+
+
+def rank_values(values: Vector) -> Vector:
+    """Return the ranks of values, from 0.5 for the lowest. Equal values have the mean of their ranks."""
+    # The ranks are computed here, because scipy.stats takes 0.2 s to import.
+    _, ranks, counts = np.unique(values, return_inverse=True, return_counts=True)
+    means: Vector = (np.cumsum(counts) - counts / 2)[ranks]
+    return means
 
 
 def apply_power_transform(losses: Vector) -> Vector:

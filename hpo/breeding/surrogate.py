@@ -44,7 +44,8 @@ class Surrogate:
     (benchmarks/search-quality.md). With several objectives, each objective has its own two models.
 
     Both models learn only from evaluations that succeeded. A third model learns which evaluations failed, and the merit
-    of a candidate is lower the more likely its evaluation fails.
+    of a candidate is lower the more likely its evaluation fails. It is also lower the less the user's priors expect the
+    candidate to be good.
 
     Args:
         history: The evaluations of the run.
@@ -75,7 +76,7 @@ class Surrogate:
             A function that returns merits, shape `(candidates,)`: the higher, the better. Its first argument is the
             genes of candidates, shape `(candidates, genes)`. Candidates that nearly equal a known evaluation get the
             merit minus infinity. The second argument is a merit. To save time, candidates with at most this merit keep
-            it: they are not compared with known evaluations, and their chance to fail is not predicted. The third
+            it: they are not compared with known evaluations, and their chance to fail and priors are ignored. The third
             argument is the floating point type. Single precision is enough for screening.
         """
         context, succeeded = sample.context, sample.succeeded
@@ -100,6 +101,9 @@ class Surrogate:
         known = np.vstack([tried, running, self._encode_points(sample.genes[failed], sample.contexts[failed])])
         success_model = self._learn_success(sample, succeeded) if len(failed) else None
 
+        # An heir begins where its parent has ended. The priors do not say what is good from there.
+        prior_model = None if len(context) else self._history.fit_prior_model()
+
         def compute_merits(
             candidates: Vector, useless: float = -np.inf, precision: type[np.floating[Any]] = np.float64
         ) -> Vector:
@@ -109,6 +113,9 @@ class Surrogate:
             useful = np.flatnonzero(merits > useless)  # A fifth of all. Checking all would take 0.5 ms more.
             if success_model is not None:  # Weights only lower merits.
                 merits[useful] += success_model.compute_log_weight(points[useful], precision)
+            if prior_model is not None:
+                genes = candidates[useful]
+                merits[useful] += prior_model.compute_log_weight(genes, self._history.find_active(genes))
             near = cdist(points[useful], known, "chebyshev").min(axis=1) < _KNOWN_DISTANCE
             merits[useful[near]] = -np.inf
             return merits

@@ -51,8 +51,8 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
         if ready.request is not None:
             job.watch.set_stop_callbacks(lambda: None, lambda: ExitStatus.INTERRUPTED)
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="hpo-check-")))
-            given = ready.request.enqueued
-            params = given[0] if given else make_middle_params(ready.problem.space)
+            given = [*ready.request.enqueued, ready.request.prior_params]
+            params = given[0] or make_middle_params(ready.problem.space)
             print_headline(_describe_evaluation(ready, params), world.size)
         bench = CheckEvaluator(ready, job.watch, world.bcast(folder), params)
 

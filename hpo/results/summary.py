@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpo.space import SearchSpace
     from hpo.store.manifest import Manifest
 
-_NO_MODEL_RESULTS: dict[str, Any] = {"expected": None, "importances": []}
+_NO_MODEL_RESULTS: dict[str, Any] = {"expected": None, "importances": [], "priors": []}
 # Interrupted evaluations are retried, and waiting ones are counted separately.
 COUNTED_STATES = ("complete", "pruned", "paused", "failed", "running")
 
@@ -86,14 +86,16 @@ def summarize(
 
 
 def _ask_models(evaluations: Sequence[Evaluation], run: Manifest, best: Evaluation | None) -> dict[str, Any]:
-    """Return the expected loss of the best evaluation, and the importances of hyperparameters."""
+    """Return the expected loss of the best evaluation, the importances of hyperparameters, and the priors."""
     from hpo.results.genes import read_space  # Imports numpy, which only leaders need.
+    from hpo.results.prior_agreement import compare_priors
 
     try:
         space = read_space(run.space)
         return {
             "expected": _predict_best(evaluations, run, best, space),
             "importances": _summarize_importances(evaluations, run),
+            "priors": [vars(prior) for prior in compare_priors(evaluations, run.space, run.priors, run.objectives)],
         }
     except ValueError:  # A user has edited run.json.
         return _NO_MODEL_RESULTS

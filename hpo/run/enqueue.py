@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hpo.errors import UsageError
-from hpo.parameters import Categorical, Float, Int, Ordinal, Value
+from hpo.parameters import Value
 from hpo.space import SearchSpace
 from hpo.text_format import cut_text
 
-_RELATIVE_ROUNDING = 1e-9  # A value that differs by less from a step is taken as this step.
 LONGEST_MISTAKE = 300  # characters of a message about hyperparameters, which may be long
 
 
@@ -52,17 +50,8 @@ def convert_params(params: Mapping[str, Any], space: SearchSpace) -> dict[str, A
 
     A float that differs from a valid value only by rounding becomes this value.
     """
-    values = dict(params)
-    for name, value in params.items():
-        parameter = space.parameters.get(name)
-        if isinstance(parameter, Float) and type(value) in (int, float) and parameter.low <= value <= parameter.high:
-            nearest = parameter.decode(parameter.encode(float(value)))
-            values[name] = nearest if math.isclose(nearest, value, rel_tol=_RELATIVE_ROUNDING) else float(value)
-        if isinstance(parameter, Int) and type(value) is float and value.is_integer():
-            values[name] = int(value)
-        if isinstance(parameter, (Categorical, Ordinal)) and type(value) in (int, float) and value in parameter.choices:
-            values[name] = parameter.choices[parameter.choices.index(value)]
-    return values
+    known = space.parameters
+    return {name: known[name].convert(value) if name in known else value for name, value in params.items()}
 
 
 def _complete_params(entry: Any, space: SearchSpace, rng: random.Random) -> dict[str, Value]:

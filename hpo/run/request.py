@@ -6,6 +6,7 @@ An option that is not given has its value of the previous session or, in a new r
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -56,6 +57,8 @@ class RunRequest:
     """The URL of the storage; None if the study is in the run directory."""
     setting_texts: Mapping[str, str]
     """The settings that were given in this or an earlier session, by name."""
+    prior_params: dict[str, Any]
+    """The hyperparameters that the priors expect to be good; empty without priors."""
     enqueued: list[dict[str, Any]]
     """The sets of hyperparameters in the file of --enqueue."""
     warm_start: WarmStart | None
@@ -112,11 +115,20 @@ def resolve_request(options: Options, layout: Layout, ask: AskTemplate, constrai
         pbt=pbt,
         storage=resolve_url(storage) if storage is not None else None,
         setting_texts=texts,
+        prior_params=_draw_priors(file, seed),
         enqueued=read_enqueued(options.enqueue, file.space, seed) if options.enqueue is not None else [],
         warm_start=read_warm_start(options.warm_start, file.space, file.objectives)
         if options.warm_start is not None
         else None,
     )
+
+
+def _draw_priors(file: SearchDescription, seed: int) -> dict[str, Any]:
+    """Return hyperparameters with the values that the priors expect; empty without priors."""
+    try:
+        return file.space.draw_priors(random.Random(f"{seed}/priors")) if file.space.priors else {}
+    except ValueError as error:
+        raise UsageError(f"{file.path}: the priors: {error}") from error
 
 
 def _format_assignments(texts: Mapping[str, str]) -> list[str]:

@@ -133,6 +133,7 @@ def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -
     return Manifest(
         search_space=str(problem.file.path),
         space=problem.space.describe(),
+        priors=problem.space.describe_priors(),
         layout=request.layout,
         hosts=tuple(hosts),
         versions=read_versions(),
@@ -240,14 +241,19 @@ def _check_heirs(record: Record, session: Session) -> None:
 
 
 def _enqueue_given(session: Session, request: RunRequest) -> list[str]:
-    """Record new evaluations from --warm-start and --enqueue, and return lines of text about imported evaluations."""
+    """Record new evaluations from --warm-start, priors and --enqueue, and return lines about imported evaluations."""
     record, space, manifest = session.open_record(), request.problem.space, session.manifest
     lines: list[str] = []
     if request.warm_start is not None:
         lines = record_warm_start(request.warm_start, record, space, request.layout, manifest.settings)
     elif manifest.warm_start is not None and manifest.warm_start not in record.read_attributes().get("taken_over", []):
         lines = [f"only a part of {manifest.warm_start} was imported. Give --warm-start again to import the rest"]
-    known = [evaluation.params for evaluation in record.read_evaluations()] if request.enqueued else []
+    known = [evaluation.params for evaluation in record.read_evaluations()]
+    expected = {name: value for name, value in request.prior_params.items() if name in space.priors}
+    # Parameters without a prior may have any values.
+    if expected and not any(params.items() >= expected.items() for params in known):
+        known.append(request.prior_params)
+        record.enqueue(request.prior_params, space.make_distributions(), propagator="priors")
     for params in request.enqueued:
         if params not in known:
             record.enqueue(params, space.make_distributions(), propagator="--enqueue")

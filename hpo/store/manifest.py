@@ -57,6 +57,7 @@ class Manifest:
         format: Version of the format of the run directory.
         search_space: Search space file.
         space: Description of each parameter of the search space, by name.
+        priors: Description of each parameter that has a prior, with its prior, by name.
         layout: Numbers of ranks, ranks per worker and islands.
         hosts: Names of the hosts.
         versions: Versions of the packages.
@@ -80,6 +81,7 @@ class Manifest:
     format: int = FORMAT
     search_space: str = ""
     space: Mapping[str, str]
+    priors: Mapping[str, str] = dataclasses.field(default_factory=dict)
     layout: Layout
     hosts: tuple[str, ...] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -196,6 +198,7 @@ _TEXTS: _FieldRule = ("an object of texts", is_mapping_of(is_text), dict)
 _FIELDS: dict[str, _FieldRule] = {
     "format": (str(FORMAT), lambda value: value == FORMAT, int),
     "space": ("an object of texts", lambda value: bool(value) and is_mapping_of(is_text)(value), dict),
+    "priors": _TEXTS,
     "budget": ("a whole number from 1", _is_whole_from(1), int),
     "seed": ("a whole number from 0", _is_whole_from(0), int),
     "propagators": ("a list of propagators", lambda value: bool(value) and _is_list_of(is_text)(value), tuple),

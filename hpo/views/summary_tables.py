@@ -37,6 +37,7 @@ from hpo.views.front_text import (
     put_objectives_first,
 )
 from hpo.views.individual_table import find_important_names, format_individuals
+from hpo.views.prior_columns import make_prior_columns
 from hpo.views.rung_columns import make_rung_columns
 from hpo.views.table_format import format_table, make_empty_table, make_table
 
@@ -67,6 +68,8 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
             print(*lines, "", sep="\n")
     if summary["best"]:
         print(_format_propagators(summary["propagators"], make_improved_heading(objectives)))
+    if summary["priors"]:
+        print(format_table("Priors", make_table(make_prior_columns(summary["priors"]))))
     print(_format_ancestry_and_rungs(summary), end="")
     if summary["failures"]:
         print(_format_failure_reasons(summary["failures"], run_dir))

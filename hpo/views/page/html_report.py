@@ -50,6 +50,7 @@ from hpo.views.front_text import (
 from hpo.views.individual_table import choose_names, find_important_names
 from hpo.views.page import front_figures, hyperparameter_figures, lineage_figures, loss_figures, rung_figure, timeline
 from hpo.views.page.figure import Figure
+from hpo.views.prior_columns import make_prior_columns
 from hpo.views.rung_columns import make_rung_columns
 
 _MAX_FAILURES, _MAX_FRONT_ROWS = 50, 100
@@ -164,6 +165,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
         ),
         importances=summary["importances"],
         important=important,
+        priors=make_prior_columns(summary["priors"]),
         conditional=any(map(is_conditional, run.manifest.space.values())),
         islands=_summarize_islands(evaluations),
         failures=_group_failures([*evaluations, *confirmations]),

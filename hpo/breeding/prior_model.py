@@ -1,0 +1,135 @@
+"""Weigh candidates by the priors of hyperparameters: by what the user expects, as long as evaluations agree.
+
+The method follows Hvarfner et al., piBO: augmenting acquisition functions with user beliefs for Bayesian optimization
+(2022, equation 6): the merit of a candidate is multiplied by a power of its prior density, and the exponent decreases
+with the number of evaluations. Unlike there, each prior has its own exponent, which vanishes if evaluations contradict
+the prior, and all vanish if the individual that the priors expect to be good is among the worst.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtr
+
+from hpo.breeding.gaussian_process import Vector
+from hpo.breeding.loss_transforms import rank_values
+from hpo.parameters import Categorical
+from hpo.priors import DEVIATIONS, ODDS
+
+if TYPE_CHECKING:
+    from hpo.space import SearchSpace
+
+Mask = npt.NDArray[np.bool_]
+
+# The exponent of a density is 1 until so many evaluations have ended. Later, it falls with the square of their number
+# (benchmarks/priors.md).
+_FULL_UNTIL = 10
+_MIN_COMPARED = 5
+_NEARBY = 0.5  # An individual with at least this negative log density counts as the individual of the priors.
+
+
+class PriorModel:
+    """The priors of a search space, and how far evaluations agree with them.
+
+    Args:
+        space: The search space. At least one parameter has a prior.
+
+    Attributes:
+        names: The names of the parameters that have a prior.
+        trust: From 0 to 1, how far evaluations agree with all priors together. It is 1 until evaluations contradict.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self.names = list(space.priors)
+        self._indices = [index for index, name in enumerate(space.parameters) if name in self.names]
+        parameters = [space.parameters[name] for name in self.names]
+        widths = [max(parameter.limits[1] - parameter.limits[0], 1) for parameter in parameters]
+        self._expected = np.array([parameter.encode(parameter.prior) for parameter in parameters], float)
+        self._deviations = widths * np.array([DEVIATIONS[parameter.confidence] for parameter in parameters])
+        self._log_odds = np.log([ODDS[parameter.confidence] for parameter in parameters])
+        self._unordered = np.array([isinstance(parameter, Categorical) for parameter in parameters])
+        self._exponents: Vector = np.ones(len(parameters))
+        self.trust = 1.0
+
+    def compute_log_densities(self, genes: Vector, active: Mask) -> Vector:
+        """Return the logarithm of each prior density, relative to its maximum, shape `(individuals, priors)`.
+
+        It is 0 for an inactive gene.
+
+        Args:
+            genes: The genes (numbers that encode hyperparameters), shape `(individuals, genes)`.
+            active: Whether each of these genes is active, same shape.
+        """
+        distances = genes[:, self._indices] - self._expected
+        logs = np.where(self._unordered, -self._log_odds * (distances != 0), -((distances / self._deviations) ** 2) / 2)
+        return np.where(active[:, self._indices], logs, 0.0)
+
+    def fit(self, genes: Vector, active: Mask, costs: Vector) -> None:
+        """Learn from evaluations how far each prior, and all of them together, can be trusted.
+
+        Args:
+            genes: The genes of the evaluations, shape `(evaluations, genes)`.
+            active: Whether each of these genes is active, same shape.
+            costs: The costs of the evaluations, all finite, shape `(evaluations, objectives)`.
+        """
+        ranks = _add_ranks(costs)
+        self.trust = self._judge_expected(self.compute_log_densities(genes, active), ranks)
+        _, deviations = self.compare(genes, active, costs)
+        # Twice the probability of a correlation at most as high, if the prior says nothing: 1 while evaluations agree.
+        trusts = self.trust * np.minimum(1.0, 2 * ndtr(deviations))
+        self._exponents = trusts * min(1.0, _FULL_UNTIL / max(len(costs), 1)) ** 2
+
+    def _judge_expected(self, log_densities: Vector, ranks: Vector) -> float:
+        """Return how far all priors together can be trusted: twice the share of evaluations that are worse.
+
+        Worse than the evaluation that the priors expect to be good, which is the first one of the run. It shows a wrong
+        prior much earlier than correlations do.
+        """
+        totals = log_densities.sum(axis=1)
+        if len(totals) < _MIN_COMPARED or totals.max() < -_NEARBY:
+            return 1.0
+        expected = int(np.argmax(totals))
+        others = np.delete(ranks, expected)
+        worse = np.mean(others > ranks[expected]) + np.mean(others == ranks[expected]) / 2
+        return float(min(1.0, 2 * worse))
+
+    def compare(self, genes: Vector, active: Mask, costs: Vector) -> tuple[Vector, Vector]:
+        """Return how far evaluations agree with each prior.
+
+        The arguments are those of `fit`. Evaluations in which a parameter is inactive do not count for its prior.
+
+        Returns:
+            Two arrays of shape `(priors,)`. The first has Spearman's correlations of the ranks of the prior density and
+            of success. They are positive if costs are lower where the prior is denser. The second has the same
+            correlations in standard deviations of a prior that says nothing. Both are 0 if there is nothing to compare.
+        """
+        successes = -_add_ranks(costs)
+        correlations, deviations = np.zeros((2, len(self.names)))
+        for prior, densities in enumerate(self.compute_log_densities(genes, active).T):
+            own = active[:, self._indices[prior]]
+            if own.sum() >= _MIN_COMPARED:
+                correlations[prior] = _correlate_ranks(densities[own], successes[own])
+                deviations[prior] = correlations[prior] * math.sqrt(own.sum() - 1)
+        return correlations, deviations
+
+    def compute_log_weight(self, genes: Vector, active: Mask) -> Vector:
+        """Return the logarithm of the factor of the merit of each candidate, shape `(candidates,)`. It is at most 0."""
+        weight: Vector = self.compute_log_densities(genes, active) @ self._exponents
+        return weight
+
+
+def _add_ranks(costs: Vector) -> Vector:
+    """Return the ranks of costs, added over all objectives, shape `(evaluations,)`."""
+    total: Vector = np.sum([rank_values(column) for column in costs.T], axis=0)
+    return total
+
+
+def _correlate_ranks(first: Vector, second: Vector) -> float:
+    """Return Spearman's rank correlation of two arrays; 0 if all values of one of them are equal."""
+    ranks = [rank_values(values) for values in (first, second)]
+    one, other = (own - len(own) / 2 for own in ranks)  # The mean rank is half of the number.
+    return float(one @ other / max(math.sqrt((one @ one) * (other @ other)), 1e-9))

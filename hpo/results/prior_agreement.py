@@ -1,0 +1,69 @@
+"""Compare the priors of hyperparameters with the evaluations of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpo.breeding.prior_model import PriorModel
+from hpo.objectives import Objectives
+from hpo.parameters import Value
+from hpo.results.genes import compute_genes, read_space, select_complete
+from hpo.store.evaluations import Evaluation
+
+_SIGNIFICANT = 1.645  # Standard deviations that a correlation exceeds by chance in one of twenty cases.
+
+
+@dataclass(frozen=True)
+class PriorAgreement:
+    """A prior, and whether evaluations agree with it."""
+
+    name: str
+    """The name of the hyperparameter."""
+    value: Value
+    """The value that the user expects to be good."""
+    confidence: str
+    """How sure the prior is: "low", "medium" or "high"."""
+    correlation: float
+    """Spearman's correlation of the ranks of the prior density and of success.
+
+    It is positive if losses are lower near the expected value, and 0 for fewer than 5 evaluations.
+    """
+    verdict: str
+    """Whether evaluations "agree", "contradict" or are "undecided". Chance decides in at most one of ten cases."""
+
+
+def compare_priors(
+    evaluations: Sequence[Evaluation], space: Mapping[str, str], priors: Mapping[str, str], objectives: Objectives
+) -> list[PriorAgreement]:
+    """Return for each prior whether the evaluations agree with it.
+
+    Args:
+        evaluations: The evaluations of the run.
+        space: Each parameter of the search space as text, by name.
+        priors: Each parameter that has a prior as text, with its prior, by name.
+        objectives: The objectives of the run.
+
+    Raises:
+        ValueError: A text does not describe a parameter.
+    """
+    if not priors:
+        return []
+    whole = read_space({**space, **priors})
+    complete = select_complete(evaluations)
+    if not complete:
+        correlations = deviations = np.zeros(len(priors))
+    else:
+        costs = np.array([objectives.compute_costs(evaluation.values) for evaluation in complete])
+        genes, active = compute_genes([evaluation.params for evaluation in complete], whole)
+        correlations, deviations = PriorModel(whole).compare(genes, active, costs)
+    return [
+        PriorAgreement(name, value, whole.parameters[name].confidence, float(correlation), _judge(float(distance)))
+        for (name, value), correlation, distance in zip(whole.priors.items(), correlations, deviations, strict=True)
+    ]
+
+
+def _judge(deviations: float) -> str:
+    return "undecided" if abs(deviations) < _SIGNIFICANT else "agree" if deviations > 0 else "contradict"

@@ -1,0 +1,229 @@
+"""Test priors: values of hyperparameters that the user expects to be good."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.simulation import SimulatedIslands, simulate
+from hpo import Categorical, Float, Int, Ordinal, SearchSpace
+from hpo.breeding.prior_model import PriorModel
+from hpo.objectives import ONLY_LOSS
+from hpo.parameter_parsing import parse_parameter
+from hpo.plain_values import format_parameter
+from hpo.problem import dump_space, load_space
+from hpo.results.prior_agreement import compare_priors
+from tests.support.evaluations import make_evaluation
+from tests.support.launch import PROGRAM, Hpo, Mpi
+from tests.support.run_output import load_trials
+
+SPACE = SearchSpace(
+    lr=Float(1e-5, 1e-1, log=True, prior=1e-4),
+    width=Int(8, 512, prior=64, confidence="high"),
+    optimizer=Categorical("sgd", "adam", "lion", prior="adam", confidence="low"),
+    momentum=Float(0.0, 0.99, prior=0.9, when={"optimizer": "sgd"}),
+    batch=Ordinal(16, 32, 64),
+)
+FILE = """
+import math
+from hpo import Float, Int, SearchSpace
+
+space = SearchSpace(lr=Float(1e-5, 1e-1, log=True, prior=1e-4), width=Int(8, 512, prior={prior}), depth=Int(1, 20))
+space.require(lambda p: p["width"] * p["depth"] <= {limit}, "width * depth must be at most {limit}")
+
+def objective(params, worker):
+    yield abs(math.log10(params["lr"]) + 4) + abs(params["width"] - 64) / 500 + params["depth"] / 100
+"""
+
+
+@pytest.mark.parametrize(
+    ("parameter", "prior"),
+    [
+        (Float(1, 10, prior=3), 3.0),
+        (Float(0.0, 1.0, step=0.1, prior=0.1 + 0.2), 0.3),
+        (Float(1e-5, 1e-1, log=True, prior=np.float32(3e-4)), 0.000300000014249),
+        (Int(1, 9, prior=np.int64(4)), 4),
+        (Int(1, 9, log=True, prior=4.0), 4),
+        (Ordinal(16, 32, prior=32.0), 32),
+        (Categorical(True, False, prior=True), True),
+    ],
+)
+def test_prior_is_converted_to_a_value_of_its_parameter(parameter: Any, prior: object) -> None:
+    space = SearchSpace(x=parameter)
+    assert (space.priors, type(space.priors["x"])) == ({"x": prior}, type(prior))
+    assert load_space(json.loads(json.dumps(dump_space(space)))).priors == {"x": prior}
+    assert parse_parameter(format_parameter(parameter)) == parameter
+
+
+@pytest.mark.parametrize(
+    ("parameter", "message"),
+    [
+        (
+            Float(1e-4, 1e-1, log=True, prior=1.0),
+            r"the prior must be a value in the range, got 1\.0 \(float\), in",
+        ),
+        (Float(0.0, 1.0, prior="0.5"), r"the prior must be a value in the range, got '0\.5' \(str\)"),
+        (Float(0.0, 1.0, prior=math.nan), r"the prior must be a value in the range, got nan"),
+        (Int(1, 9, step=2, prior=4), r"the prior must be a value in the range, got 4 \(int\), in Int\(1, 9, step=2"),
+        (Categorical("a", "b", prior="c"), r"the prior must be a value in the range, got 'c'"),
+        (Int(1, 9, prior=4, confidence="sure"), r"confidence must be 'low', 'medium', 'high', got 'sure'"),
+        (Int(1, 9, confidence="high"), r"confidence needs a prior, in Int\(1, 9, confidence='high'\)"),
+    ],
+)
+def test_wrong_prior_is_named(parameter: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^parameter 'x': {message}"):
+        SearchSpace(x=parameter)
+
+
+def test_description_of_space_has_no_priors() -> None:
+    """A resumed run must have the same description, but may have other priors."""
+    assert SPACE.describe()["lr"] == "Float(1e-05, 0.1, log=True)"
+    assert SPACE.describe_priors()["width"] == "Int(8, 512, prior=64, confidence='high')"
+    assert "batch" not in SPACE.describe_priors()
+
+
+def test_individual_of_priors_has_all_active_priors() -> None:
+    drawn = [SPACE.draw_priors(random.Random(seed)) for seed in range(50)]
+    assert all(params.items() >= {"lr": 1e-4, "width": 64, "optimizer": "adam"}.items() for params in drawn)
+    assert all("momentum" not in params for params in drawn)
+    assert {params["batch"] for params in drawn} == {16, 32, 64}
+
+
+def test_individual_of_priors_satisfies_constraints() -> None:
+    space = SearchSpace(**SPACE.parameters)
+    space.require(lambda params: params["batch"] * params["width"] <= 2048, "batch * width must be at most 2048")
+    assert {space.draw_priors(random.Random(seed))["batch"] for seed in range(20)} == {16, 32}
+    space = SearchSpace(**SPACE.parameters)
+    space.require(lambda params: params["lr"] > 1e-3, "lr must be above 1e-3")
+    with pytest.raises(ValueError, match=r"lr must be above 1e-3, got .*'lr': 0\.0001"):
+        space.draw_priors(random.Random(0))
+
+
+def test_draws_from_priors_have_their_distributions() -> None:
+    draws = SPACE.iterate_prior_draws(random.Random(0))
+    drawn = [next(draws) for _ in range(4000)]
+    assert all(SPACE.find_mistakes([params]) == [""] for params in drawn)
+    optimizers = Counter(params["optimizer"] for params in drawn)
+    assert optimizers["adam"] / 4000 == pytest.approx(2 / 4, abs=0.03)
+    assert optimizers["sgd"] / 4000 == pytest.approx(1 / 4, abs=0.03)
+    widths = np.array([params["width"] for params in drawn])
+    # The standard deviation is an eighth of the range. 56 of it lie below the expected value, which cuts off a third.
+    near = (np.abs(widths - 64) < 56).mean()
+    normal = math.erf(56 / 63 / math.sqrt(2))
+    assert near == pytest.approx(normal / (0.5 + normal / 2), abs=0.03)
+    assert Counter(params["batch"] for params in drawn)[16] / 4000 == pytest.approx(1 / 3, abs=0.03)
+
+
+def encode(*individuals: dict[str, Any]) -> tuple[Any, Any]:
+    genes = np.array([list(SPACE.encode(params).values()) for params in individuals])
+    return genes, np.array([[name in params for name in SPACE.parameters] for params in individuals])
+
+
+def test_log_densities_are_those_of_the_priors() -> None:
+    best = {"lr": 1e-4, "width": 64, "optimizer": "adam", "batch": 16}
+    other = {"lr": 1e-3, "width": 127, "optimizer": "sgd", "momentum": 0.9, "batch": 64}
+    found = PriorModel(SPACE).compute_log_densities(*encode(best, other))
+    assert found[0] == pytest.approx([0, 0, 0, 0])
+    # 1e-3 is a quarter of the range away, and 63 is an eighth of it.
+    assert found[1] == pytest.approx([-0.5, -0.5, -math.log(2), 0])
+
+
+def test_prior_counts_less_with_evaluations_and_not_if_they_contradict() -> None:
+    rng = random.Random(0)
+    individuals = [SPACE.draw(rng) for _ in range(60)]
+    model, (genes, active) = PriorModel(SPACE), encode(*individuals)
+    far = encode({"lr": 1e-1, "width": 512, "optimizer": "adam", "batch": 16})
+    before = model.compute_log_weight(*far)[0]
+    # Losses agree with the prior of lr, and contradict that of width.
+    costs = np.array([[abs(math.log10(one["lr"]) + 4) - abs(one["width"] - 64) / 100] for one in individuals])
+    model.fit(genes, active, costs)
+    lr, width, *_ = model.compute_log_densities(*far)[0]
+    assert before == pytest.approx(lr + width)
+    after = model.compute_log_weight(*far)[0]
+    assert after == pytest.approx(lr * (10 / 60), rel=0.1)
+
+
+def test_agreement_is_judged_by_the_active_evaluations() -> None:
+    rng = random.Random(1)
+    drawn = [SPACE.draw(rng) for _ in range(80)]
+    evaluations = [
+        make_evaluation(
+            trial,
+            loss=abs(math.log10(params["lr"]) + 4) - params["width"] / 100 + 10 * abs(params.get("momentum", 2) - 0.9),
+            params=params,
+        )
+        for trial, params in enumerate(drawn)
+    ]
+    found = {
+        each.name: each for each in compare_priors(evaluations, SPACE.describe(), SPACE.describe_priors(), ONLY_LOSS)
+    }
+    assert {name: each.verdict for name, each in found.items()} == {
+        "lr": "undecided",
+        "width": "contradict",
+        "optimizer": "contradict",
+        "momentum": "agree",
+    }
+    assert found["momentum"].correlation > 0.5
+    assert (found["width"].value, found["width"].confidence) == (64, "high")
+    none = compare_priors([], SPACE.describe(), SPACE.describe_priors(), ONLY_LOSS)
+    assert [each.verdict for each in none] == ["undecided"] * 4
+    assert compare_priors(evaluations, SPACE.describe(), {}, ONLY_LOSS) == []
+
+
+def search(prior: float | None, evaluations: int, seed: int) -> float:
+    """Return the lowest loss of a search in five dimensions. The optimum is 0.3 in each of them."""
+    space = SearchSpace(**{f"x{index}": Float(0.0, 1.0, prior=prior) for index in range(5)})
+    islands = SimulatedIslands(space, ("ga",), 2, seed)
+    losses = simulate(islands, lambda params: (sum(abs(x - 0.3) for x in params.values()), 1.0), evaluations)
+    return float(losses.min())
+
+
+def test_good_prior_helps_early_and_bad_prior_is_forgotten() -> None:
+    early = {prior: np.mean([search(prior, 24, seed) for seed in range(8)]) for prior in (None, 0.35)}
+    assert early[0.35] < 0.7 * early[None]
+    late = {prior: np.mean([search(prior, 100, seed) for seed in range(4)]) for prior in (None, 0.95)}
+    assert late[0.95] < 1.5 * late[None]
+
+
+def test_run_begins_with_the_priors_and_shows_whether_evaluations_agree(mpi: Mpi, hpo: Hpo, tmp_path: Path) -> None:
+    (tmp_path / "search.py").write_text(FILE.format(prior=500, limit=5000))
+    arguments = [PROGRAM, "search.py", "--run-dir", "run", "--ranks-per-worker", 1]
+    first = mpi.run(2, *arguments, "--evaluations", 40, cwd=tmp_path)
+    assert (first.returncode, first.stderr) == (0, "")
+    trials = load_trials(tmp_path / "run")
+    assert trials[0].params.items() >= {"lr": 1e-4, "width": 500}.items()
+    assert trials[0].params["depth"] <= 10, "The constraint must hold."
+    assert trials[0].user_attrs["propagator"] == "priors"
+    assert re.search(r"\n +lr +0\.0001 +medium +0\.\d+ +agree\n +width +500 +medium +-0\.\d+ +contradict", first.stdout)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [(each["name"], each["verdict"]) for each in summary["priors"]] == [("lr", "agree"), ("width", "contradict")]
+    assert re.search(r"<td>width</td><td>500</td><td>medium</td>", (tmp_path / "run" / "report.html").read_text())
+
+    again = mpi.run(2, *arguments, "--evaluations", 44, "--resume", cwd=tmp_path)
+    assert (again.returncode, again.stderr) == (0, "")
+    (tmp_path / "search.py").write_text(FILE.format(prior=70, limit=5000))
+    changed = mpi.run(2, *arguments, "--evaluations", 48, "--resume", cwd=tmp_path)
+    assert (changed.returncode, changed.stderr) == (0, "")
+    bred = [trial.number for trial in load_trials(tmp_path / "run") if trial.user_attrs["propagator"] == "priors"]
+    assert bred == [0, 44], "A changed prior is evaluated, and an old one only once."
+    status, printed, _ = hpo("top", tmp_path / "run")
+    assert (status, re.search(r"\n +width +70 +medium ", printed) is not None) == (0, True)
+
+
+def test_check_trains_the_individual_of_the_priors(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "search.py").write_text(FILE.format(prior=500, limit=1000))
+    job = mpi.run(1, "-c", "from hpo.cli import main; main()", "check", "search.py", cwd=tmp_path)
+    assert job.stdout.startswith("search.py: lr=0.0001  width=500  depth="), job.stderr
+    (tmp_path / "search.py").write_text(FILE.format(prior=500, limit=300))
+    refused = mpi.run(2, PROGRAM, "search.py", "--run-dir", "run", "--ranks-per-worker", 1, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert re.fullmatch(r"error: search\.py: the priors: width \* depth must be at most 300, got .*\n", refused.stderr)
+    assert not (tmp_path / "run").exists()
