@@ -339,6 +339,18 @@ def test_confirm_advice_if_second_best_is_close() -> None:
     assert "are the same" in same.evidence
 
 
+def test_advice_to_continue_if_the_latest_half_still_gains() -> None:
+    falling = [make_ended(trial, 2 - trial / 64) for trial in range(64)]
+    advice = find_by_kind(make_result(falling), "more")
+    assert advice is not None
+    assert advice.evidence.startswith("6 more evaluations should lower the best loss by 1")
+    assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --evaluations 96"
+    assert find_by_kind(make_result(make_flat_search(found=40, step=1e-4)), "more") is None, "losses are close"
+    assert find_by_kind(make_result(falling, is_running=True, last_summary={}), "more") is None
+    assert find_by_kind(make_result(falling[:60]), "more") is None, "The budget is not spent."
+    assert find_by_kind(make_result(falling, last_summary={"exhausted": True}), "more") is None
+
+
 def test_advice_ignores_evaluations_with_a_parent() -> None:
     heirs = [replace(each, inherits=each.trial - 1) for each in make_flat_search()[1:]]
     for kind in ("confirm", "flat"):

@@ -100,6 +100,7 @@ KEPT_VALUES: dict[str, tuple[Any, str, Any]] = {
     "elastic": (True, "--no-elastic", False),
     "max_failures": (7, "--max-failures 0", 0),
     "target_loss": (-0.5, "--target-loss off", -math.inf),
+    "stop_gain": (0.01, "--stop-gain off", -math.inf),
 }
 
 

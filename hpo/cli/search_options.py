@@ -17,6 +17,7 @@ from hpo.cli.command_line import (
     parse_duration_or_off,
     parse_number,
     parse_number_or_off,
+    parse_share_or_off,
     parse_whole_number,
 )
 from hpo.cli.option_groups import GroupedCommand
@@ -202,6 +203,14 @@ _OPTIONS: dict[str, Any] = {
         Optional[float],
         typer.Option(
             metavar="X|off", parser=parse_number_or_off, help="End the run at a loss of at most X.  [default: off]"
+        ),
+    ],
+    "stop_gain": Annotated[
+        Optional[float],
+        typer.Option(
+            metavar="P%|off",
+            parser=parse_share_or_off,
+            help="End the run if a tenth of the budget is expected to gain less than P%.  [default: off]",
         ),
     ],
     "trackers": Annotated[

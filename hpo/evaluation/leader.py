@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.errors import ExitStatus, StopRequest
 from hpo.evaluation.attempt import Attempt
-from hpo.evaluation.limits import Limits, describe_missing_metric, make_target_stop
+from hpo.evaluation.limits import Limits, describe_missing_metric, make_gain_stop, make_target_stop
 from hpo.evaluation.step_verdict import TIMEOUT_PREFIX, Verdict
 from hpo.process import clock
 from hpo.process.standard_streams import warn
@@ -235,9 +235,8 @@ class Leader:
             self._recorder.record_checkpoint(attempt.assignment, losses)
 
     def _find_copies(self, attempt: Attempt) -> CopyHolder | None:
-        if attempt.drafts is not None:
-            return attempt.drafts
-        return self._slot.trainer if self._slot.is_ready else None
+        own = self._slot.trainer if self._slot.is_ready else None
+        return own if attempt.drafts is None else attempt.drafts
 
     def finish_evaluation(self, attempt: Attempt, seconds: float) -> None:
         """Record an evaluation that ends after `seconds`; stop the run at its target, or after too many failures."""
@@ -248,9 +247,8 @@ class Leader:
             return
         self._record_resumption(attempt)
         if assignment.parent is not None and not attempt.has_read_parent and not attempt.restored_count:
-            self._record_lost_parent(
-                assignment, "the objective has not read worker.parent_checkpoint" if attempt.losses else ""
-            )
+            reason = "the objective has not read worker.parent_checkpoint" if attempt.losses else ""
+            self._record_lost_parent(assignment, reason)
         is_parent = verdict.state == "complete" and self._may_be_inherited(attempt)
         if verdict.save or is_parent:
             self.write_checkpoint(attempt)
@@ -289,6 +287,8 @@ class Leader:
                 self._weights_saver.save_weights(assignment, copies)
             if attempt.loss <= self.limits.target_loss:
                 self._stop(make_target_stop(self.limits.target_loss))
+            elif self.limits.stop_gain > 0 and record.is_gain_below(self.limits.stop_gain):
+                self._stop(make_gain_stop(self.limits.stop_gain))
         elif verdict.state in ("pruned", "paused"):
             paused = {"paused_after": len(attempt.losses)} if verdict.state == "paused" else {}
             record.prune(assignment, attempt.loss, seconds, attempt.metrics, **paused)

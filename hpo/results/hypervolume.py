@@ -13,8 +13,7 @@ import numpy as np
 
 from hpo.dominance import Costs, compute_hypervolume
 from hpo.objectives import Objectives
-from hpo.results.search_history import sort_by_end
-from hpo.store.evaluations import Evaluation
+from hpo.store.evaluations import Evaluation, sort_by_end
 from hpo.store.pareto_front import FrontArchive, compute_costs, find_front
 
 _OUTLIER_FACTOR = 100

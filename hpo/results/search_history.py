@@ -7,16 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from hpo.objectives import Objectives
-from hpo.store.evaluations import Evaluation
+from hpo.store.evaluations import Evaluation, sort_by_end
 from hpo.store.pareto_front import FrontArchive
-
-
-def sort_by_end(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the finished evaluations of this run in the order in which they ended. Imported ones are left out."""
-    return sorted(
-        (evaluation for evaluation in evaluations if evaluation.counts_for_budget),
-        key=lambda evaluation: (evaluation.ended, evaluation.trial),
-    )
 
 
 def find_improvements(evaluations: Sequence[Evaluation]) -> list[Evaluation]:

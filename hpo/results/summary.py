@@ -6,17 +6,18 @@ A session is one start of the run. The latest session plans confirmations (train
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.results.confirmation import compare_confirmed, compute_margin, estimate_seed_noise
+from hpo.results.failure_reasons import summarize_failures
 from hpo.results.hypervolume import summarize_hypervolume
-from hpo.results.search_history import find_front_additions, find_improvements, sort_by_end
+from hpo.results.next_gain import summarize_next_gain
+from hpo.results.search_history import find_front_additions, find_improvements
 from hpo.store.elastic_candidates import find_help_periods
-from hpo.store.evaluations import Evaluation, group_by_individual
+from hpo.store.evaluations import Evaluation, group_by_individual, sort_by_end
 from hpo.store.inheritance import trace_lineage
 from hpo.store.pareto_front import find_front, select_top
 from hpo.store.successive_halving import HALVING_SCHEDULES, HalvingSchedule, Rung, compute_rungs
@@ -56,6 +57,7 @@ def summarize(
         "evaluations": count_by_state(evaluations, run.budget),
         "waiting": sum(evaluation.state == "waiting" for evaluation in evaluations),
         "failures": summarize_failures([*evaluations, *confirmations]),
+        "next": summarize_next_gain(evaluations, run),
         "propagators": summarize_propagators(evaluations, objectives),
         "rungs": summarize_rungs(evaluations, run.pruner, objectives),
         "lineage": summarize_lineage(evaluations, first),
@@ -137,43 +139,6 @@ def _summarize_importances(evaluations: Sequence[Evaluation], run: Manifest) -> 
         }
         for importance in compute_importances(evaluations, run.space)
     ]
-
-
-def summarize_failures(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return the reasons of failures, the most frequent first.
-
-    Args:
-        evaluations: The evaluations of the search and the confirmations.
-
-    Returns:
-        One dict for each reason, with these keys:
-
-        - `reason` and `count`: The text of the reason and the number of evaluations that failed for it.
-        - `trial`: The trial number of the latest of these evaluations.
-        - `confirms`: The number of the trial that this evaluation confirms; None if it belongs to the search.
-        - `has_traceback`: Whether the traceback of this evaluation was recorded.
-    """
-    counted = []
-    for reason, group in group_by_reason(evaluations):
-        latest = group[-1]
-        example = {"trial": latest.trial, "confirms": latest.confirms, "has_traceback": bool(latest.traceback)}
-        counted.append({"reason": reason, "count": len(group), **example})
-    return counted
-
-
-def group_by_reason(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation]]]:
-    """Return the failed evaluations in groups with the same reason, the most frequent first, each sorted by the end."""
-    groups: dict[str, list[Evaluation]] = {}
-    for evaluation in evaluations:
-        if evaluation.state == "failed":
-            groups.setdefault(format_reason(evaluation), []).append(evaluation)
-    by_end = [(reason, sorted(group, key=lambda e: (e.ended, e.trial))) for reason, group in groups.items()]
-    return sorted(by_end, key=lambda item: -len(item[1]))
-
-
-def format_reason(failed: Evaluation) -> str:
-    """Return the reason of a failure without the rank, so that equal failures of different ranks are grouped."""
-    return re.sub(r"^rank \d+[:,] ", "", failed.failure or "")
 
 
 def summarize_propagators(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[dict[str, Any]]:

@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from hpo.errors import ExitStatus, StopRequest
-from hpo.evaluation.limits import make_target_stop
+from hpo.evaluation.limits import SearchGoal
 from hpo.listing import list_individuals
 from hpo.results.summary import compute_busy_fraction, summarize
 from hpo.run.session import Session
 from hpo.space import SearchSpace
-from hpo.store.evaluations import Evaluation, find_best
+from hpo.store.evaluations import Evaluation
 from hpo.store.run_dir import write_json
 from hpo.store.storage_url import mask_password
 from hpo.store.successive_halving import is_search_over
@@ -33,7 +33,7 @@ class RunOutcome:
         stopping: A function that returns the request to stop the run, or None.
         started: The start of this session, in seconds since the epoch.
         top_n: The number of individuals in the tables.
-        target: The loss at which the search ends.
+        goal: When the search is over before its budget is spent.
         space: The search space.
 
     Attributes:
@@ -47,7 +47,7 @@ class RunOutcome:
         stopping: Callable[[], StopRequest | None],
         started: float,
         top_n: int,
-        target: float,
+        goal: SearchGoal,
         space: SearchSpace,
     ) -> None:
         self._session = session
@@ -55,7 +55,7 @@ class RunOutcome:
         self._stopping = stopping
         self._started = started
         self._top_n = top_n
-        self._target = target
+        self._goal = goal
         self._space = space
         self._status: int | None = None
         self.is_search_done = False
@@ -106,9 +106,9 @@ class RunOutcome:
         return self._status
 
     def is_search_over(self) -> bool:
-        """Return whether the search is over: the budget is spent, or the target is reached."""
+        """Return whether the search is over: the budget is spent, or the goal is reached."""
         evaluations = self._session.open_record().read_evaluations()
-        return self._is_budget_spent(evaluations) or self._is_target_reached(evaluations)
+        return self._is_budget_spent(evaluations) or self._goal.find_stop(evaluations) is not None
 
     def _count_individuals(self, evaluations: Sequence[Evaluation]) -> int | None:
         # A space in which the search found nothing new before its budget was spent is worth a longer count.
@@ -122,10 +122,6 @@ class RunOutcome:
         run = self._session.manifest
         return is_search_over(evaluations, run.budget, run.pruner, run.objectives)
 
-    def _is_target_reached(self, evaluations: Sequence[Evaluation]) -> bool:
-        best = find_best(evaluations)
-        return best is not None and best.loss <= self._target
-
     def _find_stop_request(
         self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation]
     ) -> StopRequest | None:
@@ -134,8 +130,9 @@ class RunOutcome:
         No request counts if the budget is spent and all confirmations of the best individuals have ended.
         """
         session, stopping = self._session, self._stopping()
-        if self._is_target_reached(evaluations) and (stopping is None or not session.confirmation_plan.count):
-            stopping = make_target_stop(self._target)
+        reached = self._goal.find_stop(evaluations)
+        if reached and (stopping is None or not session.confirmation_plan.count):
+            stopping = reached
         best = session.find_to_confirm(evaluations, confirmations, self._top_n)
         unconfirmed = session.confirmation_plan.count_remaining(best, confirmations)
         if stopping and unconfirmed and stopping.status == ExitStatus.BUDGET_SPENT:

@@ -98,8 +98,12 @@ def resolve_request(options: Options, layout: Layout, ask: AskTemplate, constrai
     make_pruner(pruner, budget)
     storage = _choose_value(options.storage, before.storage if before else None, None)
     confirm_seeds = _choose_value(options.confirm_seeds, before.confirm_seeds if before else None, 0)
+    if options.least_gain > 0 and file.objectives.is_multi_objective:
+        raise UsageError("--stop-gain needs a search with one objective. Its gain is the reduction of the loss")
     pbt = _choose_value(options.pbt, before.pbt if before else None, False)
     if pbt:
+        if options.least_gain > 0:
+            raise UsageError("--stop-gain and --pbt exclude each other: losses of parents and children are close")
         check_pbt(file, propagators, options.checkpoint_every)
         check_with_heirs(pruner, confirm_seeds, "--pbt")
     return RunRequest(

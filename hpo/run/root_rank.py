@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
+from hpo.evaluation.limits import SearchGoal
 from hpo.evaluation.testing_client import run_test_in_trainer
 from hpo.process.standard_streams import warn
 from hpo.ranks.job import Job
@@ -57,8 +58,9 @@ class RootRank:
         self._space = ready.problem.space
         patience = StorageRetry(mask_password(session.storage), warn, self._cannot_wait)
         self._session = replace(session, patience=patience)
+        goal = SearchGoal(options.target, options.least_gain, self.manifest.budget)
         self._outcome = RunOutcome(
-            self._session, lambda: job.watch.active_stop, job.started_at, options.top_n, options.target, self._space
+            self._session, lambda: job.watch.active_stop, job.started_at, options.top_n, goal, self._space
         )
         job.watch.set_stop_callbacks(self.files.mark_ended, self._outcome.conclude_once)
         print(session.headline, flush=True)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hpo.evaluation.evaluator import EvaluationContext, Evaluator
-from hpo.evaluation.limits import make_target_stop
+from hpo.evaluation.limits import make_gain_stop, make_target_stop
 from hpo.evaluation.program_command import Program
 from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.worker_groups import WorkerGroups
@@ -86,7 +86,8 @@ class RunStages:
 
     def confirm(self) -> None:
         """Train the best individuals again with other seeds, if ``--confirm-seeds`` is given and the search is over."""
-        self._job.watch.cancel_stop(make_target_stop(self._options.target))  # The target ends only the search.
+        for stop in (make_target_stop(self._options.target), make_gain_stop(self._options.least_gain)):
+            self._job.watch.cancel_stop(stop)  # It ends only the search.
         root, leader_stages = self._root, self._leader_stages
         if not self._manifest.confirm_seeds:
             return

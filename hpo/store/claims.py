@@ -31,6 +31,9 @@ class Claims:
         budget: Maximum number of individuals to train.
         is_stopping: Function that returns whether the run is stopping. If it is, no trial starts.
         halving: Schedule by which paused trials are promoted; None if the pruner never pauses.
+
+    Attributes:
+        budget: Maximum number of individuals to train.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class Claims:
     ) -> None:
         self.record = record
         self._distributions = dict(distributions)
-        self._budget = budget
+        self.budget = budget
         self._is_stopping = is_stopping
         self._successive_halving = SuccessiveHalving(halving, record.objectives) if halving else None
         self._tried_params: set[frozenset[tuple[str, Any]]] = set()
@@ -92,8 +95,8 @@ class Claims:
         self._update(trials)
         waiting = [trials[number] for number in self._unfinished if trials[number].state == TrialState.WAITING]
         claimed = self._ended_count + len(self._unfinished)
-        is_spent = claimed - len(waiting) >= self._budget
-        is_last = params is None or claimed >= self._budget
+        is_spent = claimed - len(waiting) >= self.budget
+        is_last = params is None or claimed >= self.budget
         paused = (
             self._successive_halving.update(self.record.read_evaluations()).find_promotable()
             if self._successive_halving

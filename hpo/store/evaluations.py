@@ -200,3 +200,11 @@ def rank_evaluations(evaluations: Sequence[Evaluation], n: int) -> list[Evaluati
 def find_best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
     """Return the complete evaluation with the lowest loss; None if there is none."""
     return min((one for one in evaluations if one.state == "complete"), key=lambda e: (e.loss, e.trial), default=None)
+
+
+def sort_by_end(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Return the finished evaluations of this run in the order in which they ended. Imported ones are left out."""
+    return sorted(
+        (evaluation for evaluation in evaluations if evaluation.counts_for_budget),
+        key=lambda evaluation: (evaluation.ended, evaluation.trial),
+    )

@@ -77,6 +77,7 @@ OPTIONS: dict[str, RecordedOption] = {
     "max_failures": RecordedOption("--max-failures", None, is_whole_number),
     "pruner": RecordedOption("--pruner", "none", is_text),
     "target_loss": RecordedOption("--target-loss", None, _is_number, off_value=-math.inf),
+    "stop_gain": RecordedOption("--stop-gain", None, _is_number, off_value=-math.inf),
 }
 
 

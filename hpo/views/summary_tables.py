@@ -37,6 +37,7 @@ from hpo.views.front_text import (
     put_objectives_first,
 )
 from hpo.views.individual_table import find_important_names, format_individuals
+from hpo.views.next_gain_text import format_next_gain
 from hpo.views.prior_columns import make_prior_columns
 from hpo.views.rung_columns import make_rung_columns
 from hpo.views.table_format import format_table, make_empty_table, make_table
@@ -68,9 +69,7 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
             print(*lines, "", sep="\n")
     if summary["best"]:
         print(_format_propagators(summary["propagators"], make_improved_heading(objectives)))
-    if summary["priors"]:
-        print(format_table("Priors", make_table(make_prior_columns(summary["priors"]))))
-    print(_format_ancestry_and_rungs(summary), end="")
+    print(_format_search(summary), end="")
     if summary["failures"]:
         print(_format_failure_reasons(summary["failures"], run_dir))
     counts = summary["evaluations"]
@@ -170,9 +169,13 @@ def _format_propagators(entries: Sequence[Mapping[str, Any]], improved_heading: 
     return format_table("Propagators", table)
 
 
-def _format_ancestry_and_rungs(summary: Mapping[str, Any]) -> str:
-    """Return a table of the best individual's ancestors and a table of the rungs, as far as there are any."""
-    texts = [_format_ancestry(summary["lineage"])] if summary["lineage"] else []
+def _format_search(summary: Mapping[str, Any]) -> str:
+    """Return the expected gain, and tables of priors, of the best individual's ancestors and of rungs, if any."""
+    texts = [f"{text}\n"] if (text := format_next_gain(summary["next"])) else []
+    if summary["priors"]:
+        texts.append(format_table("Priors", make_table(make_prior_columns(summary["priors"]))))
+    if summary["lineage"]:
+        texts.append(_format_ancestry(summary["lineage"]))
     if summary["rungs"]:
         texts.append(format_table("Rungs, in epochs", make_table(make_rung_columns(summary["rungs"]))))
     return "".join(f"{text}\n" for text in texts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpo.results.advice.bound_advice import advise_wider_space
-from hpo.results.advice.budget_advice import advise_more_epochs, advise_stop
+from hpo.results.advice.budget_advice import advise_more_epochs, advise_more_evaluations, advise_stop
 from hpo.results.advice.region_advice import advise_on_failure_region
 from hpo.results.advice.run_result import Advice, RunResult
 from hpo.results.advice.seed_advice import advise_confirmation
@@ -16,6 +16,7 @@ _RULES = (
     advise_wider_space,
     advise_more_epochs,
     advise_stop,
+    advise_more_evaluations,
     advise_on_idle_workers,
 )
 

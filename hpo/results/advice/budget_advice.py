@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Sequence
 
 from hpo.results.advice.run_result import Advice, RunResult, compute_relative_gap, format_percent
-from hpo.results.search_history import sort_by_end
+from hpo.results.next_gain import summarize_next_gain
+from hpo.store.evaluations import sort_by_end
 
 _CURVE_COUNT = 5  # Number of best evaluations whose loss curves are used.
 _MIN_EPOCHS = 4
@@ -90,6 +91,23 @@ def advise_stop(result: RunResult) -> Advice | None:
         "Stop here, or change the search space: more evaluations like these will find little.",
         f"The best was found {after}, and nothing better since. The best losses are so close together that as many "
         f"evaluations again may lower the lowest by {format_percent(gain)}.",
+    )
+
+
+def advise_more_evaluations(result: RunResult) -> Advice | None:
+    """Advise to continue a search whose budget is spent, if the next tenth of the budget would gain 1% or more."""
+    if result.is_running or not result.is_spent or result.is_exhausted or result.is_target_reached:
+        return None
+    expected = summarize_next_gain(result.evaluations, result.manifest)
+    has_own_limit = result.options.get("stop_gain") is not None  # The user has decided.
+    if has_own_limit or expected is None or expected["gain"] is None or expected["gain"] < _SMALL_GAIN:
+        return None
+    return Advice(
+        "more",
+        "Continue the search.",
+        f"{expected['evaluations']} more evaluations should lower the best loss by {format_percent(expected['gain'])}, "
+        "if they are as good as the latest half.",
+        result.format_resume_command("--evaluations", str(result.manifest.budget * 3 // 2)),
     )
 
 

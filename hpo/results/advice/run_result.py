@@ -31,7 +31,7 @@ class Advice:
     """A recommendation for the next step after a run."""
 
     kind: str
-    """The kind of advice, which is worker, failures, confirm, bounds, epochs, flat or idle."""
+    """The kind of advice, which is worker, failures, confirm, bounds, epochs, flat, more or idle."""
     text: str
     """The recommended step."""
     evidence: str

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hpo.objectives import Objectives
 from hpo.results.display_names import collect_names, name_metrics, name_params
-from hpo.results.summary import format_reason, summarize_failures
+from hpo.results.failure_reasons import format_reason, summarize_failures
 from hpo.store.evaluations import Evaluation, format_label
 from hpo.text_format import cut_text, format_clock, format_number, format_tenths, format_value, make_printable
 from hpo.views.front_text import put_objectives_first

@@ -10,8 +10,7 @@ from typing import Any
 from hpo.dominance import find_non_dominated
 from hpo.objectives import Objectives
 from hpo.results.hypervolume import ReferenceBox, compute_shares_over_time, make_box
-from hpo.results.search_history import sort_by_end
-from hpo.store.evaluations import Evaluation
+from hpo.store.evaluations import Evaluation, sort_by_end
 from hpo.store.pareto_front import compute_costs, find_front
 from hpo.text_format import format_count, format_number
 from hpo.views.loss_scale import LossScale, make_loss_scale

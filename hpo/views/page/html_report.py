@@ -18,9 +18,10 @@ from hpo.errors import UsageError
 from hpo.objectives import Objectives
 from hpo.parameters import is_conditional
 from hpo.results.display_names import collect_names, name_metrics, name_params
+from hpo.results.failure_reasons import group_by_reason
 from hpo.results.reader import RunReader
 from hpo.results.recommendation import find_winner, read_winner_test
-from hpo.results.summary import group_by_reason, summarize
+from hpo.results.summary import summarize
 from hpo.results.trained_network import find_network
 from hpo.store.evaluations import Evaluation, find_best
 from hpo.store.manifest import Manifest
@@ -48,6 +49,7 @@ from hpo.views.front_text import (
     put_objectives_first,
 )
 from hpo.views.individual_table import choose_names, find_important_names
+from hpo.views.next_gain_text import format_next_gain
 from hpo.views.page import front_figures, hyperparameter_figures, lineage_figures, loss_figures, rung_figure, timeline
 from hpo.views.page.figure import Figure
 from hpo.views.prior_columns import make_prior_columns
@@ -176,6 +178,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
         improved=make_improved_heading(objectives),
         front=_make_front_table(run, summary["front"], important, distributions),
         expected=format_expected_loss(summary),
+        next_gain=format_next_gain(summary["next"]),
         front_about=describe_front(len(summary["front"]), objectives),
         front_worth=describe_hypervolume(summary["hypervolume"], objectives),
         fronts=fronts,

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpo.results.search_history import find_improvements, sort_by_end
-from hpo.store.evaluations import Evaluation, find_best, rank_evaluations
+from hpo.results.search_history import find_improvements
+from hpo.store.evaluations import Evaluation, find_best, rank_evaluations, sort_by_end
 from hpo.text_format import format_number
 from hpo.views.loss_scale import LossScale, find_complete_losses, make_loss_scale
 from hpo.views.page.axes import make_axis

@@ -1,0 +1,152 @@
+"""Test the expected gain of further evaluations, and searches that end when it is small."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpo.results.reader import RunReader
+from hpo.store.evaluations import Evaluation
+from hpo.store.search_gain import estimate_next_gain, is_gain_below
+from hpo.views.live.run_header import format_header
+from hpo.views.live.run_status import compute_run_status
+from tests.support.evaluations import make_evaluation
+from tests.support.launch import PROGRAM, SEARCHES, Mpi
+from tests.support.run_output import load_trials
+
+SMOOTH = SEARCHES / "smooth.py"
+
+
+def make_search(losses: list[float], **values: Any) -> list[Evaluation]:
+    return [
+        make_evaluation(trial, "complete" if math.isfinite(loss) else "failed", loss=loss, seconds=10.0, **values)
+        for trial, loss in enumerate(losses)
+    ]
+
+
+def test_gain_is_the_mean_over_choices_of_the_latest_half() -> None:
+    rng = random.Random(0)
+    losses = [rng.uniform(1, 2) for _ in range(40)]
+    found = estimate_next_gain(make_search(losses), 50)
+    assert found is not None
+    assert (found.evaluations, found.seconds) == (5, 50.0)
+
+    def gain_of_choice() -> float:
+        chosen = rng.sample(range(20, 40), 5)
+        return min(loss for index, loss in enumerate(losses) if index not in chosen) - min(losses)
+
+    expected = statistics.fmean(gain_of_choice() for _ in range(40_000)) / min(losses)
+    assert found.gain == pytest.approx(expected, rel=0.05)
+
+
+def test_gain_is_zero_if_the_first_half_is_better() -> None:
+    losses = [1.0] * 20 + [2.0] * 20
+    found = estimate_next_gain(make_search(losses), 40)
+    assert found is not None
+    assert found.gain == 0
+    assert is_gain_below(0.001, make_search(losses), 40)
+    assert not is_gain_below(-math.inf, make_search(losses), 40)
+
+
+def test_gain_of_more_evaluations_than_half_of_the_latest_half_is_extrapolated() -> None:
+    losses = [random.Random(1).uniform(1, 2) for _ in range(40)]
+    ten, fifty = (estimate_next_gain(make_search(losses), budget) for budget in (100, 500))
+    assert ten is not None
+    assert fifty is not None
+    assert fifty.gain == pytest.approx(5 * ten.gain)
+
+
+@pytest.mark.parametrize(
+    "evaluations",
+    [
+        make_search([1.0 + number for number in range(19)]),
+        make_search([math.inf] * 30),
+        [*make_search([1.0] * 30), make_evaluation(30, inherits=3)],
+        [make_evaluation(trial, imported_from="other") for trial in range(30)],
+    ],
+    ids=["few", "failed", "parents", "imported"],
+)
+def test_gain_is_unknown(evaluations: list[Evaluation]) -> None:
+    assert estimate_next_gain(evaluations, 100) is None
+    assert not is_gain_below(0.5, evaluations, 100)
+
+
+def test_gain_relative_to_zero_is_infinite_and_failures_count() -> None:
+    losses = [1.0] * 10 + [math.inf] * 15 + [0.0]
+    found = estimate_next_gain(make_search(losses), 100)
+    assert found is not None
+    assert found.gain == math.inf
+    assert not is_gain_below(0.99, make_search(losses), 100)
+
+
+def test_estimate_is_right_on_average_for_random_search() -> None:
+    """If all evaluations are equally good, the estimate must agree with what is gained, up to the decrease of gains."""
+    rng = random.Random(2)
+    estimated, gained = [], []
+    for _ in range(3000):
+        losses = [rng.lognormvariate(0, 1) + 1 for _ in range(66)]
+        found = estimate_next_gain(make_search(losses[:60]), 60)
+        assert found is not None
+        estimated.append(found.gain * min(losses[:60]))
+        gained.append(min(losses[:60]) - min(losses))
+    assert statistics.fmean(estimated) == pytest.approx(statistics.fmean(gained), rel=0.35)
+
+
+def test_run_ends_when_little_is_expected_and_can_be_continued(mpi: Mpi, tmp_path: Path) -> None:
+    arguments = [PROGRAM, SMOOTH, "--run-dir", "run", "--ranks-per-worker", 1, "--evaluations", 200]
+    job = mpi.run(2, *arguments, "--stop-gain", "20%", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert "\nStopped: the expected gain is less than --stop-gain 20%. To resume: the same command" in job.stdout
+    assert "and a lower --stop-gain, or --stop-gain off\n" in job.stdout
+    ended = [trial for trial in load_trials(tmp_path / "run") if trial.state.name == "COMPLETE"]
+    assert 20 <= len(ended) < 190
+    shown = re.search(
+        r"\nThe next 20 evaluations \(10% of the budget\) should lower the best loss by (.+)%, in", job.stdout
+    )
+    assert shown
+    assert float(shown[1]) < 20
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["next"]["gain"] == pytest.approx(float(shown[1]) / 100, rel=0.1)
+    snapshot = RunReader(tmp_path / "run").make_follower().take_snapshot()
+    header = [line.plain for line in format_header(compute_run_status(snapshot), Path("run"))]
+    assert any(line.startswith(shown[0].strip()) for line in header), header
+    assert shown[0].strip() in (tmp_path / "run" / "report.html").read_text()
+
+    again = mpi.run(2, *arguments, "--resume", cwd=tmp_path)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "the expected gain is less than --stop-gain 20%" in again.stdout
+    assert len([trial for trial in load_trials(tmp_path / "run") if trial.state.name == "COMPLETE"]) == len(ended)
+    limit = ["--evaluations", len(ended) + 10]
+    more = mpi.run(2, *arguments[:-2], *limit, "--resume", "--stop-gain", "off", cwd=tmp_path)
+    assert (more.returncode, more.stderr) == (0, "")
+    assert len([trial for trial in load_trials(tmp_path / "run") if trial.state.name == "COMPLETE"]) == len(ended) + 10
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--stop-gain", "130%"), r"--stop-gain must be more than 0% and less than 100%, got 130%"),
+        (("--stop-gain", "0"), r"--stop-gain must be more than 0% and less than 100%, got 0%"),
+        (("--stop-gain", "few"), r".*'--stop-gain': must be a percentage, such as 1%, or off, got 'few'.*"),
+        (("--stop-gain", "nan"), r"--stop-gain must be more than 0% and less than 100%, got nan%"),
+    ],
+)
+def test_wrong_gain_is_refused(mpi: Mpi, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    job = mpi.run(1, PROGRAM, SMOOTH, *options, cwd=tmp_path)
+    assert job.returncode == 2
+    assert re.fullmatch(f"error: {message}\n", job.stderr)
+    assert not list(tmp_path.iterdir())
+
+
+def test_gain_needs_one_objective_without_parents(mpi: Mpi, tmp_path: Path) -> None:
+    several = mpi.run(1, PROGRAM, SEARCHES / "trading.py", "--stop-gain", "1%", cwd=tmp_path)
+    assert (several.returncode, several.stderr.count("--stop-gain needs a search with one objective")) == (2, 1)
+    parents = mpi.run(1, PROGRAM, SEARCHES / "heirs.py", "--pbt", "--stop-gain", "1%", cwd=tmp_path)
+    assert (parents.returncode, parents.stderr.count("--stop-gain and --pbt exclude each other")) == (2, 1)
