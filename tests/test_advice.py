@@ -340,15 +340,15 @@ def test_confirm_advice_if_second_best_is_close() -> None:
 
 
 def test_advice_to_continue_if_the_latest_half_still_gains() -> None:
-    falling = [make_ended(trial, 2 - trial / 64) for trial in range(64)]
-    advice = find_by_kind(make_result(falling), "more")
+    falling = [make_ended(trial, 0.9**trial) for trial in range(64)]
+    advice = find_by_kind(make_result(falling, {"budget": 64}), "more")
     assert advice is not None
-    assert advice.evidence.startswith("6 more evaluations should lower the best loss by 1")
+    assert advice.evidence.startswith("6 more evaluations should lower the best loss by 2.")
     assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --evaluations 96"
-    assert find_by_kind(make_result(make_flat_search(found=40, step=1e-4)), "more") is None, "losses are close"
-    assert find_by_kind(make_result(falling, is_running=True, last_summary={}), "more") is None
-    assert find_by_kind(make_result(falling[:60]), "more") is None, "The budget is not spent."
-    assert find_by_kind(make_result(falling, last_summary={"exhausted": True}), "more") is None
+    assert find_by_kind(make_result(make_flat_search(found=40, step=1e-4), {"budget": 64}), "more") is None, "losses are close"
+    assert find_by_kind(make_result(falling, {"budget": 64}, is_running=True, last_summary={}), "more") is None
+    assert find_by_kind(make_result(falling[:60], {"budget": 64}), "more") is None, "The budget is not spent."
+    assert find_by_kind(make_result(falling, {"budget": 64}, last_summary={"exhausted": True}), "more") is None
 
 
 def test_advice_ignores_evaluations_with_a_parent() -> None:
