@@ -39,7 +39,7 @@ class SimulatedIslands:
     ) -> None:
         self._rng = random.Random(seed)
         self._news: list[Evaluation] = []
-        self._past = EvaluationHistory(space, self._take_news, objectives)
+        self._past = EvaluationHistory(space, self._take_news, objectives, compute_scarcity=self.compute_scarcity)
         self._emigrants = EmigrantSelection(1, random.Random(seed))
         self._replaced = ReplacementSelection(1)
         self._islands = islands
@@ -53,6 +53,10 @@ class SimulatedIslands:
             self._propagators.append(Deduplicate(propagator, self._past, rng))
         self._pending: dict[int, tuple[int, Individual]] = {}
         self._count = 0
+
+    def compute_scarcity(self, ended: int) -> float:  # noqa: ARG002 - for subclasses
+        """Return how scarce time is after `ended` evaluations. There is no time limit."""
+        return 0.0
 
     def ask(self, worker: int) -> dict[str, Any]:
         """Breed an individual on the island of the worker."""
@@ -73,7 +77,7 @@ class SimulatedIslands:
         self._count += 1
         return params
 
-    def tell(self, worker: int, loss: float, *others: float) -> None:
+    def tell(self, worker: int, loss: float, *others: float, seconds: float = 0.0) -> None:
         """Add the worker's individual to its island, and copy one of the best of the island to the other islands.
 
         `others` are the values of all objectives except the loss. An evaluation with an infinite loss has failed.
@@ -82,7 +86,9 @@ class SimulatedIslands:
         island = worker // self._size
         params = self._past.space.decode(individual)
         state = "complete" if np.isfinite(loss) else "failed"
-        ended = Evaluation(trial, state, loss, params, island, worker, trial, ended=float(trial), other_values=others)
+        ended = Evaluation(
+            *(trial, state, loss, params, island, worker, trial, seconds), ended=float(trial), other_values=others
+        )
         self._news.append(ended)
         individual.loss, individual.costs = loss, self._past.objectives.compute_costs(ended.values)
         self._populations[island].append(individual)

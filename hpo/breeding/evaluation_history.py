@@ -44,6 +44,8 @@ class EvaluationHistory:
         objectives: The objectives of the run.
         is_stopping: A function that returns whether the run is being stopped. If so, no new hyperparameters are drawn.
         parent_pool: The possible parents. Default: an empty pool.
+        compute_scarcity: A function of the number of ended evaluations, which returns how scarce time is, from 0 to 1.
+            Default: never.
 
     Attributes:
         space: The search space of the run.
@@ -64,12 +66,14 @@ class EvaluationHistory:
         objectives: Objectives = ONLY_LOSS,
         is_stopping: Callable[[], bool] = lambda: False,
         parent_pool: ParentPool | None = None,
+        compute_scarcity: Callable[[int], float] = lambda _: 0.0,
     ) -> None:
         self.space = space
         self.parent_pool = parent_pool or ParentPool(space)
         self.objectives = objectives
         self._read_new = source
         self._is_stopping = is_stopping
+        self._compute_scarcity = compute_scarcity
         self._remaining: list[dict[str, Value]] | None = None  # None until random draws find nothing new.
         limits = space.list_gene_limits().values()
         self.low: Vector = np.array([low for low, _ in limits], float)
@@ -110,13 +114,18 @@ class EvaluationHistory:
         """The number of evaluations that ended by themselves (complete, pruned, paused or failed, not interrupted)."""
         return self._founders.count + self._heirs.count
 
+    @property
+    def time_scarcity(self) -> float:
+        """How scarce time is: from 0, so that durations do not matter, to 1."""
+        return self._compute_scarcity(self.ended_count)
+
     def make_founder_sample(self) -> SurrogateSample:
         """Return the founders (evaluations without a parent) as a sample for a surrogate (model of the losses).
 
         The costs of founders depend on their hyperparameters alone.
         """
         rows, (running, contexts) = self._founders, self._founders.running
-        return SurrogateSample(rows.genes, rows.costs, running, rows.contexts, contexts, context=np.empty(0))
+        return SurrogateSample(rows.genes, rows.costs, running, rows.contexts, contexts, rows.seconds, np.empty(0))
 
     def make_heir_sample(self, parent: Evaluation) -> SurrogateSample:
         """Return the heirs (evaluations with a parent) as a sample for a surrogate (model of the losses).
@@ -134,7 +143,13 @@ class EvaluationHistory:
         all_contexts[:, 0] = np.unique(all_contexts[:, 0], return_inverse=True)[1]
         all_contexts /= np.maximum(all_contexts.max(axis=0), 1)
         return SurrogateSample(
-            rows.genes, rows.costs, running, all_contexts[: rows.count], all_contexts[rows.count : -1], all_contexts[-1]
+            rows.genes,
+            rows.costs,
+            running,
+            all_contexts[: rows.count],
+            all_contexts[rows.count : -1],
+            rows.seconds,
+            all_contexts[-1],
         )
 
     def fit_prior_model(self) -> PriorModel | None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scipy.spatial.distance import cdist
 
 from hpo.breeding.acquisition import expected_improvement, lower_confidence_bound
+from hpo.breeding.duration_model import DurationModel
 from hpo.breeding.encoding import UnitCubeEncoding
 from hpo.breeding.gaussian_process import GaussianProcess, Vector
 from hpo.breeding.loss_transforms import apply_power_transform, compute_normal_scores, select_learned
@@ -21,6 +22,9 @@ from hpo.breeding.success_model import SuccessModel, find_informative
 if TYPE_CHECKING:
     from hpo.breeding.evaluation_history import EvaluationHistory
     from hpo.breeding.surrogate_data import SurrogateSample
+
+# Returns the logarithm of a factor of merits, at most 0, from the genes and the points of candidates and a precision.
+LogWeight = Callable[[Vector, Vector, type[np.floating[Any]]], Vector]
 
 _EXPLORATION_SHARE = 0.5  # The share of suggestions that explore.
 # A candidate that is nearer to a known individual, as a share of each range, counts as known. Otherwise, an
@@ -43,9 +47,8 @@ class Surrogate:
     Each suggestion uses one of the two, drawn at random. This is nearly as good as the better model in both cases
     (benchmarks/search-quality.md). With several objectives, each objective has its own two models.
 
-    Both models learn only from evaluations that succeeded. A third model learns which evaluations failed, and the merit
-    of a candidate is lower the more likely its evaluation fails. It is also lower the less the user's priors expect the
-    candidate to be good.
+    Both models learn only from evaluations that succeeded. The merit of a candidate is lower the more likely its
+    evaluation fails, the less the user's priors expect it to be good, and, while time is scarce, the longer it takes.
 
     Args:
         history: The evaluations of the run.
@@ -63,6 +66,7 @@ class Surrogate:
             (GaussianProcess(scale_indices), GaussianProcess(scale_indices)) for _ in history.objectives.names
         ]
         self._success_model = SuccessModel(scale_indices)
+        self._duration_model = DurationModel(scale_indices)
 
     def learn(self, sample: SurrogateSample) -> Callable[..., Vector]:
         """Learn from a sample, and return a function that computes the merits of candidates.
@@ -76,8 +80,8 @@ class Surrogate:
             A function that returns merits, shape `(candidates,)`: the higher, the better. Its first argument is the
             genes of candidates, shape `(candidates, genes)`. Candidates that nearly equal a known evaluation get the
             merit minus infinity. The second argument is a merit. To save time, candidates with at most this merit keep
-            it: they are not compared with known evaluations, and their chance to fail and priors are ignored. The third
-            argument is the floating point type. Single precision is enough for screening.
+            it: they are not compared with known evaluations, and what else lowers merits is ignored. The third argument
+            is the floating point type. Single precision is enough for screening.
         """
         context, succeeded = sample.context, sample.succeeded
         chosen = np.flatnonzero(succeeded)[select_learned(sample.costs[succeeded])]
@@ -99,10 +103,7 @@ class Surrogate:
         acquire = (lower_confidence_bound if explores else expected_improvement)(models, self._generator, lowest)
         failed = np.flatnonzero(~succeeded)[-_MOST_FAILURES:]
         known = np.vstack([tried, running, self._encode_points(sample.genes[failed], sample.contexts[failed])])
-        success_model = self._learn_success(sample, succeeded) if len(failed) else None
-
-        # An heir begins where its parent has ended. The priors do not say what is good from there.
-        prior_model = None if len(context) else self._history.fit_prior_model()
+        weights = self._learn_weights(sample, chosen, tried)
 
         def compute_merits(
             candidates: Vector, useless: float = -np.inf, precision: type[np.floating[Any]] = np.float64
@@ -111,23 +112,37 @@ class Surrogate:
             means, deviations = zip(*(model.predict(points, precision) for model in models), strict=True)
             merits = acquire(np.array(means), np.array(deviations))
             useful = np.flatnonzero(merits > useless)  # A fifth of all. Checking all would take 0.5 ms more.
-            if success_model is not None:  # Weights only lower merits.
-                merits[useful] += success_model.compute_log_weight(points[useful], precision)
-            if prior_model is not None:
-                genes = candidates[useful]
-                merits[useful] += prior_model.compute_log_weight(genes, self._history.find_active(genes))
+            for compute_log_weight in weights:  # They only lower merits.
+                merits[useful] += compute_log_weight(candidates[useful], points[useful], precision)
             near = cdist(points[useful], known, "chebyshev").min(axis=1) < _KNOWN_DISTANCE
             merits[useful[near]] = -np.inf
             return merits
 
         return compute_merits
 
-    def _learn_success(self, sample: SurrogateSample, succeeded: npt.NDArray[np.bool_]) -> SuccessModel:
-        """Learn which evaluations of a sample succeeded."""
-        chosen = find_informative(succeeded)
-        points = self._encode_points(sample.genes[chosen], sample.contexts[chosen])
-        self._success_model.fit(points, succeeded[chosen], known=len(sample.costs))
-        return self._success_model
+    def _learn_weights(self, sample: SurrogateSample, chosen: npt.NDArray[np.int64], tried: Vector) -> list[LogWeight]:
+        """Learn from a sample what lowers the merit of candidates, apart from losses.
+
+        Args:
+            sample: The evaluations to learn from.
+            chosen: The indices of the evaluations from which the models of the losses learn.
+            tried: Their points, shape `(chosen, coordinates)`.
+        """
+        weights: list[LogWeight] = []
+        succeeded = sample.succeeded
+        if not succeeded.all():
+            informative = find_informative(succeeded)
+            points = self._encode_points(sample.genes[informative], sample.contexts[informative])
+            self._success_model.fit(points, succeeded[informative], known=len(sample.costs))
+            weights.append(lambda _, points, precision: self._success_model.compute_log_weight(points, precision))
+        if (scarcity := self._history.time_scarcity) > 0:
+            durations = self._duration_model
+            if durations.fit(tried, sample.seconds[chosen], scarcity, known=len(sample.costs)):
+                weights.append(lambda _, points, precision: durations.compute_log_weight(points, precision))
+        # An heir begins where its parent has ended. Priors do not say what is good from there.
+        if not len(sample.context) and (priors := self._history.fit_prior_model()):
+            weights.append(lambda genes, *_: priors.compute_log_weight(genes, self._history.find_active(genes)))
+        return weights
 
     def _encode_points(self, genes: Vector, contexts: Vector) -> Vector:
         points = self._encoding.encode_points(genes, self._history.find_active(genes))

@@ -31,6 +31,8 @@ class SurrogateSample:
     """The contexts of ended evaluations, shape `(evaluations, context values)`."""
     running_contexts: Vector
     """The contexts of pending evaluations, shape `(pending, context values)`."""
+    seconds: Vector
+    """The duration of ended evaluations, shape `(evaluations,)`. NaN if it is unknown."""
     context: Vector
     """The context of the next evaluation, shape `(context values,)`."""
 
@@ -54,7 +56,7 @@ class EvaluationRows:
 
     def __init__(self, genes: int, costs: int, contexts: int = 0) -> None:
         self.count = 0
-        self._arrays = [np.empty((64, width)) for width in (genes, costs, contexts)]
+        self._arrays = [np.empty((64, width)) for width in (genes, costs, contexts, 1)]
         self._running: dict[int, tuple[Vector, Vector]] = {}
         self._paused_rows: dict[int, int] = {}  # The rows of paused evaluations, by trial.
         self._widths = (genes, contexts)
@@ -73,6 +75,11 @@ class EvaluationRows:
     def contexts(self) -> Vector:
         """The contexts of the evaluations that have ended, shape `(evaluations, context values)`."""
         return self._arrays[2][: self.count]
+
+    @property
+    def seconds(self) -> Vector:
+        """The durations of the evaluations that have ended, shape `(evaluations,)`."""
+        return self._arrays[3][: self.count, 0]
 
     @property
     def running(self) -> tuple[Vector, Vector]:
@@ -106,7 +113,7 @@ class EvaluationRows:
             self.count += 1
         if row == len(self._arrays[0]):
             self._arrays = [np.concatenate([array, np.empty_like(array)]) for array in self._arrays]
-        for array, part in zip(self._arrays, parts, strict=True):
+        for array, part in zip(self._arrays, (*parts, np.array([evaluation.seconds])), strict=True):
             array[row] = part
         if evaluation.state == "paused":
             self._paused_rows[evaluation.trial] = row
