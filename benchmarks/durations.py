@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from benchmarks import functions, problems
 from benchmarks.simulation import WORKERS, SimulatedIslands
-from hpo.breeding.duration_model import TimeBudget
 from hpo.breeding.propagator_names import DEFAULT_PROPAGATORS
+from hpo.breeding.time_budget import TimeBudget
 from hpo.space import SearchSpace
 
 FAMILIES = ("hpobench", "hpolib", "nasbench201", *functions.SUITES)

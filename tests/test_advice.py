@@ -345,7 +345,9 @@ def test_advice_to_continue_if_the_latest_half_still_gains() -> None:
     assert advice is not None
     assert advice.evidence.startswith("6 more evaluations should lower the best loss by 2.")
     assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --evaluations 96"
-    assert find_by_kind(make_result(make_flat_search(found=40, step=1e-4), {"budget": 64}), "more") is None, "losses are close"
+    assert find_by_kind(make_result(make_flat_search(found=40, step=1e-4), {"budget": 64}), "more") is None, (
+        "losses are close"
+    )
     assert find_by_kind(make_result(falling, {"budget": 64}, is_running=True, last_summary={}), "more") is None
     assert find_by_kind(make_result(falling[:60], {"budget": 64}), "more") is None, "The budget is not spent."
     assert find_by_kind(make_result(falling, {"budget": 64}, last_summary={"exhausted": True}), "more") is None

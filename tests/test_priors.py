@@ -138,7 +138,7 @@ def test_log_densities_are_those_of_the_priors() -> None:
 
 def test_prior_counts_less_with_evaluations_and_not_if_they_contradict() -> None:
     rng = random.Random(0)
-    individuals = [SPACE.draw(rng) for _ in range(60)]
+    individuals: list[dict[str, Any]] = [SPACE.draw(rng) for _ in range(60)]
     model, (genes, active) = PriorModel(SPACE), encode(*individuals)
     far = encode({"lr": 1e-1, "width": 512, "optimizer": "adam", "batch": 16})
     before = model.compute_log_weight(*far)[0]
@@ -153,7 +153,7 @@ def test_prior_counts_less_with_evaluations_and_not_if_they_contradict() -> None
 
 def test_agreement_is_judged_by_the_active_evaluations() -> None:
     rng = random.Random(1)
-    drawn = [SPACE.draw(rng) for _ in range(80)]
+    drawn: list[dict[str, Any]] = [SPACE.draw(rng) for _ in range(80)]
     evaluations = [
         make_evaluation(
             trial,

@@ -15,6 +15,7 @@ import hpo.breeding.surrogate
 from hpo import Float, SearchSpace
 from hpo.breeding import acquisition, success_model
 from hpo.breeding.acquisition import HypervolumeImprovement, log_expected_improvement
+from hpo.breeding.duration_model import DurationModel
 from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.gaussian_process import GaussianProcess
 from hpo.breeding.loss_transforms import apply_power_transform, compute_normal_scores, select_learned
@@ -23,6 +24,7 @@ from hpo.breeding.propulate_compat import Individual
 from hpo.breeding.success_model import SuccessModel, find_informative
 from hpo.breeding.surrogate import Surrogate
 from hpo.breeding.surrogate_data import Vector
+from hpo.breeding.time_budget import TimeBudget
 from hpo.dominance import compute_hypervolume
 from hpo.parameters import Value
 from hpo.store.evaluations import Evaluation
@@ -304,3 +306,61 @@ def test_merits_up_to_useless_skip_the_distance_check() -> None:
     assert compute_merits(genes)[0] == -np.inf
     assert np.isfinite(compute_merits(genes, math.inf)).all()
     assert compute_merits(genes, math.inf)[1] == compute_merits(genes)[1]
+
+
+def test_durations_matter_only_if_they_differ() -> None:
+    rng = np.random.default_rng(0)
+    points = rng.random((40, 2))
+    model = DurationModel(np.arange(2))
+    assert not model.fit(points, np.exp(0.3 * rng.standard_normal(40)), 1.0, known=40)
+    assert not model.fit(points[:4], 100 ** points[:4, 0], 1.0, known=4)
+    seconds = 100 ** points[:, 0]
+    seconds[3] = math.nan
+    assert not model.fit(points, seconds, 0.0, known=40)
+    assert model.fit(points, seconds, 1.0, known=40)
+
+
+def test_weight_of_duration_is_a_power_of_the_duration() -> None:
+    points = np.random.default_rng(0).random((60, 2))
+    seconds = 100 ** points[:, 0]
+    model, median = DurationModel(np.arange(2)), np.median(seconds)
+    some = np.array([[0.1, 0.5], [0.5, 0.2], [0.95, 0.7]])
+    expected = -np.log(1 + 100 ** some[:, 0] / median)
+    for scarcity in (1.0, 0.4):
+        assert model.fit(points, seconds, scarcity, known=60)
+        assert model.compute_log_weight(some) == pytest.approx(scarcity * expected, abs=0.1)
+
+
+def test_time_is_scarce_while_it_ends_before_the_evaluations() -> None:
+    now = 100.0
+    budget = TimeBudget(60.0, 20, 100.0, lambda: now)
+    assert budget.compute_scarcity(0) == 1
+    now = 115.0
+    assert budget.compute_scarcity(4) == 0.75, "20 evaluations would take 75 s."
+    assert budget.compute_scarcity(5) == 0, "20 evaluations take 60 s."
+    now = 170.0
+    assert budget.compute_scarcity(4) == 0, "The time is over."
+    assert TimeBudget(math.inf, 20, 100.0, lambda: now).compute_scarcity(1) == 0
+
+
+def suggest_slow_share(scarcity: float) -> float:
+    """Return the share of suggestions with x0 > 0, if evaluations take up to 100 times as long there."""
+    chosen = []
+    for seed in range(6):
+        rng = random.Random(seed)
+        past = EvaluationHistory(FIVE, list, compute_scarcity=lambda _: scarcity)
+        population = []
+        for trial in range(30):
+            params = FIVE.draw(rng)
+            loss = sum(float(x) ** 2 for x in params.values())
+            seconds = 100 ** float(params["x0"])
+            past.add_evaluations([make_evaluation(trial, loss=loss, params=params, seconds=seconds)])
+            population.append(Individual(dict(FIVE.encode(params)), FIVE.list_gene_limits()))
+            population[-1].loss = loss
+        propagator = make_propagator("ga", past, rng, 4, 0)
+        chosen += [float(FIVE.decode(propagator(population))["x0"]) > 0 for _ in range(5)]
+    return float(np.mean(chosen))
+
+
+def test_short_evaluations_are_suggested_while_time_is_scarce() -> None:
+    assert suggest_slow_share(1.0) < suggest_slow_share(0.0) - 0.2

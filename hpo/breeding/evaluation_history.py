@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpo.store.evaluations import Evaluation
 
 _LARGEST_GENE_ERROR = 1e-9  # Genes of integers up to a billion on a logarithmic scale differ by more.
-_PRIOR_SHARE = 0.5  # Of random draws, unless evaluations contradict the priors (benchmarks/priors.md).
+_PRIOR_SHARE = 1 / 3  # Of random draws, unless evaluations contradict the priors (benchmarks/priors.md).
 _TRIES = 100  # Random draws before all remaining individuals are listed.
 _MOST_TRIES = 10_000  # Random draws if the individuals cannot be listed.
 _MOST_SECONDS = 60.0  # Time limit for the list, and for the draws after it.

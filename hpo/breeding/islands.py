@@ -5,8 +5,10 @@ An island begins with the evaluations that the study already has, and breeds unt
 
 from __future__ import annotations
 
+import math
 import random
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +22,7 @@ from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.parent_pool import ParentPool
 from hpo.breeding.propagators import Deduplicate, make_propagator
 from hpo.breeding.propulate_compat import Individual, Migrator, Pollinator
+from hpo.breeding.time_budget import TimeBudget
 from hpo.errors import DuplicateError
 from hpo.layout import Layout
 from hpo.objectives import ONLY_LOSS, Objectives
@@ -57,6 +60,10 @@ class Archipelago:
     objectives: Objectives = ONLY_LOSS
     uses_pbt: bool = False
     """Whether an evaluation may start from the checkpoint of one of the best evaluations of its island."""
+    time_limit: float = math.inf
+    """The time limit of this session (one start of the run) in seconds."""
+    budget: int = 0
+    """The number of evaluations of the whole run. It is used only with a time limit."""
 
     def evolve(self, leaders: SleepingComm, client: StudyClient, evaluate: EvaluateClaim) -> None:
         """Breed individuals, claim them (reserve them in the study), and evaluate them until nothing is left to claim.
@@ -172,9 +179,17 @@ class Breeder:
         self._seed = archipelago.seed
         self._propagator_name = archipelago.propagators[self._island % len(archipelago.propagators)]
         self._client = client
+        remaining = archipelago.budget - sum(evaluation.counts_for_budget for evaluation in known)
+        self._time_budget = TimeBudget(archipelago.time_limit, remaining, time.monotonic())
+        self._ended_before = 0
         parent_pool = ParentPool(archipelago.space, self._island, layout.islands, archipelago.uses_pbt)
         self._history = EvaluationHistory(
-            archipelago.space, client.read_changes, archipelago.objectives, client.is_stopping, parent_pool
+            archipelago.space,
+            client.read_changes,
+            archipelago.objectives,
+            client.is_stopping,
+            parent_pool,
+            self._compute_scarcity,
         )
         index = worker - layout.find_first_worker(self._island)
         propagator = make_propagator(
@@ -182,6 +197,11 @@ class Breeder:
         )
         self.propagator: Deduplicate = Deduplicate(propagator, self._history, rng)
         self._history.add_evaluations(known)
+        self._ended_before = self._history.ended_count
+
+    def _compute_scarcity(self, ended: int) -> float:
+        """Return how scarce time is after `ended` evaluations of this session and all earlier ones."""
+        return self._time_budget.compute_scarcity(ended - self._ended_before)
 
     def claim(self, individual: Individual, propulator: Any) -> Assignment | None:
         """Claim an individual. If the run already has an evaluation of it, breed and claim a new individual instead.

@@ -76,7 +76,10 @@ class LeaderStages:
         weights_saver = WeightsSaver(study, run.settings)
         leader = Leader(study, self._slot, limits, self._watch.stop_run, weights_saver, checkpointer)
         exchange = (options.migration_probability, options.pollination)
-        islands = Archipelago(space, run.layout, run.propagators, *exchange, run.seed, run.objectives, run.pbt)
+        time_limit = math.inf if options.time_limit is None else options.time_limit
+        islands = Archipelago(
+            *(space, run.layout, run.propagators, *exchange, run.seed, run.objectives, run.pbt), time_limit, run.budget
+        )
         elastic = self._make_elastic_controller(study)
         islands.evolve(self._leaders, study, self._make_evaluator(leader, elastic))
         if elastic:
