@@ -25,8 +25,8 @@ from hpo.space import SearchSpace
 
 FAMILIES = ("hpobench", "hpolib", "nasbench201", *functions.SUITES)
 CLOSE = 1e-3  # Added to regrets before their mean logarithm, which would be infinite if one of them is 0.
-_MOST = 5  # A search may evaluate so many times the evaluations of the reference.
-_BEYOND = 2.0  # Searches are simulated for so many times the limit.
+_MOST = 5  # Most evaluations of a search, as a multiple of those of the reference.
+_BEYOND = 2.0  # Simulated time of a search, as a multiple of the limit.
 
 Ends = list[tuple[float, float]]  # The time and the regret of each evaluation, in the order of their ends.
 

@@ -29,7 +29,7 @@ CLOSE = 1e-3  # Added to regrets before their geometric mean, which would be 0 i
 _DRAWS = 400
 _BEST = 20  # 5% of the draws.
 _WORST = 40
-_BEYOND = 1.5  # A search runs for so many times the evaluations at which it is compared.
+_BEYOND = 1.5  # Evaluations of a search, as a multiple of the largest number at which it is compared.
 
 
 def add_priors(space: SearchSpace, params: dict[str, Any], confidence: str) -> SearchSpace:

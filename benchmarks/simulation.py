@@ -55,7 +55,7 @@ class SimulatedIslands:
         self._count = 0
 
     def compute_scarcity(self, ended: int) -> float:  # noqa: ARG002 - for subclasses
-        """Return how scarce time is after `ended` evaluations. There is no time limit."""
+        """Return how scarce time is after `ended` evaluations: not at all, without a time limit."""
         return 0.0
 
     def ask(self, worker: int) -> dict[str, Any]:

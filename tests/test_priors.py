@@ -136,7 +136,7 @@ def test_log_densities_are_those_of_the_priors() -> None:
     assert found[1] == pytest.approx([-0.5, -0.5, -math.log(2), 0])
 
 
-def test_prior_counts_less_with_evaluations_and_not_if_they_contradict() -> None:
+def test_prior_fades_with_evaluations_and_if_they_contradict() -> None:
     rng = random.Random(0)
     individuals: list[dict[str, Any]] = [SPACE.draw(rng) for _ in range(60)]
     model, (genes, active) = PriorModel(SPACE), encode(*individuals)
@@ -148,7 +148,20 @@ def test_prior_counts_less_with_evaluations_and_not_if_they_contradict() -> None
     lr, width, *_ = model.compute_log_densities(*far)[0]
     assert before == pytest.approx(lr + width)
     after = model.compute_log_weight(*far)[0]
-    assert after == pytest.approx(lr * (10 / 60), rel=0.1)
+    assert after == pytest.approx(lr * (10 / 60) ** 2, rel=0.1)
+    assert model.trust == 1, "The individual of the priors was not evaluated."
+
+
+@pytest.mark.parametrize(("rank", "trust"), [(0, 1.0), (5, 1.0), (8, 0.4), (10, 0.0)])
+def test_trust_in_priors_falls_with_rank_of_their_individual(rank: int, trust: float) -> None:
+    rng = random.Random(0)
+    expected: dict[str, Any] = {"lr": 1e-4, "width": 64, "optimizer": "adam", "batch": 16}
+    individuals: list[dict[str, Any]] = [expected, *({**SPACE.draw(rng), "lr": 0.1} for _ in range(10))]
+    costs = np.array([rank - 0.5, *range(10)])[:, None]
+    model = PriorModel(SPACE)
+    model.fit(*encode(*individuals), costs)
+    assert model.trust == pytest.approx(trust)
+    assert (model.compute_log_weight(*encode(individuals[3]))[0] == 0) == (trust == 0)
 
 
 def test_agreement_is_judged_by_the_active_evaluations() -> None:
@@ -193,7 +206,7 @@ def test_good_prior_helps_early_and_bad_prior_is_forgotten() -> None:
     assert late[0.95] < 1.5 * late[None]
 
 
-def test_run_begins_with_the_priors_and_shows_whether_evaluations_agree(mpi: Mpi, hpo: Hpo, tmp_path: Path) -> None:
+def test_run_begins_with_priors_and_shows_agreement(mpi: Mpi, hpo: Hpo, tmp_path: Path) -> None:
     (tmp_path / "search.py").write_text(FILE.format(prior=500, limit=5000))
     arguments = [PROGRAM, "search.py", "--run-dir", "run", "--ranks-per-worker", 1]
     first = mpi.run(2, *arguments, "--evaluations", 40, cwd=tmp_path)

@@ -55,7 +55,7 @@ def test_gain_is_zero_if_the_first_half_is_better() -> None:
     assert not is_gain_below(-math.inf, make_search(losses), 40)
 
 
-def test_gain_of_more_evaluations_than_half_of_the_latest_half_is_extrapolated() -> None:
+def test_gain_of_many_evaluations_is_extrapolated() -> None:
     losses = [random.Random(1).uniform(1, 2) for _ in range(40)]
     ten, fifty = (estimate_next_gain(make_search(losses), budget) for budget in (100, 500))
     assert ten is not None

@@ -1,9 +1,9 @@
 """Weigh candidates by the priors of hyperparameters: by what the user expects, as long as evaluations agree.
 
 The method follows Hvarfner et al., piBO: augmenting acquisition functions with user beliefs for Bayesian optimization
-(2022, equation 6): the merit of a candidate is multiplied by a power of its prior density, and the exponent decreases
-with the number of evaluations. Unlike there, each prior has its own exponent, which vanishes if evaluations contradict
-the prior, and all vanish if the individual that the priors expect to be good is among the worst.
+(2022, equation 6). The merit of a candidate is multiplied by a power of its prior density. The exponent decreases with
+the number of evaluations. Unlike there, each prior has its own exponent, which vanishes if evaluations contradict it.
+All exponents vanish if the individual that the priors expect to be good is among the worst.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 Mask = npt.NDArray[np.bool_]
 
-# The exponent of a density is 1 until so many evaluations have ended. Later, it falls with the square of their number
-# (benchmarks/priors.md).
+# The exponent of a density is 1 until this number of evaluations has ended. Later, it falls with the square of their
+# number (benchmarks/priors.md).
 _FULL_UNTIL = 10
 _MIN_COMPARED = 5
 _NEARBY = 0.5  # An individual with at least this negative log density counts as the individual of the priors.
@@ -79,7 +79,7 @@ class PriorModel:
         ranks = _add_ranks(costs)
         self.trust = self._judge_expected(self.compute_log_densities(genes, active), ranks)
         _, deviations = self.compare(genes, active, costs)
-        # Twice the probability of a correlation at most as high, if the prior says nothing: 1 while evaluations agree.
+        # Twice the probability of a correlation at most as high, if the prior is useless: 1 while evaluations agree.
         trusts = self.trust * np.minimum(1.0, 2 * ndtr(deviations))
         self._exponents = trusts * min(1.0, _FULL_UNTIL / max(len(costs), 1)) ** 2
 
@@ -105,7 +105,7 @@ class PriorModel:
         Returns:
             Two arrays of shape `(priors,)`. The first has Spearman's correlations of the ranks of the prior density and
             of success. They are positive if costs are lower where the prior is denser. The second has the same
-            correlations in standard deviations of a prior that says nothing. Both are 0 if there is nothing to compare.
+            correlations divided by their standard deviation for a useless prior. Both are 0 if there is nothing to compare.
         """
         successes = -_add_ranks(costs)
         correlations, deviations = np.zeros((2, len(self.names)))

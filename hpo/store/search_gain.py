@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpo.store.evaluations import Evaluation, sort_by_end
 
 NEXT_SHARE = 0.1
-"""The gain is estimated for so many further evaluations, as a share of the budget."""
+"""The number of further evaluations whose gain is estimated, as a share of the budget."""
 _MIN_EVALUATIONS = 20
 
 
