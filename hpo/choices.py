@@ -31,8 +31,10 @@ class _Choices(BaseParameter):
         object.__setattr__(self, "choices", choices)
         object.__setattr__(self, "mutable", mutable)
         object.__setattr__(self, "when", normalize_condition(when))
-        object.__setattr__(self, "prior", self.convert(convert_to_plain(prior)))
+        object.__setattr__(self, "prior", prior)
         object.__setattr__(self, "confidence", confidence)
+        if self.find_problem() is None:
+            object.__setattr__(self, "prior", self.convert(convert_to_plain(prior)))
 
     def find_problem(self) -> str | None:
         """Return why the choices are not valid, or None if they are."""

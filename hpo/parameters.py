@@ -19,7 +19,7 @@ from hpo.plain_values import convert_to_plain, find_wrong_bounds, format_with_ty
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-__all__ = ["Categorical", "Float", "Gene", "Int", "Ordinal", "Parameter", "Value", "is_conditional"]
+__all__ = ["Categorical", "Float", "Gene", "Int", "Ordinal", "Parameter", "Value", "find_middle_gene", "is_conditional"]
 
 # Propulate stores genes in a float64 array, which cannot represent larger integers exactly.
 _LARGEST_INT = 2**53
@@ -252,6 +252,12 @@ Parameter = Union[Int, Float, Ordinal, Categorical]
 def is_conditional(text: str) -> bool:
     """Return whether a parameter has a condition, given its `repr`."""
     return ", when={" in text
+
+
+def find_middle_gene(parameter: Parameter) -> Gene:
+    """Return the gene in the middle of the limits."""
+    low, high = parameter.limits
+    return (low + high) / 2 if parameter.is_continuous else (int(low) + int(high)) // 2
 
 
 def _find_scale_problem(parameter: Int | Float) -> str | None:

@@ -7,9 +7,11 @@ other choice. The widths are those of NePS (https://github.com/automl/neps).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
 
 from hpo.parameters import Categorical, Gene, Parameter
+from hpo.plain_values import format_parameter
 
 DEVIATIONS = {"low": 0.5, "medium": 0.25, "high": 0.125}
 """The standard deviation of a prior by its confidence, as a share of the parameter's range."""
@@ -32,7 +34,7 @@ def draw_prior_gene(parameter: Parameter, rng: Random) -> Gene:
     if isinstance(parameter, Categorical):
         odds = ODDS[parameter.confidence]
         return expected if rng.random() * (high + odds) < odds else _draw_other(expected, int(high), rng)
-    deviation = DEVIATIONS[parameter.confidence] * (high - low)
+    deviation = compute_deviation(parameter)
     while True:
         gene = rng.gauss(expected, deviation)
         gene = gene if parameter.is_continuous else round(gene)
@@ -40,6 +42,18 @@ def draw_prior_gene(parameter: Parameter, rng: Random) -> Gene:
             return gene
 
 
+def compute_deviation(parameter: Parameter) -> float:
+    """Return the standard deviation of the gene of a number around the expected value."""
+    low, high = parameter.limits
+    width = high - low if parameter.is_continuous else high - low + 1
+    return DEVIATIONS[parameter.confidence] * width
+
+
 def _draw_other(expected: Gene, highest: int, rng: Random) -> Gene:
     other = rng.randrange(highest)
     return other if other < expected else other + 1
+
+
+def describe_priors(parameters: Mapping[str, Parameter]) -> dict[str, str]:
+    """Return each parameter that has a prior as text, with its prior. A resumed run may have other priors."""
+    return {name: format_parameter(each) for name, each in parameters.items() if each.prior is not None}

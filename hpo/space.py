@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import compress, starmap
+from itertools import compress, islice, starmap
 from random import Random
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hpo.constraint_set import Constraint, ConstraintSet, LocalConstraints, iterate_batches
 from hpo.listing import list_individuals
-from hpo.parameters import Gene, Parameter, Value
+from hpo.parameters import Gene, Parameter, Value, find_middle_gene
 from hpo.params_validation import ParamsValidation
-from hpo.plain_values import format_parameter
 from hpo.priors import draw_prior_gene, draw_uniform_gene
 from hpo.space_validation import Condition, check_parameter, make_condition
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 _MOST_FAILED_DRAWS = 100_000  # `check_constraints` ensures that about 100 of these are allowed.
 _MOST_CANDIDATES = 300_000  # to list all individuals, which takes about a second
 _MOST_SECONDS = 5.0  # to list all individuals, since constraints may be slow
+_PRIOR_DRAWS = 20  # of which the one with the most active priors is taken
 _NOTHING: Mapping[str, Value] = MappingProxyType({})
 
 
@@ -149,7 +149,7 @@ class SearchSpace:
         if mistake := self._validation.find_wrong_value(params):
             raise ValueError(mistake)
         return {
-            name: parameter.encode(params[name]) if name in params else _find_middle_gene(parameter)
+            name: parameter.encode(params[name]) if name in params else find_middle_gene(parameter)
             for name, parameter in self.parameters.items()
         }
 
@@ -230,16 +230,25 @@ class SearchSpace:
     def draw_priors(self, rng: Random) -> dict[str, Value]:
         """Return hyperparameters in which each active parameter with a prior has the expected value.
 
-        Other values are drawn at random. The constraints are satisfied.
+        Other values are drawn at random. The constraints are satisfied. Of several draws, the one with the most active
+        priors is returned.
 
         Raises:
             ValueError: No draw with the expected values satisfies the constraints.
         """
-        return next(self._iterate_allowed(lambda: self._draw_unconstrained(rng, self.priors)))
+        priors = self.priors
+        drawn = islice(self._iterate_allowed(lambda: self._draw_unconstrained(rng, priors)), _PRIOR_DRAWS)
+        return max(drawn, key=lambda params: len(params.keys() & priors.keys()))
 
-    def iterate_prior_draws(self, rng: Random) -> Iterator[dict[str, Value]]:
-        """Yield hyperparameters that satisfy all constraints, drawn from the priors of all parameters, without end."""
-        return self._iterate_allowed(lambda: self._draw_unconstrained(rng, draw_gene=draw_prior_gene))
+    def draw_from_priors(self, rng: Random, count: int) -> list[dict[str, Value]]:
+        """Draw hyperparameters from the priors of all parameters, and return those that satisfy all constraints.
+
+        Args:
+            rng: The random number generator.
+            count: The number of draws, all of which may violate the constraints.
+        """
+        drawn = [self._draw_unconstrained(rng, draw_gene=draw_prior_gene) for _ in range(count)]
+        return list(compress(drawn, self.are_allowed(drawn)))
 
     def _iterate_allowed(
         self, draw: Callable[[], dict[str, Value]], given: Mapping[str, Value] = _NOTHING
@@ -272,10 +281,6 @@ class SearchSpace:
         """Return each parameter as text. A run stores these texts, and compares them when it is resumed."""
         return {name: repr(parameter) for name, parameter in self.parameters.items()}
 
-    def describe_priors(self) -> dict[str, str]:
-        """Return each parameter that has a prior as text, with its prior. A resumed run may have other priors."""
-        return {name: format_parameter(self.parameters[name]) for name in self.priors}
-
     def make_distributions(self) -> dict[str, BaseDistribution]:
         """Return the Optuna distribution of every parameter."""
         return {name: parameter.make_distribution() for name, parameter in self.parameters.items()}
@@ -292,8 +297,3 @@ class SearchSpace:
             if self.is_active(name, params):
                 params[name] = given[name] if name in given else parameter.decode(gene)
         return params
-
-
-def _find_middle_gene(parameter: Parameter) -> Gene:
-    low, high = parameter.limits
-    return (low + high) / 2 if parameter.is_continuous else (int(low) + int(high)) // 2

@@ -19,6 +19,7 @@ from hpo.breeding.prior_model import PriorModel
 from hpo.objectives import ONLY_LOSS
 from hpo.parameter_parsing import parse_parameter
 from hpo.plain_values import format_parameter
+from hpo.priors import describe_priors
 from hpo.problem import dump_space, load_space
 from hpo.results.prior_agreement import compare_priors
 from tests.support.evaluations import make_evaluation
@@ -32,6 +33,7 @@ SPACE = SearchSpace(
     momentum=Float(0.0, 0.99, prior=0.9, when={"optimizer": "sgd"}),
     batch=Ordinal(16, 32, 64),
 )
+PRIORS = describe_priors(SPACE.parameters)
 FILE = """
 import math
 from hpo import Float, Int, SearchSpace
@@ -86,8 +88,8 @@ def test_wrong_prior_is_named(parameter: Any, message: str) -> None:
 def test_description_of_space_has_no_priors() -> None:
     """A resumed run must have the same description, but may have other priors."""
     assert SPACE.describe()["lr"] == "Float(1e-05, 0.1, log=True)"
-    assert SPACE.describe_priors()["width"] == "Int(8, 512, prior=64, confidence='high')"
-    assert "batch" not in SPACE.describe_priors()
+    assert PRIORS["width"] == "Int(8, 512, prior=64, confidence='high')"
+    assert "batch" not in PRIORS
 
 
 def test_individual_of_priors_has_all_active_priors() -> None:
@@ -108,8 +110,8 @@ def test_individual_of_priors_satisfies_constraints() -> None:
 
 
 def test_draws_from_priors_have_their_distributions() -> None:
-    draws = SPACE.iterate_prior_draws(random.Random(0))
-    drawn = [next(draws) for _ in range(4000)]
+    drawn = SPACE.draw_from_priors(random.Random(0), 4000)
+    assert len(drawn) == 4000
     assert all(SPACE.find_mistakes([params]) == [""] for params in drawn)
     optimizers = Counter(params["optimizer"] for params in drawn)
     assert optimizers["adam"] / 4000 == pytest.approx(2 / 4, abs=0.03)
@@ -117,7 +119,7 @@ def test_draws_from_priors_have_their_distributions() -> None:
     widths = np.array([params["width"] for params in drawn])
     # The standard deviation is an eighth of the range. 56 of it lie below the expected value, which cuts off a third.
     near = (np.abs(widths - 64) < 56).mean()
-    normal = math.erf(56 / 63 / math.sqrt(2))
+    normal = math.erf(56 / (505 / 8) / math.sqrt(2))
     assert near == pytest.approx(normal / (0.5 + normal / 2), abs=0.03)
     assert Counter(params["batch"] for params in drawn)[16] / 4000 == pytest.approx(1 / 3, abs=0.03)
 
@@ -133,7 +135,34 @@ def test_log_densities_are_those_of_the_priors() -> None:
     found = PriorModel(SPACE).compute_log_densities(*encode(best, other))
     assert found[0] == pytest.approx([0, 0, 0, 0])
     # 1e-3 is a quarter of the range away, and 63 is an eighth of it.
-    assert found[1] == pytest.approx([-0.5, -0.5, -math.log(2), 0])
+    assert found[1] == pytest.approx([-0.5, -0.5, -math.log(2), 0], abs=0.01)
+
+
+def test_width_of_prior_is_a_share_of_the_range() -> None:
+    space = SearchSpace(a=Float(0.0, 0.1, prior=0.01), b=Ordinal(32, 64, prior=32), c=Categorical("x", prior="x"))
+    genes = np.array([[0.01 + 0.025, 1, 0], [0.01, 0, 0]])
+    found = PriorModel(space).compute_log_densities(genes, np.ones((2, 3), bool))
+    assert found == pytest.approx(np.array([[-0.5, -2.0, 0], [0, 0, 0]]))
+    drawn = space.draw_from_priors(random.Random(0), 1000)
+    assert 50 < sum(params["b"] == 64 for params in drawn) < 350
+
+
+def test_priors_of_inactive_parameters_are_not_judged() -> None:
+    space = SearchSpace(kind=Categorical("a", "b"), x=Float(0.0, 1.0, prior=0.9, when={"kind": "b"}))
+    assert {space.draw_priors(random.Random(seed))["kind"] for seed in range(10)} == {"b"}
+    genes = np.array([[0, 0.5], *([1, x] for x in (0.1, 0.3, 0.5, 0.7, 0.9))])
+    active = np.array([[True, False], *([[True, True]] * 5)])
+    model = PriorModel(space)
+    model.fit(genes, active, np.array([[9.0], [5.0], [4.0], [3.0], [2.0], [1.0]]))
+    assert model.trust == 1
+
+
+def test_search_continues_if_constraints_exclude_draws_near_prior() -> None:
+    space = SearchSpace(x=Float(0.0, 1.0, prior=0.0, confidence="high"))
+    space.require(lambda params: params["x"] == 0 or params["x"] > 0.9, "x must be 0 or more than 0.9")
+    islands = SimulatedIslands(space, ("ga",), 1, 0, workers=2)
+    losses = simulate(islands, lambda params: (params["x"], 1.0), 20, workers=2)
+    assert len(losses) == 20
 
 
 def test_prior_fades_with_evaluations_and_if_they_contradict() -> None:
@@ -175,9 +204,7 @@ def test_agreement_is_judged_by_the_active_evaluations() -> None:
         )
         for trial, params in enumerate(drawn)
     ]
-    found = {
-        each.name: each for each in compare_priors(evaluations, SPACE.describe(), SPACE.describe_priors(), ONLY_LOSS)
-    }
+    found = {each.name: each for each in compare_priors(evaluations, SPACE.describe(), PRIORS, ONLY_LOSS)}
     assert {name: each.verdict for name, each in found.items()} == {
         "lr": "undecided",
         "width": "contradict",
@@ -186,9 +213,11 @@ def test_agreement_is_judged_by_the_active_evaluations() -> None:
     }
     assert found["momentum"].correlation > 0.5
     assert (found["width"].value, found["width"].confidence) == (64, "high")
-    none = compare_priors([], SPACE.describe(), SPACE.describe_priors(), ONLY_LOSS)
+    none = compare_priors([], SPACE.describe(), PRIORS, ONLY_LOSS)
     assert [each.verdict for each in none] == ["undecided"] * 4
     assert compare_priors(evaluations, SPACE.describe(), {}, ONLY_LOSS) == []
+    edited = {"self": "Int(1, 5, prior=3)", "lr": "Float(1e-05, 0.1, log=True)"}
+    assert compare_priors(evaluations, SPACE.describe(), edited, ONLY_LOSS) == []
 
 
 def search(prior: float | None, evaluations: int, seed: int) -> float:
@@ -215,7 +244,9 @@ def test_run_begins_with_priors_and_shows_agreement(mpi: Mpi, hpo: Hpo, tmp_path
     assert trials[0].params.items() >= {"lr": 1e-4, "width": 500}.items()
     assert trials[0].params["depth"] <= 10, "The constraint must hold."
     assert trials[0].user_attrs["propagator"] == "priors"
-    assert re.search(r"\n +lr +0\.0001 +medium +0\.\d+ +agree\n +width +500 +medium +-0\.\d+ +contradict", first.stdout)
+    assert re.search(
+        r"\n +lr +0\.0001 +medium +0\.\d+ +agree\n +width +500 +medium +-0\.\d+ +contradict: hardly", first.stdout
+    )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [(each["name"], each["verdict"]) for each in summary["priors"]] == [("lr", "agree"), ("width", "contradict")]
     assert re.search(r"<td>width</td><td>500</td><td>medium</td>", (tmp_path / "run" / "report.html").read_text())

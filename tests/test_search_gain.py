@@ -42,8 +42,8 @@ def test_gain_is_the_mean_over_choices_of_the_latest_half() -> None:
         chosen = rng.sample(range(20, 40), 5)
         return min(loss for index, loss in enumerate(losses) if index not in chosen) - min(losses)
 
-    expected = statistics.fmean(gain_of_choice() for _ in range(40_000)) / min(losses)
-    assert found.gain == pytest.approx(expected, rel=0.05)
+    gain = statistics.fmean(gain_of_choice() for _ in range(40_000))
+    assert found.gain == pytest.approx(gain / (min(losses) + gain), rel=0.05)
 
 
 def test_gain_is_zero_if_the_first_half_is_better() -> None:
@@ -60,30 +60,49 @@ def test_gain_of_many_evaluations_is_extrapolated() -> None:
     ten, fifty = (estimate_next_gain(make_search(losses), budget) for budget in (100, 500))
     assert ten is not None
     assert fifty is not None
-    assert fifty.gain == pytest.approx(5 * ten.gain)
+    assert 1 - fifty.gain == pytest.approx((1 - ten.gain) ** 5)
 
 
 @pytest.mark.parametrize(
     "evaluations",
     [
-        make_search([1.0 + number for number in range(19)]),
+        make_search([1.0] * 19 + [math.inf] * 30),
         make_search([math.inf] * 30),
         [*make_search([1.0] * 30), make_evaluation(30, inherits=3)],
         [make_evaluation(trial, imported_from="other") for trial in range(30)],
     ],
-    ids=["few", "failed", "parents", "imported"],
+    ids=["few complete", "failed", "parents", "imported"],
 )
 def test_gain_is_unknown(evaluations: list[Evaluation]) -> None:
     assert estimate_next_gain(evaluations, 100) is None
     assert not is_gain_below(0.5, evaluations, 100)
 
 
-def test_gain_relative_to_zero_is_infinite_and_failures_count() -> None:
-    losses = [1.0] * 10 + [math.inf] * 15 + [0.0]
+@pytest.mark.parametrize(
+    "losses",
+    [[1.0] * 19 + [math.inf] * 20 + [1.0], [math.inf] * 30 + [1.0 + trial / 100 for trial in range(20)]],
+    ids=["one in the latest half", "only in the latest half"],
+)
+def test_failures_do_not_end_a_search(losses: list[float]) -> None:
     found = estimate_next_gain(make_search(losses), 100)
     assert found is not None
-    assert found.gain == math.inf
-    assert not is_gain_below(0.99, make_search(losses), 100)
+    assert found.gain < 1 if math.isfinite(losses[0]) else found.gain > 0
+    assert is_gain_below(0.001, make_search(losses), 100) == math.isfinite(losses[0])
+
+
+def test_gain_is_a_share_even_near_zero() -> None:
+    for budget in (50, 1000, 100_000):
+        found = estimate_next_gain(make_search([math.exp(-trial / 2) for trial in range(40)]), budget)
+        assert found is not None
+        assert 0 < found.gain <= 1
+
+
+def test_gain_is_relative_to_a_better_imported_loss() -> None:
+    falling = [0.9**trial for trial in range(40)]
+    imported = make_evaluation(40, loss=1e-9, imported_from="other")
+    found = estimate_next_gain([*make_search(falling), imported], 40)
+    assert found is not None
+    assert found.gain == 0
 
 
 def test_estimate_is_right_on_average_for_random_search() -> None:

@@ -334,7 +334,7 @@ def test_weight_of_duration_is_a_power_of_the_duration() -> None:
 def test_time_is_scarce_while_it_ends_before_the_evaluations() -> None:
     now = 100.0
     budget = TimeBudget(60.0, 20, 100.0, lambda: now)
-    assert budget.compute_scarcity(0) == 1
+    assert budget.compute_scarcity(0) == 0, "The pace is unknown."
     now = 115.0
     assert budget.compute_scarcity(4) == 0.75, "20 evaluations would take 75 s."
     assert budget.compute_scarcity(5) == 0, "20 evaluations take 60 s."

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _LARGEST_GENE_ERROR = 1e-9  # Genes of integers up to a billion on a logarithmic scale differ by more.
 _PRIOR_SHARE = 1 / 3  # Of random draws, unless evaluations contradict the priors (benchmarks/priors.md).
+_PRIOR_TRIES = 20  # Draws from the priors before uniform ones.
 _TRIES = 100  # Random draws before all remaining individuals are listed.
 _MOST_TRIES = 10_000  # Random draws if the individuals cannot be listed.
 _MOST_SECONDS = 60.0  # Time limit for the list, and for the draws after it.
@@ -246,8 +247,8 @@ class EvaluationHistory:
         """Return hyperparameters that are new to the run; None after too many tries or seconds."""
         until = time.monotonic() + seconds
         share = self.prior_share
-        expected = self.space.iterate_prior_draws(rng) if share and rng.random() < share else ()
-        for params in chain(islice(expected, tries), islice(self.space.iterate_draws(rng), tries)):
+        expected = self.space.draw_from_priors(rng, _PRIOR_TRIES) if share and rng.random() < share else []
+        for params in chain(expected, islice(self.space.iterate_draws(rng), tries)):
             if not self.is_known(params):
                 return params
             if self._is_stopping() or time.monotonic() > until:
@@ -265,7 +266,10 @@ class EvaluationHistory:
             rows.add_running(evaluation.trial, genes, context)
         elif evaluation.is_finished:
             values = evaluation.values if known is None else (self.parent_pool.compute_cost(evaluation),)
-            rows.add_ended(evaluation, genes, np.array(self.objectives.compute_costs(values)), context)
+            # A pruned evaluation was short because it was bad, and another run may have had a faster machine.
+            is_whole = evaluation.state == "complete" and not evaluation.imported_from
+            seconds = np.array([evaluation.seconds if is_whole else math.nan])
+            rows.add_ended(evaluation, genes, np.array(self.objectives.compute_costs(values)), context, seconds)
 
 
 def _list_conditions(space: SearchSpace) -> list[tuple[int, int, Vector]]:

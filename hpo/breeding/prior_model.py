@@ -18,7 +18,7 @@ from scipy.special import ndtr
 from hpo.breeding.gaussian_process import Vector
 from hpo.breeding.loss_transforms import rank_values
 from hpo.parameters import Categorical
-from hpo.priors import DEVIATIONS, ODDS
+from hpo.priors import ODDS, compute_deviation
 
 if TYPE_CHECKING:
     from hpo.space import SearchSpace
@@ -47,9 +47,8 @@ class PriorModel:
         self.names = list(space.priors)
         self._indices = [index for index, name in enumerate(space.parameters) if name in self.names]
         parameters = [space.parameters[name] for name in self.names]
-        widths = [max(parameter.limits[1] - parameter.limits[0], 1) for parameter in parameters]
         self._expected = np.array([parameter.encode(parameter.prior) for parameter in parameters], float)
-        self._deviations = widths * np.array([DEVIATIONS[parameter.confidence] for parameter in parameters])
+        self._deviations = np.array([compute_deviation(parameter) for parameter in parameters])
         self._log_odds = np.log([ODDS[parameter.confidence] for parameter in parameters])
         self._unordered = np.array([isinstance(parameter, Categorical) for parameter in parameters])
         self._exponents: Vector = np.ones(len(parameters))
@@ -77,25 +76,13 @@ class PriorModel:
             costs: The costs of the evaluations, all finite, shape `(evaluations, objectives)`.
         """
         ranks = _add_ranks(costs)
-        self.trust = self._judge_expected(self.compute_log_densities(genes, active), ranks)
+        totals = self.compute_log_densities(genes, active).sum(axis=1)
+        is_expected = active[:, self._indices].any(axis=1)  # Priors of inactive parameters do not expect anything.
+        self.trust = _judge_expected(np.where(is_expected, totals, -np.inf), ranks)
         _, deviations = self.compare(genes, active, costs)
         # Twice the probability of a correlation at most as high, if the prior is useless: 1 while evaluations agree.
         trusts = self.trust * np.minimum(1.0, 2 * ndtr(deviations))
         self._exponents = trusts * min(1.0, _FULL_UNTIL / max(len(costs), 1)) ** 2
-
-    def _judge_expected(self, log_densities: Vector, ranks: Vector) -> float:
-        """Return how far all priors together can be trusted: twice the share of evaluations that are worse.
-
-        Worse than the evaluation that the priors expect to be good, which is the first one of the run. It shows a wrong
-        prior much earlier than correlations do.
-        """
-        totals = log_densities.sum(axis=1)
-        if len(totals) < _MIN_COMPARED or totals.max() < -_NEARBY:
-            return 1.0
-        expected = int(np.argmax(totals))
-        others = np.delete(ranks, expected)
-        worse = np.mean(others > ranks[expected]) + np.mean(others == ranks[expected]) / 2
-        return float(min(1.0, 2 * worse))
 
     def compare(self, genes: Vector, active: Mask, costs: Vector) -> tuple[Vector, Vector]:
         """Return how far evaluations agree with each prior.
@@ -105,7 +92,7 @@ class PriorModel:
         Returns:
             Two arrays of shape `(priors,)`. The first has Spearman's correlations of the ranks of the prior density and
             of success. They are positive if costs are lower where the prior is denser. The second has the same
-            correlations divided by their standard deviation for a useless prior. Both are 0 if there is nothing to compare.
+            correlations divided by their standard deviation for a useless prior. Both are 0 for fewer than 5.
         """
         successes = -_add_ranks(costs)
         correlations, deviations = np.zeros((2, len(self.names)))
@@ -120,6 +107,24 @@ class PriorModel:
         """Return the logarithm of the factor of the merit of each candidate, shape `(candidates,)`. It is at most 0."""
         weight: Vector = self.compute_log_densities(genes, active) @ self._exponents
         return weight
+
+
+def _judge_expected(log_densities: Vector, ranks: Vector) -> float:
+    """Return how far all priors together can be trusted: twice the share of evaluations that are worse.
+
+    Worse than the evaluation that the priors expect to be good, which is the first one of the run. It shows a wrong
+    prior much earlier than correlations do.
+
+    Args:
+        log_densities: The logarithm of the density of all priors for each evaluation, shape `(evaluations,)`.
+        ranks: The ranks of the evaluations, shape `(evaluations,)`.
+    """
+    if len(log_densities) < _MIN_COMPARED or log_densities.max() < -_NEARBY:
+        return 1.0
+    expected = int(np.argmax(log_densities))
+    others = np.delete(ranks, expected)
+    worse = np.mean(others > ranks[expected]) + np.mean(others == ranks[expected]) / 2
+    return float(min(1.0, 2 * worse))
 
 
 def _add_ranks(costs: Vector) -> Vector:

@@ -32,7 +32,7 @@ class SurrogateSample:
     running_contexts: Vector
     """The contexts of pending evaluations, shape `(pending, context values)`."""
     seconds: Vector
-    """The duration of ended evaluations, shape `(evaluations,)`. NaN if it is unknown."""
+    """The duration of ended evaluations, shape `(evaluations,)`. NaN if it is unknown or was cut short."""
     context: Vector
     """The context of the next evaluation, shape `(context values,)`."""
 
@@ -105,7 +105,7 @@ class EvaluationRows:
 
         Args:
             evaluation: The evaluation.
-            *parts: Its genes, its costs and its context.
+            *parts: Its genes, its costs, its context and its duration.
         """
         row = None if evaluation.retry_of is None else self._paused_rows.pop(evaluation.retry_of, None)
         if row is None:
@@ -113,7 +113,7 @@ class EvaluationRows:
             self.count += 1
         if row == len(self._arrays[0]):
             self._arrays = [np.concatenate([array, np.empty_like(array)]) for array in self._arrays]
-        for array, part in zip(self._arrays, (*parts, np.array([evaluation.seconds])), strict=True):
+        for array, part in zip(self._arrays, parts, strict=True):
             array[row] = part
         if evaluation.state == "paused":
             self._paused_rows[evaluation.trial] = row

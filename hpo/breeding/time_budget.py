@@ -29,5 +29,5 @@ class TimeBudget:
         passed = self.now() - self.started
         if math.isinf(self.seconds):
             return 0.0
-        will_end_in_time = ended and passed * self.evaluations / ended <= self.seconds
+        will_end_in_time = not ended or passed * self.evaluations / ended <= self.seconds
         return 0.0 if will_end_in_time or passed >= self.seconds else 1 - passed / self.seconds

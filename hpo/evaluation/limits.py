@@ -49,6 +49,10 @@ class SearchGoal:
     stop_gain: float = -math.inf
     budget: int = 0
 
+    def list_stops(self) -> list[StopRequest]:
+        """Return the requests to stop a search that has reached the target loss, or the least expected gain."""
+        return [make_target_stop(self.target_loss), make_gain_stop(self.stop_gain)]
+
     def find_stop(self, evaluations: Sequence[Evaluation]) -> StopRequest | None:
         """Return the request to stop a search, if its evaluations have reached the goal."""
         best = find_best(evaluations)

@@ -49,12 +49,12 @@ def compare_priors(
     Raises:
         ValueError: A text does not describe a parameter.
     """
-    if not priors:
+    whole = read_space({**space, **{name: text for name, text in priors.items() if name in space}})
+    if not whole.priors:
         return []
-    whole = read_space({**space, **priors})
     complete = select_complete(evaluations)
     if not complete:
-        correlations = deviations = np.zeros(len(priors))
+        correlations = deviations = np.zeros(len(whole.priors))
     else:
         costs = np.array([objectives.compute_costs(evaluation.values) for evaluation in complete])
         genes, active = compute_genes([evaluation.params for evaluation in complete], whole)

@@ -57,6 +57,7 @@ class RunOutcome:
         self._top_n = top_n
         self._goal = goal
         self._space = space
+        self._reached: StopRequest | None = None
         self._status: int | None = None
         self.is_search_done = False
 
@@ -105,6 +106,11 @@ class RunOutcome:
         self._status = stopped.status if stopped else _choose_exit_status(summary)
         return self._status
 
+    def note_end_of_search(self) -> None:
+        """Remember the goal that the search has reached. Evaluations that end later may change the expected gain."""
+        active = self._stopping()
+        self._reached = active if active is not None and active in self._goal.list_stops() else None
+
     def is_search_over(self) -> bool:
         """Return whether the search is over: the budget is spent, or the goal is reached."""
         evaluations = self._session.open_record().read_evaluations()
@@ -130,7 +136,7 @@ class RunOutcome:
         No request counts if the budget is spent and all confirmations of the best individuals have ended.
         """
         session, stopping = self._session, self._stopping()
-        reached = self._goal.find_stop(evaluations)
+        reached = self._reached or self._goal.find_stop(evaluations)
         if reached and (stopping is None or not session.confirmation_plan.count):
             stopping = reached
         best = session.find_to_confirm(evaluations, confirmations, self._top_n)

@@ -71,6 +71,10 @@ class RootRank:
         """Return whether the search is over: the budget is spent, or the target is reached."""
         return self._outcome.is_search_over()
 
+    def note_end_of_search(self) -> None:
+        """Remember why the search has ended, before this no longer stops the run."""
+        self._outcome.note_end_of_search()
+
     def make_search_writer(self) -> StudyWriter:
         """Return the writer of the study of the search. Only the writer changes the study."""
         session, run, space = self._session, self.manifest, self._space

@@ -86,6 +86,8 @@ class RunStages:
 
     def confirm(self) -> None:
         """Train the best individuals again with other seeds, if ``--confirm-seeds`` is given and the search is over."""
+        if self._root:
+            self._root.note_end_of_search()
         for stop in (make_target_stop(self._options.target), make_gain_stop(self._options.least_gain)):
             self._job.watch.cancel_stop(stop)  # It ends only the search.
         root, leader_stages = self._root, self._leader_stages

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from hpo.errors import UsageError
+from hpo.priors import describe_priors
 from hpo.process.standard_streams import warn
 from hpo.run.option_changes import collect_options, describe_changes
 from hpo.run.request import RunRequest, check_with_heirs
@@ -133,7 +134,7 @@ def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -
     return Manifest(
         search_space=str(problem.file.path),
         space=problem.space.describe(),
-        priors=problem.space.describe_priors(),
+        priors=describe_priors(problem.space.parameters),
         layout=request.layout,
         hosts=tuple(hosts),
         versions=read_versions(),

@@ -10,7 +10,7 @@ from hpo.store.evaluations import Evaluation, sort_by_end
 
 NEXT_SHARE = 0.1
 """The number of further evaluations whose gain is estimated, as a share of the budget."""
-_MIN_EVALUATIONS = 20
+_MIN_COMPLETE = 20
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class NextGain:
     evaluations: int
     """The number of further evaluations."""
     gain: float
-    """The expected reduction of the lowest loss, as a share of its absolute value. Infinite if the lowest loss is 0."""
+    """The expected reduction of the lowest loss, as a share of its absolute value. Infinite if it cannot be a share."""
     seconds: float
     """Their time on one worker. NaN if it is unknown."""
 
@@ -36,18 +36,17 @@ def estimate_next_gain(evaluations: Sequence[Evaluation], budget: int) -> NextGa
         budget: The number of evaluations of the whole run.
 
     Returns:
-        The estimate; None for fewer than 20 evaluations, if none has succeeded, or if any started from a parent's
-        checkpoint, whose losses follow from those of their parents.
+        The estimate; None if fewer than 20 evaluations are complete, or if any evaluation started from a parent's
+        checkpoint, because its loss follows from the parent's.
     """
     ended = sort_by_end(evaluations)
     losses = [evaluation.loss if evaluation.state == "complete" else math.inf for evaluation in ended]
-    lowest = min(losses, default=math.inf)
-    if len(ended) < _MIN_EVALUATIONS or not math.isfinite(lowest) or any(e.inherits is not None for e in ended):
-        return None
+    imported = [one.loss for one in evaluations if one.imported_from and one.state == "complete"]
     count, latest = max(1, round(NEXT_SHARE * budget)), ended[len(ended) // 2 :]
-    gain = _estimate_gain(losses, count)
-    share = gain / abs(lowest) if lowest else math.inf if gain else 0.0
-    return NextGain(count, share, count * sum(evaluation.seconds for evaluation in latest) / len(latest))
+    if sum(map(math.isfinite, losses)) < _MIN_COMPLETE or any(one.inherits is not None for one in ended):
+        return None
+    gain = _estimate_gain([*imported, *losses], len(latest), count)
+    return NextGain(count, gain, count * sum(evaluation.seconds for evaluation in latest) / len(latest))
 
 
 def is_gain_below(share: float, evaluations: Sequence[Evaluation], budget: int) -> bool:
@@ -56,23 +55,28 @@ def is_gain_below(share: float, evaluations: Sequence[Evaluation], budget: int) 
     return expected is not None and expected.gain < share
 
 
-def _estimate_gain(losses: Sequence[float], count: int) -> float:
-    """Return the mean gain of `count` random losses of the latest half over all other losses.
+def _estimate_gain(losses: Sequence[float], latest: int, count: int) -> float:
+    """Return the share by which `count` random losses of the latest reduce the lowest of all other losses.
 
-    If that is more than half of the latest half, the gain is estimated for fewer losses, and extrapolated linearly,
-    which is too much rather than too little.
+    At most half of the latest losses are chosen. For a larger `count`, the reduction is assumed to be repeated. That is
+    too much rather than too little.
+
+    Args:
+        losses: The losses, the latest last.
+        latest: The number of latest losses, of which some are chosen.
+        count: The number of chosen losses.
     """
-    half = len(losses) // 2
-    latest = len(losses) - half
     chosen = min(count, latest // 2)
     best_first = sorted(range(len(losses)), key=losses.__getitem__)
     lowest, gain, chance = losses[best_first[0]], 0.0, 1.0
     # `chance` is the probability that all better losses have been chosen.
     for taken, index in enumerate(best_first):
-        if not math.isfinite(losses[index]):
-            break
-        is_chosen = (chosen - taken) / (latest - taken) if index >= half and taken < chosen else 0.0
-        rest = chance * (1 - is_chosen)
-        gain += rest * (losses[index] - lowest)
+        is_latest = index >= len(losses) - latest
+        is_chosen = (chosen - taken) / (latest - taken) if is_latest and taken < chosen else 0.0
+        if chance and not math.isfinite(losses[index]):
+            return math.inf  # Without the chosen losses, there may be none.
+        gain += chance * (1 - is_chosen) * (losses[index] - lowest) if chance else 0.0
         chance *= is_chosen
-    return gain * count / chosen
+    scale = max(abs(lowest), abs(lowest + gain))
+    share = gain / scale if scale else 0.0
+    return 1 - (1 - share) ** (count / chosen) if share < 1 else math.inf

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpo.text_format import format_value
 
-_VERDICTS = {"agree": "agree", "contradict": "contradict: no longer used", "undecided": "undecided"}
+_VERDICTS = {"agree": "agree", "contradict": "contradict: hardly used", "undecided": "undecided"}
 
 
 def make_prior_columns(priors: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:

@@ -17,6 +17,7 @@ from hpo.store.evaluations import Evaluation, find_best, rank_evaluations
 from hpo.store.inheritance import has_inheritance
 from hpo.store.manifest import Manifest
 from hpo.store.recorded_options import OPTIONS, from_json
+from hpo.store.search_gain import is_gain_below
 from hpo.store.storage_url import has_hidden_password, is_url
 from hpo.store.successive_halving import is_search_over
 
@@ -70,13 +71,19 @@ class RunResult:
         """Whether the search is complete, so that a resumed run would train nothing more."""
         run = self.manifest
         is_over_now = is_search_over(self.evaluations, run.budget, run.pruner, run.objectives)
-        return self.is_exhausted or is_over_now or self.is_target_reached
+        return self.is_exhausted or is_over_now or self.is_target_reached or self._has_small_gain
 
     @property
     def is_target_reached(self) -> bool:
         """Whether an evaluation has reached the target loss of the latest session."""
         found, target = find_best(self.evaluations), from_json("target_loss", self.options.get("target_loss"))
         return found is not None and target is not None and found.loss <= target
+
+    @property
+    def _has_small_gain(self) -> bool:
+        """Whether further evaluations are expected to gain less than the latest session asked for."""
+        share = from_json("stop_gain", self.options.get("stop_gain"))
+        return share is not None and is_gain_below(share, self.evaluations, self.manifest.budget)
 
     @property
     def options(self) -> Mapping[str, Any]:
