@@ -78,11 +78,11 @@ def _compute_figures(
     expected = compute_expected_losses(evaluations, space)
     means_of = {one.trial: means[tuple(one.params.values())] for one in evaluations}
     by_loss = [one.trial for one in rank_evaluations(evaluations, len(evaluations))]
-    by_model = sorted(expected, key=lambda trial: expected[trial])
+    by_model = sorted(expected, key=lambda trial: expected[trial]) or by_loss  # Too few different losses for a model.
     first, loss = by_loss[0], rank_evaluations(evaluations, 1)[0].loss
     chosen = [by_loss[:1], by_model[:1], by_loss[:5], by_model[:5], list(dict.fromkeys([*by_loss[:3], *by_model]))[:5]]
     regrets = [min(means_of[trial] for trial in trials) - lowest for trials in chosen]
-    return [loss - means_of[first], expected[first] - means_of[first], *regrets]
+    return [loss - means_of[first], expected.get(first, loss) - means_of[first], *regrets]
 
 
 def _repeat_best(

@@ -208,9 +208,7 @@ _OPTIONS: dict[str, Any] = {
     "stop_gain": Annotated[
         Optional[float],
         typer.Option(
-            metavar="P%|off",
-            parser=parse_share_or_off,
-            help="End the run if a tenth of the budget is expected to gain less than P%.  [default: off]",
+            metavar="P%|off", parser=parse_share_or_off, help="End if the expected gain is below P%.  [default: off]"
         ),
     ],
     "trackers": Annotated[
