@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MOST_FAILED_DRAWS = 100_000  # `check_constraints` ensures that about 100 of these are allowed.
 _MOST_CANDIDATES = 300_000  # to list all individuals, which takes about a second
 _MOST_SECONDS = 5.0  # to list all individuals, since constraints may be slow
-_PRIOR_DRAWS = 20  # of which the one with the most active priors is taken
+_PRIOR_DRAWS = 20  # of which that with the most active priors is taken
 _NOTHING: Mapping[str, Value] = MappingProxyType({})
 
 
@@ -230,7 +230,7 @@ class SearchSpace:
     def draw_priors(self, rng: Random) -> dict[str, Value]:
         """Return hyperparameters in which each active parameter with a prior has the expected value.
 
-        Other values are drawn at random. The constraints are satisfied. Of several draws, the one with the most active
+        Other values are drawn at random. The constraints are satisfied. Of several draws, that with the most active
         priors is returned.
 
         Raises:

@@ -157,7 +157,8 @@ def test_priors_of_inactive_parameters_are_not_judged() -> None:
     assert model.trust == 1
 
 
-def test_search_continues_if_constraints_exclude_draws_near_prior() -> None:
+@pytest.mark.slow
+def test_search_continues_if_constraints_exclude_prior_draws() -> None:
     space = SearchSpace(x=Float(0.0, 1.0, prior=0.0, confidence="high"))
     space.require(lambda params: params["x"] == 0 or params["x"] > 0.9, "x must be 0 or more than 0.9")
     islands = SimulatedIslands(space, ("ga",), 1, 0, workers=2)
@@ -228,6 +229,7 @@ def search(prior: float | None, evaluations: int, seed: int) -> float:
     return float(losses.min())
 
 
+@pytest.mark.slow
 def test_good_prior_helps_early_and_bad_prior_is_forgotten() -> None:
     early = {prior: np.mean([search(prior, 24, seed) for seed in range(8)]) for prior in (None, 0.35)}
     assert early[0.35] < 0.7 * early[None]

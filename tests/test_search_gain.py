@@ -105,6 +105,7 @@ def test_gain_is_relative_to_a_better_imported_loss() -> None:
     assert found.gain == 0
 
 
+@pytest.mark.slow
 def test_estimate_is_right_on_average_for_random_search() -> None:
     """If all evaluations are equally good, the estimate must agree with what is gained, up to the decrease of gains."""
     rng = random.Random(2)

@@ -362,5 +362,6 @@ def suggest_slow_share(scarcity: float) -> float:
     return float(np.mean(chosen))
 
 
+@pytest.mark.slow
 def test_short_evaluations_are_suggested_while_time_is_scarce() -> None:
     assert suggest_slow_share(1.0) < suggest_slow_share(0.0) - 0.2
