@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hpo.space import SearchSpace
     from hpo.store.manifest import Manifest
 
-_NO_MODEL_RESULTS: dict[str, Any] = {"expected": None, "importances": [], "priors": []}
+_NO_MODEL_RESULTS: dict[str, Any] = {"expected": None, "importances": []}
 # Interrupted evaluations are retried, and waiting ones are counted separately.
 COUNTED_STATES = ("complete", "pruned", "paused", "failed", "running")
 
@@ -58,6 +58,7 @@ def summarize(
         "waiting": sum(evaluation.state == "waiting" for evaluation in evaluations),
         "failures": summarize_failures([*evaluations, *confirmations]),
         "next": summarize_next_gain(evaluations, run),
+        "priors": _summarize_priors(evaluations, run) if run.priors else [],
         "propagators": summarize_propagators(evaluations, objectives),
         "rungs": summarize_rungs(evaluations, run.pruner, objectives),
         "lineage": summarize_lineage(evaluations, first),
@@ -87,17 +88,24 @@ def summarize(
     }
 
 
+def _summarize_priors(evaluations: Sequence[Evaluation], run: Manifest) -> list[dict[str, Any]]:
+    from hpo.results.prior_agreement import compare_priors  # Imports numpy, which only leaders need.
+
+    try:
+        return [vars(prior) for prior in compare_priors(evaluations, run.space, run.priors, run.objectives)]
+    except ValueError:  # A user has edited run.json.
+        return []
+
+
 def _ask_models(evaluations: Sequence[Evaluation], run: Manifest, best: Evaluation | None) -> dict[str, Any]:
-    """Return the expected loss of the best evaluation, the importances of hyperparameters, and the priors."""
+    """Return the expected loss of the best evaluation, and the importances of hyperparameters."""
     from hpo.results.genes import read_space  # Imports numpy, which only leaders need.
-    from hpo.results.prior_agreement import compare_priors
 
     try:
         space = read_space(run.space)
         return {
             "expected": _predict_best(evaluations, run, best, space),
             "importances": _summarize_importances(evaluations, run),
-            "priors": [vars(prior) for prior in compare_priors(evaluations, run.space, run.priors, run.objectives)],
         }
     except ValueError:  # A user has edited run.json.
         return _NO_MODEL_RESULTS
