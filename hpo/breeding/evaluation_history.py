@@ -93,6 +93,7 @@ class EvaluationHistory:
         # Rows of heirs also have a context of two numbers: the parent's loss and the age.
         parts = (len(self.low), len(objectives.names))
         self._founders, self._heirs = EvaluationRows(*parts), EvaluationRows(*parts, 2)
+        self._prior_model: PriorModel | None = None
         self._known: set[tuple[Value | None, ...]] = set()
 
     def update(self) -> None:
@@ -106,6 +107,7 @@ class EvaluationHistory:
             for listener in self.listeners:
                 listener(evaluation)
             self._known.add(self._make_key(evaluation.params))
+            self._prior_model = None  # It must be fitted again.
             for rows in (self._founders, self._heirs):
                 rows.remove_running(evaluation.trial)
             self._add_row(evaluation)
@@ -155,14 +157,14 @@ class EvaluationHistory:
 
     def fit_prior_model(self) -> PriorModel | None:
         """Return the priors, and how far founders agree with them; None if the space has no priors."""
-        if not self.space.priors:
-            return None
-        from hpo.breeding.prior_model import PriorModel  # Imports scipy.
+        if self._prior_model is None and self.space.priors:
+            from hpo.breeding.prior_model import PriorModel  # Imports scipy.
 
-        model, sample = PriorModel(self.space), self.make_founder_sample()
-        genes = sample.genes[sample.succeeded]
-        model.fit(genes, self.find_active(genes), sample.costs[sample.succeeded])
-        return model
+            sample = self.make_founder_sample()
+            genes = sample.genes[sample.succeeded]
+            self._prior_model = PriorModel(self.space)
+            self._prior_model.fit(genes, self.find_active(genes), sample.costs[sample.succeeded])
+        return self._prior_model
 
     @property
     def prior_share(self) -> float:
