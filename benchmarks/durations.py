@@ -122,12 +122,8 @@ def _find_first(curve: npt.NDArray[Any], threshold: float) -> int:
 def main() -> None:
     """Run all searches, and print the times and regrets with a limit, relative to those without one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--first", type=int, default=0, help="the index of the first problem of each family")
-    parser.add_argument("--every", type=int, default=1, help="use every Nth problem")
-    parser.add_argument("--seeds", type=int, default=10)
+    problems.add_options(parser, FAMILIES)
     parser.add_argument("--evaluations", type=int, default=100)
-    parser.add_argument("--processes", type=int, default=2)
     chosen = parser.parse_args()
     shares = [0.5, 0.75, 1.0]
     most = _MOST * chosen.evaluations

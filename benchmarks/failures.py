@@ -117,13 +117,9 @@ def _measure(label: str, family: str, name: str, seed: int, evaluations: int) ->
 def main() -> None:
     """Run all searches, and print the failed evaluations and the regrets."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--first", type=int, default=0, help="the index of the first problem of each family")
-    parser.add_argument("--every", type=int, default=1, help="use every Nth problem")
-    parser.add_argument("--seeds", type=int, default=10)
+    problems.add_options(parser, FAMILIES)
     parser.add_argument("--evaluations", type=int, default=100)
     parser.add_argument("--methods", default=",".join(METHODS), help="default: all")
-    parser.add_argument("--processes", type=int, default=2)
     chosen = parser.parse_args()
     print(f"{'':12s}{'':22s}{'failed':>10s}{'regret':>12s}   after {chosen.evaluations} evaluations")
     with ProcessPoolExecutor(chosen.processes) as pool:

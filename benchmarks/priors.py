@@ -87,13 +87,9 @@ def _count_evaluations(curve: npt.NDArray[Any], regret: float) -> int:
 def main() -> None:
     """Run all searches, and print how they compare with the search without priors."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--first", type=int, default=0, help="the index of the first problem of each family")
-    parser.add_argument("--every", type=int, default=1, help="use every Nth problem")
-    parser.add_argument("--seeds", type=int, default=10)
+    problems.add_options(parser, FAMILIES)
     parser.add_argument("--after", default="25,50,100", help="numbers of evaluations at which searches are compared")
     parser.add_argument("--confidence", default="medium")
-    parser.add_argument("--processes", type=int, default=2)
     chosen = parser.parse_args()
     counts = [int(count) for count in chosen.after.split(",")]
     evaluations = round(_BEYOND * counts[-1])

@@ -5,7 +5,8 @@ Regret is the difference to the lowest known loss. In some families, it is divid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from benchmarks import conditional, functions, machines, tables
@@ -55,3 +56,12 @@ def list_evaluation_counts(family: str) -> tuple[int, ...]:
 def select_kind_of_mean(family: str) -> str:
     """Return the kind of mean over problems: geometric if the regrets of a family's problems have different scales."""
     return "arithmetic" if family in _OF_TABLES else "geometric"
+
+
+def add_options(parser: argparse.ArgumentParser, families: Sequence[str]) -> None:
+    """Add the options that select problems and seeds, and the number of processes."""
+    parser.add_argument("--families", default=",".join(families))
+    parser.add_argument("--first", type=int, default=0, help="the index of the first problem of each family")
+    parser.add_argument("--every", type=int, default=1, help="use every Nth problem")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--processes", type=int, default=2)

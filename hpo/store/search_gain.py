@@ -29,7 +29,7 @@ def estimate_next_gain(evaluations: Sequence[Evaluation], budget: int) -> NextGa
     """Estimate what the next tenth of the budget gains.
 
     The estimate assumes that the next evaluations are as good as the latest half were. It is the mean gain of a random
-    choice of evaluations from the latest half over all others (benchmarks/search-quality.md).
+    choice of evaluations from the latest half over all others.
 
     Args:
         evaluations: The evaluations of the run, with one objective.
@@ -73,10 +73,12 @@ def _estimate_gain(losses: Sequence[float], latest: int, count: int) -> float:
     for taken, index in enumerate(best_first):
         is_latest = index >= len(losses) - latest
         is_chosen = (chosen - taken) / (latest - taken) if is_latest and taken < chosen else 0.0
-        if chance and not math.isfinite(losses[index]):
+        if not math.isfinite(losses[index]):
             return math.inf  # Without the chosen losses, there may be none.
-        gain += chance * (1 - is_chosen) * (losses[index] - lowest) if chance else 0.0
+        gain += chance * (1 - is_chosen) * (losses[index] - lowest)
         chance *= is_chosen
+        if not chance:
+            break
     scale = max(abs(lowest), abs(lowest + gain))
     share = gain / scale if scale else 0.0
     return 1 - (1 - share) ** (count / chosen) if share < 1 else math.inf
