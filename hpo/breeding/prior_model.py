@@ -75,11 +75,10 @@ class PriorModel:
             active: Whether each of these genes is active, same shape.
             costs: The costs of the evaluations, all finite, shape `(evaluations, objectives)`.
         """
-        ranks = _add_ranks(costs)
-        totals = self.compute_log_densities(genes, active).sum(axis=1)
-        is_expected = active[:, self._indices].any(axis=1)  # Priors of inactive parameters do not expect anything.
-        self.trust = _judge_expected(np.where(is_expected, totals, -np.inf), ranks)
-        _, deviations = self.compare(genes, active, costs)
+        densities, own, ranks = self.compute_log_densities(genes, active), active[:, self._indices], _add_ranks(costs)
+        # Priors of inactive parameters do not expect anything.
+        self.trust = _judge_expected(np.where(own.any(axis=1), densities.sum(axis=1), -np.inf), ranks)
+        _, deviations = _compare_ranks(densities, own, ranks)
         # Twice the probability of a correlation at most as high, if the prior is useless: 1 while evaluations agree.
         trusts = self.trust * np.minimum(1.0, 2 * ndtr(deviations))
         self._exponents = trusts * min(1.0, _FULL_UNTIL / max(len(costs), 1)) ** 2
@@ -94,19 +93,22 @@ class PriorModel:
             of success. They are positive if costs are lower where the prior is denser. The second has the same
             correlations divided by their standard deviation for a useless prior. Both are 0 for fewer than 5.
         """
-        successes = -_add_ranks(costs)
-        correlations, deviations = np.zeros((2, len(self.names)))
-        for prior, densities in enumerate(self.compute_log_densities(genes, active).T):
-            own = active[:, self._indices[prior]]
-            if own.sum() >= _MIN_COMPARED:
-                correlations[prior] = _correlate_ranks(densities[own], successes[own])
-                deviations[prior] = correlations[prior] * math.sqrt(own.sum() - 1)
-        return correlations, deviations
+        return _compare_ranks(self.compute_log_densities(genes, active), active[:, self._indices], _add_ranks(costs))
 
     def compute_log_weight(self, genes: Vector, active: Mask) -> Vector:
         """Return the logarithm of the factor of the merit of each candidate, shape `(candidates,)`. It is at most 0."""
         weight: Vector = self.compute_log_densities(genes, active) @ self._exponents
         return weight
+
+
+def _compare_ranks(log_densities: Vector, active: Mask, ranks: Vector) -> tuple[Vector, Vector]:
+    """Return the result of `PriorModel.compare`. The first two arguments have the shape `(evaluations, priors)`."""
+    correlations, deviations = np.zeros((2, log_densities.shape[1]))
+    for prior, (densities, own) in enumerate(zip(log_densities.T, active.T, strict=True)):
+        if own.sum() >= _MIN_COMPARED:
+            correlations[prior] = _correlate_ranks(densities[own], -ranks[own])
+            deviations[prior] = correlations[prior] * math.sqrt(own.sum() - 1)
+    return correlations, deviations
 
 
 def _judge_expected(log_densities: Vector, ranks: Vector) -> float:
