@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import ks_2samp
 
 from benchmarks.simulation import SimulatedIslands, simulate
 from hpo import Categorical, Float, Int, Ordinal, SearchSpace
@@ -122,6 +123,17 @@ def test_draws_from_priors_have_their_distributions() -> None:
     normal = math.erf(56 / (505 / 8) / math.sqrt(2))
     assert near == pytest.approx(normal / (0.5 + normal / 2), abs=0.03)
     assert Counter(params["batch"] for params in drawn)[16] / 4000 == pytest.approx(1 / 3, abs=0.03)
+
+
+def test_genes_drawn_at_once_have_the_same_distributions() -> None:
+    space = SearchSpace(**SPACE.parameters, depth=Ordinal(1, 2, 3, prior=3))
+    drawn = [list(space.encode(params).values()) for params in space.draw_from_priors(random.Random(0), 8000)]
+    genes = PriorModel(space).draw_genes(np.full((8000, 6), 0.5), np.random.default_rng(0))
+    for name, one, other in zip(space.parameters, np.transpose(drawn), genes.T, strict=True):
+        if name == "batch":
+            assert (other == 0.5).all(), "a gene without a prior must stay"
+        elif name != "momentum":  # Inactive in some of the first draws.
+            assert ks_2samp(one, other).pvalue > 1e-3, name
 
 
 def encode(*individuals: dict[str, Any]) -> tuple[Any, Any]:

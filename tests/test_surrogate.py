@@ -192,6 +192,25 @@ def test_success_model_far_away_predicts_share_of_successes() -> None:
     assert 0.4 < far < 0.7
 
 
+def test_unknown_region_is_worth_a_try_though_most_evaluations_fail() -> None:
+    points = np.random.default_rng(0).random((40, 8))
+    succeeded = points[:, 0] + points[:, 1] < 0.85
+    assert 0.1 < succeeded.mean() < 0.4
+    model = SuccessModel(np.arange(8))
+    model.fit(points, succeeded, known=40)
+    assert model.compute_log_weight(points[succeeded]).min() > -1.5
+    assert -3.5 < model.compute_log_weight(np.full((1, 8), 1e3))[0] < -2, "a search must leave its first successes"
+
+
+def test_uninformative_failures_do_not_lower_merits() -> None:
+    """A streak of failures does not tell where evaluations succeed."""
+    evaluations = _draw_evaluations(20)
+    failed = [dataclasses.replace(one, state="failed", loss=math.inf) for one in evaluations[:9]]
+    genes = np.random.default_rng(0).uniform(-1, 1, (50, 5))
+    with_streak, without = _learn(*failed, *evaluations[9:])(genes), _learn(*evaluations[9:])(genes)
+    np.testing.assert_allclose(with_streak, without, rtol=1e-9)
+
+
 def test_find_informative_leaves_out_long_streaks_of_failures() -> None:
     streak = [True, False, True, *[False] * 9, True, *[False] * 8, True]
     chosen = find_informative(np.array(streak))

@@ -239,7 +239,7 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
         draws = self._generator.random((_NEWCOMERS, len(self._width)))
         whole = np.floor(draws * (self._width + 1))
         newcomers: Vector = self._history.low + np.where(self._history.continuous, draws * self._width, whole)
-        expected = round(_NEWCOMERS * self._history.prior_share)
-        for index, params in enumerate(self._history.space.draw_from_priors(self.rng, expected)):
-            newcomers[index] = self._history.encode_params(params)
+        if priors := self._history.fit_prior_model():
+            expected = slice(round(_NEWCOMERS * self._history.prior_share))
+            newcomers[expected] = priors.draw_genes(newcomers[expected], self._generator)
         return self._history.round_genes(newcomers)

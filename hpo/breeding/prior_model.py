@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr
+from scipy.special import ndtr, ndtri
 
 from hpo.breeding.gaussian_process import Vector
 from hpo.breeding.loss_transforms import rank_values
@@ -51,6 +51,12 @@ class PriorModel:
         self._deviations = np.array([compute_deviation(parameter) for parameter in parameters])
         self._log_odds = np.log([ODDS[parameter.confidence] for parameter in parameters])
         self._unordered = np.array([isinstance(parameter, Categorical) for parameter in parameters])
+        self._rounded = np.array([not parameter.is_continuous for parameter in parameters])
+        self._low, self._high = np.array([parameter.limits for parameter in parameters], float).T
+        half = self._rounded / 2  # Half a step, so that the first and the last whole number are as likely as others.
+        # The shares of each normal distribution below the limits of the range.
+        self._low_shares = ndtr((self._low - half - self._expected) / self._deviations)
+        self._high_shares = ndtr((self._high + half - self._expected) / self._deviations)
         self._exponents: Vector = np.ones(len(parameters))
         self.trust = 1.0
 
@@ -66,6 +72,24 @@ class PriorModel:
         distances = genes[:, self._indices] - self._expected
         logs = np.where(self._unordered, -self._log_odds * (distances != 0), -((distances / self._deviations) ** 2) / 2)
         return np.where(active[:, self._indices], logs, 0.0)
+
+    def draw_genes(self, genes: Vector, rng: np.random.Generator) -> Vector:
+        """Return a copy of genes in which each gene with a prior is drawn from it, shape `(individuals, genes)`.
+
+        All individuals are drawn at once: `SearchSpace.draw_from_priors` would take 4 ms for each suggestion.
+        """
+        uniform = rng.random((len(genes), len(self._indices)))
+        numbers = ndtri(self._low_shares + uniform * (self._high_shares - self._low_shares))
+        numbers = self._expected + self._deviations * numbers
+        numbers = np.clip(np.where(self._rounded, np.rint(numbers), numbers), self._low, self._high)
+        # Of high + odds equal parts of the interval from 0 to 1, the first `high` parts are one other choice each.
+        parts = np.floor(uniform * (self._high + np.exp(self._log_odds)))
+        choices = (self._expected + 1 + parts) % (self._high + 1)
+        drawn: Vector = genes.copy()
+        drawn[:, self._indices] = np.where(
+            self._unordered, np.where(parts < self._high, choices, self._expected), numbers
+        )
+        return drawn
 
     def fit(self, genes: Vector, active: Mask, costs: Vector) -> None:
         """Learn from evaluations how far each prior, and all of them together, can be trusted.

@@ -22,8 +22,9 @@ _STEP = 64  # The oldest evaluations are left out in blocks, because the model m
 _AMPLITUDE = 10.0  # Standard deviation of the latent function: most regions surely succeed, or surely fail.
 _ITERATIONS = 4  # Of each fit, which continues the previous one.
 _LONGEST_STREAK = 8  # A longer streak of failures has probability 3e-6 if every fifth evaluation fails.
-# A suggestion that fails costs more than a suggestion without a gain (benchmarks/failures.md).
-_CAUTION = 8.0
+# A suggestion that fails costs more than a suggestion without a gain. Twice this exponent lowers the merit far from all
+# evaluations so much that a search stays near its first successes if most evaluations fail (benchmarks/failures.md).
+_CAUTION = 4.0
 
 
 class SuccessModel:
@@ -73,7 +74,7 @@ class SuccessModel:
     def compute_log_weight(self, points: Vector, precision: type[np.floating[Any]] = np.float64) -> Vector:
         """Return the logarithm of the factor by which the chance to fail reduces merits, shape `(points,)`.
 
-        The factor is the eighth power of the probability of success.
+        The factor is the fourth power of the probability of success.
 
         Args:
             points: The points of candidates, shape `(points, coordinates)`.

@@ -130,8 +130,8 @@ class Surrogate:
         """
         weights: list[LogWeight] = []
         succeeded = sample.succeeded
-        if not succeeded.all():
-            informative = find_informative(succeeded)
+        informative = find_informative(succeeded)
+        if not succeeded[informative].all():
             points = self._encode_points(sample.genes[informative], sample.contexts[informative])
             self._success_model.fit(points, succeeded[informative], known=len(sample.costs))
             weights.append(lambda _, points, precision: self._success_model.compute_log_weight(points, precision))
