@@ -87,8 +87,8 @@ def show(browser: Browser) -> Iterator[Show]:
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready]", state="attached", timeout=60_000)
         for place in page.locator(".plot").all():
-            # `scroll_into_view_if_needed` waits until a figure does not move, but figures that are drawn above move it. On
-            # a busy machine, that took more than 30 s.
+            # `scroll_into_view_if_needed` waits until a figure does not move, but figures that are drawn above move
+            # it. On a busy machine, that took more than 30 s.
             place.evaluate("it => it.scrollIntoView({behavior: 'instant', block: 'center'})")
             place.locator("svg.main-svg").first.wait_for(state="attached", timeout=60_000)
         page.evaluate("scrollTo({top: 0, behavior: 'instant'})")

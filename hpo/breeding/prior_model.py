@@ -130,7 +130,8 @@ def _compare_ranks(log_densities: Vector, active: Mask, ranks: Vector) -> tuple[
     correlations, deviations = np.zeros((2, log_densities.shape[1]))
     for prior, (densities, own) in enumerate(zip(log_densities.T, active.T, strict=True)):
         if own.sum() >= _MIN_COMPARED:
-            correlations[prior] = _correlate_ranks(densities[own], -ranks[own])
+            within = ranks if own.all() else rank_values(ranks[own])
+            correlations[prior] = -_correlate(rank_values(densities[own]), within)
             deviations[prior] = correlations[prior] * math.sqrt(own.sum() - 1)
     return correlations, deviations
 
@@ -154,13 +155,11 @@ def _judge_expected(log_densities: Vector, ranks: Vector) -> float:
 
 
 def _add_ranks(costs: Vector) -> Vector:
-    """Return the ranks of costs, added over all objectives, shape `(evaluations,)`."""
-    total: Vector = np.sum([rank_values(column) for column in costs.T], axis=0)
-    return total
+    """Return the ranks of the sums of ranks over all objectives, shape `(evaluations,)`."""
+    return rank_values(np.sum([rank_values(column) for column in costs.T], axis=0))
 
 
-def _correlate_ranks(first: Vector, second: Vector) -> float:
-    """Return Spearman's rank correlation of two arrays; 0 if all values of one of them are equal."""
-    ranks = [rank_values(values) for values in (first, second)]
-    one, other = (own - len(own) / 2 for own in ranks)  # The mean rank is half of the number.
+def _correlate(ranks: Vector, others: Vector) -> float:
+    """Return the correlation of two arrays of ranks (Spearman's of their values); 0 if all of one array are equal."""
+    one, other = (own - len(own) / 2 for own in (ranks, others))  # The mean rank is half of the number.
     return float(one @ other / max(math.sqrt((one @ one) * (other @ other)), 1e-9))
