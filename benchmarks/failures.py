@@ -1,7 +1,7 @@
 """Measure the search where evaluations fail in a part of the space: failed evaluations, and regret.
 
-The evaluations of a half space fail, as networks that need too much memory do. It holds a fifth of the search space, if
-such a half space exists, and begins next to the optimum.
+The evaluations of a half space fail, as networks that need too much memory do. It begins next to the optimum, and holds
+a given share of the search space, if such a half space exists.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ FAMILIES = ("hpobench", "hpolib", *functions.SUITES)
 CLOSE = 1e-3  # Added to regrets before their geometric mean, which would be 0 if one of them is.
 _DRAWS = 1000  # Individuals from which the share of the half space is estimated.
 _DIRECTIONS = 2000  # Random directions of the half space, of which the best is taken.
-_SHARE = 0.2
 _FAILURE_SECONDS = 0.1  # A failure takes a tenth of the seconds of a success.
 
 
@@ -41,12 +40,10 @@ class ForbiddenRegion:
     Args:
         family: The family of the problem.
         name: Its name.
-
-    Attributes:
         share: The share of the search space in which evaluations fail.
     """
 
-    def __init__(self, family: str, name: str) -> None:
+    def __init__(self, family: str, name: str, share: float) -> None:
         self._problem = problems.load(family, name)
         self._low, self._width = _compute_limits(self.space)
         draws = islice(self.space.iterate_draws(random.Random(1)), _DRAWS)
@@ -56,8 +53,8 @@ class ForbiddenRegion:
         directions = rng.standard_normal((_DIRECTIONS, len(optimum)))
         limits = directions @ optimum + 1e-6
         shares = np.mean(directions @ drawn.T > limits[:, None], axis=1)
-        best = np.argmin(np.abs(shares - _SHARE))
-        self._direction, self._limit, self.share = directions[best], float(limits[best]), float(shares[best])
+        best = np.argmin(np.abs(shares - share))
+        self._direction, self._limit = directions[best], float(limits[best])
 
     @property
     def space(self) -> SearchSpace:
@@ -105,11 +102,11 @@ METHODS: dict[str, Callable[[ForbiddenRegion, int], Searcher]] = {
 }
 
 
-def _measure(label: str, family: str, name: str, seed: int, evaluations: int) -> tuple[int, float]:
+def _measure(label: str, family: str, name: str, share: float, seed: int, evaluations: int) -> tuple[int, float]:
     """Return the number of failed evaluations, and the lowest regret."""
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    problem = ForbiddenRegion(family, name)
+    problem = ForbiddenRegion(family, name, share)
     regrets = simulate(METHODS[label](problem, seed), problem.evaluate, evaluations, WORKERS)
     return int(np.isinf(regrets).sum()), float(regrets.min())
 
@@ -118,6 +115,7 @@ def main() -> None:
     """Run all searches, and print the failed evaluations and the regrets."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     problems.add_options(parser, FAMILIES)
+    parser.add_argument("--share", type=float, default=0.2, help="share of the search space in which evaluations fail")
     parser.add_argument("--evaluations", type=int, default=100)
     parser.add_argument("--methods", default=",".join(METHODS), help="default: all")
     chosen = parser.parse_args()
@@ -130,7 +128,7 @@ def main() -> None:
                     continue
                 jobs = [
                     [
-                        pool.submit(_measure, label, family, name, seed, chosen.evaluations)
+                        pool.submit(_measure, label, family, name, chosen.share, seed, chosen.evaluations)
                         for seed in range(chosen.seeds)
                     ]
                     for name in names

@@ -17,6 +17,7 @@ from hpo.store.evaluations import Evaluation
 from hpo.store.search_gain import estimate_next_gain, is_gain_below
 from hpo.views.live.run_header import format_header
 from hpo.views.live.run_status import compute_run_status
+from hpo.views.next_gain_text import format_next_gain
 from tests.support.evaluations import make_evaluation
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
 from tests.support.run_output import load_trials
@@ -103,6 +104,19 @@ def test_gain_is_relative_to_a_better_imported_loss() -> None:
     found = estimate_next_gain([*make_search(falling), imported], 40)
     assert found is not None
     assert found.gain == 0
+
+
+@pytest.mark.parametrize(
+    ("gain", "text"),
+    [
+        (0.0, "The next 6 evaluations are not expected to lower the best loss."),
+        (1e-5, "The next 6 evaluations should lower the best loss by less than 0.1%, in 2 min 10 s."),
+        (0.014, "The next 6 evaluations should lower the best loss by 1.4%, in 2 min 10 s."),
+        (None, ""),
+    ],
+)
+def test_gain_as_text(gain: float | None, text: str) -> None:
+    assert format_next_gain({"evaluations": 6, "gain": gain, "seconds": 130.0}) == text
 
 
 @pytest.mark.slow

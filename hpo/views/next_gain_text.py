@@ -18,6 +18,8 @@ def format_next_gain(expected: Mapping[str, Any] | None) -> str:
     if expected is None or expected["gain"] is None:
         return ""
     count = format_count(expected["evaluations"], "evaluation")
+    if not expected["gain"]:
+        return f"The next {count} are not expected to lower the best loss."
     text = f"The next {count} should lower the best loss by {format_percent(expected['gain'])}"
     time = "" if expected["seconds"] is None else f", in {format_duration(expected['seconds'])}"
     return f"{text}{time}."
