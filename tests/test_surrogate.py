@@ -192,7 +192,7 @@ def test_success_model_far_away_predicts_share_of_successes() -> None:
     assert 0.4 < far < 0.7
 
 
-def test_unknown_region_is_worth_a_try_though_most_evaluations_fail() -> None:
+def test_unknown_region_stays_attractive_if_most_fail() -> None:
     points = np.random.default_rng(0).random((40, 8))
     succeeded = points[:, 0] + points[:, 1] < 0.85
     assert 0.1 < succeeded.mean() < 0.4
@@ -203,7 +203,7 @@ def test_unknown_region_is_worth_a_try_though_most_evaluations_fail() -> None:
 
 
 def test_uninformative_failures_do_not_lower_merits() -> None:
-    """A streak of failures does not tell where evaluations succeed."""
+    """A streak of failures does not depend on hyperparameters."""
     evaluations = _draw_evaluations(20)
     failed = [dataclasses.replace(one, state="failed", loss=math.inf) for one in evaluations[:9]]
     genes = np.random.default_rng(0).uniform(-1, 1, (50, 5))
