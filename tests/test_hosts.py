@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.mpi
 
 # TEST-NET-2 of RFC 5737, which is reserved for documentation.
 NETWORK = "198.51.100."
+BRIDGE, HOSTS = "hpo-bridge", ("hpo-a", "hpo-b")
 
 # mpirun calls it like ssh: options, the host, the command.
 LAUNCHER = """#!/bin/bash
@@ -33,45 +36,54 @@ def run_ip(arguments: str, check: bool = True) -> str:
     return subprocess.run(command, check=check, capture_output=True, text=True, timeout=20).stdout
 
 
+def delete_network() -> None:
+    for number, host in enumerate(HOSTS):
+        run_ip(f"link del {BRIDGE}{number}", check=False)
+        run_ip(f"netns del {host}", check=False)
+        shutil.rmtree(Path("/etc/netns", host), ignore_errors=True)
+    run_ip(f"link del {BRIDGE}", check=False)
+
+
+def make_network() -> None:
+    names = "".join(f"{NETWORK}{number} {host}\n" for number, host in enumerate(HOSTS, start=2))
+    run_ip(f"link add {BRIDGE} type bridge")
+    run_ip(f"addr add {NETWORK}1/24 dev {BRIDGE}")
+    run_ip(f"link set {BRIDGE} up")
+    for number, host in enumerate(HOSTS):
+        run_ip(f"netns add {host}")
+        run_ip(f"link add {BRIDGE}{number} type veth peer name eth0 netns {host}")
+        run_ip(f"link set {BRIDGE}{number} master {BRIDGE} up")
+        run_ip(f"-n {host} addr add {NETWORK}{number + 2}/24 dev eth0")
+        run_ip(f"-n {host} link set eth0 up")
+        run_ip(f"-n {host} link set lo up")
+        # `ip netns exec` mounts this file as /etc/hosts.
+        Path("/etc/netns", host).mkdir(parents=True)
+        Path("/etc/netns", host, "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+
+
 @pytest.fixture
 def two_hosts(tmp_path: Path) -> Iterator[Mpi]:
     """Yield an mpirun that starts half of its ranks on each of two hosts. A network bridge connects the hosts."""
     version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
     if os.geteuid() or not all(map(shutil.which, ("ip", "unshare", "hostname"))) or "HYDRA" not in version:
         pytest.skip("two hosts need root, iproute2, util-linux, hostname and MPICH's mpirun")
-    bridge, hosts = f"hpo{os.getpid() % 10000}", [f"hpo-{name}-{os.getpid()}" for name in "ab"]
-    addresses = {host: f"{NETWORK}{number}" for number, host in enumerate(hosts, start=2)}
-    names = "127.0.0.1 localhost\n" + "".join(f"{address} {host}\n" for host, address in addresses.items())
-    if NETWORK in run_ip("addr"):
-        pytest.skip(f"{NETWORK}0 is in use here")
-    try:
+    launcher = tmp_path / "launcher"
+    launcher.write_text(LAUNCHER)
+    launcher.chmod(0o755)
+    # Tests of this file that run at the same time use the network one after another. Each of them has a time limit.
+    with Path(tempfile.gettempdir(), "hpo-two-hosts.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        delete_network()  # A test that was killed has left it.
+        if NETWORK in run_ip("addr"):
+            pytest.skip(f"{NETWORK}0 is in use here")
         try:
-            run_ip(f"link add {bridge} type bridge")
-            run_ip(f"addr add {NETWORK}1/24 dev {bridge}")
-            run_ip(f"link set {bridge} up")
-            for number, host in enumerate(hosts):
-                run_ip(f"netns add {host}")
-                run_ip(f"link add {bridge}v{number} type veth peer name eth0 netns {host}")
-                run_ip(f"link set {bridge}v{number} master {bridge} up")
-                run_ip(f"-n {host} addr add {addresses[host]}/24 dev eth0")
-                run_ip(f"-n {host} link set eth0 up")
-                run_ip(f"-n {host} link set lo up")
-                # `ip netns exec` mounts this file as /etc/hosts.
-                Path("/etc/netns", host).mkdir(parents=True)
-                Path("/etc/netns", host, "hosts").write_text(names)
+            make_network()
+            flags = f"-launcher ssh -launcher-exec {launcher} -iface {BRIDGE} -hosts {','.join(HOSTS)} -ppn 2"
+            yield Mpi(flags=tuple(flags.split()))
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no network namespaces here: {error.stderr}")
-        launcher = tmp_path / "launcher"
-        launcher.write_text(LAUNCHER)
-        launcher.chmod(0o755)
-        flags = f"-launcher ssh -launcher-exec {launcher} -iface {bridge} -hosts {','.join(hosts)} -ppn 2"
-        yield Mpi(flags=tuple(flags.split()))
-    finally:
-        for number, host in enumerate(hosts):
-            run_ip(f"link del {bridge}v{number}", check=False)
-            run_ip(f"netns del {host}", check=False)
-            shutil.rmtree(Path("/etc/netns", host), ignore_errors=True)
-        run_ip(f"link del {bridge}", check=False)
+        finally:
+            delete_network()
 
 
 def test_worker_spans_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
