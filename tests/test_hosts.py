@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,8 +69,9 @@ def two_hosts(tmp_path: Path) -> Iterator[Mpi]:
     launcher = tmp_path / "launcher"
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o755)
-    # Tests of this file that run at the same time use the network one after another. Each of them has a time limit.
-    with Path(tempfile.gettempdir(), "hpo-two-hosts.lock").open("w") as lock:
+    # Tests that run at the same time use the network one after another. Each of them has a time limit. The lock is in
+    # /run, because the network belongs to the whole machine, whatever TMPDIR is.
+    with Path("/run/hpo-two-hosts.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         delete_network()  # A test that was killed has left it.
         if NETWORK in run_ip("addr"):
