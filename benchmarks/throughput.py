@@ -123,7 +123,7 @@ def time_search(settings: list[str]) -> float:
         options = Options(SEARCH, evaluations=len(NETWORKS), run_dir=path, settings=tuple(settings))
         request = resolve_request(options, Layout(8, 2, 2), here.ask, here.constraints)
         with ExitStack() as held:
-            session = begin_session(enter_run_dir(path, "", resume=False, resources=held), request, hosts=["here"])
+            session = begin_session(enter_run_dir(path, "", resume=False, resources=held), request, hosts=[(0, "here")])
         record = session.open_record()
         networks = [{"conv_layers": layers, "activation": name, "lr": LR, "gamma": 0.9} for layers, name in NETWORKS]
         for network in networks:

@@ -172,14 +172,15 @@ def _start_mpi(program: str) -> TemplateProcess | None:
 
 
 def _run_on_rank(job: Job, parse: Callable[[int], _ParsedCommand], run: Callable[[Options, Layout, Job], int]) -> int:
-    from hpo.ranks.communicator import split_by_host, unlink_shared_memory
+    from hpo.ranks.communicator import sort_by_host, split_by_host, unlink_shared_memory
 
-    unlink_shared_memory(split_by_host(job.world))  # After this, a job that is killed leaves no files.
+    host = split_by_host(job.world)
+    unlink_shared_memory(host)  # After this, a job that is killed leaves no files.
     options, layout, status = job.world.bcast(parse(job.world.size) if job.is_first else None)
     if status is not None:
         return int(status)
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    return run(options, layout, job)
+    return run(options, layout, replace(job, world=sort_by_host(job.world, host, layout.ranks_per_worker)))
 
 
 def _parse_command(

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hpo.errors import UsageError
+from hpo.text_format import format_count
+
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
@@ -37,6 +40,26 @@ def assign_gpus(gpus_of_ranks: Sequence[tuple[str, ...]], rank: int) -> range:
     index, ranks = gpus_of_ranks[:rank].count(gpus), gpus_of_ranks.count(gpus)
     count = len(gpus) // ranks
     return range(index * count, (index + 1) * count) if count else range(index % len(gpus), index % len(gpus) + 1)
+
+
+def check_gpus(gpus_of_ranks: Sequence[tuple[str, int]]) -> None:
+    """Raise an error if some ranks see GPUs and other ranks do not.
+
+    Args:
+        gpus_of_ranks: The name of the host, and the number of visible GPUs, of each rank.
+
+    Raises:
+        UsageError: Some ranks see no GPU.
+    """
+    without = [host for host, count in gpus_of_ranks if not count]
+    seeing = [host for host, count in gpus_of_ranks if count]
+    if without and seeing:
+        raise UsageError(
+            f"{format_count(len(without), 'rank')} on {', '.join(dict.fromkeys(without))} "
+            f"see{'s' if len(without) == 1 else ''} no GPU, but ranks on {', '.join(dict.fromkeys(seeing))} do. "
+            "Request GPUs for all ranks, for example with srun --gpus-per-task=1. To use none: "
+            "export CUDA_VISIBLE_DEVICES="
+        )
 
 
 def choose_backend(gpus: Sequence[Gpus]) -> str:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from mpi4py import MPI
 
+from hpo.placement import order_ranks
 from hpo.process import clock
 from hpo.ranks.blocks import BLOCK_BYTES, compute_rest_length, pack_object, unpack_object
 
@@ -298,3 +299,17 @@ def split_by_host(comm: SleepingComm) -> SleepingComm:
     """Return a communicator of the ranks of `comm` on this host. Collective: call on all ranks of `comm`."""
     comm.barrier()  # MPI's call uses a full core while it waits.
     return SleepingComm(comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
+
+
+def sort_by_host(world: SleepingComm, host: SleepingComm, ranks_per_worker: int) -> SleepingComm:
+    """Return a communicator of the ranks of `world`, in which as few workers as possible span hosts.
+
+    Collective: call on all ranks of `world`.
+
+    Args:
+        world: Communicator of all ranks. Its rank 0 stays rank 0.
+        host: Communicator of the ranks on this host.
+        ranks_per_worker: Number of consecutive ranks that form a worker.
+    """
+    order = order_ranks(world.allgather(host.bcast(world.rank)), ranks_per_worker)
+    return world if order == sorted(order) else world.split(0, order.index(world.rank))

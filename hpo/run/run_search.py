@@ -59,9 +59,8 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
 
     with prepare_rank(options, layout, job) as ready, ExitStack() as resources:
         hosts = world.allgather((ready.host.number, socket.gethostname()))
-        names = list(dict(hosts).values())
         root = run_on_all(
-            world, lambda: _begin_session(options, job, ready, names, resources) if job.is_first else None
+            world, lambda: _begin_session(options, job, ready, hosts, resources) if job.is_first else None
         )
         run = RunContext(options, *world.bcast((root.manifest, root.files) if root else None))
         group = resources.enter_context(
@@ -75,7 +74,7 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
 
 
 def _begin_session(
-    options: Options, job: Job, ready: RankState, hosts: Sequence[str], resources: ExitStack
+    options: Options, job: Job, ready: RankState, hosts: Sequence[tuple[int, str]], resources: ExitStack
 ) -> RootRank:
     """Begin this session of the run, on the first rank. The run directory is locked until `resources` is closed."""
     from hpo.run.root_rank import RootRank
@@ -114,6 +113,7 @@ def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool =
             check`.
     """
     from hpo.evaluation.constraint_client import ConstraintClient
+    from hpo.evaluation.devices import check_gpus
     from hpo.evaluation.host import Host, share_threads
     from hpo.evaluation.template_client import share_template
     from hpo.evaluation.trainer_client import TrainerOptions
@@ -158,6 +158,8 @@ def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool =
         host = Host(comm, world.rank)
         if any(comm.allgather(template.gpus)):
             host.find_gpus(slot)
+        seen = world.allgather((socket.gethostname(), len(host.gpus.visible)))
+        run_on_all(world, lambda: check_gpus(seen))
         gc.freeze()  # Garbage collection is faster if it skips the objects that exist now.
         gc.enable()
         yield RankState(request, problem, host, slot)

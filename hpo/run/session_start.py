@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from hpo.errors import UsageError
+from hpo.placement import describe_spanning_workers
 from hpo.priors import describe_priors
 from hpo.process.standard_streams import warn
 from hpo.run.option_changes import collect_options, describe_changes
@@ -68,19 +69,20 @@ def enter_run_dir(run_dir: Path | None, name: str, resume: bool, resources: Exit
     return entered
 
 
-def begin_session(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -> Session:
+def begin_session(run_dir: RunDir, request: RunRequest, hosts: Sequence[tuple[int, str]]) -> Session:
     """Create the study of a run, or prepare it to resume the run, and write run.json.
 
     Args:
         run_dir: The run directory, which `enter_run_dir` has locked.
         request: The run to start.
-        hosts: The names of all hosts of the job.
+        hosts: The number and the name of the host of each rank.
 
     Raises:
         UsageError: The study cannot be used, or belongs to another run.
     """
     problem, before = request.problem, request.previous
-    manifest = _make_manifest(run_dir, request, hosts)
+    names = list(dict(hosts).values())
+    manifest = _make_manifest(run_dir, request, names)
     session = Session(run_dir, _locate_storage(run_dir, request), manifest)
     _check_storage(session, resumes=before is not None)
     progress = _resume_study(session, problem.space) if before else _create_study(session, problem.space)
@@ -93,9 +95,10 @@ def begin_session(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) ->
     session = dataclasses.replace(session, manifest=manifest)
     lines = [
         f"{problem.file.path.stem}: {manifest.budget} evaluations on {request.layout}, "
-        f"{format_count(len(hosts), 'host')}; "
+        f"{format_count(len(names), 'host')}; "
         f"{', '.join(manifest.propagators[: request.layout.islands])}; seed {manifest.seed}",
         f"in {run_dir.path}{progress}",
+        *filter(None, [describe_spanning_workers([number for number, _ in hosts], request.layout.ranks_per_worker)]),
         *describe_source_changes(run_dir, problem.file, earlier, entry),
         *describe_changes(earlier[-1].options if earlier else {}, options),
         *describe_setting_changes(before.settings if before else {}, "before", manifest.settings, "now"),

@@ -85,7 +85,7 @@ def start_session(run_dir: Path, search_file: Path = QUICK, **options: Any) -> S
     request = resolve_request(requested, Layout(4, 2, 2), here.ask, here.constraints)
     with ExitStack() as held:
         return begin_session(
-            enter_run_dir(requested.run_dir, search_file.stem, requested.resume, held), request, ["host"]
+            enter_run_dir(requested.run_dir, search_file.stem, requested.resume, held), request, [(0, "host")]
         )
 
 
