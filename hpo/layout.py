@@ -9,6 +9,16 @@ from dataclasses import dataclass
 from hpo.errors import UsageError
 from hpo.text_format import format_count
 
+_OTHER_MPI = (
+    "the launcher belongs to another MPI. Use the launcher of the MPI that python -m mpi4py --mpi-library prints"
+)
+_REMEDIES = {
+    "PMI_SIZE": _OTHER_MPI,
+    "OMPI_COMM_WORLD_SIZE": _OTHER_MPI,
+    "SLURM_STEP_NUM_TASKS": "srun must use the protocol of the MPI. Use srun --mpi=pmi2 for MPICH, or srun --mpi=pmix "
+    "for Open MPI (python -m mpi4py --mpi-library prints the MPI; srun --mpi=list prints the protocols)",
+}
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -103,23 +113,18 @@ class Layout:
         )
 
 
-def check_launch(ranks: int, environment: Mapping[str, str]) -> None:
-    """Raise an error if the processes of a job cannot communicate, because each would start its own run.
+def describe_wrong_launch(ranks: int, environment: Mapping[str, str]) -> str:
+    """Return why the processes of a job cannot communicate, so that each would start its own run; "" if they can.
 
     Args:
         ranks: The number of ranks that MPI reports.
         environment: The environment of this process, with the variables of the launcher.
-
-    Raises:
-        UsageError: The launcher has started several processes, but MPI reports one rank.
     """
-    for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
+    for name, remedy in _REMEDIES.items():
         started = environment.get(name, "")
         if ranks == 1 and started.isdecimal() and int(started) > 1:
-            raise UsageError(
-                f"{started} ranks were started ({name}={started}), and mpi4py finds 1: the launcher belongs to another "
-                "MPI. Use the launcher of the MPI that python -m mpi4py --mpi-library prints"
-            )
+            return f"{started} ranks were started ({name}={started}), and mpi4py finds 1: {remedy}"
+    return ""
 
 
 def list_usable_cores() -> list[int]:

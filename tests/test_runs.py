@@ -377,7 +377,7 @@ def test_launcher_of_another_mpi_is_refused(tmp_path: Path) -> None:
         pytest.skip("no second MPI: make open-mpi")
     job = Mpi(python=another[0].python).run(2, PROGRAM, QUICK, cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "")
-    assert job.stderr.count("error: 2 ranks were started (PMI_SIZE=2), and mpi4py finds 1") == 2
+    assert job.stderr.count("error: 2 ranks were started (PMI_SIZE=2), and mpi4py finds 1") == 1
     assert not (tmp_path / "runs").exists()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Optional
 
 from hpo.errors import CollectiveUsageError, ExitStatus, UsageError
-from hpo.layout import Layout, check_launch
+from hpo.layout import Layout, describe_wrong_launch
 from hpo.run.options import Options, read_last_options
 from hpo.store.run_dir import RUNS_DIR, RunDir
 
@@ -192,11 +192,16 @@ def _parse_command(
 ) -> _ParsedCommand:
     """Parse a command line. Return the options and the layout, or an exit status, for example after a mistake."""
     from hpo.cli.command_line import run_app
+    from hpo.process.launcher import is_first_rank
 
     accepted: list[tuple[Options, Layout]] = []
+    wrong_launch = describe_wrong_launch(ranks, os.environ)
+    if wrong_launch and not is_first_rank(os.environ):
+        return None, None, ExitStatus.USAGE_ERROR  # The first process prints the message.
 
     def accept_options(options: Options) -> None:
-        check_launch(ranks, os.environ)
+        if wrong_launch:
+            raise UsageError(wrong_launch)
         accepted.append((options, choose_layout(options, ranks)))
 
     status = run_app(make_app(accept_options), program, arguments)

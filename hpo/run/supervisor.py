@@ -12,7 +12,12 @@ from pathlib import Path
 from types import FrameType
 
 from hpo.errors import ExitStatus, UsageError
+from hpo.layout import Layout
 from hpo.results.reader import RunReader
+from hpo.run.batch_host_guard import BatchHostGuard
+from hpo.run.launchers import find_launcher
+from hpo.run.live_hosts import StartPlan, plan_start
+from hpo.run.program_words import find_option, set_option
 from hpo.store.run_dir import RunDir
 from hpo.text_format import format_count
 
@@ -22,6 +27,7 @@ _POLL_SECONDS = 0.1
 _SECONDS_OF_ONE_CTRL_C = 1.0
 _LONGEST_PAUSE = 60.0
 _SECONDS_TO_END = 30.0  # to wait for the remaining processes of a crashed job
+_SECONDS_TO_RELEASE = 120.0  # to wait for a lock of a lost host: servers of NFS 4 release it after 90 s
 
 
 class Supervisor:
@@ -42,8 +48,8 @@ class Supervisor:
         self._command = list(command)
         self._max_restarts = restarts
         self._print_message = print_message
-        self._run_dir = Path(_find_option(command, "--run-dir") or _raise_missing_run_dir())
-        self._storage = _find_option(command, "--storage")
+        self._run_dir = Path(find_option(command, "--run-dir") or _raise_missing_run_dir())
+        self._storage = find_option(command, "--storage")
         self._job: subprocess.Popen[bytes] | None = None
         self._stopped_at: float | None = None
 
@@ -53,16 +59,20 @@ class Supervisor:
         signals = [number for number in _STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
         handlers = {number: signal.signal(number, self._on_signal) for number in signals}
         try:
-            return self._run_until_final()
+            with BatchHostGuard(os.environ) as guard:
+                return self._run_until_final(guard)
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
 
-    def _run_until_final(self) -> int:
-        command, failed_starts, (done, _) = self._command, 0, self._read_progress()
+    def _run_until_final(self, guard: BatchHostGuard) -> int:
+        failed_starts, (done, _) = 0, self._read_progress()
+        launcher = find_launcher(self._command, os.environ)
+        plan = StartPlan(self._command, 1, hosts=tuple(launcher.list_hosts() if launcher else ()))
         while True:
+            guard.ensure_runs(plan.hosts)
             holder_before, since = self._holder, time.time()
-            status = self._run_once(command)
+            status = self._run_once(plan.words) if plan.workers else ExitStatus.CRASHED
             has_crashed = self._holder not in ("", holder_before)  # A run that ends normally removes its holder.
             if status in _FINAL_STATUSES and not has_crashed:
                 return status
@@ -77,11 +87,23 @@ class Supervisor:
             if failed_starts > self._max_restarts:
                 self._print_message(f"{crash}; gave up after {self._max_restarts} restarts without progress")
                 return status
+            before, plan = plan, self._plan_restart()
             count = f" ({failed_starts} of {self._max_restarts} without progress)" if progress == 0 else ""
-            self._print_message(f"{crash}; restarting it{count}")
-            if not self._pause(compute_pause(failed_starts)):
+            self._print_message(f"{crash}; {plan.describe(before)}{count}")
+            if not self._pause(compute_pause(failed_starts) if plan.workers else _LONGEST_PAUSE, plan):
                 return ExitStatus.UNFINISHED
-            command = [*self._command, *(["--resume"] if "--resume" not in self._command else [])]
+            if plan.missing and not RunDir(self._run_dir).is_in_use:
+                RunDir(self._run_dir).mark_ended()  # The loss of a host is the cause, and not an evaluation.
+
+    def _plan_restart(self) -> StartPlan:
+        """Return how to resume the run: on all hosts of the job that answer."""
+        words = set_option(self._command, "--resume")
+        launcher = find_launcher(words, os.environ)
+        if launcher is None:
+            return StartPlan(words, 1)
+        ranks = sum(launcher.capacities.values())
+        size = int(find_option(words, "--ranks-per-worker") or 0) or Layout.choose(ranks, None, 1).ranks_per_worker
+        return plan_start(launcher, size, lambda: self._stopped_at is not None)
 
     def _run_once(self, command: Sequence[str]) -> int:
         try:
@@ -123,14 +145,14 @@ class Supervisor:
             return sum(evaluation.has_ended and not evaluation.imported_from for evaluation in evaluations), trials
         return otherwise, ""
 
-    def _pause(self, seconds: float) -> bool:
+    def _pause(self, seconds: float, plan: StartPlan) -> bool:
         """Wait for `seconds`, and until the processes of the crashed job have ended.
 
         Return False at once if a signal asks to stop.
         """
-        start = time.monotonic()
+        start, limit = time.monotonic(), _SECONDS_TO_RELEASE if plan.missing else _SECONDS_TO_END
         while time.monotonic() < start + seconds or (
-            RunDir(self._run_dir).is_in_use and time.monotonic() < start + _SECONDS_TO_END
+            RunDir(self._run_dir).is_in_use and time.monotonic() < start + limit
         ):
             if self._stopped_at is not None:
                 return False
@@ -155,17 +177,6 @@ class Supervisor:
 def compute_pause(failed_starts: int) -> float:
     """Return the seconds to wait after a number of crashes in a row without progress: 1, 2, 4 and so on, at most 60."""
     return min(2.0 ** min(failed_starts - 1, 10), _LONGEST_PAUSE)
-
-
-def _find_option(command: Sequence[str], name: str) -> str | None:
-    """Return the value of an option in a command line, or None. If the option is repeated, its final value counts."""
-    value = None
-    for word, following in zip(command, [*command[1:], ""], strict=True):
-        if word == name:
-            value = following
-        elif word.startswith(name + "="):
-            value = word[len(name) + 1 :]
-    return value
 
 
 def _raise_missing_run_dir() -> str:

@@ -1,0 +1,80 @@
+"""Requeue a SLURM job whose batch host (the node that runs the job script) is lost.
+
+With ``sbatch --no-kill``, a job keeps its other nodes if a node is lost. If that is the batch host, the job script is
+lost too, but SLURM 22.05 does not notice: the job keeps its nodes, without any process, until its time limit. So a
+small job step on another node watches the batch host.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from hpo.run.slurm import expand_nodes, make_small_step, make_step_environment, read_output
+
+_SECONDS_BETWEEN_CHECKS = 15.0
+
+
+class BatchHostGuard:
+    """Keeps a job step on another node than the batch host, which requeues the job if the batch host is lost.
+
+    Use it as a context manager: the step ends with it.
+
+    Args:
+        environment: The environment variables of the job script.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._job, self._own = environment.get("SLURM_JOB_ID", ""), environment.get("SLURMD_NODENAME", "")
+        self._step: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> BatchHostGuard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._step is not None:
+            self._step.terminate()
+            self._step.wait()
+
+    def ensure_runs(self, hosts: Sequence[str]) -> None:
+        """Start the step on one of these hosts, unless it is running. Without a job script, do nothing."""
+        others = [host for host in hosts if host != self._own]
+        is_running = self._step is not None and self._step.poll() is None
+        if self._job and self._own and others and not is_running:
+            command = [*make_small_step(others[-1]), sys.executable, "-m", __name__, self._job]
+            self._step = subprocess.Popen(
+                command,
+                env=make_step_environment(self._environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+
+def is_batch_host_lost(job: str) -> bool:
+    """Return whether SLURM has removed the batch host of a job from its nodes; false if SLURM does not answer."""
+    nodes, _, batch_host = (
+        read_output(["squeue", "--noheader", f"--jobs={job}", "--format=%N|%B"]).strip().partition("|")
+    )
+    listed = expand_nodes(nodes)
+    return bool(listed and batch_host) and batch_host not in listed
+
+
+def main() -> None:
+    """Wait until the batch host of the job is lost. Then requeue the job, or cancel it if SLURM does not requeue it."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # SLURM sends it to all steps before the end of the job.
+    job = sys.argv[1]
+    while not is_batch_host_lost(job):
+        time.sleep(_SECONDS_BETWEEN_CHECKS)
+    for command in (["scontrol", "requeue", job], ["scancel", job]):
+        if subprocess.run(command, check=False).returncode == 0:
+            break
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Read the command lines of launchers (srun, mpirun), and change their hosts and their number of ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hpo.run.slurm import expand_counts, expand_nodes, make_small_step, read_output
+
+_SECONDS_TO_CONNECT = 10
+
+# Options without a value: a word after them is the program. A word after another option is its value.
+_SHORT_FLAGS = ("-E", "-H", "-K", "-O", "-Q", "-X", "-l", "-q", "-s", "-u", "-v", "-Z")
+_SRUN_FLAGS = ("contiguous", "disable-status", "exact", "exclusive", "hold", "interactive", "kill-on-bad-exit", "label")
+_MORE_SRUN_FLAGS = ("no-kill", "overcommit", "overlap", "quiet", "spread-job", "unbuffered", "use-min-nodes", "whole")
+_MPIRUN_FLAGS = ("allow-run-as-root", "oversubscribe", "tag-output", "verbose")
+_LONG_FLAGS = (*_SRUN_FLAGS, *_MORE_SRUN_FLAGS, *_MPIRUN_FLAGS)
+_FLAGS = frozenset([*_SHORT_FLAGS, *(f"--{name}" for name in _LONG_FLAGS), "-prepend-rank", "-print-all-exitcodes"])
+
+
+class Launcher(ABC):
+    """A command line that starts the ranks of a job on several hosts.
+
+    Args:
+        words: The words of the command line.
+        environment: The environment variables of the launcher.
+
+    Attributes:
+        capacities: The number of ranks that each host has in the whole job. Empty if it is not known.
+    """
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.words = list(words)
+        self.environment = environment
+        self.capacities: Mapping[str, int] = self._find_capacities()
+
+    @abstractmethod
+    def _find_capacities(self) -> Mapping[str, int]:
+        """Return how many ranks each host has in the whole job."""
+
+    @abstractmethod
+    def list_hosts(self) -> list[str]:
+        """Return the hosts on which ranks may be started now."""
+
+    @abstractmethod
+    def make_probe(self, host: str) -> list[str]:
+        """Return a command that succeeds if ranks can be started on a host. Empty: no command is needed."""
+
+    @abstractmethod
+    def restrict(self, hosts: Sequence[str], ranks: int) -> list[str]:
+        """Return the command line for fewer hosts and ranks."""
+
+    def find_value(self, *names: str) -> str:
+        """Return the value of an option of the launcher; an empty text if none of these names is given."""
+        position = self.find_words(names)
+        return "" if position is None else _join(self.words[slice(*position)])
+
+    def find_words(self, names: Sequence[str]) -> tuple[int, int] | None:
+        """Return the start and the end of the words that give an option of the launcher and its value."""
+        end = find_program(self.words)
+        for index in range(1, end):
+            word = self.words[index]
+            if word in names and index + 1 < end:
+                return index, index + 2
+            is_short = any(re.fullmatch(f"{name}\\d+", word) for name in names if re.fullmatch("-[a-zA-Z]", name))
+            if word.partition("=")[0] in names or is_short:
+                return index, index + 1
+        return None
+
+    def remove(self, *names: str) -> None:
+        """Remove an option of the launcher, with its value."""
+        while (position := self.find_words(names)) is not None:
+            del self.words[slice(*position)]
+
+
+class Srun(Launcher):
+    """srun in a SLURM allocation."""
+
+    def _find_capacities(self) -> Mapping[str, int]:
+        nodes = expand_nodes(self.environment.get("SLURM_JOB_NODELIST", ""))
+        per_node = expand_counts(self.environment.get("SLURM_TASKS_PER_NODE", ""))
+        if each := _read_number(self.find_value("--ntasks-per-node")):
+            per_node = [each] * len(nodes)
+        elif total := _read_number(self.find_value("-n", "--ntasks")):
+            per_node = [total // len(nodes) + (index < total % len(nodes)) for index in range(len(nodes))]
+        return dict(zip(nodes, per_node, strict=True)) if len(per_node) == len(nodes) else {}
+
+    def list_hosts(self) -> list[str]:
+        """Return the nodes that the allocation has now. SLURM removes nodes that it has found to be down."""
+        job = self.environment["SLURM_JOB_ID"]
+        listed = expand_nodes(read_output(["squeue", "--noheader", f"--jobs={job}", "--format=%N"]))
+        return [host for host in self.capacities if host in listed] if listed else list(self.capacities)
+
+    def make_probe(self, host: str) -> list[str]:
+        """Return a command that starts a small job step on a host."""
+        return [*make_small_step(host), "true"]
+
+    def restrict(self, hosts: Sequence[str], ranks: int) -> list[str]:
+        """Return the command line for fewer hosts and ranks.
+
+        The step may overlap others: SLURM counts the step that has crashed as running until it has found the node to be
+        down.
+        """
+        changed = Srun(self.words, self.environment)
+        changed.remove("-n", "--ntasks")
+        changed.remove("-N", "--nodes")
+        changed.remove("-w", "--nodelist")
+        changed.remove("--ntasks-per-node")
+        most = max(self.capacities[host] for host in hosts)
+        options = [f"--nodes={len(hosts)}", f"--nodelist={','.join(hosts)}", f"--ntasks={ranks}"]
+        return [changed.words[0], "--overlap", *options, f"--ntasks-per-node={most}", *changed.words[1:]]
+
+
+class Mpirun(Launcher):
+    """mpirun or mpiexec with a list of hosts, or with a file that lists them."""
+
+    _LISTS = ("-hosts", "--hosts", "-host", "--host", "-H")
+    _RANKS = ("-n", "-np", "--n", "--np")
+    _RANKS_PER_HOST = ("-ppn", "--ppn", "-perhost", "--perhost")
+    _FILES = ("-f", "-hostfile", "--hostfile", "-machinefile", "--machinefile")
+
+    def _find_capacities(self) -> Mapping[str, int]:
+        slots = _count_slots(self.find_value(*self._LISTS).split(","))
+        with suppress(OSError):
+            slots = slots or _count_slots(Path(self.find_value(*self._FILES) or os.devnull).read_text().splitlines())
+        ranks = _read_number(self.find_value(*self._RANKS))
+        each = _read_number(self.find_value(*self._RANKS_PER_HOST)) or -(-ranks // max(1, len(slots)))
+        return {host: count or each for host, count in slots.items()}
+
+    def list_hosts(self) -> list[str]:
+        """Return all hosts of the job."""
+        return list(self.capacities)
+
+    def make_probe(self, host: str) -> list[str]:
+        """Return a command that connects to a host as mpirun does. Empty: the host is this one."""
+        if host in ("localhost", socket.gethostname()):
+            return []
+        agent = self.find_value("-launcher-exec") or self.environment.get("HYDRA_LAUNCHER_EXEC", "")
+        options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_SECONDS_TO_CONNECT}"]
+        return [agent, host, "true"] if agent else ["ssh", *options, host, "true"]
+
+    def restrict(self, hosts: Sequence[str], ranks: int) -> list[str]:
+        """Return the command line for fewer hosts and ranks, with the number of ranks of each host in the list."""
+        changed = Mpirun(self.words, self.environment)
+        is_open_mpi = changed.find_words(("--host", "-host", "-H", "--hostfile", "-hostfile")) is not None
+        for names in (self._LISTS, self._FILES, self._RANKS, self._RANKS_PER_HOST):
+            changed.remove(*names)
+        name = "--host" if is_open_mpi else "-hosts"
+        slots = ",".join(f"{host}:{self.capacities[host]}" for host in hosts)
+        return [changed.words[0], name, slots, "-n", str(ranks), *changed.words[1:]]
+
+
+def find_launcher(words: Sequence[str], environment: Mapping[str, str]) -> Launcher | None:
+    """Return the launcher of a command line if it starts ranks on several known hosts; otherwise None."""
+    name = Path(words[0]).name
+    launcher: Launcher | None = None
+    if name == "srun" and environment.get("SLURM_JOB_ID"):
+        launcher = Srun(words, environment)
+    elif name.startswith(("mpirun", "mpiexec")):
+        launcher = Mpirun(words, environment)
+    return launcher if launcher and len(launcher.capacities) > 1 else None
+
+
+def find_program(words: Sequence[str]) -> int:
+    """Return the index of the program in the command line of a launcher."""
+    end = words.index("--") if "--" in words else len(words)
+    for index in range(1, end):
+        before = words[index - 1]
+        is_value = index > 1 and before.startswith("-") and "=" not in before and before not in _FLAGS
+        if not words[index].startswith("-") and not (is_value and not re.fullmatch(r"-[a-zA-Z]\d+", before)):
+            return index
+    return end
+
+
+def _count_slots(entries: Sequence[str]) -> dict[str, int]:
+    """Return the slots of each host in a list such as ``n1:4`` or ``n1 slots=4``; 0 if they are not given.
+
+    A host that is repeated without slots, as in the file of PBS, has one slot per entry.
+    """
+    found: dict[str, int] = {}
+    names: Counter[str] = Counter()
+    for entry in entries:
+        match = re.match(r"\s*([^\s:#]+)(?::(\d+)|.*?\bslots=(\d+))?", entry)
+        if match:
+            names[match[1]] += 1
+            found[match[1]] = int(match[2] or match[3] or 0)
+    return {host: slots or (names[host] if max(names.values()) > 1 else 0) for host, slots in found.items()}
+
+
+def _read_number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+def _join(words: Sequence[str]) -> str:
+    """Return the value in the words of an option: ``-n 4``, ``-n4`` or ``--ntasks=4``."""
+    if len(words) == 2:
+        return words[1]
+    return words[0].partition("=")[2] or words[0].lstrip("-")[1:]

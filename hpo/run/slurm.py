@@ -1,0 +1,46 @@
+"""Ask SLURM about a job, and start small job steps."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+_SECONDS_PER_COMMAND = 20.0
+
+
+def expand_nodes(text: str) -> list[str]:
+    """Return the nodes in a text of SLURM such as ``n[1-3]``; an empty list if the text is empty or not valid."""
+    return read_output(["scontrol", "show", "hostnames", text.strip()]).split() if text.strip() else []
+
+
+def expand_counts(text: str) -> list[int]:
+    """Return the numbers in a text of SLURM such as ``4(x2),1``."""
+    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(number) for number, times in parts for _ in range(int(times or 1))]
+
+
+def make_small_step(node: str) -> list[str]:
+    """Return the start of a command that runs one process on a node of the job, next to other job steps.
+
+    The command must be started with `make_step_environment`.
+    """
+    return ["srun", "--overlap", "--quiet", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0"]
+
+
+def make_step_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return environment variables for a small job step.
+
+    srun reads the options of the job script, such as its GPUs per task, from variables. A small step has none of them.
+    """
+    kept = ("SLURM_CONF", "SLURM_JOB_ID")
+    return {name: value for name, value in environment.items() if name in kept or not name.startswith("SLURM_")}
+
+
+def read_output(command: Sequence[str]) -> str:
+    """Return the standard output of a command; an empty text if it fails."""
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SECONDS_PER_COMMAND)
+        return done.stdout
+    return ""

@@ -1,0 +1,27 @@
+"""Provide a simulated cluster to tests, and skip them with the reason if it cannot be simulated here."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.simulation import SlurmCluster, find_missing_requirement
+from tests.support.launch import SEARCHES
+
+
+@pytest.fixture(scope="session")
+def missing_requirement() -> str:
+    """Why the cluster cannot be simulated here; an empty text if it can."""
+    return find_missing_requirement()
+
+
+@pytest.fixture
+def cluster(missing_requirement: str) -> Iterator[SlurmCluster]:
+    """Yield a cluster. The directory that its nodes share has the search space file `my_search.py`."""
+    if missing_requirement:
+        pytest.skip(missing_requirement)
+    with SlurmCluster() as simulated:
+        shutil.copy(SEARCHES / "clustered.py", simulated.folder / "my_search.py")
+        yield simulated
