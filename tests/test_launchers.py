@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hpo.run.batch_host_guard import is_batch_host_lost
 from hpo.run.launchers import find_launcher, find_program
 from hpo.run.live_hosts import StartPlan, find_live_hosts, plan_start
 from hpo.run.program_words import find_option, set_option
@@ -142,8 +143,9 @@ def test_lost_node_is_found_although_its_step_hangs(monkeypatch: pytest.MonkeyPa
     assert (plan.workers, plan.hosts, plan.missing) == (2, ("n1",), ("n2", "n3"))
     assert find_option(plan.words, "--ranks-per-worker") == "2"
     assert find_option(plan.words, "--islands") == "2"
+    assert plan.describe(plan) == "restarting it with 4 ranks on n1", "a host is lost only once"
     assert plan.describe(StartPlan([], 4)) == "n2, n3 do not answer; restarting it with 4 ranks on n1"
-    assert plan_start(launcher, 8, lambda: False).describe(plan).endswith("too few ranks for a worker; trying again")
+    assert plan_start(launcher, 8, lambda: False).describe(plan) == "too few ranks are left for a worker; trying again"
 
 
 @pytest.mark.usefixtures("scripts")
@@ -169,3 +171,11 @@ def test_options_are_set_before_users_program() -> None:
 def test_expand_counts_repeats_numbers() -> None:
     assert expand_counts("4(x2),1") == [4, 4, 1]
     assert expand_counts("") == []
+
+
+@pytest.mark.parametrize(
+    ("printed", "lost"), [("n[1-2]|n1", False), ("n[1-2]|n3", True), ("|n3", False), ("", False), ("n[1-2]|", False)]
+)
+def test_batch_host_is_lost_if_not_among_nodes(scripts: Path, printed: str, lost: bool) -> None:
+    (scripts / "squeue").write_text(f"#!/bin/bash\necho '{printed}'\n")
+    assert is_batch_host_lost("7") is lost

@@ -12,10 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from hpo.run.slurm import expand_nodes, make_small_step, make_step_environment, read_output
 
 _SECONDS_BETWEEN_CHECKS = 15.0
+_SECONDS_TO_END = 10.0
 
 
 class BatchHostGuard:
@@ -38,7 +40,8 @@ class BatchHostGuard:
     def __exit__(self, *_: object) -> None:
         if self._step is not None:
             self._step.terminate()
-            self._step.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self._step.wait(_SECONDS_TO_END)
 
     def ensure_runs(self, hosts: Sequence[str]) -> None:
         """Start the step on one of these hosts, unless it is running. Without a job script, do nothing."""
@@ -58,9 +61,8 @@ class BatchHostGuard:
 
 def is_batch_host_lost(job: str) -> bool:
     """Return whether SLURM has removed the batch host of a job from its nodes; false if SLURM does not answer."""
-    nodes, _, batch_host = (
-        read_output(["squeue", "--noheader", f"--jobs={job}", "--format=%N|%B"]).strip().partition("|")
-    )
+    squeue = ["squeue", "--noheader", f"--jobs={job}", "--format=%N|%B"]
+    nodes, _, batch_host = read_output(squeue).strip().partition("|")
     listed = expand_nodes(nodes)
     return bool(listed and batch_host) and batch_host not in listed
 

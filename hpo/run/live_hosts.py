@@ -33,11 +33,16 @@ class StartPlan:
     missing: tuple[str, ...] = ()
     """The hosts that do not answer."""
 
+    def list_lost_hosts(self, before: StartPlan) -> list[str]:
+        """Return the hosts that do not answer, and did answer before the job was started with the plan `before`."""
+        return [host for host in self.missing if host not in before.missing]
+
     def describe(self, before: StartPlan) -> str:
         """Return in words how the job restarts, after it was started with the plan `before`."""
-        text = f"{', '.join(self.missing)} do{'es' * (len(self.missing) == 1)} not answer; " if self.missing else ""
+        lost = self.list_lost_hosts(before)
+        text = f"{', '.join(lost)} do{'es' * (len(lost) == 1)} not answer; " if lost else ""
         if not self.workers:
-            return f"{text}the other hosts have too few ranks for a worker; trying again"
+            return f"{text}too few ranks are left for a worker; trying again"
         return f"{text}restarting it" + (f" with {self.ranks}" if self.missing or before.missing else "")
 
 

@@ -88,11 +88,13 @@ class Supervisor:
                 self._print_message(f"{crash}; gave up after {self._max_restarts} restarts without progress")
                 return status
             before, plan = plan, self._plan_restart()
+            lost = plan.list_lost_hosts(before)
             count = f" ({failed_starts} of {self._max_restarts} without progress)" if progress == 0 else ""
             self._print_message(f"{crash}; {plan.describe(before)}{count}")
-            if not self._pause(compute_pause(failed_starts) if plan.workers else _LONGEST_PAUSE, plan):
+            seconds = compute_pause(failed_starts) if plan.workers else _LONGEST_PAUSE
+            if not self._pause(seconds, _SECONDS_TO_RELEASE if lost else _SECONDS_TO_END):
                 return ExitStatus.UNFINISHED
-            if plan.missing and not RunDir(self._run_dir).is_in_use:
+            if lost and not RunDir(self._run_dir).is_in_use:
                 RunDir(self._run_dir).mark_ended()  # The loss of a host is the cause, and not an evaluation.
 
     def _plan_restart(self) -> StartPlan:
@@ -145,12 +147,12 @@ class Supervisor:
             return sum(evaluation.has_ended and not evaluation.imported_from for evaluation in evaluations), trials
         return otherwise, ""
 
-    def _pause(self, seconds: float, plan: StartPlan) -> bool:
-        """Wait for `seconds`, and until the processes of the crashed job have ended.
+    def _pause(self, seconds: float, limit: float) -> bool:
+        """Wait for `seconds`, and at most for `limit` seconds until the processes of the crashed job have ended.
 
         Return False at once if a signal asks to stop.
         """
-        start, limit = time.monotonic(), _SECONDS_TO_RELEASE if plan.missing else _SECONDS_TO_END
+        start = time.monotonic()
         while time.monotonic() < start + seconds or (
             RunDir(self._run_dir).is_in_use and time.monotonic() < start + limit
         ):
