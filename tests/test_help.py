@@ -34,7 +34,7 @@ def test_group_parameters_yields_each_parameter_once(command: Any) -> None:
 def test_help_summaries_are_complete_sentences(hpo: Hpo) -> None:
     status, out, _ = hpo("--help")
     assert status == 0
-    commands = dict(re.findall(r"^  (\w+) +(.+)$", out.split("Commands:")[1], re.MULTILINE))
+    commands = dict(re.findall(r"^  ([\w-]+) +(.+)$", out.split("Commands:")[1], re.MULTILINE))
     expected: Any = get_command(app)
     assert set(commands) == set(expected.commands)
     assert [text for text in commands.values() if not text.endswith(".") or text.endswith("..")] == []

@@ -12,6 +12,7 @@ import typer
 
 from hpo.cli.check_options import make_check_command
 from hpo.cli.command_line import make_app, parse_whole_number
+from hpo.cli.job_scripts import add_script_commands
 from hpo.cli.option_groups import GroupedCommand
 from hpo.cli.output_file import check_output, write_output
 from hpo.cli.search_options import make_search_command
@@ -253,6 +254,9 @@ def supervise(
         print(make_printable(f"hpo supervise: {text}"), flush=True)
 
     context.exit(Supervisor(command, max_restarts, print_message).run())
+
+
+add_script_commands(app)
 
 
 def _print_failed(run: RunReader, n: int, as_json: bool) -> None:

@@ -73,6 +73,15 @@ def test_documented_script_resubmits_itself(cluster: SlurmCluster) -> None:
     assert len({line["params"] for line in parse_lines(output)}) == 60
 
 
+def test_written_script_spends_its_budget(cluster: SlurmCluster) -> None:
+    numbers = ["--nodes", 3, "--gpus-per-node", 2, "--cpus-per-rank", 4, "--time", "10m"]
+    script = cluster.run("hpo", "slurm-script", "my_search.py", *numbers).stdout
+    cluster.submit(script.replace("--resume", "--resume --evaluations 20"), name="my_search.sh")
+    output = cluster.wait_for_jobs(150, "my_search.sh.out")
+    assert "20 evaluations on 6 ranks, 3 workers of 2, 2 islands, 3 hosts" in output
+    assert read_summary(cluster.folder / "runs" / "my_search")["complete"] == 20
+
+
 def test_scancel_stops_run_without_resubmission(cluster: SlurmCluster) -> None:
     job = cluster.submit(read_documented_script("clusters.md"), **PMI)
     wait_until(lambda: "5/500" in cluster.read_output(), 100, cluster.read_output)

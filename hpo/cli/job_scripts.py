@@ -1,0 +1,196 @@
+"""Write job scripts for SLURM and PBS: the commands `hpo slurm-script` and `hpo pbs-script`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from hpo.cli.command_line import parse_duration, parse_whole_number
+from hpo.cli.shipped_spaces import find_search_space
+from hpo.errors import UsageError
+from hpo.layout import Layout
+
+_SECONDS_TO_STOP = 120  # before the time limit of the job
+_MIN_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What a job script requests from the scheduler.
+
+    Raises:
+        UsageError: A number is not valid, or the ranks cannot be divided into workers.
+    """
+
+    search_space: Path
+    """Path of the search file, or the name of a search space of the package."""
+    nodes: int
+    """Number of nodes."""
+    ranks_per_node: int
+    """MPI ranks on each node."""
+    gpus_per_node: int
+    """GPUs on each node; 0 for none."""
+    cpus_per_rank: int
+    """CPU cores for each rank."""
+    seconds: float
+    """Time limit of the job."""
+    layout: Layout
+    """The layout of all ranks."""
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "ranks_per_node", "cpus_per_rank"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        if self.gpus_per_node < 0:
+            raise UsageError(f"--gpus-per-node must be at least 0, got {self.gpus_per_node}")
+        if self.seconds < _MIN_SECONDS:
+            raise UsageError(f"--time must be at least 10m, got {self.seconds:g} s")
+        find_search_space(self.search_space)
+
+    @property
+    def name(self) -> str:
+        """The name of the job. The names of its script and of its run directory are made from it."""
+        return re.sub(r"[^\w.-]", "_", self.search_space.stem)
+
+    @property
+    def command(self) -> str:
+        """The command of the search, after its launcher."""
+        search = ["hpo", "search", str(self.search_space), "--ranks-per-worker", str(self.layout.ranks_per_worker)]
+        return shlex.join([*search, "--run-dir", f"runs/{self.name}", "--resume"])
+
+
+def write_slurm_script(request: JobRequest, mpi: str, environment: str) -> str:
+    """Return a job script for SLURM.
+
+    Args:
+        request: What the job needs.
+        mpi: The name of srun's plugin for the MPI, such as "pmix"; an empty text for SLURM's default.
+        environment: Lines that activate the environment.
+    """
+    directives = [
+        f"--job-name={request.name}",
+        f"--nodes={request.nodes}",
+        f"--ntasks-per-node={request.ranks_per_node}",
+        *([f"--gpus-per-node={request.gpus_per_node}"] if request.gpus_per_node else []),
+        f"--cpus-per-task={request.cpus_per_rank}",
+        f"--time={_format_time(request.seconds)}",
+        f"--signal=USR1@{_SECONDS_TO_STOP}",
+        "--requeue",
+        "--no-kill",
+    ]
+    requested = "\n".join(f"#SBATCH {directive}" for directive in directives)
+    srun = " ".join(["srun", *([f"--mpi={mpi}"] if mpi else []), "--kill-on-bad-exit=1"])
+    return f"""#!/bin/bash
+# Save this as {request.name}.sh, and submit it: sbatch {request.name}.sh
+# SLURM sends SIGUSR1 {_SECONDS_TO_STOP} s before the time limit: the run stops, and this script submits itself again.
+# If a node is lost, the run continues on the other nodes.
+{requested}
+{environment}
+# The first job starts the run, and later jobs resume it. Options of the search, such as --evaluations, come here.
+hpo supervise {srun} \\
+    {request.command}
+if [ $? -eq 75 ]; then sbatch {shlex.quote(request.name + ".sh")}; fi
+"""
+
+
+def write_pbs_script(request: JobRequest, environment: str) -> str:
+    """Return a job script for PBS."""
+    cores = request.ranks_per_node * request.cpus_per_rank
+    chunk = f"select={request.nodes}:ncpus={cores}:mpiprocs={request.ranks_per_node}"
+    chunk += f":ngpus={request.gpus_per_node}" if request.gpus_per_node else ""
+    return f"""#!/bin/bash
+# Save this as {request.name}.sh, and submit it: qsub {request.name}.sh
+# The run stops {_SECONDS_TO_STOP} s before the time limit, and this script submits itself again.
+#PBS -N {request.name}
+#PBS -l {chunk}
+#PBS -l walltime={_format_time(request.seconds)}
+
+cd "$PBS_O_WORKDIR" || exit
+{environment}
+# The first job starts the run, and later jobs resume it. Options of the search, such as --evaluations, come here.
+# For Open MPI, write --hostfile instead of -f.
+hpo supervise mpirun -f "$PBS_NODEFILE" -n {request.layout.ranks} \\
+    {request.command} --time-limit {_format_time(request.seconds - _SECONDS_TO_STOP)}
+if [ $? -eq 75 ]; then qsub {shlex.quote(request.name + ".sh")}; fi
+"""
+
+
+def describe_environment() -> str:
+    """Return lines for a job script that load the modules of this shell, and activate this Python environment."""
+    modules = os.environ.get("LOADEDMODULES", "").replace(":", " ")
+    lines = [f"module load {modules}"] if modules else []
+    activate = Path(sys.prefix, "bin", "activate")
+    conda = os.environ.get("CONDA_PREFIX", "")
+    if activate.exists():
+        lines.append(f". {shlex.quote(str(activate))}")
+    elif conda:
+        lines.append(f'eval "$(conda shell.bash hook)" && conda activate {shlex.quote(conda)}')
+    return "".join(f"{line}\n" for line in ["", *lines])
+
+
+def find_mpi_plugin() -> str:
+    """Return the plugin of srun for the MPI of this environment; an empty text if it is not known."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+
+        library = MPI.Get_library_version()
+    except (ImportError, RuntimeError):
+        return ""
+    plugins = {"Open MPI": "pmix", "MPICH": "pmi2", "Intel": "pmi2", "MVAPICH": "pmi2"}
+    return next((plugin for name, plugin in plugins.items() if name in library), "")
+
+
+def add_script_commands(app: typer.Typer) -> None:
+    """Add the commands `hpo slurm-script` and `hpo pbs-script`."""
+    app.command("slurm-script")(
+        _make_command(
+            "Print a job script for SLURM.",
+            lambda request: write_slurm_script(request, find_mpi_plugin(), describe_environment()),
+        )
+    )
+    app.command("pbs-script")(
+        _make_command("Print a job script for PBS.", lambda request: write_pbs_script(request, describe_environment()))
+    )
+
+
+def _make_command(summary: str, write: Callable[[JobRequest], str]) -> Callable[..., None]:
+    def command(  # noqa: PLR0913 - an argument for each option
+        search_space: Annotated[Path, typer.Argument(metavar="SEARCH_SPACE", help="A search file, or a name.")],
+        time: Annotated[float, typer.Option(metavar="DURATION", parser=parse_duration, help="Time limit of a job.")],
+        nodes: Annotated[int, typer.Option(metavar="N", parser=parse_whole_number, help="Nodes.")] = 1,
+        gpus_per_node: Annotated[int, typer.Option(metavar="N", parser=parse_whole_number, help="GPUs per node.")] = 0,
+        ranks_per_node: Annotated[
+            Optional[int],
+            typer.Option(metavar="N", parser=parse_whole_number, help="Ranks per node.  [default: one per GPU, or 1]"),
+        ] = None,
+        cpus_per_rank: Annotated[
+            int, typer.Option(metavar="N", parser=parse_whole_number, help="CPU cores per rank.")
+        ] = 1,
+        ranks_per_worker: Annotated[
+            Optional[int],
+            typer.Option(metavar="N", parser=parse_whole_number, help="Ranks per worker.  [default: 2; 1 if odd]"),
+        ] = None,
+    ) -> None:
+        ranks = ranks_per_node if ranks_per_node is not None else max(1, gpus_per_node)
+        layout = Layout.choose(max(1, nodes * ranks), ranks_per_worker, None)
+        request = JobRequest(search_space, nodes, ranks, gpus_per_node, cpus_per_rank, time, layout)
+        print(write(request), end="")
+
+    command.__doc__ = summary
+    return command
+
+
+def _format_time(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -1,0 +1,72 @@
+"""Test the job scripts that hpo writes. tests/cluster runs the one for SLURM."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.launch import Hpo
+
+
+def check_syntax(script: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False, timeout=20)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("my search.py").touch()
+    return "my search.py"
+
+
+def test_slurm_script_requests_its_options(hpo: Hpo, search: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOADEDMODULES", "python/3.12:openmpi/5.0")
+    numbers = ["--nodes", 4, "--gpus-per-node", 4, "--cpus-per-rank", 8, "--ranks-per-worker", 4]
+    status, script, _ = hpo("slurm-script", search, *numbers, "--time", "1d1h30m")
+    assert status == 0
+    check_syntax(script)
+    directives = [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert directives == [
+        *("job-name=my_search", "nodes=4", "ntasks-per-node=4", "gpus-per-node=4", "cpus-per-task=8"),
+        *("time=25:30:00", "signal=USR1@120", "requeue", "no-kill"),
+    ]
+    assert "\nmodule load python/3.12 openmpi/5.0\n" in script
+    assert "hpo search 'my search.py' --ranks-per-worker 4 --run-dir runs/my_search --resume\n" in script
+    assert script.endswith("\nif [ $? -eq 75 ]; then sbatch my_search.sh; fi\n")
+
+
+def test_pbs_script_stops_before_its_time_limit(hpo: Hpo, search: str) -> None:
+    status, script, _ = hpo("pbs-script", search, "--nodes", 3, "--ranks-per-node", 2, "--time", "1h")
+    assert status == 0
+    check_syntax(script)
+    assert "#PBS -l select=3:ncpus=2:mpiprocs=2\n#PBS -l walltime=1:00:00\n" in script
+    assert 'hpo supervise mpirun -f "$PBS_NODEFILE" -n 6 ' in script
+    assert script.count("--time-limit 0:58:00\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--time", "1m"], "--time must be at least 10m, got 60 s"),
+        (["--time", "1h", "--nodes", "0"], "--nodes must be at least 1, got 0"),
+        (["--time", "1h", "--gpus-per-node", "-1"], "--gpus-per-node must be at least 0, got -1"),
+        (
+            ["--time", "1h", "--ranks-per-node", "3", "--ranks-per-worker", "2"],
+            "3 ranks cannot be divided into workers",
+        ),
+        ([], "Missing option '--time'"),
+    ],
+)
+def test_job_script_of_wrong_request_is_refused(hpo: Hpo, search: str, arguments: list[str], message: str) -> None:
+    status, out, err = hpo("slurm-script", search, *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+
+
+def test_job_script_of_missing_search_file_is_refused(hpo: Hpo, search: str) -> None:
+    assert hpo("slurm-script", "mnist_cnn", "--time", "1h")[0] == 0, "a search space of the package"
+    status, _, err = hpo("pbs-script", f"other {search}", "--time", "1h")
+    assert (status, "got other my search.py" in err) == (2, True)
