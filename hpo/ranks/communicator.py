@@ -10,17 +10,13 @@ import functools
 import itertools
 import math
 import pickle
-import re
 import time
 from array import array
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from hpo.placement import order_ranks
 from hpo.process import clock
 from hpo.ranks.blocks import BLOCK_BYTES, compute_rest_length, pack_object, unpack_object
 
@@ -266,22 +262,6 @@ def get_world() -> SleepingComm:
     return SleepingComm(MPI.COMM_WORLD)
 
 
-def unlink_shared_memory(host: SleepingComm) -> None:
-    """Unlink the file through which MPICH's ranks on a host share memory. All of them must have opened it.
-
-    MPICH 5.0.2 unlinks it only when MPI ends. After an abort, it would stay until the host reboots (1 MB per rank).
-    UCX, which MPICH uses to communicate, has its own files. UCX unlinks them at its start, so they never stay.
-
-    Args:
-        host: Communicator of the ranks of this host.
-    """
-    if host.rank == 0:
-        with suppress(OSError):  # Only Linux has /proc.
-            mapped = re.findall(r" (/dev/shm/mpich_shm_\w+)$", Path("/proc/self/maps").read_text(), re.MULTILINE)
-            for path in set(mapped):
-                Path(path).unlink(missing_ok=True)
-
-
 def finalize_mpi() -> None:
     """Shut down MPI before Python exits. Collective: call on all ranks of the job."""
     MPI.Finalize()
@@ -293,23 +273,3 @@ def allows_threads() -> bool:
     mpi4py requests this, but some MPI libraries do not support it.
     """
     return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
-
-
-def split_by_host(comm: SleepingComm) -> SleepingComm:
-    """Return a communicator of the ranks of `comm` on this host. Collective: call on all ranks of `comm`."""
-    comm.barrier()  # MPI's call uses a full core while it waits.
-    return SleepingComm(comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
-
-
-def sort_by_host(world: SleepingComm, host: SleepingComm, ranks_per_worker: int) -> SleepingComm:
-    """Return a communicator of the ranks of `world`, in which as few workers as possible span hosts.
-
-    Collective: call on all ranks of `world`.
-
-    Args:
-        world: Communicator of all ranks. Its rank 0 stays rank 0.
-        host: Communicator of the ranks on this host.
-        ranks_per_worker: Number of consecutive ranks that form a worker.
-    """
-    order = order_ranks(world.allgather(host.bcast(world.rank)), ranks_per_worker)
-    return world if order == sorted(order) else world.split(0, order.index(world.rank))

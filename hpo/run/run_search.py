@@ -14,7 +14,7 @@ from hpo.errors import RunError, UsageError
 from hpo.layout import Layout
 from hpo.problem import Problem, RemoteConstraints
 from hpo.ranks.agreement import run_on_all
-from hpo.ranks.communicator import split_by_host
+from hpo.ranks.hosts import split_by_host
 from hpo.ranks.job import Job
 from hpo.ranks.rank_watch import RankWatch
 from hpo.run.options import Options

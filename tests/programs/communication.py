@@ -4,7 +4,8 @@ import time
 
 from mpi4py import MPI
 
-from hpo.ranks.communicator import SleepingComm, get_world, split_by_host
+from hpo.ranks.communicator import SleepingComm, get_world
+from hpo.ranks.hosts import split_by_host
 from tests.programs.tell import tell
 
 WAIT = 1.2
