@@ -7,10 +7,13 @@ import os
 import re
 import sqlite3
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from hpo.run.supervisor import Supervisor
 from tests.support.chaos import Victim
 from tests.support.endurance import ENDLESS
 from tests.support.launch import PROGRAM, ROOT, SEARCHES, Mpi, make_hpo_command, write_changed_program
@@ -193,3 +196,26 @@ def test_unavailable_database_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
     status, errors = again.wait(60)
     assert status == 0, errors
     assert "4 complete, of 4" in (tmp_path / "again").read_text()
+
+
+@pytest.mark.slow
+def test_supervise_ends_launcher_that_outlives_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As srun does if a node restarts before SLURM found it to be down."""
+    monkeypatch.setattr("hpo.run.supervisor._SECONDS_BETWEEN_CHECKS", 0.2)
+    monkeypatch.setattr("hpo.run.supervisor._SECONDS_FOR_LAUNCHER", 1.0)
+    held = "import fcntl, time; f = open('run/lock', 'a'); fcntl.lockf(f, fcntl.LOCK_EX); time.sleep(2)"
+    job = f"""
+case "$*" in
+  *--resume*) : > run/lock; exit 0 ;;
+esac
+mkdir run && echo "process 1 on elsewhere since 2026-11-25 12:00:00" > run/lock
+{sys.executable} -c "{held}"
+sleep 100
+"""
+    messages: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    start = time.monotonic()
+    assert Supervisor(["bash", "-c", job, "x", "--run-dir", "run"], 1, messages.append).run() == 0
+    assert time.monotonic() - start < 40
+    assert len(messages) == 1
+    assert re.match(r"the job ended with status 143, after 0 evaluations; restarting it", messages[0])

@@ -54,7 +54,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def restrict(self, hosts: Sequence[str], ranks: int) -> list[str]:
-        """Return the command line for fewer hosts and ranks."""
+        """Return the command line for a restart on these hosts, with this number of ranks."""
 
     def find_value(self, *names: str) -> str:
         """Return the value of an option of the launcher; an empty text if none of these names is given."""
@@ -102,9 +102,9 @@ class Srun(Launcher):
         return [*make_small_step(host), "true"]
 
     def restrict(self, hosts: Sequence[str], ranks: int) -> list[str]:
-        """Return the command line for fewer hosts and ranks.
+        """Return the command line for a restart on these hosts.
 
-        The step may overlap others: SLURM counts the step that has crashed as running until it has found the node to be
+        The step may overlap others, because SLURM counts the crashed step as running until it has found the node to be
         down.
         """
         changed = Srun(self.words, self.environment)
@@ -146,7 +146,9 @@ class Mpirun(Launcher):
         return [agent, host, "true"] if agent else ["ssh", *options, host, "true"]
 
     def restrict(self, hosts: Sequence[str], ranks: int) -> list[str]:
-        """Return the command line for fewer hosts and ranks, with the number of ranks of each host in the list."""
+        """Return the command line for a restart on these hosts, with the number of ranks of each host in the list."""
+        if list(hosts) == list(self.capacities):
+            return list(self.words)
         changed = Mpirun(self.words, self.environment)
         is_open_mpi = changed.find_words(("--host", "-host", "-H", "--hostfile", "-hostfile")) is not None
         for names in (self._LISTS, self._FILES, self._RANKS, self._RANKS_PER_HOST):

@@ -59,9 +59,12 @@ def plan_start(launcher: Launcher, ranks_per_worker: int, is_stopped: Callable[[
     workers = sum(launcher.capacities[host] for host in hosts) // ranks_per_worker
     ranks = workers * ranks_per_worker
     text = f"{format_count(ranks, 'rank')} on {', '.join(hosts)}"
-    if not missing or not workers:
-        return StartPlan(launcher.words, workers, text, tuple(hosts), missing)
-    words = set_option(launcher.restrict(hosts, ranks), "--ranks-per-worker", ranks_per_worker)
+    if not workers:
+        return StartPlan(launcher.words, 0, text, tuple(hosts), missing)
+    words = launcher.restrict(hosts, ranks)
+    if not missing:
+        return StartPlan(words, workers, text, tuple(hosts))
+    words = set_option(words, "--ranks-per-worker", ranks_per_worker)
     propagators = len((find_option(words, "--propagators") or "").split(","))
     if max(int(find_option(words, "--islands") or 0), propagators) > workers:
         words = set_option(words, "--islands", workers)

@@ -27,6 +27,8 @@ _POLL_SECONDS = 0.1
 _SECONDS_OF_ONE_CTRL_C = 1.0
 _LONGEST_PAUSE = 60.0
 _SECONDS_TO_END = 30.0  # to wait for the remaining processes of a crashed job
+_SECONDS_BETWEEN_CHECKS = 5.0
+_SECONDS_FOR_LAUNCHER = 30.0  # to end after its run
 _SECONDS_TO_RELEASE = 120.0  # to wait for a lock of a lost host: servers of NFS 4 release it after 90 s
 
 
@@ -115,10 +117,21 @@ class Supervisor:
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
         if self._stopped_at is not None:
             self._send_signal(os.kill, signal.SIGUSR1)
+        end_watch = _EndWatch(RunDir(self._run_dir))
         while True:
             with suppress(subprocess.TimeoutExpired):
                 status = self._job.wait(_POLL_SECONDS)
                 return status if status >= 0 else 128 - status
+            if end_watch.is_launcher_stuck():
+                self._end_launcher()
+
+    def _end_launcher(self) -> None:
+        """End a launcher that still waits for processes of a lost host, after the run has ended."""
+        assert self._job is not None
+        self._send_signal(os.kill, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._job.wait(_SECONDS_TO_END)
+        self._send_signal(os.killpg, signal.SIGKILL)
 
     @property
     def _holder(self) -> str:
@@ -174,6 +187,33 @@ class Supervisor:
         if self._job is not None and self._job.returncode is None:
             with suppress(ProcessLookupError):
                 send(self._job.pid, number)
+
+
+class _EndWatch:
+    """Finds out whether a run has ended although its launcher has not, by the lock of the run directory.
+
+    srun of SLURM 22.05 waits forever for the tasks of a node that has restarted before SLURM found it to be down.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._next_check = time.monotonic() + _SECONDS_BETWEEN_CHECKS
+        self._was_locked = False
+        self._ended_at: float | None = None
+
+    def is_launcher_stuck(self) -> bool:
+        """Return whether the run of this job has ended a while ago."""
+        now = time.monotonic()
+        if now < self._next_check:
+            return False
+        self._next_check = now + _SECONDS_BETWEEN_CHECKS
+        is_locked = self._run_dir.check_lock()
+        self._was_locked = self._was_locked or bool(is_locked)
+        if not self._was_locked or is_locked is not False:
+            self._ended_at = None
+            return False
+        self._ended_at = self._ended_at or now
+        return now - self._ended_at > _SECONDS_FOR_LAUNCHER
 
 
 def compute_pause(failed_starts: int) -> float:

@@ -111,6 +111,15 @@ class RunDir:
             return None
         return free is None and is_alive(int(holder[1]))
 
+    def check_lock(self) -> bool | None:
+        """Return whether a process holds the lock, as this host sees it; None if this host cannot find out."""
+        try:
+            with self.lock.open() as file:
+                free = try_system_lock(file, shared=True)
+        except OSError:
+            return None
+        return None if free is None else not free
+
     @property
     def holder(self) -> str:
         """Description of the process of the current run, or of a run that crashed; empty if there is neither."""
