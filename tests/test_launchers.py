@@ -43,6 +43,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("mpirun -hosts a,b -ppn 2 -n 4", {"a": 2, "b": 2}),
         ("mpiexec.hydra -n 5 -hosts a:3,b:2", {"a": 3, "b": 2}),
         ("mpirun --allow-run-as-root --host a:2,b:6 -np 8", {"a": 2, "b": 6}),
+        ("mpirun --oversubscribe -H a:2,b:6 -np 8", {"a": 2, "b": 6}),
         ("mpirun -f hosts -n 6", {"a": 3, "b": 3}),
         ("mpirun --hostfile slots -n 6", {"a": 4, "b": 2}),
         ("mpirun -machinefile pbs -n 3", {"a": 2, "b": 1}),

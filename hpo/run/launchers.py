@@ -16,7 +16,7 @@ from hpo.run.slurm import expand_counts, expand_nodes, make_small_step, read_out
 _SECONDS_TO_CONNECT = 10
 
 # Options without a value: a word after them is the program. A word after another option is its value.
-_SHORT_FLAGS = ("-E", "-H", "-K", "-O", "-Q", "-X", "-l", "-q", "-s", "-u", "-v", "-Z")
+_SHORT_FLAGS = ("-E", "-K", "-O", "-Q", "-X", "-l", "-q", "-s", "-u", "-v", "-Z")
 _SRUN_FLAGS = ("contiguous", "disable-status", "exact", "exclusive", "hold", "interactive", "kill-on-bad-exit", "label")
 _MORE_SRUN_FLAGS = ("no-kill", "overcommit", "overlap", "quiet", "spread-job", "unbuffered", "use-min-nodes", "whole")
 _MPIRUN_FLAGS = ("allow-run-as-root", "oversubscribe", "tag-output", "verbose")

@@ -85,3 +85,15 @@ def test_mpirun_continues_without_lost_host(cluster: SlurmCluster, option: str) 
     assert "; n3 does not answer; restarting it with 4 ranks on n1, n2" in output
     assert output.count("4 ranks, 2 workers of 2, 2 islands, 2 hosts") == 2, "an option for 3 islands is changed"
     assert read_summary(cluster.folder / "run")["complete"] == 60
+
+
+def test_node_that_restarts_quickly_is_used_again(cluster: SlurmCluster) -> None:
+    """SLURM does not find it to be down, so srun waits forever for its tasks: hpo supervise ends srun."""
+    submit_with_two_ranks_per_node(cluster, evaluations=24)
+    cluster.kill_node("n3")
+    time.sleep(3)
+    cluster.start_node("n3")
+    output = cluster.wait_for_jobs(250)
+    assert output.count("24 evaluations on 6 ranks, 3 workers of 2, 2 islands, 3 hosts") == 2
+    assert output.count("hpo supervise: the job ended with status") == 1
+    check_run_is_whole(cluster, 24)
