@@ -122,6 +122,9 @@ def describe_wrong_launch(ranks: int, environment: Mapping[str, str]) -> str:
     """
     for name, remedy in _REMEDIES.items():
         started = environment.get(name, "")
+        # Ranks of mpirun may inherit the variables of srun, which starts its daemons. A shell may have them, too.
+        if name == "SLURM_STEP_NUM_TASKS" and {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_PTY_PORT"} & {*environment}:
+            continue
         if ranks == 1 and started.isdecimal() and int(started) > 1:
             return f"{started} ranks were started ({name}={started}), and mpi4py finds 1: {remedy}"
     return ""

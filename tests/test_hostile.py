@@ -204,18 +204,19 @@ def test_supervise_ends_launcher_that_outlives_its_run(tmp_path: Path, monkeypat
     monkeypatch.setattr("hpo.run.supervisor._SECONDS_BETWEEN_CHECKS", 0.2)
     monkeypatch.setattr("hpo.run.supervisor._SECONDS_FOR_LAUNCHER", 1.0)
     held = "import fcntl, time; f = open('run/lock', 'a'); fcntl.lockf(f, fcntl.LOCK_EX); time.sleep(2)"
-    job = f"""
+    (tmp_path / "srun").write_text(f"""#!/bin/bash
 case "$*" in
   *--resume*) : > run/lock; exit 0 ;;
 esac
 mkdir run && echo "process 1 on elsewhere since 2026-11-25 12:00:00" > run/lock
 {sys.executable} -c "{held}"
-sleep 100
-"""
+exec sleep 100
+""")
+    (tmp_path / "srun").chmod(0o755)
     messages: list[str] = []
     monkeypatch.chdir(tmp_path)
     start = time.monotonic()
-    assert Supervisor(["bash", "-c", job, "x", "--run-dir", "run"], 1, messages.append).run() == 0
+    assert Supervisor(["./srun", "--run-dir", "run"], 1, messages.append).run() == 0
     assert time.monotonic() - start < 40
     assert len(messages) == 1
     assert re.match(r"the job ended with status 143, after 0 evaluations; restarting it", messages[0])

@@ -11,7 +11,7 @@ import pytest
 
 from hpo.run.batch_host_guard import is_batch_host_lost
 from hpo.run.launchers import find_launcher, find_program
-from hpo.run.live_hosts import StartPlan, find_live_hosts, plan_start
+from hpo.run.live_hosts import StartPlan, can_find_live_hosts, find_live_hosts, plan_start
 from hpo.run.program_words import find_option, set_option
 from hpo.run.slurm import expand_counts
 
@@ -62,7 +62,11 @@ def test_mpirun_capacities_come_from_its_hosts(
 
 
 @pytest.mark.parametrize(
-    "words", ["mpirun -n 8", "mpirun -hosts a -n 8", "srun -n 8", "bash -c", "mpirun -f gone -n 2"]
+    "words",
+    [
+        *("mpirun -n 8", "mpirun -hosts a -n 8", "srun -n 8", "bash -c", "mpirun -f gone -n 2"),
+        "mpirun --host a,b --map-by ppr:4:node",  # It is not known how many ranks it starts.
+    ],
 )
 def test_launcher_without_several_known_hosts_is_none(words: str) -> None:
     assert find_launcher([*words.split(), *PROGRAM.split()], {}) is None
@@ -85,18 +89,22 @@ def test_srun_capacities_come_from_its_job(words: str, capacities: dict[str, int
     assert launcher.list_hosts() == ["n1", "n2"], "SLURM has removed n3"
 
 
+@pytest.mark.mpi  # It asks mpirun for its version.
 @pytest.mark.parametrize(
     ("words", "changed"),
     [
         ("mpirun -hosts a,b -ppn 2 -n 4", "mpirun -hosts a:2 -n 2"),
-        ("mpirun -l -f hosts -n 8", "mpirun -hosts a:4 -n 2 -l"),
-        ("mpirun --hostfile hosts --bind-to none -np 8", "mpirun --host a:4 -n 2 --bind-to none"),
+        ("mpirun -l -f hosts -genv A 1 -n 8", "mpirun -hosts a:4 -n 2 -l -genv A 1"),
+        ("prun/mpirun --machinefile hosts --mca btl tcp -np 8", "prun/mpirun --host a:4 -n 2 --mca btl tcp"),
     ],
 )
 def test_mpirun_is_restricted_to_hosts(
     words: str, changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("prun").mkdir()
+    Path("prun/mpirun").write_text("#!/bin/bash\necho 'mpirun (Open MPI) 5.0.8'\n")
+    Path("prun/mpirun").chmod(0o755)
     Path("hosts").write_text("a\nb\n")
     program = ["python", "-u", "run_islands.py", "-n", "5", "--run-dir", "r", "--", "train.py", "-n", "3"]
     launcher = find_launcher([*words.split(), *program], {})
@@ -106,14 +114,14 @@ def test_mpirun_is_restricted_to_hosts(
 
 @pytest.mark.usefixtures("scripts")
 def test_srun_is_restricted_to_nodes() -> None:
-    launcher = find_launcher(
-        ["srun", "--label", "-n", "8", "-N3", "--nodelist=n[1-3]", "--mpi", "pmi2", "hpo", "search", "-n", "3"], JOB
-    )
+    program = ["hpo", "search", "-n", "3"]
+    words = ["srun", "--label", "-n", "8", "--mpi", "pmi2", *program]
+    launcher = find_launcher(words, JOB)
     assert launcher
-    expected = (
-        "srun --overlap --nodes=2 --nodelist=n1,n3 --ntasks=4 --ntasks-per-node=3 --label --mpi pmi2 hpo search -n 3"
-    )
-    assert launcher.restrict(["n1", "n3"], 4) == expected.split()
+    nodes = ["--nodes=2", "--nodelist=n1,n3", "--ntasks=4", "--ntasks-per-node=3"]
+    assert launcher.restrict(["n1", "n3"], 4) == ["srun", "--overlap", *nodes, "--label", "--mpi", "pmi2", *program]
+    assert launcher.restrict(["n1", "n2", "n3"], 8) == ["srun", "--overlap", *words[1:]]
+    assert find_launcher(["srun", "-N2", *words[1:]], JOB) is None, "the user has chosen nodes"
 
 
 @pytest.mark.parametrize(
@@ -146,9 +154,12 @@ def test_lost_node_is_found_although_its_step_hangs(monkeypatch: pytest.MonkeyPa
     assert find_option(plan.words, "--islands") == "2"
     assert plan.describe(plan) == "restarting it with 4 ranks on n1", "a host is lost only once"
     assert plan.describe(StartPlan([], 4)) == "n2, n3 do not answer; restarting it with 4 ranks on n1"
-    assert plan_start(launcher, 8, lambda: False).describe(plan) == "too few ranks are left for a worker; trying again"
+    few = plan_start(launcher, 8, lambda: False)
+    assert (few.workers, few.describe(plan)) == (0, "too few ranks are left for a worker; waiting for hosts")
+    assert can_find_live_hosts(launcher, lambda: False)
 
 
+@pytest.mark.mpi  # It asks mpirun for its version.
 @pytest.mark.usefixtures("scripts")
 def test_hosts_of_mpirun_are_reached_by_ssh() -> None:
     launcher = find_launcher(f"mpirun -hosts n1,n2,n3 -n 6 {PROGRAM}".split(), {})
@@ -167,6 +178,19 @@ def test_options_are_set_before_users_program() -> None:
     assert find_option(changed, "--islands") == "2"
     assert changed == [*words[:6], "--islands", "2", "--resume", *words[6:]]
     assert set_option(changed, "--resume") == changed
+    assert find_option(["srun", "-N2", "--", "hpo", "search", "--run-dir", "r"], "--run-dir") == "r"
+
+
+@pytest.mark.mpi  # It asks mpirun for its version.
+def test_ranks_are_at_most_those_of_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("n1:16\nn2:16\nn3:16\n")
+    launcher = find_launcher(f"mpirun -f hosts -n 8 {PROGRAM}".split(), {})
+    assert launcher
+    assert launcher.ranks == 8
+    assert plan_start(launcher, 2, lambda: False).ranks == "8 ranks on n1, n3"
+    (scripts / "ssh").write_text("#!/bin/bash\nexit 255\n")
+    assert not can_find_live_hosts(launcher, lambda: False), "ssh does not work here"
 
 
 def test_expand_counts_repeats_numbers() -> None:
@@ -175,7 +199,14 @@ def test_expand_counts_repeats_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("printed", "lost"), [("n[1-2]|n1", False), ("n[1-2]|n3", True), ("|n3", False), ("", False), ("n[1-2]|", False)]
+    ("printed", "lost"),
+    [
+        ("RUNNING|n[1-2]|n1", False),
+        ("RUNNING|n[1-2]|n3", True),
+        ("COMPLETING|n[1-2]|n3", False),
+        ("RUNNING||n3", False),
+        ("", False),
+    ],
 )
 def test_batch_host_is_lost_if_not_among_nodes(scripts: Path, printed: str, lost: bool) -> None:
     (scripts / "squeue").write_text(f"#!/bin/bash\necho '{printed}'\n")

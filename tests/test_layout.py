@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo.errors import UsageError
-from hpo.layout import Layout
+from hpo.layout import Layout, describe_wrong_launch
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.data())
@@ -96,3 +96,19 @@ def test_choose_with_impossible_options_raises(
     with pytest.raises(UsageError) as raised:
         Layout.choose(ranks, *asked, propagators)
     assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "environment", "name"),
+    [
+        (1, {"PMI_SIZE": "2"}, "PMI_SIZE=2"),
+        (1, {"SLURM_STEP_NUM_TASKS": "4"}, "SLURM_STEP_NUM_TASKS=4"),
+        (1, {"SLURM_STEP_NUM_TASKS": "4", "OMPI_COMM_WORLD_SIZE": "1"}, ""),
+        (1, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PTY_PORT": "5"}, ""),
+        (4, {"SLURM_STEP_NUM_TASKS": "4"}, ""),
+    ],
+)
+def test_ranks_that_cannot_communicate_are_described(ranks: int, environment: dict[str, str], name: str) -> None:
+    text = describe_wrong_launch(ranks, environment)
+    assert bool(text) == bool(name)
+    assert name in text

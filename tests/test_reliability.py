@@ -246,7 +246,7 @@ def test_run_stops_at_time_limit(mpi: Mpi, tmp_path: Path) -> None:
         arguments = make_faulty_arguments("--run-dir", name, *option, "--islands", 1, "--evaluations", 40, seconds=60)
         end = int(time.time()) + (9999 if option else 74)
         jobs[name] = mpi.start(2, *arguments, cwd=tmp_path, SLURM_JOB_END_TIME=str(end))
-    for name, reason in (("limit", "--time-limit 14.0 s"), ("slurm", "the end of the SLURM job")):
+    for name, reason in (("limit", "--time-limit 14.0 s"), ("slurm", "the end of the job")):
         job = wait_for_job(jobs[name])
         assert 6 < time.monotonic() - start < 50, "an epoch takes 60 s"
         assert (job.returncode, job.stderr) == (75, "")

@@ -24,7 +24,7 @@ _MIN_SECONDS = 600
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a job script requests from the scheduler.
+    """Resources that a job script requests from the scheduler.
 
     Raises:
         UsageError: A number is not valid, or the ranks cannot be divided into workers.
@@ -71,7 +71,7 @@ def write_slurm_script(request: JobRequest, mpi: str, environment: str) -> str:
     """Return a job script for SLURM.
 
     Args:
-        request: What the job needs.
+        request: Resources of the job.
         mpi: The name of srun's plugin for the MPI, such as "pmix"; an empty text for SLURM's default.
         environment: Lines that activate the environment.
     """
@@ -94,6 +94,9 @@ def write_slurm_script(request: JobRequest, mpi: str, environment: str) -> str:
 # If a node is lost, the run continues on the other nodes.
 {requested}
 {environment}
+# srun does not read --cpus-per-task of the job since SLURM 22.05.
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+
 # The first job starts the run, and later jobs resume it. Options of the search, such as --evaluations, come here.
 hpo supervise {srun} \\
     {request.command}
@@ -115,10 +118,12 @@ def write_pbs_script(request: JobRequest, environment: str) -> str:
 
 cd "$PBS_O_WORKDIR" || exit
 {environment}
+# The run stops one minute before this time (seconds since 1970).
+export HPO_JOB_END_TIME=$(($(date +%s) + {int(request.seconds) - _SECONDS_TO_STOP + 60}))
 # The first job starts the run, and later jobs resume it. Options of the search, such as --evaluations, come here.
 # For Open MPI, write --hostfile instead of -f.
 hpo supervise mpirun -f "$PBS_NODEFILE" -n {request.layout.ranks} \\
-    {request.command} --time-limit {_format_time(request.seconds - _SECONDS_TO_STOP)}
+    {request.command}
 if [ $? -eq 75 ]; then qsub {shlex.quote(request.name + ".sh")}; fi
 """
 

@@ -18,6 +18,8 @@ from hpo.run.slurm import expand_nodes, make_small_step, make_step_environment, 
 
 _SECONDS_BETWEEN_CHECKS = 15.0
 _SECONDS_TO_END = 10.0
+_SECONDS_PER_COMMAND = 60.0
+_MAX_REQUEUES = 20
 
 
 class BatchHostGuard:
@@ -38,16 +40,22 @@ class BatchHostGuard:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
         if self._step is not None:
             self._step.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._step.wait(_SECONDS_TO_END)
+            self._step.kill()
+            self._step.wait()
 
-    def ensure_runs(self, hosts: Sequence[str]) -> None:
-        """Start the step on one of these hosts, unless it is running. Without a job script, do nothing."""
-        others = [host for host in hosts if host != self._own]
-        is_running = self._step is not None and self._step.poll() is None
-        if self._job and self._own and others and not is_running:
+    def restart(self, missing: Sequence[str]) -> None:
+        """Restart the step on a node that is not missing. Without a job script, do nothing."""
+        self._end()
+        nodes = expand_nodes(self._environment.get("SLURM_JOB_NODELIST", "")) if self._job and self._own else []
+        others = [node for node in nodes if node != self._own and node not in missing]
+        if others:
             command = [*make_small_step(others[-1]), sys.executable, "-m", __name__, self._job]
             self._step = subprocess.Popen(
                 command,
@@ -61,9 +69,9 @@ class BatchHostGuard:
 
 def is_batch_host_lost(job: str) -> bool:
     """Return whether SLURM has removed the batch host of a job from its nodes; false if SLURM does not answer."""
-    squeue = ["squeue", "--noheader", f"--jobs={job}", "--format=%N|%B"]
-    nodes, _, batch_host = read_output(squeue).strip().partition("|")
-    listed = expand_nodes(nodes)
+    squeue = ["squeue", "--noheader", f"--jobs={job}", "--format=%T|%N|%B"]
+    state, nodes, batch_host = [*read_output(squeue).strip().split("|"), "", ""][:3]
+    listed = expand_nodes(nodes) if state == "RUNNING" else []
     return bool(listed and batch_host) and batch_host not in listed
 
 
@@ -73,9 +81,15 @@ def main() -> None:
     job = sys.argv[1]
     while not is_batch_host_lost(job):
         time.sleep(_SECONDS_BETWEEN_CHECKS)
-    for command in (["scontrol", "requeue", job], ["scancel", job]):
-        if subprocess.run(command, check=False).returncode == 0:
-            break
+    for _ in range(_MAX_REQUEUES):  # The controller may be busy. A requeue ends this step.
+        _run(["scontrol", "requeue", job])
+        time.sleep(_SECONDS_BETWEEN_CHECKS)
+    _run(["scancel", job])
+
+
+def _run(command: Sequence[str]) -> None:
+    with suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(command, check=False, timeout=_SECONDS_PER_COMMAND)
 
 
 if __name__ == "__main__":

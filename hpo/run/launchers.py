@@ -20,6 +20,8 @@ _SHORT_FLAGS = ("-E", "-K", "-O", "-Q", "-X", "-l", "-q", "-s", "-u", "-v", "-Z"
 _SRUN_FLAGS = ("contiguous", "disable-status", "exact", "exclusive", "hold", "interactive", "kill-on-bad-exit", "label")
 _MORE_SRUN_FLAGS = ("no-kill", "overcommit", "overlap", "quiet", "spread-job", "unbuffered", "use-min-nodes", "whole")
 _MPIRUN_FLAGS = ("allow-run-as-root", "oversubscribe", "tag-output", "verbose")
+# Options with two values.
+_PAIRS = frozenset(["-env", "-genv", "--mca", "-mca", "--gmca", "-gmca", "--prtemca", "--pmixmca"])
 _LONG_FLAGS = (*_SRUN_FLAGS, *_MORE_SRUN_FLAGS, *_MPIRUN_FLAGS)
 _FLAGS = frozenset([*_SHORT_FLAGS, *(f"--{name}" for name in _LONG_FLAGS), "-prepend-rank", "-print-all-exitcodes"])
 
@@ -32,17 +34,21 @@ class Launcher(ABC):
         environment: The environment variables of the launcher.
 
     Attributes:
-        capacities: The number of ranks that each host has in the whole job. Empty if it is not known.
+        capacities: The largest number of ranks on each host. Empty if it is not known.
+        ranks: The number of ranks of the whole job.
     """
+
+    _RANKS: tuple[str, ...] = ()
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         self.words = list(words)
         self.environment = environment
         self.capacities: Mapping[str, int] = self._find_capacities()
+        self.ranks = _read_number(self.find_value(*self._RANKS)) or sum(self.capacities.values())
 
     @abstractmethod
     def _find_capacities(self) -> Mapping[str, int]:
-        """Return how many ranks each host has in the whole job."""
+        """Return the largest number of ranks on each host; an empty mapping if it is not known."""
 
     @abstractmethod
     def list_hosts(self) -> list[str]:
@@ -80,14 +86,18 @@ class Launcher(ABC):
 
 
 class Srun(Launcher):
-    """srun in a SLURM allocation."""
+    """srun in a SLURM allocation, on all of its nodes."""
+
+    _RANKS = ("-n", "--ntasks")
 
     def _find_capacities(self) -> Mapping[str, int]:
+        if any(self.find_words(names) for names in (("-N", "--nodes"), ("-w", "--nodelist"), ("-x", "--exclude"))):
+            return {}  # The user has chosen nodes.
         nodes = expand_nodes(self.environment.get("SLURM_JOB_NODELIST", ""))
         per_node = expand_counts(self.environment.get("SLURM_TASKS_PER_NODE", ""))
         if each := _read_number(self.find_value("--ntasks-per-node")):
             per_node = [each] * len(nodes)
-        elif total := _read_number(self.find_value("-n", "--ntasks")):
+        elif total := _read_number(self.find_value(*self._RANKS)):
             per_node = [total // len(nodes) + (index < total % len(nodes)) for index in range(len(nodes))]
         return dict(zip(nodes, per_node, strict=True)) if len(per_node) == len(nodes) else {}
 
@@ -107,10 +117,10 @@ class Srun(Launcher):
         The step may overlap others, because SLURM counts the crashed step as running until it has found the node to be
         down.
         """
+        if list(hosts) == list(self.capacities):
+            return [self.words[0], "--overlap", *self.words[1:]]
         changed = Srun(self.words, self.environment)
-        changed.remove("-n", "--ntasks")
-        changed.remove("-N", "--nodes")
-        changed.remove("-w", "--nodelist")
+        changed.remove(*self._RANKS)
         changed.remove("--ntasks-per-node")
         most = max(self.capacities[host] for host in hosts)
         options = [f"--nodes={len(hosts)}", f"--nodelist={','.join(hosts)}", f"--ntasks={ranks}"]
@@ -139,7 +149,7 @@ class Mpirun(Launcher):
 
     def make_probe(self, host: str) -> list[str]:
         """Return a command that connects to a host as mpirun does. Empty: the host is this one."""
-        if host in ("localhost", socket.gethostname()):
+        if host.partition(".")[0] in ("localhost", socket.gethostname().partition(".")[0]):
             return []
         agent = self.find_value("-launcher-exec") or self.environment.get("HYDRA_LAUNCHER_EXEC", "")
         options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={_SECONDS_TO_CONNECT}"]
@@ -150,7 +160,7 @@ class Mpirun(Launcher):
         if list(hosts) == list(self.capacities):
             return list(self.words)
         changed = Mpirun(self.words, self.environment)
-        is_open_mpi = changed.find_words(("--host", "-host", "-H", "--hostfile", "-hostfile")) is not None
+        is_open_mpi = "Open MPI" in read_output([self.words[0], "--version"])
         for names in (self._LISTS, self._FILES, self._RANKS, self._RANKS_PER_HOST):
             changed.remove(*names)
         name = "--host" if is_open_mpi else "-hosts"
@@ -166,7 +176,7 @@ def find_launcher(words: Sequence[str], environment: Mapping[str, str]) -> Launc
         launcher = Srun(words, environment)
     elif name.startswith(("mpirun", "mpiexec")):
         launcher = Mpirun(words, environment)
-    return launcher if launcher and len(launcher.capacities) > 1 else None
+    return launcher if launcher and len(launcher.capacities) > 1 and all(launcher.capacities.values()) else None
 
 
 def find_program(words: Sequence[str]) -> int:
@@ -174,6 +184,8 @@ def find_program(words: Sequence[str]) -> int:
     end = words.index("--") if "--" in words else len(words)
     for index in range(1, end):
         before = words[index - 1]
+        if index > 2 and words[index - 2] in _PAIRS:
+            continue
         is_value = index > 1 and before.startswith("-") and "=" not in before and before not in _FLAGS
         if not words[index].startswith("-") and not (is_value and not re.fullmatch(r"-[a-zA-Z]\d+", before)):
             return index

@@ -42,7 +42,7 @@ class StartPlan:
         lost = self.list_lost_hosts(before)
         text = f"{', '.join(lost)} do{'es' * (len(lost) == 1)} not answer; " if lost else ""
         if not self.workers:
-            return f"{text}too few ranks are left for a worker; trying again"
+            return f"{text}too few ranks are left for a worker; waiting for hosts"
         return f"{text}restarting it" + (f" with {self.ranks}" if self.missing or before.missing else "")
 
 
@@ -56,7 +56,7 @@ def plan_start(launcher: Launcher, ranks_per_worker: int, is_stopped: Callable[[
     """
     hosts = find_live_hosts(launcher, is_stopped)
     missing = tuple(host for host in launcher.capacities if host not in hosts)
-    workers = sum(launcher.capacities[host] for host in hosts) // ranks_per_worker
+    workers = min(launcher.ranks, sum(launcher.capacities[host] for host in hosts)) // ranks_per_worker
     ranks = workers * ranks_per_worker
     text = f"{format_count(ranks, 'rank')} on {', '.join(hosts)}"
     if not workers:
@@ -81,6 +81,14 @@ def find_live_hosts(launcher: Launcher, is_stopped: Callable[[], bool] = lambda:
             break
         time.sleep(_POLL_SECONDS)
     return [host for host in hosts if host not in probes or _has_succeeded(probes[host])]
+
+
+def can_find_live_hosts(launcher: Launcher, is_stopped: Callable[[], bool]) -> bool:
+    """Return whether probes work here, because another host than this one answers.
+
+    They do not work if, for example, the launcher connects to hosts in another way than by ssh.
+    """
+    return any(launcher.make_probe(host) for host in find_live_hosts(launcher, is_stopped))
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes] | None:

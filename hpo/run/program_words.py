@@ -29,4 +29,6 @@ def set_option(words: Sequence[str], name: str, *value: object) -> list[str]:
 
 
 def _cut_program(words: Sequence[str]) -> list[str]:
-    return list(words[: words.index("--")] if "--" in words else words)
+    """Return the words before the ``--`` of a search. A launcher may have its own ``--`` before the search."""
+    search = next((index for index, word in enumerate(words) if word == "search" or word.endswith(".py")), 0)
+    return list(words[: words.index("--", search)] if "--" in words[search:] else words)

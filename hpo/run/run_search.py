@@ -88,13 +88,13 @@ def _begin_session(
 
 
 def _limit_time(options: Options, watch: RankWatch) -> None:
-    """Schedule a stop of the run at its time limit, and before the end of its SLURM job."""
+    """Schedule a stop of the run at its time limit, and before the end of its job."""
     if options.time_limit is not None:
         watch.schedule_stop(options.time_limit, f"--time-limit {format_duration(options.time_limit)}")
-    job_end = os.environ.get("SLURM_JOB_END_TIME", "")
+    job_end = os.environ.get("HPO_JOB_END_TIME") or os.environ.get("SLURM_JOB_END_TIME", "")
     # A time in the past belongs to another job, or to this job before its time limit was extended.
     if job_end.isdigit() and int(job_end) > time.time():
-        watch.schedule_stop(int(job_end) - time.time() - _SECONDS_BEFORE_JOB_ENDS, "the end of the SLURM job")
+        watch.schedule_stop(int(job_end) - time.time() - _SECONDS_BEFORE_JOB_ENDS, "the end of the job")
 
 
 @contextmanager

@@ -16,16 +16,17 @@ from hpo.layout import Layout
 from hpo.results.reader import RunReader
 from hpo.run.batch_host_guard import BatchHostGuard
 from hpo.run.launchers import find_launcher
-from hpo.run.live_hosts import StartPlan, plan_start
+from hpo.run.live_hosts import StartPlan, can_find_live_hosts, plan_start
 from hpo.run.program_words import find_option, set_option
 from hpo.store.run_dir import RunDir
-from hpo.text_format import format_count
+from hpo.text_format import format_count, format_duration
 
 _FINAL_STATUSES = tuple(status for status in ExitStatus if status != ExitStatus.CRASHED)
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _POLL_SECONDS = 0.1
 _SECONDS_OF_ONE_CTRL_C = 1.0
 _LONGEST_PAUSE = 60.0
+_SECONDS_FOR_HOSTS = 3600.0  # to wait for hosts if too few are left for a worker
 _SECONDS_TO_END = 30.0  # to wait for the remaining processes of a crashed job
 _SECONDS_BETWEEN_CHECKS = 5.0
 _SECONDS_FOR_LAUNCHER = 30.0  # to end after its run
@@ -54,6 +55,7 @@ class Supervisor:
         self._storage = find_option(command, "--storage")
         self._job: subprocess.Popen[bytes] | None = None
         self._stopped_at: float | None = None
+        self._can_find_hosts = False
 
     def run(self) -> int:
         """Run the job, restart it after crashes, and return its final exit status."""
@@ -70,15 +72,16 @@ class Supervisor:
     def _run_until_final(self, guard: BatchHostGuard) -> int:
         failed_starts, (done, _) = 0, self._read_progress()
         launcher = find_launcher(self._command, os.environ)
-        plan = StartPlan(self._command, 1, hosts=tuple(launcher.list_hosts() if launcher else ()))
+        self._can_find_hosts = launcher is not None and can_find_live_hosts(launcher, self._is_stopped)
+        plan = StartPlan(self._command, 1)
         while True:
-            guard.ensure_runs(plan.hosts)
+            guard.restart(plan.missing)
             holder_before, since = self._holder, time.time()
-            status = self._run_once(plan.words) if plan.workers else ExitStatus.CRASHED
+            status = self._run_once(plan.words)
             has_crashed = self._holder not in ("", holder_before)  # A run that ends normally removes its holder.
             if status in _FINAL_STATUSES and not has_crashed:
                 return status
-            if self._stopped_at is not None or (not has_crashed and self._has_concluded(since)):
+            if self._is_stopped() or (not has_crashed and self._has_concluded(since)):
                 return ExitStatus.UNFINISHED
             now, in_flight = self._read_progress(otherwise=done)
             progress, done = now - done, now
@@ -90,24 +93,43 @@ class Supervisor:
                 self._print_message(f"{crash}; gave up after {self._max_restarts} restarts without progress")
                 return status
             before, plan = plan, self._plan_restart()
+            if self._is_stopped():
+                return ExitStatus.UNFINISHED
             lost = plan.list_lost_hosts(before)
             count = f" ({failed_starts} of {self._max_restarts} without progress)" if progress == 0 else ""
             self._print_message(f"{crash}; {plan.describe(before)}{count}")
-            seconds = compute_pause(failed_starts) if plan.workers else _LONGEST_PAUSE
-            if not self._pause(seconds, _SECONDS_TO_RELEASE if lost else _SECONDS_TO_END):
+            if not self._pause(compute_pause(failed_starts), _SECONDS_TO_RELEASE if lost else _SECONDS_TO_END):
                 return ExitStatus.UNFINISHED
             if lost and not RunDir(self._run_dir).is_in_use:
                 RunDir(self._run_dir).mark_ended()  # The loss of a host is the cause, and not an evaluation.
+            plan = self._wait_for_hosts(plan)
+            if not plan.workers:
+                return ExitStatus.UNFINISHED if self._is_stopped() else status
 
     def _plan_restart(self) -> StartPlan:
         """Return how to resume the run: on all hosts of the job that answer."""
         words = set_option(self._command, "--resume")
         launcher = find_launcher(words, os.environ)
-        if launcher is None:
+        if launcher is None or not self._can_find_hosts:
             return StartPlan(words, 1)
-        ranks = sum(launcher.capacities.values())
-        size = int(find_option(words, "--ranks-per-worker") or 0) or Layout.choose(ranks, None, 1).ranks_per_worker
-        return plan_start(launcher, size, lambda: self._stopped_at is not None)
+        given = find_option(words, "--ranks-per-worker")
+        size = int(given) if given else Layout.choose(launcher.ranks, None, 1).ranks_per_worker
+        return plan_start(launcher, size, self._is_stopped)
+
+    def _wait_for_hosts(self, plan: StartPlan) -> StartPlan:
+        """Return a plan with enough ranks for a worker, or the last plan after a stop or an hour."""
+        if plan.workers:
+            return plan
+        end = time.monotonic() + _SECONDS_FOR_HOSTS
+        while not plan.workers and time.monotonic() < end and self._pause(_LONGEST_PAUSE, 0):
+            plan = self._plan_restart()
+        if not self._is_stopped():
+            hours = f"after {format_duration(_SECONDS_FOR_HOSTS)}, too few ranks are left for a worker; gave up"
+            self._print_message(f"restarting it with {plan.ranks}" if plan.workers else hours)
+        return plan
+
+    def _is_stopped(self) -> bool:
+        return self._stopped_at is not None
 
     def _run_once(self, command: Sequence[str]) -> int:
         try:
@@ -117,12 +139,13 @@ class Supervisor:
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
         if self._stopped_at is not None:
             self._send_signal(os.kill, signal.SIGUSR1)
+        is_launcher = Path(command[0]).name.startswith(("srun", "mpirun", "mpiexec"))
         end_watch = _EndWatch(RunDir(self._run_dir))
         while True:
             with suppress(subprocess.TimeoutExpired):
                 status = self._job.wait(_POLL_SECONDS)
                 return status if status >= 0 else 128 - status
-            if end_watch.is_launcher_stuck():
+            if is_launcher and end_watch.is_launcher_stuck():
                 self._end_launcher()
 
     def _end_launcher(self) -> None:
