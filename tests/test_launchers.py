@@ -149,7 +149,7 @@ def test_lost_node_is_found_although_its_step_hangs(monkeypatch: pytest.MonkeyPa
     start = time.monotonic()
     plan = plan_start(launcher, 2, lambda: False)
     assert time.monotonic() - start < 20
-    assert (plan.workers, plan.hosts, plan.missing) == (2, ("n1",), ("n2", "n3"))
+    assert (plan.workers, plan.ranks, plan.missing) == (2, "4 ranks on n1", ("n2", "n3"))
     assert find_option(plan.words, "--ranks-per-worker") == "2"
     assert find_option(plan.words, "--islands") == "2"
     assert plan.describe(plan) == "restarting it with 4 ranks on n1", "a host is lost only once"

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from hpo.run.slurm import expand_nodes, make_small_step, make_step_environment, read_output
+from hpo.run.slurm import expand_nodes, make_small_step, read_output, start_silently
 
 _SECONDS_BETWEEN_CHECKS = 15.0
 _SECONDS_TO_END = 10.0
@@ -57,14 +57,7 @@ class BatchHostGuard:
         others = [node for node in nodes if node != self._own and node not in missing]
         if others:
             command = [*make_small_step(others[-1]), sys.executable, "-m", __name__, self._job]
-            self._step = subprocess.Popen(
-                command,
-                env=make_step_environment(self._environment),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            self._step = start_silently(command, self._environment)
 
 
 def is_batch_host_lost(job: str) -> bool:

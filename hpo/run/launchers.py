@@ -64,25 +64,12 @@ class Launcher(ABC):
 
     def find_value(self, *names: str) -> str:
         """Return the value of an option of the launcher; an empty text if none of these names is given."""
-        position = self.find_words(names)
+        position = _find_words(self.words, names)
         return "" if position is None else _join(self.words[slice(*position)])
 
-    def find_words(self, names: Sequence[str]) -> tuple[int, int] | None:
-        """Return the start and the end of the words that give an option of the launcher and its value."""
-        end = find_program(self.words)
-        for index in range(1, end):
-            word = self.words[index]
-            if word in names and index + 1 < end:
-                return index, index + 2
-            is_short = any(re.fullmatch(f"{name}\\d+", word) for name in names if re.fullmatch("-[a-zA-Z]", name))
-            if word.partition("=")[0] in names or is_short:
-                return index, index + 1
-        return None
-
-    def remove(self, *names: str) -> None:
-        """Remove an option of the launcher, with its value."""
-        while (position := self.find_words(names)) is not None:
-            del self.words[slice(*position)]
+    def has_option(self, *names: str) -> bool:
+        """Return whether an option of the launcher is given."""
+        return _find_words(self.words, names) is not None
 
 
 class Srun(Launcher):
@@ -91,7 +78,7 @@ class Srun(Launcher):
     _RANKS = ("-n", "--ntasks")
 
     def _find_capacities(self) -> Mapping[str, int]:
-        if any(self.find_words(names) for names in (("-N", "--nodes"), ("-w", "--nodelist"), ("-x", "--exclude"))):
+        if self.has_option("-N", "--nodes", "-w", "--nodelist", "-x", "--exclude"):
             return {}  # The user has chosen nodes.
         nodes = expand_nodes(self.environment.get("SLURM_JOB_NODELIST", ""))
         per_node = expand_counts(self.environment.get("SLURM_TASKS_PER_NODE", ""))
@@ -119,12 +106,10 @@ class Srun(Launcher):
         """
         if list(hosts) == list(self.capacities):
             return [self.words[0], "--overlap", *self.words[1:]]
-        changed = Srun(self.words, self.environment)
-        changed.remove(*self._RANKS)
-        changed.remove("--ntasks-per-node")
+        launcher, *others = _remove_options(self.words, (*self._RANKS, "--ntasks-per-node"))
         most = max(self.capacities[host] for host in hosts)
         options = [f"--nodes={len(hosts)}", f"--nodelist={','.join(hosts)}", f"--ntasks={ranks}"]
-        return [changed.words[0], "--overlap", *options, f"--ntasks-per-node={most}", *changed.words[1:]]
+        return [launcher, "--overlap", *options, f"--ntasks-per-node={most}", *others]
 
 
 class Mpirun(Launcher):
@@ -159,13 +144,12 @@ class Mpirun(Launcher):
         """Return the command line for a restart on these hosts, with the number of ranks of each host in the list."""
         if list(hosts) == list(self.capacities):
             return list(self.words)
-        changed = Mpirun(self.words, self.environment)
+        names = (*self._LISTS, *self._FILES, *self._RANKS, *self._RANKS_PER_HOST)
+        launcher, *others = _remove_options(self.words, names)
         is_open_mpi = "Open MPI" in read_output([self.words[0], "--version"])
-        for names in (self._LISTS, self._FILES, self._RANKS, self._RANKS_PER_HOST):
-            changed.remove(*names)
         name = "--host" if is_open_mpi else "-hosts"
         slots = ",".join(f"{host}:{self.capacities[host]}" for host in hosts)
-        return [changed.words[0], name, slots, "-n", str(ranks), *changed.words[1:]]
+        return [launcher, name, slots, "-n", str(ranks), *others]
 
 
 def find_launcher(words: Sequence[str], environment: Mapping[str, str]) -> Launcher | None:
@@ -177,6 +161,27 @@ def find_launcher(words: Sequence[str], environment: Mapping[str, str]) -> Launc
     elif name.startswith(("mpirun", "mpiexec")):
         launcher = Mpirun(words, environment)
     return launcher if launcher and len(launcher.capacities) > 1 and all(launcher.capacities.values()) else None
+
+
+def _find_words(words: Sequence[str], names: Sequence[str]) -> tuple[int, int] | None:
+    """Return the start and the end of the words that give an option of the launcher and its value."""
+    end = find_program(words)
+    for index in range(1, end):
+        word = words[index]
+        if word in names and index + 1 < end:
+            return index, index + 2
+        is_short = any(re.fullmatch(f"{name}\\d+", word) for name in names if re.fullmatch("-[a-zA-Z]", name))
+        if word.partition("=")[0] in names or is_short:
+            return index, index + 1
+    return None
+
+
+def _remove_options(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return a command line without these options of the launcher, and without their values."""
+    left = list(words)
+    while (position := _find_words(left, names)) is not None:
+        del left[slice(*position)]
+    return left
 
 
 def find_program(words: Sequence[str]) -> int:

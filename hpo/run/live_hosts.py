@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hpo.run.launchers import Launcher
 from hpo.run.program_words import find_option, set_option
-from hpo.run.slurm import make_step_environment
+from hpo.run.slurm import start_silently
 from hpo.text_format import format_count
 
 _SECONDS_TO_ANSWER = 15.0
@@ -28,8 +28,6 @@ class StartPlan:
     """Number of workers; 0 if the hosts that answer have too few ranks for one."""
     ranks: str = ""
     """The number of ranks and the hosts in words; an empty text if the hosts are not known."""
-    hosts: tuple[str, ...] = ()
-    """The hosts that answer."""
     missing: tuple[str, ...] = ()
     """The hosts that do not answer."""
 
@@ -60,15 +58,15 @@ def plan_start(launcher: Launcher, ranks_per_worker: int, is_stopped: Callable[[
     ranks = workers * ranks_per_worker
     text = f"{format_count(ranks, 'rank')} on {', '.join(hosts)}"
     if not workers:
-        return StartPlan(launcher.words, 0, text, tuple(hosts), missing)
+        return StartPlan(launcher.words, 0, text, missing)
     words = launcher.restrict(hosts, ranks)
     if not missing:
-        return StartPlan(words, workers, text, tuple(hosts))
+        return StartPlan(words, workers, text)
     words = set_option(words, "--ranks-per-worker", ranks_per_worker)
     propagators = len((find_option(words, "--propagators") or "").split(","))
     if max(int(find_option(words, "--islands") or 0), propagators) > workers:
         words = set_option(words, "--islands", workers)
-    return StartPlan(words, workers, text, tuple(hosts), missing)
+    return StartPlan(words, workers, text, missing)
 
 
 def find_live_hosts(launcher: Launcher, is_stopped: Callable[[], bool] = lambda: False) -> list[str]:
@@ -93,14 +91,7 @@ def can_find_live_hosts(launcher: Launcher, is_stopped: Callable[[], bool]) -> b
 
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes] | None:
     with suppress(OSError):
-        return subprocess.Popen(
-            command,
-            env=make_step_environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        return start_silently(command, os.environ)
     return None
 
 

@@ -24,18 +24,26 @@ def expand_counts(text: str) -> list[int]:
 def make_small_step(node: str) -> list[str]:
     """Return the start of a command that runs one process on a node of the job, next to other job steps.
 
-    The command must be started with `make_step_environment`.
+    Start the command with `start_silently`.
     """
     return ["srun", "--overlap", "--quiet", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0"]
 
 
-def make_step_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables for a small job step.
+def start_silently(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a command without input and output, and without the options of the job script.
 
-    srun reads the options of the job script, such as its GPUs per task, from variables. A small step has none of them.
+    srun reads these options, such as the GPUs per task, from variables. A small step must have none of them.
     """
     kept = ("SLURM_CONF", "SLURM_JOB_ID")
-    return {name: value for name, value in environment.items() if name in kept or not name.startswith("SLURM_")}
+    variables = {name: value for name, value in environment.items() if name in kept or not name.startswith("SLURM_")}
+    return subprocess.Popen(
+        command,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def read_output(command: Sequence[str]) -> str:

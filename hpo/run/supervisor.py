@@ -137,7 +137,7 @@ class Supervisor:
             self._job = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
-        if self._stopped_at is not None:
+        if self._is_stopped():
             self._send_signal(os.kill, signal.SIGUSR1)
         is_launcher = Path(command[0]).name.startswith(("srun", "mpirun", "mpiexec"))
         end_watch = _EndWatch(RunDir(self._run_dir))
@@ -192,7 +192,7 @@ class Supervisor:
         while time.monotonic() < start + seconds or (
             RunDir(self._run_dir).is_in_use and time.monotonic() < start + limit
         ):
-            if self._stopped_at is not None:
+            if self._is_stopped():
                 return False
             time.sleep(_POLL_SECONDS)
         return True

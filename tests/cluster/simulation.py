@@ -56,7 +56,7 @@ SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
-TaskPlugin={task_plugin}
+TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
@@ -70,7 +70,7 @@ OverTimeLimit=0
 SchedulerParameters=bf_interval=1,sched_min_interval=100000
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName={nodes} CPUs={cpus} RealMemory=4000 Gres=gpu:4
+NodeName={nodes} CPUs=32 RealMemory=4000 Gres=gpu:4
 PartitionName=batch Nodes={nodes} Default=YES State=UP PriorityTier=1 GraceTime=3 MaxTime=UNLIMITED
 PartitionName=urgent Nodes={nodes} State=UP PriorityTier=9 PreemptMode=OFF MaxTime=UNLIMITED
 """
@@ -127,18 +127,13 @@ class Machine:
 class SlurmCluster:
     """A SLURM cluster on this machine. Use it as a context manager: it is removed at the end.
 
-    Args:
-        cpus: Number of CPUs that SLURM assigns on each node.
-        task_plugin: SLURM's plugin that binds tasks to CPUs.
-
     Attributes:
         folder: A directory that all machines share.
     """
 
-    def __init__(self, cpus: int = 32, task_plugin: str = "task/none") -> None:
+    def __init__(self) -> None:
         # Not in a pytest directory: the path of a socket has at most 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="hpo-cluster-", dir="/var/tmp"))
-        self._cpus, self._task_plugin = cpus, task_plugin
         self._machines: dict[str, Machine] = {}
 
     def __enter__(self) -> SlurmCluster:
@@ -177,7 +172,7 @@ class SlurmCluster:
             states = self.run("sinfo", "-h", "-N", "-p", "batch", "-o", "%T").stdout.split()
             return len(states) == len(NODES) and set(states) <= {"idle", "mixed", "allocated"}
 
-        wait_until(are_usable, SECONDS_TO_START, lambda: self.read_logs())
+        wait_until(are_usable, SECONDS_TO_START, self.read_logs)
 
     def run(
         self, *command: object, on: str = CONTROLLER, timeout: float = 60, variables: Mapping[str, str] = _NO_VARIABLES
@@ -267,8 +262,6 @@ class SlurmCluster:
             _SLURM_CONF.format(
                 folder=folder,
                 nodes=",".join(NODES),
-                cpus=self._cpus,
-                task_plugin=self._task_plugin,
                 seconds_to_detect=SECONDS_TO_DETECT,
             )
         )
