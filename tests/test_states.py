@@ -6,6 +6,9 @@ import json
 import pickle
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,9 +24,11 @@ from torch import nn
 from hpo.process.channel import Message
 from hpo.store.checkpoints import CheckpointInfo, CheckpointStore, read_checkpoint_info
 from hpo.store.evaluations import Assignment
+from hpo.store.tensors import write_tensors
 from hpo.trainer.checkpoint_file import Checkpoint, read_checkpoint_file, write_checkpoint_file
 from hpo.trainer.snapshot_buffer import SnapshotBuffer
 from hpo.trainer.state_tree import StateParts, copy_parts, is_state_function, join_state, split_state
+from tests.support.launch import ROOT
 
 PARAMS = {"lr": 0.1, "layers": 2, "activation": "relu"}
 
@@ -136,6 +141,27 @@ def test_checkpoint_of_rare_dtypes_keeps_all_bits(tmp_path: Path, name: str) -> 
     read = save_and_load(CheckpointStore(tmp_path / "checkpoints"), saved)
     assert read.dtype == saved.dtype
     assert torch.equal(read.view(torch.uint8), saved.view(torch.uint8))
+
+
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this torch has no dtype of 4 bits")
+def test_checkpoint_of_4_bit_values_keeps_shape_and_bits(tmp_path: Path) -> None:
+    saved = torch.arange(6, dtype=torch.uint8).reshape(2, 3).view(torch.float4_e2m1fn_x2)
+    read = save_and_load(CheckpointStore(tmp_path / "checkpoints"), saved)
+    assert (read.dtype, read.shape) == (saved.dtype, saved.shape)
+    assert torch.equal(read.view(torch.uint8), saved.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.eye(2).to_sparse(), r"a sparse tensor cannot be saved: convert it with to_dense\(\)"),
+        (torch.ones(2, dtype=torch.complex128), "a tensor of torch.complex128 cannot be saved"),
+    ],
+)
+def test_write_of_unsupported_tensor_names_its_kind(tmp_path: Path, tensor: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        write_tensors(tmp_path / "weights", {"a": tensor}, {})
+    assert not list(tmp_path.iterdir())
 
 
 def test_checkpoint_converts_numpy_and_parameters(tmp_path: Path) -> None:
@@ -339,6 +365,22 @@ def test_failed_write_keeps_previous_checkpoint(tmp_path: Path, monkeypatch: pyt
         write(store, make_assignment(0), make_state({"a": torch.ones(3)}))
     assert [path.name for path in tmp_path.iterdir()] == ["0.safetensors"]
     assert (tmp_path / "0.safetensors").read_bytes() == before
+
+
+def test_killed_write_leaves_only_its_draft(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    draft = store.make_draft_path(make_assignment(0))
+    code = (
+        "import resource, signal, sys, torch; from pathlib import Path; from hpo.store.tensors import write_tensors;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
+        "write_tensors(Path(sys.argv[1]), {'a': torch.zeros(1000)}, {})"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, draft], cwd=ROOT, timeout=60, check=False)
+    assert killed.returncode == -signal.SIGXFSZ
+    assert list(draft.parent.iterdir()) == [draft]
+    store.remove_all_except([])
+    store.remove_empty_folder()
+    assert not draft.parent.exists()
 
 
 def test_checkpoint_store_removes_only_ended_evaluations(tmp_path: Path) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache, partial
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 _MAX_HEADER_BYTES = 100_000_000  # The same limit as in safetensors.
@@ -35,27 +39,19 @@ class TensorSource:
 
 
 @dataclass(frozen=True)
-class _TensorSlice:
-    """Locate the bytes of a tensor in an open file, with its type and shape as in the header."""
+class TensorBytes:
+    """The bytes of a tensor, with its type and shape as in the header of a file."""
 
-    file: BinaryIO
-    begin: int
-    size: int
     dtype: str
     shape: list[int]
-
-    def read_chunks(self) -> Iterator[bytes]:
-        self.file.seek(self.begin)
-        left = self.size
-        while left:
-            part = self.file.read(min(left, _CHUNK_SIZE))
-            if not part:
-                raise ValueError("it is incomplete")
-            left -= len(part)
-            yield part
+    size: int
+    """Number of bytes."""
+    read_chunks: Callable[[], Iterable[Any]]
+    """Returns the bytes in order. Raises ValueError if the file with the tensor is incomplete."""
 
     @property
     def alignment(self) -> int:
+        """Number of bytes of an element."""
         return self.size // max(1, math.prod(self.shape))
 
 
@@ -68,7 +64,7 @@ def read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
     return dict(header), 8 + length
 
 
-def locate_tensors(file: BinaryIO, start: int, header: Mapping[str, Any]) -> dict[str, _TensorSlice]:
+def locate_tensors(file: BinaryIO, start: int, header: Mapping[str, Any]) -> dict[str, TensorBytes]:
     """Return the positions of the tensors in a file, by name. Raises ValueError if the file is incomplete."""
     size = file.seek(0, 2) - start
     pieces = {}
@@ -76,8 +72,19 @@ def locate_tensors(file: BinaryIO, start: int, header: Mapping[str, Any]) -> dic
         begin, end = entry["data_offsets"]
         if not 0 <= begin <= end <= size:
             raise ValueError("it is incomplete")
-        pieces[name] = _TensorSlice(file, start + begin, end - begin, entry["dtype"], entry["shape"])
+        read_chunks = partial(_read_slice, file, start + begin, end - begin)
+        pieces[name] = TensorBytes(entry["dtype"], entry["shape"], end - begin, read_chunks)
     return pieces
+
+
+def _read_slice(file: BinaryIO, begin: int, size: int) -> Iterator[bytes]:
+    file.seek(begin)
+    while size:
+        part = file.read(min(size, _CHUNK_SIZE))
+        if not part:
+            raise ValueError("it is incomplete")
+        size -= len(part)
+        yield part
 
 
 def compute_checksum(text: str, parts: Iterable[tuple[str, Iterable[Any]]]) -> str:
@@ -107,7 +114,7 @@ def copy_tensors(
         ValueError: If a source is incomplete.
     """
     with ExitStack() as held:
-        pieces: dict[str, _TensorSlice] = {}
+        pieces: dict[str, TensorBytes] = {}
         for source in sources:
             file = held.enter_context(source.path.open("rb"))
             header, start = read_header(file)
@@ -119,10 +126,12 @@ def copy_tensors(
         if checksummed_text:
             parts = ((name, pieces[name].read_chunks()) for name in sorted(pieces))
             texts["checksum"] = compute_checksum(texts[checksummed_text], parts)
-        _write_slices(path, pieces, texts)
+        _write_file(path, pieces, texts)
 
 
-def _write_slices(path: Path, pieces: Mapping[str, _TensorSlice], texts: Mapping[str, str]) -> None:
+def _write_file(
+    path: Path, pieces: Mapping[str, TensorBytes], texts: Mapping[str, str], is_flushed: bool = True
+) -> None:
     # Tensors with the largest elements come first, so that each begins at a multiple of its element size.
     names = sorted(pieces, key=lambda name: (-pieces[name].alignment, name))
     header: dict[str, Any] = {"__metadata__": texts}
@@ -138,17 +147,46 @@ def _write_slices(path: Path, pieces: Mapping[str, _TensorSlice], texts: Mapping
         for name in names:
             for part in pieces[name].read_chunks():
                 file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
+        if is_flushed:
+            file.flush()
+            os.fsync(file.fileno())
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
-    """Write CPU tensors and texts to a file, and flush it to disk."""
-    from safetensors.torch import save_file
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str], is_flushed: bool = True) -> None:
+    """Write CPU tensors and texts to a file, and flush it to disk unless `is_flushed` is false.
 
-    path.touch()
-    mode = path.stat().st_mode  # It follows the user's umask. safetensors would exclude all other users.
-    save_file(dict(tensors), path, dict(texts))
-    path.chmod(mode)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    safetensors 0.8 would write to a file with a random name first. If the process is killed, this file would stay.
+    """
+    _write_file(path, {name: _view_tensor(tensor) for name, tensor in tensors.items()}, texts, is_flushed)
+
+
+def _view_tensor(tensor: Tensor) -> TensorBytes:
+    """Return the bytes of a contiguous CPU tensor, without a copy. Raises ValueError if it cannot be in a file."""
+    if str(tensor.layout) != "torch.strided":
+        raise ValueError("a sparse tensor cannot be saved: convert it with to_dense()")
+    dtype, factor = _describe_dtype(tensor.dtype)
+    shape = list(tensor.shape)
+    return TensorBytes(
+        dtype, [*shape[:-1], shape[-1] * factor] if shape else [], tensor.nbytes, lambda: view_bytes(tensor)
+    )
+
+
+@cache
+def _describe_dtype(dtype: torch.dtype) -> tuple[str, int]:
+    """Return the name of a dtype in safetensors files, and the number of values in an element: 2 for 4-bit values.
+
+    Raises ValueError if such files cannot have the dtype.
+    """
+    import torch
+    from safetensors.torch import save
+
+    try:
+        header, _ = read_header(BytesIO(save({"one": torch.empty(1, dtype=dtype, device="cpu")})))
+    except KeyError as error:
+        raise ValueError(f"a tensor of {dtype} cannot be saved") from error
+    return header["one"]["dtype"], header["one"]["shape"][0]
+
+
+def view_bytes(tensor: Tensor) -> list[Any]:
+    """Return the memory of a contiguous CPU tensor as a list of at most one bytes-like object, without a copy."""
+    return [(ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())] if tensor.nbytes else []

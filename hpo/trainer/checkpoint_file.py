@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
 from hpo.store.checkpoints import STATE_PREFIX, WEIGHTS_PREFIX, CheckpointInfo, check_space, parse_checkpoint_info
-from hpo.store.tensors import compute_checksum, write_tensors
+from hpo.store.tensors import compute_checksum, view_bytes, write_tensors
 from hpo.text_format import format_error
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def write_checkpoint_file(path: Path, state: Checkpoint) -> None:
     size = sum(tensor.nbytes for tensor in tensors.values())
     check_space(path, size)
     text = json.dumps({**vars(state.metadata), "has_weights": state.weights is not None})
-    parts = ((name, [_view_bytes(tensor)]) for name, tensor in sorted(tensors.items()))
+    parts = ((name, view_bytes(tensor)) for name, tensor in sorted(tensors.items()))
     write_tensors(path, tensors, {"about": text, "checksum": compute_checksum(text, parts)})
 
 
@@ -62,8 +61,3 @@ def read_checkpoint_file(path: Path) -> Checkpoint:
 def _name_tensors(state: Checkpoint) -> dict[str, Tensor]:
     tensors = {STATE_PREFIX + name: tensor for name, tensor in state.tensors.items()}
     return tensors | {WEIGHTS_PREFIX + name: tensor for name, tensor in (state.weights or {}).items()}
-
-
-def _view_bytes(tensor: Tensor) -> Any:
-    """Return the memory of a contiguous CPU tensor of any dtype as a bytes-like object, without a copy."""
-    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""

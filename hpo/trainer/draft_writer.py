@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from hpo.evaluation_api import count_reports, reads_lines, send_draft
 from hpo.store.checkpoints import STATE_PREFIX, check_space
+from hpo.store.tensors import write_tensors
 from hpo.text_format import format_error
 from hpo.trainer.checkpoint_file import read_checkpoint_file
 from hpo.trainer.state_tree import copy_parts, is_state_function, join_state, split_state
@@ -78,7 +78,7 @@ def _write_draft(kind: str, drafts: Path, tensors: Mapping[str, torch.Tensor], t
     try:
         path.parent.mkdir(exist_ok=True)
         check_space(path, sum(tensor.nbytes for tensor in tensors.values()))
-        save_file(dict(tensors), path, dict(texts))
+        write_tensors(path, tensors, texts, is_flushed=False)
     except Exception as error:  # The file system and safetensors raise exceptions of many types.
         path.unlink(missing_ok=True)
         if kind not in _warned_kinds:
