@@ -186,9 +186,10 @@ def test_elastic_evaluation_resumes_after_stop_and_kill(
 def test_elastic_failure_continues_with_own_worker(
     mpi: Mpi, folder: Path, expected: Mapping[float, list[float]]
 ) -> None:
-    options = ["--ranks-per-worker", 1, "--elastic"]
+    # Each loss takes more than 1 s, so each checkpoint is written. By default, checkpoints are left out on busy cores.
+    options = ["--ranks-per-worker", 1, "--elastic", "--checkpoint-every", "1s"]
     job = mpi.run(
-        2, *make_growing_arguments("run", *options, most_ranks=1, fails_after=6, seconds=1.2, folder=folder), cwd=folder
+        2, *make_growing_arguments("run", *options, most_ranks=1, fails_after=6, seconds=2.4, folder=folder), cwd=folder
     )
     assert job.returncode == 0, job.stderr
     expected_warning = (

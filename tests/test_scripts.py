@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,10 +15,12 @@ from typing import Any
 
 import optuna
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpo import Categorical, Float
 from hpo.cli.program_options import make_script, parse_space, split_command
 from hpo.errors import UsageError
+from hpo.evaluation.host_network import reserve_port
 from hpo.evaluation.program_reports import Report, ReportMerger, ReportReader
 from hpo.results.reader import RunReader
 from hpo.script_objective import Script, propose_loss_pattern
@@ -214,6 +217,16 @@ def test_module_and_spawned_ranks_are_run(mpi: Mpi, tmp_path: Path) -> None:
     for trial in load_trials(tmp_path / "run"):
         assert trial.values == [pytest.approx(2 * trial.params["x"])]
         assert trial.user_attrs["metrics"] == {"trial": trial.number}
+
+
+def test_reserved_port_is_free_for_torch_store_only() -> None:
+    with reserve_port() as reserved, socket.socket() as other:
+        port = reserved.getsockname()[1]
+        with pytest.raises(OSError, match="Address already in use"):
+            other.bind(("127.0.0.1", port))
+        store = TCPStore("127.0.0.1", port, 1, is_master=True)
+        store.set("key", "value")
+        assert store.get("key") == b"value"
 
 
 def test_folder_of_program_stays_when_it_resumes(mpi: Mpi, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Find the address and the network interface through which the ranks of a worker reach each other."""
+"""Find the address and the network interface through which the ranks of a worker reach each other, and free ports."""
 
 from __future__ import annotations
 
@@ -37,3 +37,15 @@ def find_interface(address: str) -> str | None:
     except (ImportError, OSError):
         pass
     return None
+
+
+def reserve_port() -> socket.socket:
+    """Return a socket on the loopback address that reserves its port until it is closed.
+
+    It does not listen. So a server that sets SO_REUSEADDR, as torch's store does, can use the port. Linux gives the
+    port to no other process that asks for any free port, neither to listen nor to connect.
+    """
+    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved

@@ -17,6 +17,7 @@ from typing import Any
 
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.draft_store import DraftStore
+from hpo.evaluation.host_network import reserve_port
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.program_command import Program, advise_on_loss, format_last_lines
 from hpo.evaluation.program_reports import Report, ReportMerger, ReportReader
@@ -62,6 +63,7 @@ class ProgramSupervision(Supervision):
         self.own_reports: list[Report] = []
         self._decided_verdict: Verdict | None = None
         self._remarks: list[str] = []
+        self._reserved_port: socket.socket | None = None
         group.slot.output.listener = self._reports
 
     def start_program(
@@ -92,9 +94,21 @@ class ProgramSupervision(Supervision):
                 **({"HPO_READS_LINES": "1"} if self._program.script.loss is not None else {}),
                 **({"HPO_CHECKPOINT_DRAFTS": drafts} if known["saves"] else {}),
                 **({"HPO_CHECKPOINT": str(path.absolute())} if path else {}),
-                **(_make_store_environment() if self._group.size == 1 else {}),
+                **self._make_store_environment(),
             },
         )
+
+    def _make_store_environment(self) -> dict[str, str]:
+        """Return environment variables with which a program on a single rank starts torch's store itself.
+
+        The program then behaves as if torchrun had not started it. It may set another port if it starts several
+        processes, for example with `torch.multiprocessing.spawn`. The port is reserved, since a program may take
+        minutes to begin to use it.
+        """
+        if self._group.size > 1:
+            return {}
+        self._reserved_port = reserve_port()
+        return {"MASTER_PORT": str(self._reserved_port.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
 
     def step(self) -> None:
         """Wait until the program has ended on all ranks, and agree with the other ranks on the verdict."""
@@ -104,6 +118,8 @@ class ProgramSupervision(Supervision):
     def end(self) -> None:
         """End the supervision: wait until the program has ended, or kill it, and close the file of its reports."""
         super().end()
+        if self._reserved_port is not None:
+            self._reserved_port.close()
         self._group.slot.output.listener = None
         self._reports.close()
 
@@ -262,13 +278,3 @@ class _FinalStepSync(StepSync):
         gathering = self._group.own_comm.begin_gather(step)
         sleep_until(lambda: supervision.poll_at_end(gathering.is_done()))
         return supervision.take_final_steps(gathering.unpack_objects())
-
-
-def _make_store_environment() -> dict[str, str]:
-    """Return environment variables with which a program on a single rank starts torch's store itself.
-
-    The program then behaves as if torchrun had not started it. It may set another port if it starts several processes,
-    for example with `torch.multiprocessing.spawn`.
-    """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return {"MASTER_PORT": str(free.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
