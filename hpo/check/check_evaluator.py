@@ -128,10 +128,9 @@ class _ShortLeader(Leader):
 
 @dataclass
 class CheckEvaluator:
-    """Evaluates one individual several times on the ranks of a job, and records the evaluations in `folder`.
+    """Evaluates one individual several times on the ranks of a worker, and records the evaluations in `folder`.
 
-    `params` has the hyperparameters on the job's first rank, and is None on other ranks. The first rank is the leader
-    of the worker (ranks that train one network).
+    `params` has the hyperparameters on the leader (first rank of the worker), and is None on its other ranks.
     """
 
     ready: RankState
@@ -156,7 +155,7 @@ class CheckEvaluator:
     def evaluate(
         self, group: RankGroup, keeps_weights: bool = False, previous: CheckOutcome | None = None
     ) -> CheckOutcome | None:
-        """Evaluate the individual, and return the outcome on the job's first rank. Collective: call on all ranks.
+        """Evaluate the individual, and return the outcome on the leader. Collective: call on all ranks of the worker.
 
         Args:
             group: The ranks of the worker. Call ``watch.join_worker`` with these ranks before.
@@ -165,7 +164,7 @@ class CheckEvaluator:
                 the beginning.
 
         Returns:
-            The outcome on the job's first rank; None on other ranks.
+            The outcome on the leader; None on other ranks.
         """
         leader, assignment = None, None
         if self._record is not None and self.params is not None:

@@ -63,13 +63,13 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
         with make_group(world.copy()) as group:
             outcomes = _evaluate_on_all(bench, group)
             continued = _evaluate_continuation(bench, group, outcomes[-1]) if len(outcomes) > 1 else None
-        if world.size > 1 and not _is_stopping(job):
+        if world.size > 1 and not is_stopping(job):
             alone = world.split(world.rank, 0)
             if job.is_first:
                 with make_group(alone) as group:
                     outcomes.append(bench.evaluate(group))
             world.barrier()
-        if _is_stopping(job):
+        if is_stopping(job):
             if job.is_first and job.watch.active_stop:
                 print(f"Stopped: {job.watch.active_stop.reason}", flush=True)
             return ExitStatus.INTERRUPTED
@@ -133,6 +133,6 @@ def _evaluate_continuation(bench: CheckEvaluator, group: RankGroup, before: Chec
     return bench.evaluate(group, previous=before) if group.own_comm.bcast(has_saved) else None
 
 
-def _is_stopping(job: Job) -> bool:
+def is_stopping(job: Job) -> bool:
     """Return whether the first rank has a reason to stop the job. Collective: call on all ranks."""
     return bool(job.world.bcast(job.watch.active_stop is not None))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from hpo.cli.check_options import make_check_command
+from hpo.cli.cluster_check_options import make_cluster_check_command
 from hpo.cli.command_line import make_app, parse_whole_number
 from hpo.cli.job_scripts import add_script_commands
 from hpo.cli.option_groups import GroupedCommand
@@ -31,9 +32,10 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it
 Storage = Annotated[Optional[str], typer.Option(metavar="URL", help="Storage of the study, if it needs a password.")]
 
 
-# These two are here for `hpo --help` only. hpo.cli.entry runs them, on each rank of an MPI job.
+# These are here for `hpo --help` only. hpo.cli.entry runs them, on each rank of an MPI job.
 app.command(cls=GroupedCommand)(make_search_command(None, lambda _: None))
 app.command(cls=GroupedCommand)(make_check_command(lambda _: None))
+app.command(cls=GroupedCommand)(make_cluster_check_command(lambda _: None))
 
 
 @app.callback(invoke_without_command=True)

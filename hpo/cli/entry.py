@@ -37,6 +37,8 @@ def main() -> None:
         search("hpo search", sys.argv[2:])
     if sys.argv[1:2] == ["check"]:
         check("hpo check", sys.argv[2:])
+    if sys.argv[1:2] == ["check-cluster"]:
+        check_cluster("hpo check-cluster", sys.argv[2:])
     from hpo.cli.command_line import run_app
     from hpo.cli.commands import app
     from hpo.process.standard_streams import fill_closed_streams
@@ -105,6 +107,27 @@ def check(program: str, arguments: Sequence[str]) -> NoReturn:
         return run_check(options, layout, job)
 
     _run_and_exit(program, partial(_parse_command, make_app, choose_layout, program, arguments), run)
+
+
+def check_cluster(program: str, arguments: Sequence[str]) -> NoReturn:
+    """Run `hpo check-cluster` on this rank of an MPI job, then exit the process. Collective: call on all ranks.
+
+    Args:
+        program: The name of the program, for messages.
+        arguments: The arguments of the command line.
+    """
+    from hpo.cli.cluster_check_options import make_cluster_check_app
+
+    def choose_layout(options: Options, ranks: int) -> Layout:
+        RunDir(options.run_dir or RUNS_DIR).check_usable(resume=True)
+        return find_layout(options, ranks)
+
+    def run(options: Options, layout: Layout, job: Job) -> int:
+        from hpo.check.run_cluster_check import run_cluster_check
+
+        return run_cluster_check(options, layout, job)
+
+    _run_and_exit(program, partial(_parse_command, make_cluster_check_app, choose_layout, program, arguments), run)
 
 
 def _run_and_exit(

@@ -20,8 +20,8 @@ def _find_mpi() -> str:
         import mpi4py
 
         mpi4py.rc.initialize = False  # Otherwise, the import starts MPI, which would have to be finalized.
-        from mpi4py import MPI
+        from hpo.ranks.communicator import describe_mpi
 
-        return " ".join(MPI.Get_library_version().splitlines()[0].split())
+        return describe_mpi()
     except (ImportError, RuntimeError) as error:  # The MPI library is missing.
         return f"not found ({str(error).splitlines()[0]})"

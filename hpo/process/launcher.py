@@ -72,6 +72,25 @@ def is_first_rank(environment: Mapping[str, str]) -> bool:
     return _is_zero(_RANK_VARIABLES, environment)
 
 
+def describe_launcher(environment: Mapping[str, str]) -> str:
+    """Return the launcher that has started this rank, as far as its variables show it."""
+    if {"HYDI_CONTROL_FD", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK"} & {*environment}:
+        return "mpirun"
+    if "PALS_RANKID" in environment:
+        return "PALS"
+    if {"SLURM_PROCID", "SLURM_STEP_ID"} <= {*environment} and {"PMI_RANK", "PMIX_RANK"} & {*environment}:
+        return "srun"
+    return "a launcher with PMI" if {"PMI_RANK", "PMIX_RANK"} & {*environment} else "no launcher"
+
+
+def describe_scheduler(environment: Mapping[str, str]) -> str:
+    """Return the scheduler and the job of this process; an empty text without a scheduler."""
+    jobs = {"SLURM": "SLURM_JOB_ID", "PBS": "PBS_JOBID", "LSF": "LSB_JOBID"}
+    return next(
+        (f"{name} job {environment[variable]}" for name, variable in jobs.items() if variable in environment), ""
+    )
+
+
 def _is_zero(names: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Return whether the first of these variables that is set is 0; true if none is set."""
     return next((environment[name] for name in names if name in environment), "0") == "0"

@@ -267,6 +267,12 @@ def finalize_mpi() -> None:
     MPI.Finalize()
 
 
+def describe_mpi() -> str:
+    """Return the name and the version of the MPI library."""
+    line = MPI.Get_library_version().splitlines()[0].partition(",")[0]
+    return " ".join(line.replace("Version:", "").replace("\0", "").split())
+
+
 def allows_threads() -> bool:
     """Return whether all threads may call MPI at the same time.
 

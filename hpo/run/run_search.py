@@ -6,7 +6,7 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
@@ -91,10 +91,18 @@ def _limit_time(options: Options, watch: RankWatch) -> None:
     """Schedule a stop of the run at its time limit, and before the end of its job."""
     if options.time_limit is not None:
         watch.schedule_stop(options.time_limit, f"--time-limit {format_duration(options.time_limit)}")
-    job_end = os.environ.get("HPO_JOB_END_TIME") or os.environ.get("SLURM_JOB_END_TIME", "")
-    # A time in the past belongs to another job, or to this job before its time limit was extended.
-    if job_end.isdigit() and int(job_end) > time.time():
-        watch.schedule_stop(int(job_end) - time.time() - _SECONDS_BEFORE_JOB_ENDS, "the end of the job")
+    _, job_end = find_job_end(os.environ)
+    if job_end is not None:
+        watch.schedule_stop(job_end - time.time() - _SECONDS_BEFORE_JOB_ENDS, "the end of the job")
+
+
+def find_job_end(environment: Mapping[str, str]) -> tuple[str, int | None]:
+    """Return when this job ends, in seconds since the epoch, and the variable that says so; ("", None) if unknown."""
+    for name in ("HPO_JOB_END_TIME", "SLURM_JOB_END_TIME"):
+        if job_end := environment.get(name):
+            # A time in the past belongs to another job, or to this job before its time limit was extended.
+            return (name, int(job_end)) if job_end.isdigit() and int(job_end) > time.time() else ("", None)
+    return "", None
 
 
 @contextmanager

@@ -56,7 +56,7 @@ SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/{task_plugin}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
@@ -70,7 +70,7 @@ OverTimeLimit=0
 SchedulerParameters=bf_interval=1,sched_min_interval=100000
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-NodeName={nodes} CPUs=32 RealMemory=4000 Gres=gpu:4
+NodeName={nodes} CPUs={cores} RealMemory=4000 Gres=gpu:4
 PartitionName=batch Nodes={nodes} Default=YES State=UP PriorityTier=1 GraceTime=3 MaxTime=UNLIMITED
 PartitionName=urgent Nodes={nodes} State=UP PriorityTier=9 PreemptMode=OFF MaxTime=UNLIMITED
 """
@@ -127,11 +127,16 @@ class Machine:
 class SlurmCluster:
     """A SLURM cluster on this machine. Use it as a context manager: it is removed at the end.
 
+    Args:
+        binds_cores: Whether SLURM binds each task to cores of its own. A node then has only the cores of this machine.
+            Otherwise, it has 32 cores, as far as SLURM knows.
+
     Attributes:
         folder: A directory that all machines share.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, binds_cores: bool = False) -> None:
+        self._task_plugin, self._cores = ("affinity", os.cpu_count()) if binds_cores else ("none", 32)
         # Not in a pytest directory: the path of a socket has at most 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="hpo-cluster-", dir="/var/tmp"))
         self._machines: dict[str, Machine] = {}
@@ -263,10 +268,12 @@ class SlurmCluster:
                 folder=folder,
                 nodes=",".join(NODES),
                 seconds_to_detect=SECONDS_TO_DETECT,
+                task_plugin=self._task_plugin,
+                cores=self._cores,
             )
         )
         for number in range(4):
-            (folder / f"gpu{number}").touch()  # The device files of GPUs. SLURM only checks that they exist.
+            (folder / f"gpu{number}").symlink_to("/dev/null")  # SLURM requires that the files of GPUs are devices.
         (folder / "gres.conf").write_text(f"NodeName={','.join(NODES)} Name=gpu File={folder}/gpu[0-3]\n")
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o600)

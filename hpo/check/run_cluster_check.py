@@ -1,0 +1,187 @@
+"""Run `hpo check-cluster`, which tests a job without a search of the user. All ranks take part.
+
+Trainers measure their process groups by an objective, so the check takes the same way as an evaluation of a search.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from hpo.check.check_evaluator import CheckEvaluator, CheckOutcome
+from hpo.check.clock_offsets import measure_clock_offsets
+from hpo.check.cluster_facts import ClusterFacts, FolderFacts, FolderView, GroupSpeed, RankFacts
+from hpo.check.cluster_findings import judge_cluster
+from hpo.check.cluster_printing import print_cluster
+from hpo.check.evaluation_findings import has_passed
+from hpo.check.printing import print_findings
+from hpo.check.run_check import is_stopping
+from hpo.check.shared_folder import FolderTest, compare_views
+from hpo.errors import ExitStatus
+from hpo.evaluation.rank_group import RankGroup
+from hpo.layout import Layout, list_usable_cores
+from hpo.process import clock
+from hpo.process.launcher import describe_launcher, describe_scheduler
+from hpo.process.linux import identify_container
+from hpo.ranks.agreement import run_on_root
+from hpo.ranks.communicator import SleepingComm, describe_mpi
+from hpo.ranks.job import Job
+from hpo.run.options import Options
+from hpo.run.rank_state import RankState
+from hpo.run.run_search import find_job_end, prepare_rank
+from hpo.store.run_dir import RUNS_DIR
+from hpo.text_format import format_count
+
+_MEBIBYTES = 25  # size of the gradient buckets of DistributedDataParallel
+
+
+def run_cluster_check(options: Options, layout: Layout, job: Job) -> int:
+    """Check a job, and return status 0 if nothing is wrong, 1 otherwise. Collective: call on all ranks.
+
+    Args:
+        options: The options, with the search file that measures process groups.
+        layout: The layout of a run in this job.
+        job: The MPI job. Its ranks are sorted by host.
+
+    Raises:
+        UsageError: The run directory cannot be used. The error is raised on all ranks, before anything is measured.
+    """
+    world = job.world
+    with ExitStack() as held:
+        ready = held.enter_context(prepare_rank(options, layout, job))
+        if job.is_first:
+            job.watch.set_stop_callbacks(lambda: None, lambda: ExitStatus.INTERRUPTED)
+        ranks = world.allgather(_collect_rank_facts(ready))
+        hosts = [rank.host for rank in ranks]
+        is_head = hosts.index(hosts[world.rank]) == world.rank
+        heads = world.split(int(is_head), world.rank)
+        folder, views = _test_folder(world, heads if is_head else None, options.run_dir or RUNS_DIR)
+        if job.is_first:
+            print(f"{layout}, {format_count(len(set(hosts)), 'host')}", flush=True)
+        clocks = measure_clock_offsets(heads) if is_head else []
+        if is_stopping(job):
+            return _stop(job)
+        ready.slot.fork_ahead()  # Otherwise the first trainer would wait until its template has imported the compiler.
+        world.barrier()
+        meter = _GroupMeter(ready, job, options.collective_timeout)
+        index = layout.find_worker(world.rank)
+        speeds = world.gather(meter.measure(world.split(index, world.rank), index))
+        if is_stopping(job):
+            return _stop(job)
+        between = meter.measure(heads, 0) if is_head and heads.size > 1 else None
+        if is_stopping(job):
+            return _stop(job)
+        status: int = ExitStatus.BUDGET_SPENT
+        if speeds is not None:
+            facts = ClusterFacts(
+                layout,
+                ranks,
+                clocks,
+                folder,
+                views,
+                [speed for speed in speeds if speed is not None],
+                between,
+                describe_mpi(),
+                describe_launcher(os.environ),
+                describe_scheduler(os.environ),
+                find_job_end(os.environ)[0],
+            )
+            print_cluster(facts)
+            findings = judge_cluster(facts)
+            print_findings(findings)
+            status = ExitStatus.BUDGET_SPENT if has_passed(findings) else ExitStatus.CRASHED
+        return int(world.bcast(status))
+
+
+def _stop(job: Job) -> int:
+    if job.is_first and job.watch.active_stop:
+        print(f"Stopped: {job.watch.active_stop.reason}", flush=True)
+    return ExitStatus.INTERRUPTED
+
+
+def _collect_rank_facts(ready: RankState) -> RankFacts:
+    return RankFacts(
+        host=ready.host.number,
+        host_name=socket.gethostname(),
+        cores=tuple(list_usable_cores()),
+        host_cores=os.cpu_count() or 1,
+        container=identify_container(),
+        gpus=ready.host.gpus,
+    )
+
+
+def _test_folder(world: SleepingComm, heads: SleepingComm | None, path: Path) -> tuple[FolderFacts, list[FolderView]]:
+    """Test the folder of a run directory. Collective: call on all ranks of `world`.
+
+    Args:
+        world: Communicator of all ranks.
+        heads: Communicator of one rank of each host; None on other ranks.
+        path: The run directory.
+    """
+    tests: list[FolderTest] = []
+
+    def begin() -> tuple[Path, FolderFacts]:
+        tests.append(FolderTest(path))
+        return tests[0].folder, tests[0].facts
+
+    folder, facts = run_on_root(world, begin)
+    try:
+        views = compare_views(heads, folder) if heads is not None else []
+        world.barrier()
+    finally:
+        for test in tests:
+            test.close()
+    return facts, views
+
+
+class _GroupMeter:
+    """Measures process groups of trainers.
+
+    Args:
+        ready: The data of this rank. Its search file measures process groups.
+        job: The MPI job.
+        patience: Maximum seconds for which a rank waits for its peers.
+    """
+
+    def __init__(self, ready: RankState, job: Job, patience: float) -> None:
+        self._ready = ready
+        self._job = job
+        self._patience = patience
+
+    def measure(self, comm: SleepingComm, index: int) -> GroupSpeed | None:
+        """Measure the process group of the ranks of `comm`, and return it on its first rank. Collective.
+
+        Args:
+            comm: The ranks.
+            index: Number of the worker.
+        """
+        self._job.watch.join_worker(comm, index, self._patience)
+        ranks = tuple(comm.allgather(self._job.world.rank))
+        with (
+            self._make_folder(comm) as folder,
+            RankGroup(comm, self._ready.host, index, self._patience, self._ready.slot) as group,
+        ):
+            params = {"mebibytes": _MEBIBYTES} if comm.rank == 0 else None
+            began = clock.now()
+            outcome = CheckEvaluator(self._ready, self._job.watch, folder, params).evaluate(group)
+            return _make_speed(ranks, outcome, clock.now() - began) if outcome is not None else None
+
+    @contextmanager
+    def _make_folder(self, comm: SleepingComm) -> Iterator[Path]:
+        with ExitStack() as held:
+            folder = None
+            if comm.rank == 0:
+                folder = held.enter_context(tempfile.TemporaryDirectory(prefix="hpo-check-"))
+            yield Path(comm.bcast(folder))
+
+
+def _make_speed(ranks: tuple[int, ...], outcome: CheckOutcome, seconds: float) -> GroupSpeed:
+    evaluation = outcome.evaluation
+    if evaluation.failure:
+        return GroupSpeed(ranks, evaluation.failure)
+    metrics = evaluation.metrics
+    return GroupSpeed(ranks, "", seconds - metrics["seconds"], metrics["latency"], metrics["bandwidth"])
