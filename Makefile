@@ -5,6 +5,7 @@
 # make test-install packages are built and installed elsewhere; then make test-fast on the oldest Python, with pip
 # make soak         what make test does to runs, for longer: damages, kills, resumes, recovery times
 # make cluster-test jobs on a simulated SLURM cluster, with nodes that are lost; as root, installs SLURM with apt-get
+# make cluster-soak lost nodes, jobs with time limits and 48 ranks on the same cluster, with figures
 # make lint         style, types, and what may import what
 # make docs         the documentation, into site/
 # make package      wheel and source distribution, into dist/
@@ -25,7 +26,7 @@ oldest := $(VENV)-oldest
 install = VIRTUAL_ENV="$(abspath $(1))" $(UV) pip install --quiet --constraint constraints.txt
 pip := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: search test test-fast test-gpu test-install cluster-test soak lint docs package setup open-mpi constraints
+.PHONY: search test test-fast test-gpu test-install cluster-test cluster-soak soak lint docs package setup open-mpi constraints
 
 search: $(VENV)/.search
 	PATH="$(abspath $(bin)):$$PATH" mpirun -n 8 python run_islands.py
@@ -39,11 +40,13 @@ test-fast: setup
 test-gpu: setup
 	PATH="$(abspath $(bin)):$$PATH" python -m pytest -m gpu
 
-cluster-test: setup open-mpi
+cluster-test: command = python -m pytest tests/cluster --verbose
+cluster-soak: command = python -m tests.cluster.endurance
+cluster-test cluster-soak: setup open-mpi
 	@command -v slurmctld sshd munged ip >/dev/null || ! command -v apt-get >/dev/null || test "$$(id -u)" != 0 || \
 	{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
 	slurmctld slurmd slurm-client munge libpmix-dev openssh-server openssh-client iproute2 >/dev/null; }
-	PATH="$(abspath $(bin)):$$PATH" python -m pytest tests/cluster --verbose
+	PATH="$(abspath $(bin)):$$PATH" $(command)
 
 soak: setup
 	PATH="$(abspath $(bin)):$$PATH" python -m tests.soak

@@ -10,6 +10,8 @@ import pytest
 from tests.cluster.simulation import SlurmCluster, find_missing_requirement
 from tests.support.launch import SEARCHES
 
+SEARCH_FILE = SEARCHES / "clustered.py"
+
 
 @pytest.fixture(scope="session")
 def missing_requirement() -> str:
@@ -23,5 +25,5 @@ def cluster(missing_requirement: str) -> Iterator[SlurmCluster]:
     if missing_requirement:
         pytest.skip(missing_requirement)
     with SlurmCluster() as simulated:
-        shutil.copy(SEARCHES / "clustered.py", simulated.folder / "my_search.py")
+        shutil.copy(SEARCH_FILE, simulated.folder / "my_search.py")
         yield simulated
