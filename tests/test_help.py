@@ -10,6 +10,7 @@ import pytest
 from typer.main import get_command
 
 from hpo.cli.check_options import make_check_app
+from hpo.cli.cluster_check_options import make_cluster_check_app
 from hpo.cli.commands import app
 from hpo.cli.option_groups import GROUPS, group_parameters
 from hpo.cli.search_options import make_search_app
@@ -17,6 +18,7 @@ from tests.support.launch import Hpo
 
 SEARCH: Any = get_command(make_search_app(None, lambda _: None))
 CHECK: Any = get_command(make_check_app(lambda _: None))
+CHECK_CLUSTER: Any = get_command(make_cluster_check_app(lambda _: None))
 
 
 def test_groups_have_each_search_option_once() -> None:
@@ -25,7 +27,7 @@ def test_groups_have_each_search_option_once() -> None:
     assert set(grouped) == {parameter.name for parameter in SEARCH.params} - {"search_space"}
 
 
-@pytest.mark.parametrize("command", [SEARCH, CHECK], ids=["search", "check"])
+@pytest.mark.parametrize("command", [SEARCH, CHECK, CHECK_CLUSTER], ids=["search", "check", "check-cluster"])
 def test_group_parameters_yields_each_parameter_once(command: Any) -> None:
     found = [parameter for _, group in group_parameters(command.params) for parameter in group]
     assert sorted(parameter.name for parameter in found) == sorted(parameter.name for parameter in command.params)
@@ -40,7 +42,7 @@ def test_help_summaries_are_complete_sentences(hpo: Hpo) -> None:
     assert [text for text in commands.values() if not text.endswith(".") or text.endswith("..")] == []
 
 
-@pytest.mark.parametrize("command", [SEARCH, CHECK], ids=["search", "check"])
+@pytest.mark.parametrize("command", [SEARCH, CHECK, CHECK_CLUSTER], ids=["search", "check", "check-cluster"])
 def test_help_of_each_option_has_at_most_12_words(command: Any) -> None:
     texts = {parameter.name: re.sub(r"\[default: .*\]", "", parameter.help) for parameter in command.params}
     lengths = {name: len(text.split()) for name, text in texts.items() if name != "search_space"}

@@ -24,10 +24,10 @@ from torch import nn
 from hpo.process.channel import Message
 from hpo.store.checkpoints import CheckpointInfo, CheckpointStore, read_checkpoint_info
 from hpo.store.evaluations import Assignment
-from hpo.store.tensors import write_tensors
 from hpo.trainer.checkpoint_file import Checkpoint, read_checkpoint_file, write_checkpoint_file
 from hpo.trainer.snapshot_buffer import SnapshotBuffer
 from hpo.trainer.state_tree import StateParts, copy_parts, is_state_function, join_state, split_state
+from hpo.trainer.tensor_writer import write_tensors
 from tests.support.launch import ROOT
 
 PARAMS = {"lr": 0.1, "layers": 2, "activation": "relu"}
@@ -371,7 +371,8 @@ def test_killed_write_leaves_only_its_draft(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
     draft = store.make_draft_path(make_assignment(0))
     code = (
-        "import resource, signal, sys, torch; from pathlib import Path; from hpo.store.tensors import write_tensors;"
+        "import resource, signal, sys, torch; from pathlib import Path;"
+        "from hpo.trainer.tensor_writer import write_tensors;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_DFL); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
         "write_tensors(Path(sys.argv[1]), {'a': torch.zeros(1000)}, {})"
     )

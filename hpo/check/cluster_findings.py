@@ -1,4 +1,4 @@
-"""Judge the facts of `hpo check-cluster`: what is wrong with a job, what a person must look at, and what to do."""
+"""Judge the facts of `hpo check-cluster`: find what is wrong with a job, and advise."""
 
 from __future__ import annotations
 

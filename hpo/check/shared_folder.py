@@ -110,7 +110,7 @@ def _is_below(path: Path, place: Path) -> bool:
 
 
 def _unescape(text: str) -> str:
-    r"""Return a path from /proc/mounts, where a space is ``\040``."""
+    r"""Return a path from /proc/mounts, in which a space is ``\040``."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
@@ -10,14 +9,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache, partial
-from io import BytesIO
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+from typing import Any, BinaryIO
 
 _MAX_HEADER_BYTES = 100_000_000  # The same limit as in safetensors.
 _CHUNK_SIZE = 16 << 20  # Bytes.
@@ -126,12 +120,24 @@ def copy_tensors(
         if checksummed_text:
             parts = ((name, pieces[name].read_chunks()) for name in sorted(pieces))
             texts["checksum"] = compute_checksum(texts[checksummed_text], parts)
-        _write_file(path, pieces, texts)
+        write_file(path, pieces, texts)
 
 
-def _write_file(
+def write_file(
     path: Path, pieces: Mapping[str, TensorBytes], texts: Mapping[str, str], is_flushed: bool = True
 ) -> None:
+    """Write tensors and texts to a safetensors file.
+
+    Args:
+        path: File to write.
+        pieces: Tensors by name.
+        texts: Texts for the header, by name.
+        is_flushed: Whether to flush the file to disk.
+
+    Raises:
+        OSError: If the file cannot be written.
+        ValueError: If a file with a tensor is incomplete.
+    """
     # Tensors with the largest elements come first, so that each begins at a multiple of its element size.
     names = sorted(pieces, key=lambda name: (-pieces[name].alignment, name))
     header: dict[str, Any] = {"__metadata__": texts}
@@ -150,43 +156,3 @@ def _write_file(
         if is_flushed:
             file.flush()
             os.fsync(file.fileno())
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str], is_flushed: bool = True) -> None:
-    """Write CPU tensors and texts to a file, and flush it to disk unless `is_flushed` is false.
-
-    safetensors 0.8 would write to a file with a random name first. If the process is killed, this file would stay.
-    """
-    _write_file(path, {name: _view_tensor(tensor) for name, tensor in tensors.items()}, texts, is_flushed)
-
-
-def _view_tensor(tensor: Tensor) -> TensorBytes:
-    """Return the bytes of a contiguous CPU tensor, without a copy. Raises ValueError if it cannot be in a file."""
-    if str(tensor.layout) != "torch.strided":
-        raise ValueError("a sparse tensor cannot be saved: convert it with to_dense()")
-    dtype, factor = _describe_dtype(tensor.dtype)
-    shape = list(tensor.shape)
-    return TensorBytes(
-        dtype, [*shape[:-1], shape[-1] * factor] if shape else [], tensor.nbytes, lambda: view_bytes(tensor)
-    )
-
-
-@cache
-def _describe_dtype(dtype: torch.dtype) -> tuple[str, int]:
-    """Return the name of a dtype in safetensors files, and the number of values in an element: 2 for 4-bit values.
-
-    Raises ValueError if such files cannot have the dtype.
-    """
-    import torch
-    from safetensors.torch import save
-
-    try:
-        header, _ = read_header(BytesIO(save({"one": torch.empty(1, dtype=dtype, device="cpu")})))
-    except KeyError as error:
-        raise ValueError(f"a tensor of {dtype} cannot be saved") from error
-    return header["one"]["dtype"], header["one"]["shape"][0]
-
-
-def view_bytes(tensor: Tensor) -> list[Any]:
-    """Return the memory of a contiguous CPU tensor as a list of at most one bytes-like object, without a copy."""
-    return [(ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())] if tensor.nbytes else []

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 
 from hpo.store.checkpoints import STATE_PREFIX, WEIGHTS_PREFIX, CheckpointInfo, check_space, parse_checkpoint_info
-from hpo.store.tensors import compute_checksum, view_bytes, write_tensors
+from hpo.store.tensors import compute_checksum
 from hpo.text_format import format_error
+from hpo.trainer.tensor_writer import view_bytes, write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor

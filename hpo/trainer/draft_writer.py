@@ -18,10 +18,10 @@ import torch
 
 from hpo.evaluation_api import count_reports, reads_lines, send_draft
 from hpo.store.checkpoints import STATE_PREFIX, check_space
-from hpo.store.tensors import write_tensors
 from hpo.text_format import format_error
 from hpo.trainer.checkpoint_file import read_checkpoint_file
 from hpo.trainer.state_tree import copy_parts, is_state_function, join_state, split_state
+from hpo.trainer.tensor_writer import write_tensors
 from hpo.trainer.worker import check_weights
 
 _draft_numbers = itertools.count()

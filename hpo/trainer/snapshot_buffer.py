@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.process.channel import Message
 from hpo.store.checkpoints import CheckpointInfo
-from hpo.store.tensors import write_tensors
 from hpo.text_format import format_error
 from hpo.trainer.checkpoint_file import Checkpoint, read_checkpoint_file, write_checkpoint_file
 from hpo.trainer.state_tree import StateParts, copy_parts, is_state_function, join_state, split_state
+from hpo.trainer.tensor_writer import write_tensors
 from hpo.trainer.worker import OfferedWeights, check_weights
 
 if TYPE_CHECKING:
