@@ -30,6 +30,7 @@ _NO_VARIABLES: Mapping[str, str] = {}
 
 # TEST-NET-3 of RFC 5737, which is reserved for documentation.
 _NETWORK = "203.0.113."
+_CGROUPS = Path("/sys/fs/cgroup")
 _TOOLS = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
@@ -55,8 +56,8 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/{task_plugin}
+ProctrackType=proctrack/{process_tracker}
+TaskPlugin={task_plugins}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
@@ -97,6 +98,14 @@ def _find_tool(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 
 
+def _remove_cgroup(group: Path) -> None:
+    """Remove a cgroup without processes, and those in it."""
+    for path in group.iterdir():
+        if path.is_dir():
+            _remove_cgroup(path)
+    group.rmdir()
+
+
 @dataclass
 class Machine:
     """One machine of the cluster: the processes in its namespaces."""
@@ -128,15 +137,17 @@ class SlurmCluster:
     """A SLURM cluster on this machine. Use it as a context manager: it is removed at the end.
 
     Args:
-        binds_cores: Whether SLURM binds each task to cores of its own. A node then has only the cores of this machine.
-            Otherwise, it has 32 cores, as far as SLURM knows.
+        binds_cores: Whether SLURM binds each task to cores of its own, with cgroups if this machine has version 1 of
+            them. A node then has only the cores of this machine. Otherwise, SLURM believes that it has 32 cores.
 
     Attributes:
         folder: A directory that all machines share.
+        has_cgroups: Whether SLURM binds tasks with cgroups.
     """
 
     def __init__(self, binds_cores: bool = False) -> None:
-        self._task_plugin, self._cores = ("affinity", os.cpu_count()) if binds_cores else ("none", 32)
+        self._binds_cores = binds_cores
+        self.has_cgroups = binds_cores and all(os.access(_CGROUPS / name, os.W_OK) for name in ("freezer", "cpuset"))
         # Not in a pytest directory: the path of a socket has at most 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="hpo-cluster-", dir="/var/tmp"))
         self._machines: dict[str, Machine] = {}
@@ -157,6 +168,9 @@ class SlurmCluster:
         for machine in self._machines.values():
             machine.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self.has_cgroups:
+            for group in [path for node in NODES for path in _CGROUPS.glob(f"*/slurm_{node}")]:
+                _remove_cgroup(group)
 
     # Machines
 
@@ -268,10 +282,12 @@ class SlurmCluster:
                 folder=folder,
                 nodes=",".join(NODES),
                 seconds_to_detect=SECONDS_TO_DETECT,
-                task_plugin=self._task_plugin,
-                cores=self._cores,
+                task_plugins=self._choose_task_plugins(),
+                process_tracker="cgroup" if self.has_cgroups else "linuxproc",
+                cores=os.cpu_count() if self._binds_cores else 32,
             )
         )
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainCores=yes\n")
         for number in range(4):
             (folder / f"gpu{number}").symlink_to("/dev/null")  # SLURM requires that the files of GPUs are devices.
         (folder / "gres.conf").write_text(f"NodeName={','.join(NODES)} Name=gpu File={folder}/gpu[0-3]\n")
@@ -280,6 +296,11 @@ class SlurmCluster:
         # Nodes share /tmp here, so the sockets of PMIx on them need another directory.
         (folder / "mpi.conf").write_text("PMIxCliTmpDirBase=/run\n")
         self._write_ssh_files()
+
+    def _choose_task_plugins(self) -> str:
+        if not self._binds_cores:
+            return "task/none"
+        return "task/affinity,task/cgroup" if self.has_cgroups else "task/affinity"
 
     def _write_ssh_files(self) -> None:
         folder, home = self.folder, self.folder / "home" / ".ssh"

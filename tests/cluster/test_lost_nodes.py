@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.simulation import NODES, SlurmCluster, wait_until
 from tests.cluster.test_slurm import PMI, count_complete, read_documented_script, read_summary, shorten
-from tests.support.launch import ROOT
+from tests.support.launch import ROOT, find_open_mpi
 from tests.support.run_output import load_trials, parse_lines
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(420)]
@@ -85,6 +85,22 @@ def test_mpirun_continues_without_lost_host(cluster: SlurmCluster, option: str) 
     assert "; n3 does not answer; restarting it with 4 ranks on n1, n2" in output
     assert output.count("4 ranks, 2 workers of 2, 2 islands, 2 hosts") == 2, "an option for 3 islands is changed"
     assert read_summary(cluster.folder / "run")["complete"] == 60
+
+
+def test_open_mpi_continues_without_lost_host(cluster: SlurmCluster) -> None:
+    mpi = find_open_mpi()
+    # With --oversubscribe, all ranks would be on the first host.
+    hosts = ["--host", ",".join(f"{node}:2" for node in NODES), "-n", 6, "--allow-run-as-root"]
+    search = ["my_search.py", "--run-dir", "run", "--evaluations", 30, "--set", "seconds=1"]
+    job = cluster.start("hpo", "supervise", mpi.mpirun, *hosts, mpi.python, ROOT / "run_islands.py", *search, on="n1")
+    wait_until(lambda: len(parse_lines(cluster.read_output("n1.out"))) >= 6, 100, cluster.read_logs)
+    cluster.kill_node("n2")
+    assert job.wait(200) == 0, cluster.read_output("n1.out")
+    output = cluster.read_output("n1.out")
+    assert "30 evaluations on 6 ranks, 3 workers of 2, 2 islands, 3 hosts" in output
+    assert "; n2 does not answer; restarting it with 4 ranks on n1, n3" in output
+    assert output.count("30 evaluations on 4 ranks, 2 workers of 2, 2 islands, 2 hosts") == 1
+    assert read_summary(cluster.folder / "run")["complete"] == 30
 
 
 def test_node_that_restarts_quickly_is_used_again(cluster: SlurmCluster) -> None:

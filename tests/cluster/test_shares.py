@@ -31,6 +31,7 @@ def objective(params, worker):
         "host": socket.gethostname(),
         "cores": sorted(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
+        "cgroups": Path("/proc/self/cgroup").read_text(),
         "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
     Path(f"seen-{worker.index}-{worker.rank}").write_text(json.dumps(seen))
@@ -64,6 +65,8 @@ def test_trainers_use_the_cores_of_their_task(binding_cluster: SlurmCluster) -> 
     assert len(first) == len(second) == 1
     assert first != second
     assert others == [first, second]
+    if binding_cluster.has_cgroups:
+        assert all(f"/slurm_{one['host']}/" in one["cgroups"] for one in seen)
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="a task cannot have two cores")
