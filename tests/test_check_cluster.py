@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from hpo.errors import UsageError
 from hpo.evaluation.devices import Gpus
 from hpo.layout import Layout
 from hpo.process.launcher import describe_launcher, describe_scheduler
+from tests.support.chaos import Victim, kill_at_end
 from tests.support.launch import Mpi
 
 CHECK = ["-c", "from hpo.cli import main; main()", "check-cluster"]
@@ -25,7 +27,7 @@ GPU_IDS = ("a", "b")
 
 
 def make_rank(host: int, core: int, **changes: Any) -> RankFacts:
-    rank = RankFacts(host, f"n{host}", (core,), host_cores=2, container=f"n{host}", gpus=Gpus())
+    rank = RankFacts(host, f"n{host}", (core,), host_cores=2, threads_per_core=1, container=f"n{host}", gpus=Gpus())
     return replace(rank, **changes)
 
 
@@ -72,6 +74,10 @@ def test_good_cluster_has_only_ok_findings() -> None:
         ([{}, {}, {"host": 0, "host_name": "n0"}, {}], "look: 1 worker of 2 spans several hosts"),
         ([{"cores": (0,)}, {"cores": (0,)}, {}, {}], "look: 2 ranks share 1 core on n0"),
         ([{"host_cores": 64}, {"host_cores": 64}, {}, {}], "look: Each rank on n0 is bound to one core, and other"),
+        (
+            [{"host_cores": 64, "threads_per_core": 2, "cores": (core, core + 32)} for core in range(4)],
+            "look: Each rank on n0, n2 is bound to one core, and other",
+        ),
         ([{}, {"container": "other"}, {}, {}], "look: Ranks are in different containers or cgroups, so there are "),
         ([{"gpus": Gpus(GPU_IDS, (0,))}] * 4, "look: 1 GPU of 2 not used"),
         ([{"gpus": Gpus(GPU_IDS, (0, 1))}] * 4, "look: 2 GPUs of 2 shared by several ranks"),
@@ -91,6 +97,14 @@ def test_findings_about_ranks_name_hosts(changes: Sequence[Mapping[str, Any]], e
             "wrong: 2 process groups failed, on ",
         ),
         ({"between_hosts": GroupSpeed((0, 2), "refused")}, "wrong: 1 process group failed, on n0, n2: refused"),
+        (
+            {"speeds": [GroupSpeed((0, 1), "rank 0: no route"), GroupSpeed((2, 3), "rank 1: no route")]},
+            "wrong: 2 process groups failed, on n0, n2: rank 0: no route",
+        ),
+        (
+            {"views": [FolderView(0.0, True, True), FolderView(0.1, True, write_error="Read-only file system")]},
+            "wrong: n2 cannot write in /shared: Read-only file system",
+        ),
         ({"clocks": [ClockOffset(0.0, 0.0), ClockOffset(-3.0, 0.01)]}, "look: Clocks differ from n0: n2 by 3 s"),
         ({"scheduler": "PBS job 1", "job_end_variable": ""}, "look: No variable has the end of this job"),
         (
@@ -125,6 +139,34 @@ def test_findings_about_hosts_name_them(changes: Mapping[str, Any], expected: st
 )
 def test_findings_about_folder(changes: Mapping[str, Any], expected: str) -> None:
     assert judge(make_facts(folder=replace(make_facts().folder, **changes))) == [expected]
+
+
+def test_hosts_of_the_same_name_are_not_one_host(capsys: pytest.CaptureFixture[str]) -> None:
+    ranks = [make_rank(host, core, host_name="node") for core in (0, 1) for host in (0, 2)]
+    facts = make_facts(ranks, speeds=[GroupSpeed((0, 1), "refused"), GroupSpeed((2, 3), "", 0.2, 2e-4, 3e9)])
+    print_cluster(facts)
+    assert re.search(r"^ a worker that spans hosts +1 +2 +gloo ", capsys.readouterr().out, re.MULTILINE)
+    (wrong,) = [found for found in judge_cluster(facts) if found.level == "wrong"]
+    assert "GLOO_SOCKET_IFNAME" in wrong.advice
+
+
+def test_clocks_before_and_after_the_first_host_differ_by_both() -> None:
+    ranks = [make_rank(host, core) for host in (0, 2, 4) for core in (0, 1)]
+    clocks = [ClockOffset(0.0, 0.0), ClockOffset(0.02, 0.001), ClockOffset(-0.03, 0.001)]
+    facts = make_facts(ranks, speeds=[], clocks=clocks, views=[FolderView(0.1, True, True)] * 3)
+    assert "The clocks of the hosts differ by at most 52 ms" in [found.text for found in judge_cluster(facts)]
+
+
+def test_many_different_failures_are_counted() -> None:
+    reasons = ["killed", "refused", "no route", "no memory", "no name"]
+    ranks = [make_rank(host, core) for host in range(5) for core in (0, 1)]
+    speeds = [GroupSpeed((2 * worker, 2 * worker + 1), reason) for worker, reason in enumerate(reasons)]
+    facts = make_facts(
+        ranks, speeds=speeds, clocks=[ClockOffset(0.0, 0.0)] * 5, views=[FolderView(0.1, True, True)] * 5
+    )
+    found = judge(facts)
+    assert len(found) == 4
+    assert found[3] == "wrong: 2 process groups more failed, for other reasons"
 
 
 def test_slow_worker_is_found_among_three() -> None:
@@ -168,6 +210,13 @@ def test_folder_test_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_folder_test_follows_links(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/dev/shm")
+    test = FolderTest(tmp_path / "link" / "run")
+    test.close()
+    assert test.facts.file_system == find_file_system(Path("/dev/shm")) == "tmpfs"
+
+
 def test_folder_test_in_unusable_folder_fails() -> None:
     with pytest.raises(UsageError, match=r"^--run-dir /proc/run: /proc cannot be used: "):
         FolderTest(Path("/proc/run"))
@@ -202,11 +251,31 @@ def test_check_cluster_on_one_host_measures_workers(mpi: Mpi, tmp_path: Path) ->
 
 
 @pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.5, 1.5])
+def test_stopped_check_cluster_leaves_nothing(
+    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    with kill_at_end(Victim(mpi, 4, [*CHECK], tmp_path, tmp_path / "log")) as victim:
+        victim.wait_for("1 host")
+        victim.sleep(seconds)  # The process groups are measured.
+        victim.job.send_signal(signal.SIGINT)
+        assert victim.wait(30) == (130, "")
+    lines = [line for line in (tmp_path / "log").read_text().splitlines() if not line.startswith("[mpiexec@")]
+    assert lines == ["4 ranks, 2 workers of 2, 2 islands, 1 host", "Stopped: SIGINT"]
+    assert not list((tmp_path / "tmp").glob("hpo*"))
+    assert not list(tmp_path.glob(".hpo*"))
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--ranks-per-worker", 3], "4 ranks cannot be divided into workers of 3"),
         (["--run-dir", "file"], "--run-dir must be a directory, got file: "),
+        (["--run-dir", "link"], "--run-dir must be a directory, got link: "),
         (["--run-dir", "/proc/run"], "--run-dir /proc/run: /proc cannot be used: "),
         (["--collective-timeout", "0"], "--collective-timeout must be from 1 second to 365 days, got 0 s"),
         (["space.py"], "Got unexpected extra argument"),
@@ -214,6 +283,7 @@ def test_check_cluster_on_one_host_measures_workers(mpi: Mpi, tmp_path: Path) ->
 )
 def test_check_cluster_with_wrong_option_fails(mpi: Mpi, tmp_path: Path, options: list[object], message: str) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nothing")
     job = mpi.run(4, *CHECK, *options, cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "")
     (line,) = job.stderr.splitlines()

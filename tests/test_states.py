@@ -151,11 +151,40 @@ def test_checkpoint_of_4_bit_values_keeps_shape_and_bits(tmp_path: Path) -> None
     assert torch.equal(read.view(torch.uint8), saved.view(torch.uint8))
 
 
+class WrappedTensor(torch.Tensor):
+    """A tensor whose data are elsewhere, as those of quantized tensors are."""
+
+    def __new__(cls) -> WrappedTensor:
+        return torch.Tensor._make_wrapper_subclass(cls, (2,), dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_write_of_tensor_without_memory_fails(tmp_path: Path) -> None:
+    freed = torch.ones(2)
+    freed.untyped_storage().resize_(0)  # FSDP frees tensors in this way.
+    with pytest.raises(ValueError, match="without memory on the CPU cannot be saved"):
+        write_tensors(tmp_path / "weights", {"a": freed}, {})
+    with pytest.raises(ValueError, match="a WrappedTensor without memory on the CPU cannot be saved"):
+        write_tensors(tmp_path / "weights", {"a": WrappedTensor()}, {})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["\udcff", "__metadata__"], ids=["surrogate", "metadata"])
+def test_write_of_name_that_cannot_be_read_fails(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"surrogates not allowed|cannot have the name __metadata__"):
+        write_tensors(tmp_path / "weights", {name: torch.ones(2)}, {})
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
         (torch.eye(2).to_sparse(), r"a sparse tensor cannot be saved: convert it with to_dense\(\)"),
         (torch.ones(2, dtype=torch.complex128), "a tensor of torch.complex128 cannot be saved"),
+        (torch.empty(2, device="meta"), "a Tensor without memory on the CPU cannot be saved"),
     ],
 )
 def test_write_of_unsupported_tensor_names_its_kind(tmp_path: Path, tensor: torch.Tensor, message: str) -> None:

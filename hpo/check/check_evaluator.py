@@ -112,9 +112,14 @@ class _ShortLeader(Leader):
     """A leader (first rank of a worker) that ends each evaluation after at most `MAX_LOSSES` losses."""
 
     def __init__(
-        self, recorder: StudyClient, slot: TrainerSlot, keeper: WeightsSaver | None, saver: _FirstLossCheckpointer
+        self,
+        recorder: StudyClient,
+        slot: TrainerSlot,
+        limits: Limits,
+        keeper: WeightsSaver | None,
+        saver: _FirstLossCheckpointer,
     ) -> None:
-        super().__init__(recorder, slot, Limits(), lambda _: None, keeper, saver)
+        super().__init__(recorder, slot, limits, lambda _: None, keeper, saver)
         self.checkpointer = saver
         self.has_offered = False
 
@@ -137,6 +142,7 @@ class CheckEvaluator:
     watch: RankWatch
     folder: Path
     params: Mapping[str, Any] | None
+    limits: Limits = field(default_factory=Limits)
     _record: Record | None = field(default=None, init=False)
     file_snapshots: list[FileSnapshot] = field(default_factory=list, init=False)
     """Snapshots of the files below the working directory, taken on the first rank if the objective is a program.
@@ -172,7 +178,7 @@ class CheckEvaluator:
             recorder = StudyClient(DirectConnection(self._make_writer(self._record)), self._record.objectives)
             keeper = WeightsSaver(recorder, problem.setting_values) if keeps_weights else None
             leader = _ShortLeader(
-                recorder, slot, keeper, _FirstLossCheckpointer(CheckpointStore(self._run_dir.checkpoints))
+                recorder, slot, self.limits, keeper, _FirstLossCheckpointer(CheckpointStore(self._run_dir.checkpoints))
             )
             origin = {"island": 0, "worker": 0, "generation": 0}
             assignment = self._record.start_trial(self.params, problem.space.make_distributions(), origin)

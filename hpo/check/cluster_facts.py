@@ -21,7 +21,9 @@ class RankFacts:
     cores: tuple[int, ...]
     """CPU cores that the rank may use."""
     host_cores: int
-    """Number of CPU cores of the host."""
+    """Number of CPU cores of the host; hardware threads count as cores."""
+    threads_per_core: int
+    """Number of hardware threads of a physical core."""
     container: str
     """A text that is equal on ranks of the same container, which share a template."""
     gpus: Gpus
@@ -47,6 +49,8 @@ class FolderView:
     """Whether the host sees that the first host has locked a file."""
     is_seen: bool = False
     """Whether the first host has seen a file of this host in time."""
+    write_error: str = ""
+    """Why the host cannot write in the folder; empty if it can."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,10 @@ class ClusterFacts:
         """Return the number of threads of each rank on a host."""
         cores = [list(self.ranks[rank].cores) for rank in self.list_ranks(host)]
         return [compute_thread_share(cores, index) for index in range(len(cores))]
+
+    def spans_hosts(self, ranks: Sequence[int]) -> bool:
+        """Return whether these ranks are on several hosts."""
+        return len({self.ranks[rank].host for rank in ranks}) > 1
 
     def choose_backend(self, ranks: Sequence[int]) -> str:
         """Return the backend of the process group of these ranks: nccl or gloo."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator
 
-from hpo.check.cluster_facts import ClusterFacts
+from hpo.check.cluster_facts import ClusterFacts, GroupSpeed
 from hpo.check.finding import Finding
 from hpo.placement import describe_spanning_workers
 from hpo.text_format import format_count, format_number
 
-_LARGEST_OFFSET = 0.1  # seconds; a failure is attributed to the rank that has failed first
+_LARGEST_OFFSET = 0.05  # seconds from the first host; a failure is attributed to the rank that has failed first
 _SLOWEST_WRITE = 0.1  # seconds
 _SLOWEST_VIEW = 2.0  # seconds
 _SLOW_WORKER = 0.5  # share of the median bandwidth
@@ -53,7 +54,7 @@ def _judge_cores(facts: ClusterFacts) -> Iterator[Finding]:
         if len(usable) < len(ranks):
             text = f"{format_count(len(ranks), 'rank')} share {format_count(len(usable), 'core')}"
             crowded.setdefault(text, []).append(name)
-        elif len(usable) < ranks[0].host_cores and all(len(rank.cores) == 1 for rank in ranks):
+        elif len(usable) < ranks[0].host_cores and all(len(rank.cores) <= rank.threads_per_core for rank in ranks):
             bound.append(name)
     if crowded:
         text = _shorten([f"{text} on {_shorten(names)}" for text, names in crowded.items()])
@@ -102,15 +103,19 @@ def _judge_templates(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _judge_groups(facts: ClusterFacts) -> Iterator[Finding]:
     speeds = [*facts.speeds, *([facts.between_hosts] if facts.between_hosts else [])]
-    failures = list(dict.fromkeys(speed.failure for speed in speeds if speed.failure))
-    for failure in failures[:_MOST_FAILURES]:
-        failed = [speed for speed in speeds if speed.failure == failure]
-        names = facts.list_names([rank for speed in failed for rank in speed.ranks])
-        advice = ""
-        if len(names) > 1:
+    failures: dict[str, list[GroupSpeed]] = {}
+    for speed in speeds:
+        if speed.failure:  # Equal failures may differ in addresses and ranks.
+            failures.setdefault(re.sub(r"\d+", "#", speed.failure), []).append(speed)
+    for failed in list(failures.values())[:_MOST_FAILURES]:
+        names, failure, advice = facts.list_names([rank for one in failed for rank in one.ranks]), failed[0].failure, ""
+        if any(facts.spans_hosts(one.ranks) for one in failed):
             advice = "Set the network of the process group: export GLOO_SOCKET_IFNAME=..., for GPUs NCCL_SOCKET_IFNAME"
         text = f"{format_count(len(failed), 'process group')} failed, on {_shorten(names)}: {failure}"
         yield Finding("wrong", text, advice)
+    if len(failures) > _MOST_FAILURES:
+        rest = sum(map(len, failures.values())) - sum(map(len, list(failures.values())[:_MOST_FAILURES]))
+        yield Finding("wrong", f"{format_count(rest, 'process group')} more failed, for other reasons")
     if failures:
         return
     yield Finding("ok", "The trainers of all workers have started and communicated")
@@ -142,8 +147,10 @@ def _judge_clocks(facts: ClusterFacts) -> Iterator[Finding]:
             "Synchronize them, for example with chrony. Of several failures, the earliest is taken as the cause",
         )
     else:
-        most = max(abs(offset.seconds) + offset.error for offset in facts.clocks)
-        yield Finding("ok", f"The clocks of the hosts differ by at most {format_number(1000 * most, 2)} ms")
+        latest = max(offset.seconds + offset.error for offset in facts.clocks)
+        earliest = min(offset.seconds - offset.error for offset in facts.clocks)
+        most = format_number(1000 * (latest - earliest), 2)
+        yield Finding("ok", f"The clocks of the hosts differ by at most {most} ms")
 
 
 def _judge_folder(facts: ClusterFacts) -> Iterator[Finding]:
@@ -157,7 +164,10 @@ def _judge_folder(facts: ClusterFacts) -> Iterator[Finding]:
             "Give a --run-dir on a file system that all hosts share",
         )
         return
-    hidden = [facts.get_name(host) for host, view in views if not view.is_seen]
+    for host, view in views:
+        if view.write_error:
+            yield Finding("wrong", f"{facts.get_name(host)} cannot write in {folder.path}: {view.write_error}")
+    hidden = [facts.get_name(host) for host, view in views if not view.is_seen and not view.write_error]
     slow = [facts.get_name(host) for host, view in views if (view.seconds_to_see or 0.0) > _SLOWEST_VIEW]
     if hidden or slow:
         names = _shorten([*hidden, *(name for name in slow if name not in hidden)])

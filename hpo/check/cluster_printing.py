@@ -52,7 +52,7 @@ def _print_hosts(facts: ClusterFacts) -> None:
 
 
 def _print_groups(facts: ClusterFacts) -> None:
-    spans = [len(facts.list_names(speed.ranks)) > 1 for speed in facts.speeds]
+    spans = [facts.spans_hosts(speed.ranks) for speed in facts.speeds]
     kinds = [
         ("a worker on one host", [speed for speed, does in zip(facts.speeds, spans, strict=True) if not does]),
         ("a worker that spans hosts", [speed for speed, does in zip(facts.speeds, spans, strict=True) if does]),

@@ -10,11 +10,12 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from hpo.check.check_evaluator import CheckEvaluator, CheckOutcome
 from hpo.check.clock_offsets import measure_clock_offsets
-from hpo.check.cluster_facts import ClusterFacts, FolderFacts, FolderView, GroupSpeed, RankFacts
+from hpo.check.cluster_facts import ClusterFacts, GroupSpeed, RankFacts
 from hpo.check.cluster_findings import judge_cluster
 from hpo.check.cluster_printing import print_cluster
 from hpo.check.evaluation_findings import has_passed
@@ -22,12 +23,14 @@ from hpo.check.printing import print_findings
 from hpo.check.run_check import is_stopping
 from hpo.check.shared_folder import FolderTest, compare_views
 from hpo.errors import ExitStatus
+from hpo.evaluation.limits import Limits
 from hpo.evaluation.rank_group import RankGroup
+from hpo.evaluation.step_verdict import TIMEOUT_PREFIX
 from hpo.layout import Layout, list_usable_cores
 from hpo.process import clock
 from hpo.process.launcher import describe_launcher, describe_scheduler
-from hpo.process.linux import identify_container
-from hpo.ranks.agreement import run_on_root
+from hpo.process.linux import count_threads_per_core, identify_container
+from hpo.ranks.agreement import run_on_all
 from hpo.ranks.communicator import SleepingComm, describe_mpi
 from hpo.ranks.job import Job
 from hpo.run.options import Options
@@ -50,57 +53,78 @@ def run_cluster_check(options: Options, layout: Layout, job: Job) -> int:
     Raises:
         UsageError: The run directory cannot be used. The error is raised on all ranks, before anything is measured.
     """
-    world = job.world
-    with ExitStack() as held:
-        ready = held.enter_context(prepare_rank(options, layout, job))
+    with ExitStack() as leftovers:
         if job.is_first:
-            job.watch.set_stop_callbacks(lambda: None, lambda: ExitStatus.INTERRUPTED)
-        ranks = world.allgather(_collect_rank_facts(ready))
-        hosts = [rank.host for rank in ranks]
-        is_head = hosts.index(hosts[world.rank]) == world.rank
-        heads = world.split(int(is_head), world.rank)
-        folder, views = _test_folder(world, heads if is_head else None, options.run_dir or RUNS_DIR)
-        if job.is_first:
-            print(f"{layout}, {format_count(len(set(hosts)), 'host')}", flush=True)
-        clocks = measure_clock_offsets(heads) if is_head else []
-        if is_stopping(job):
-            return _stop(job)
-        ready.slot.fork_ahead()  # Otherwise the first trainer would wait until its template has imported the compiler.
-        world.barrier()
-        meter = _GroupMeter(ready, job, options.collective_timeout)
-        index = layout.find_worker(world.rank)
-        speeds = world.gather(meter.measure(world.split(index, world.rank), index))
-        if is_stopping(job):
-            return _stop(job)
-        between = meter.measure(heads, 0) if is_head and heads.size > 1 else None
-        if is_stopping(job):
-            return _stop(job)
-        status: int = ExitStatus.BUDGET_SPENT
-        if speeds is not None:
-            facts = ClusterFacts(
-                layout,
-                ranks,
-                clocks,
-                folder,
-                views,
-                [speed for speed in speeds if speed is not None],
-                between,
-                describe_mpi(),
-                describe_launcher(os.environ),
-                describe_scheduler(os.environ),
-                find_job_end(os.environ)[0],
-            )
-            print_cluster(facts)
-            findings = judge_cluster(facts)
-            print_findings(findings)
-            status = ExitStatus.BUDGET_SPENT if has_passed(findings) else ExitStatus.CRASHED
-        return int(world.bcast(status))
+            job.watch.set_stop_callbacks(lambda: None, partial(_stop_late, leftovers))
+        with prepare_rank(options, layout, job) as ready:
+            job.watch.join_worker(job.world, 0, options.collective_timeout)
+            facts = _collect_facts(options, layout, job, ready, leftovers)
+            if is_stopping(job):
+                if job.is_first and job.watch.active_stop:
+                    print(f"Stopped: {job.watch.active_stop.reason}", flush=True)
+                return ExitStatus.INTERRUPTED
+            status: int = ExitStatus.BUDGET_SPENT
+            if facts is not None:
+                print_cluster(facts)
+                findings = judge_cluster(facts)
+                print_findings(findings)
+                status = ExitStatus.BUDGET_SPENT if has_passed(findings) else ExitStatus.CRASHED
+            return int(job.world.bcast(status))
 
 
-def _stop(job: Job) -> int:
-    if job.is_first and job.watch.active_stop:
-        print(f"Stopped: {job.watch.active_stop.reason}", flush=True)
+def _stop_late(leftovers: ExitStack) -> int:
+    """Remove temporary files before a job that does not stop in time is ended, and return the exit status."""
+    leftovers.close()
     return ExitStatus.INTERRUPTED
+
+
+def _collect_facts(
+    options: Options, layout: Layout, job: Job, ready: RankState, leftovers: ExitStack
+) -> ClusterFacts | None:
+    """Return all facts on the first rank; None on other ranks, and if the job is stopping. Collective."""
+    world = job.world
+    ranks = world.allgather(_collect_rank_facts(ready))
+    hosts = [rank.host for rank in ranks]
+    is_head = hosts.index(hosts[world.rank]) == world.rank
+    heads = world.split(int(is_head), world.rank)
+    test = run_on_all(world, lambda: FolderTest(options.run_dir or RUNS_DIR) if job.is_first else None)
+    if test is not None:
+        leftovers.callback(test.close)
+        print(f"{layout}, {format_count(len(set(hosts)), 'host')}", flush=True)
+    path = world.bcast(test.folder if test else None)
+    views = compare_views(heads, path, lambda: job.watch.active_stop is not None) if is_head else []
+    if test is not None:
+        test.close()
+    clocks = measure_clock_offsets(heads) if is_head else []
+    if is_stopping(job):
+        return None
+    ready.slot.fork_ahead()  # Otherwise the first trainer would wait until its template has imported the compiler.
+    world.barrier()
+    meter = _GroupMeter(ready, job, options.collective_timeout)
+    index = layout.find_worker(world.rank)
+    measured = world.allgather(meter.measure(world.split(index, world.rank), index))
+    speeds = [speed for speed in measured if speed is not None]
+    # If a worker that spans hosts has failed, the next group would probably fail as late.
+    is_network_known = any(speed.failure and len({hosts[rank] for rank in speed.ranks}) > 1 for speed in speeds)
+    if is_stopping(job):
+        return None
+    is_measured = is_head and heads.size > 1 and not is_network_known
+    between = meter.measure(heads, 0) if is_measured else None
+    if test is None:
+        return None
+    return ClusterFacts(
+        layout,
+        ranks,
+        clocks,
+        test.facts,
+        views,
+        speeds,
+        between,
+        describe_mpi(),
+        describe_launcher(os.environ),
+        describe_scheduler(os.environ),
+        find_job_end(os.environ)[0],
+    )
 
 
 def _collect_rank_facts(ready: RankState) -> RankFacts:
@@ -109,33 +133,10 @@ def _collect_rank_facts(ready: RankState) -> RankFacts:
         host_name=socket.gethostname(),
         cores=tuple(list_usable_cores()),
         host_cores=os.cpu_count() or 1,
+        threads_per_core=count_threads_per_core(),
         container=identify_container(),
         gpus=ready.host.gpus,
     )
-
-
-def _test_folder(world: SleepingComm, heads: SleepingComm | None, path: Path) -> tuple[FolderFacts, list[FolderView]]:
-    """Test the folder of a run directory. Collective: call on all ranks of `world`.
-
-    Args:
-        world: Communicator of all ranks.
-        heads: Communicator of one rank of each host; None on other ranks.
-        path: The run directory.
-    """
-    tests: list[FolderTest] = []
-
-    def begin() -> tuple[Path, FolderFacts]:
-        tests.append(FolderTest(path))
-        return tests[0].folder, tests[0].facts
-
-    folder, facts = run_on_root(world, begin)
-    try:
-        views = compare_views(heads, folder) if heads is not None else []
-        world.barrier()
-    finally:
-        for test in tests:
-            test.close()
-    return facts, views
 
 
 class _GroupMeter:
@@ -167,7 +168,9 @@ class _GroupMeter:
         ):
             params = {"mebibytes": _MEBIBYTES} if comm.rank == 0 else None
             began = clock.now()
-            outcome = CheckEvaluator(self._ready, self._job.watch, folder, params).evaluate(group)
+            outcome = CheckEvaluator(
+                self._ready, self._job.watch, folder, params, Limits(evaluation_timeout=self._patience)
+            ).evaluate(group)
             return _make_speed(ranks, outcome, clock.now() - began) if outcome is not None else None
 
     @contextmanager
@@ -181,7 +184,10 @@ class _GroupMeter:
 
 def _make_speed(ranks: tuple[int, ...], outcome: CheckOutcome, seconds: float) -> GroupSpeed:
     evaluation = outcome.evaluation
-    if evaluation.failure:
-        return GroupSpeed(ranks, evaluation.failure)
     metrics = evaluation.metrics
+    if evaluation.failure or not metrics:  # Without a failure, the job is stopping.
+        failure = evaluation.failure or "stopped"
+        # gloo has no limit for a connection if nothing answers, so the supervisor has ended the trainers.
+        has_no_loss = failure.startswith(f"{TIMEOUT_PREFIX}no loss within")
+        return GroupSpeed(ranks, f"it did not communicate within {seconds:.0f} s" if has_no_loss else failure)
     return GroupSpeed(ranks, "", seconds - metrics["seconds"], metrics["latency"], metrics["bandwidth"])

@@ -15,7 +15,7 @@ from pathlib import Path
 from hpo.check.cluster_facts import FolderFacts, FolderView
 from hpo.errors import RunError, UsageError
 from hpo.ranks.communicator import SleepingComm, sleep_until
-from hpo.store.run_dir import write_atomically
+from hpo.store.run_dir import find_existing, write_atomically
 from hpo.store.system_lock import try_system_lock
 
 _WRITES = 10
@@ -36,9 +36,8 @@ class FolderTest:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        path = run_dir.absolute()
         self._resources = ExitStack()
-        existing = next(one for one in [path, *path.parents] if one.exists())
+        existing = find_existing(run_dir)
         try:
             temporary = tempfile.TemporaryDirectory(prefix=".hpo-check-", dir=existing)
             self.folder = Path(self._resources.enter_context(temporary))
@@ -50,7 +49,7 @@ class FolderTest:
             self.close()
             reason = error.strerror if isinstance(error, OSError) else error
             raise UsageError(f"--run-dir {run_dir}: {existing} cannot be used: {reason}") from error
-        self.facts = FolderFacts(existing, find_file_system(existing), free, has_locks, seconds)
+        self.facts = FolderFacts(existing, find_file_system(existing.resolve()), free, has_locks, seconds)
 
     def close(self) -> None:
         """Remove the temporary folder."""
@@ -58,32 +57,41 @@ class FolderTest:
             self._resources.close()
 
 
-def compare_views(heads: SleepingComm, folder: Path) -> list[FolderView]:
+def compare_views(heads: SleepingComm, folder: Path, is_stopping: Callable[[], bool]) -> list[FolderView]:
     """Return how each host sees the temporary folder of a `FolderTest`. Collective: call on all ranks of `heads`.
 
     Args:
         heads: Communicator of one rank of each host. Its first rank has made the folder.
         folder: The temporary folder.
+        is_stopping: Returns whether the check must end soon. It then waits no longer for other hosts.
     """
+
+    def wait_for(done: Callable[[], bool]) -> float | None:
+        began = time.monotonic()
+        sleep_until(lambda: done() or is_stopping(), _SECONDS_TO_SEE)
+        return time.monotonic() - began if done() else None
+
     note = folder / _NOTE
     if heads.rank == 0:
         note.write_text("first")
     heads.barrier()
     own = FolderView(0.0, sees_lock=True, is_seen=True)
     if heads.rank != 0:
-        own = FolderView(_wait_for_seconds(lambda: _read(note) == "first"), sees_lock=_is_locked(folder / _LOCK))
-        with suppress(OSError):
+        own = FolderView(wait_for(lambda: _read(note) == "first"), sees_lock=_is_locked(folder / _LOCK))
+        try:
             _make_host_path(folder, heads.rank).touch()
+        except OSError as error:
+            own = replace(own, write_error=error.strerror or str(error))
     heads.barrier()
     if heads.rank == 0:
         write_atomically(note, b"second")
     heads.barrier()
     if heads.rank != 0 and own.seconds_to_see is not None:
-        own = replace(own, seconds_to_see=_wait_for_seconds(lambda: _read(note) == "second"))
+        own = replace(own, seconds_to_see=wait_for(lambda: _read(note) == "second"))
     views: list[FolderView] = heads.allgather(own)
-    if heads.rank == 0 and all(view.seconds_to_see is not None for view in views):
+    if heads.rank == 0 and all(view.seconds_to_see is not None and not view.write_error for view in views):
         files = [_make_host_path(folder, host) for host in range(heads.size)]
-        _wait_for_seconds(lambda: set(files[1:]) <= set(folder.iterdir()))
+        wait_for(lambda: set(files[1:]) <= set(folder.iterdir()))
         seen = {files[0], *folder.iterdir()}
         views = [replace(view, is_seen=file in seen) for view, file in zip(views, files, strict=True)]
     return views
@@ -130,9 +138,3 @@ def _is_locked(path: Path) -> bool:
     with suppress(OSError), path.open() as file:
         return try_system_lock(file, shared=True) is False
     return False
-
-
-def _wait_for_seconds(done: Callable[[], bool]) -> float | None:
-    """Return the seconds until `done()` is true; None if it takes too long."""
-    began = time.monotonic()
-    return time.monotonic() - began if sleep_until(done, _SECONDS_TO_SEE) else None

@@ -13,7 +13,7 @@ from hpo.cli.option_groups import GroupedCommand
 from hpo.run.options import Options
 
 _SEARCH_FILE = Path(__file__).parents[1] / "training" / "group_speed_search.py"
-_COLLECTIVE_TIMEOUT = 30.0  # seconds, so that the check ends within a minute
+_COLLECTIVE_TIMEOUT = 20.0  # seconds, so that the check ends within a minute
 
 
 def make_cluster_check_app(on_options: Callable[[Options], None]) -> typer.Typer:
@@ -40,15 +40,15 @@ def make_cluster_check_command(on_options: Callable[[Options], None]) -> Callabl
             typer.Option(
                 metavar="TIME",
                 parser=parse_duration,
-                help="Give up if a rank does not answer this long.  [default: 30s]",
+                help="Give up if a rank does not answer this long.  [default: 20s]",
                 show_default=False,
             ),
         ] = _COLLECTIVE_TIMEOUT,
     ) -> None:
         """Test the hosts, GPUs, network and file system of a job.
 
-        It needs no search space, and takes less than a minute. Start it as you would start a search: srun --mpi=pmi2
-        hpo check-cluster
+        It needs no search space, and takes about 10 seconds, or a minute if hosts do not answer. Start it as you would
+        start a search: srun --mpi=pmi2 hpo check-cluster
 
         It prints the hosts and the speed of process groups, and what is wrong, with advice. The status is 0 if nothing
         is wrong.

@@ -100,3 +100,11 @@ def identify_container() -> str:
     with suppress(OSError):
         parts.append(Path("/proc/self/cgroup").read_text())
     return "\n".join(parts)
+
+
+def count_threads_per_core() -> int:
+    """Return the number of hardware threads of a physical CPU core; 1 if it is unknown."""
+    with suppress(OSError):
+        siblings = Path("/sys/devices/system/cpu/cpu0/topology/core_cpus").read_text()
+        return max(1, int(siblings.replace(",", ""), 16).bit_count())
+    return 1

@@ -75,11 +75,12 @@ class RunDir:
             with suppress(FileNotFoundError, NotADirectoryError):
                 self.path.stat()  # It raises for a name that is too long; exists() does not on Python 3.14.
             holds_run = self.holds_run
-            existing = next(path for path in [self.path.absolute(), *self.path.absolute().parents] if path.exists())
+            existing = find_existing(self.path)
         except OSError as error:
             raise UsageError(f"--run-dir {self.path}: {error.strerror}") from error
         if not existing.is_dir():
-            raise UsageError(f"--run-dir must be a directory, got {self.path}: {existing} is a file")
+            kind = "a file" if existing.exists() else "a link to nothing"
+            raise UsageError(f"--run-dir must be a directory, got {self.path}: {existing} is {kind}")
         if holds_run and not resume:
             raise UsageError(
                 f"--run-dir {self.path} already holds a run: add --resume to continue it, or name another directory"
@@ -227,6 +228,12 @@ def make_run_dir(name: str) -> RunDir:
             path.mkdir(parents=True)
             return RunDir(path)
     raise UsageError(f"{RUNS_DIR / stem} and 998 numbered directories of this name exist. Choose one with --run-dir")
+
+
+def find_existing(path: Path) -> Path:
+    """Return the absolute path, or the nearest path above it that exists. Links to nothing exist, too."""
+    absolute = path.absolute()
+    return next(one for one in [absolute, *absolute.parents] if one.exists() or one.is_symlink())
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -136,8 +136,10 @@ def write_file(
 
     Raises:
         OSError: If the file cannot be written.
-        ValueError: If a file with a tensor is incomplete.
+        ValueError: If a file with a tensor is incomplete, or a name cannot be in a file.
     """
+    if "__metadata__" in pieces:
+        raise ValueError("a tensor cannot have the name __metadata__")
     # Tensors with the largest elements come first, so that each begins at a multiple of its element size.
     names = sorted(pieces, key=lambda name: (-pieces[name].alignment, name))
     header: dict[str, Any] = {"__metadata__": texts}
@@ -146,7 +148,7 @@ def write_file(
         piece, begin = pieces[name], end
         end += piece.size
         header[name] = {"dtype": piece.dtype, "shape": piece.shape, "data_offsets": [begin, end]}
-    encoded = json.dumps(header).encode()
+    encoded = json.dumps(header, ensure_ascii=False).encode()
     encoded += b" " * (-len(encoded) % 8)
     with path.open("wb") as file:
         file.write(len(encoded).to_bytes(8, "little") + encoded)

@@ -25,14 +25,15 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str,
 
 
 def _view_tensor(tensor: Tensor) -> TensorBytes:
-    """Return the bytes of a contiguous CPU tensor, without a copy. Raises ValueError if it cannot be in a file."""
+    """Return the bytes of a contiguous CPU tensor, without a copy. Raises an error if it cannot be in a file."""
     if tensor.layout != torch.strided:
         raise ValueError("a sparse tensor cannot be saved: convert it with to_dense()")
     dtype, factor = _describe_dtype(tensor.dtype)
     shape = list(tensor.shape)
-    return TensorBytes(
-        dtype, [*shape[:-1], shape[-1] * factor] if shape else [], tensor.nbytes, lambda: view_bytes(tensor)
-    )
+    if shape:
+        shape[-1] *= factor
+    memory = view_bytes(tensor)
+    return TensorBytes(dtype, shape, tensor.nbytes, lambda: memory)
 
 
 @cache
@@ -49,5 +50,11 @@ def _describe_dtype(dtype: torch.dtype) -> tuple[str, int]:
 
 
 def view_bytes(tensor: Tensor) -> list[Any]:
-    """Return the memory of a contiguous CPU tensor as a list of at most one bytes-like object, without a copy."""
-    return [(ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())] if tensor.nbytes else []
+    """Return the memory of a contiguous CPU tensor as a list of at most one bytes-like object, without a copy.
+
+    Raises ValueError or RuntimeError if the tensor has no such memory, as tensors of some subclasses have none.
+    """
+    address = tensor.data_ptr()
+    if tensor.nbytes and (not address or tensor.device.type != "cpu"):
+        raise ValueError(f"a {type(tensor).__name__} without memory on the CPU cannot be saved")
+    return [(ctypes.c_char * tensor.nbytes).from_address(address)] if tensor.nbytes else []

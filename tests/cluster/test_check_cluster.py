@@ -49,6 +49,35 @@ def test_check_cluster_finds_wrong_network(cluster: SlurmCluster) -> None:
     assert "Set the network of the process group: export GLOO_SOCKET_IFNAME=" in words
 
 
+def test_check_cluster_ends_if_network_drops_packets(cluster: SlurmCluster) -> None:
+    """The interface has an address, and what is sent there gets no answer, as behind a firewall."""
+    for number, node in enumerate(NODES, start=1):
+        neighbours = "".join(
+            f" && ip neigh add 192.0.2.{other} lladdr 02:00:00:00:00:01 dev lost0 nud permanent"
+            for other in range(1, len(NODES) + 1)
+            if other != number
+        )
+        script = "ip link add lost0 type veth peer name lost1 && ip link set lost0 up && ip link set lost1 up"
+        done = cluster.run("bash", "-c", f"{script} && ip addr add 192.0.2.{number}/24 dev lost0{neighbours}", on=node)
+        assert done.returncode == 0, done.stderr
+    began = time.monotonic()
+    options = ["--ranks-per-worker", 6, "--collective-timeout", "10s"]
+    job = cluster.run(*SRUN, *CHECK, *options, variables={"GLOO_SOCKET_IFNAME": "lost0"}, timeout=150)
+    assert job.returncode == 1, job.stderr
+    assert time.monotonic() - began < 60
+    assert job.stdout.count("\nwrong  1 process group failed, on n1, n2, n3: ") == 1
+    assert "Set the network of the process group: export GLOO_SOCKET_IFNAME=" in " ".join(job.stdout.split())
+
+
+def test_check_cluster_finds_folder_that_a_host_cannot_write(cluster: SlurmCluster) -> None:
+    (cluster.folder / "read").mkdir()
+    script = "mount --bind read read && mount -o remount,bind,ro read"
+    assert cluster.run("bash", "-c", script, on="n2").returncode == 0
+    job = cluster.run(*SRUN, *CHECK, "--run-dir", "read/run")
+    assert job.returncode == 1, job.stderr
+    assert f"wrong  n2 cannot write in {cluster.folder}/read: Read-only file system" in " ".join(job.stdout.split(" "))
+
+
 def test_check_cluster_names_worker_that_spans_hosts(cluster: SlurmCluster) -> None:
     job = cluster.run("srun", "--mpi=pmi2", "--nodes=3", "--ntasks=6", *CHECK)
     assert (job.returncode, job.stderr) == (0, "")
