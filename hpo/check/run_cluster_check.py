@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpo.check.check_evaluator import CheckEvaluator, CheckOutcome
 from hpo.check.clock_offsets import measure_clock_offsets
-from hpo.check.cluster_facts import ClusterFacts, GroupSpeed, RankFacts
+from hpo.check.cluster_facts import ClusterFacts, FolderFacts, FolderView, GroupSpeed, RankFacts
 from hpo.check.cluster_findings import judge_cluster
 from hpo.check.cluster_printing import print_cluster
 from hpo.check.evaluation_findings import has_passed
@@ -86,37 +86,32 @@ def _collect_facts(
     ranks = world.allgather(_collect_rank_facts(ready))
     hosts = [rank.host for rank in ranks]
     is_head = hosts.index(hosts[world.rank]) == world.rank
-    heads = world.split(int(is_head), world.rank)
-    test = run_on_all(world, lambda: FolderTest(options.run_dir or RUNS_DIR) if job.is_first else None)
-    if test is not None:
-        leftovers.callback(test.close)
+    split = world.split(int(is_head), world.rank)
+    heads = split if is_head else None
+    folder, views = _test_folder(options.run_dir or RUNS_DIR, job, heads, leftovers)
+    if job.is_first:
         print(f"{layout}, {format_count(len(set(hosts)), 'host')}", flush=True)
-    path = world.bcast(test.folder if test else None)
-    views = compare_views(heads, path, lambda: job.watch.active_stop is not None) if is_head else []
-    if test is not None:
-        test.close()
-    clocks = measure_clock_offsets(heads) if is_head else []
+    clocks = measure_clock_offsets(heads) if heads is not None else []
     if is_stopping(job):
         return None
     ready.slot.fork_ahead()  # Otherwise the first trainer would wait until its template has imported the compiler.
     world.barrier()
     meter = _GroupMeter(ready, job, options.collective_timeout)
-    index = layout.find_worker(world.rank)
-    measured = world.allgather(meter.measure(world.split(index, world.rank), index))
-    speeds = [speed for speed in measured if speed is not None]
+    speeds = meter.measure_workers(layout)
     # If a worker that spans hosts has failed, the next group would probably fail as late.
     is_network_known = any(speed.failure and len({hosts[rank] for rank in speed.ranks}) > 1 for speed in speeds)
     if is_stopping(job):
         return None
-    is_measured = is_head and heads.size > 1 and not is_network_known
-    between = meter.measure(heads, 0) if is_measured else None
-    if test is None:
+    between = None
+    if heads is not None and heads.size > 1 and not is_network_known:
+        between = meter.measure(heads, 0)
+    if folder is None:
         return None
     return ClusterFacts(
         layout,
         ranks,
         clocks,
-        test.facts,
+        folder,
         views,
         speeds,
         between,
@@ -125,6 +120,28 @@ def _collect_facts(
         describe_scheduler(os.environ),
         find_job_end(os.environ)[0],
     )
+
+
+def _test_folder(
+    run_dir: Path, job: Job, heads: SleepingComm | None, leftovers: ExitStack
+) -> tuple[FolderFacts | None, list[FolderView]]:
+    """Test the folder of a run directory, and return the facts on the first rank. Collective: call on all ranks.
+
+    Args:
+        run_dir: The run directory.
+        job: The MPI job.
+        heads: Communicator of one rank of each host; None on other ranks.
+        leftovers: Gets a callback that removes the temporary folder, for a stop of the job.
+    """
+    test = run_on_all(job.world, lambda: FolderTest(run_dir) if job.is_first else None)
+    if test is not None:
+        leftovers.callback(test.close)
+    path = job.world.bcast(test.folder if test is not None else None)
+    views = compare_views(heads, path, lambda: job.watch.active_stop is not None) if heads is not None else []
+    if test is None:
+        return None, views
+    test.close()
+    return test.facts, views
 
 
 def _collect_rank_facts(ready: RankState) -> RankFacts:
@@ -152,6 +169,13 @@ class _GroupMeter:
         self._ready = ready
         self._job = job
         self._patience = patience
+
+    def measure_workers(self, layout: Layout) -> list[GroupSpeed]:
+        """Measure the process groups of all workers at the same time. Collective: call on all ranks of the job."""
+        world = self._job.world
+        index = layout.find_worker(world.rank)
+        measured = world.allgather(self.measure(world.split(index, world.rank), index))
+        return [speed for speed in measured if speed is not None]
 
     def measure(self, comm: SleepingComm, index: int) -> GroupSpeed | None:
         """Measure the process group of the ranks of `comm`, and return it on its first rank. Collective.
@@ -188,6 +212,6 @@ def _make_speed(ranks: tuple[int, ...], outcome: CheckOutcome, seconds: float) -
     if evaluation.failure or not metrics:  # Without a failure, the job is stopping.
         failure = evaluation.failure or "stopped"
         # gloo has no limit for a connection if nothing answers, so the supervisor has ended the trainers.
-        has_no_loss = failure.startswith(f"{TIMEOUT_PREFIX}no loss within")
-        return GroupSpeed(ranks, f"it did not communicate within {seconds:.0f} s" if has_no_loss else failure)
+        is_late = failure.startswith(TIMEOUT_PREFIX) and "--evaluation-timeout" in failure
+        return GroupSpeed(ranks, f"it was not measured within {seconds:.0f} s" if is_late else failure)
     return GroupSpeed(ranks, "", seconds - metrics["seconds"], metrics["latency"], metrics["bandwidth"])
