@@ -81,6 +81,7 @@ class ProgramSupervision(Supervision):
             known["folder"].mkdir(parents=True, exist_ok=True)
         if self._leader is not None:
             self._attempt.drafts = DraftStore(known["drafts"], self._attempt.assignment.params)
+        self._is_watched = is_watched
         drafts, path = str(known["drafts"]), self._attempt.path if self._attempt.checkpoint_info else None
         self._trainer.send(
             "run",

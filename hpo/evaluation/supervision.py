@@ -67,11 +67,12 @@ class Supervision:
         self._has_joined = self._has_ended = False
         self._lost_seconds = clock.measure_lost()
         self.trace: dict[str, Any] = {}
+        self._is_watched = False
 
     def start_objective(self, ticket: dict[str, Any] | None, seed: int, folder: Path, is_watched: bool) -> None:
         """Let the trainer start the objective, after it has joined the process group of `ticket`, if that is given."""
         attempt, path = self._attempt, str(self._attempt.path) if self._attempt.path else None
-        self._has_joined = ticket is None
+        self._has_joined, self._is_watched = ticket is None, is_watched
         self._trainer.send(
             "evaluate",
             params=attempt.assignment.params,
@@ -188,8 +189,9 @@ class Supervision:
         self._frames = self._trainer.find_stack()
         self._cancelled_at = self._interrupt_at = self._kill_at = clock.now()
         if self._has_joined:
-            stops = self._watched.cause == RUN_STOPS
-            self._kill_at += _SECONDS_TO_CLEAN_UP if stops else _SECONDS_TO_ACKNOWLEDGE
+            # On busy cores, a program needs more than a second to end and to send its trace.
+            is_patient = self._is_watched or self._watched.cause == RUN_STOPS
+            self._kill_at += _SECONDS_TO_CLEAN_UP if is_patient else _SECONDS_TO_ACKNOWLEDGE
 
     def _make_timeout_message(self, frames: Sequence[FrameSummary]) -> Message:
         """Interrupt an objective that hangs in a collective (see `HangDetector`); return a message with its timeout."""
