@@ -61,13 +61,11 @@ class Supervision:
         self._spans_workers = spans_workers
         self._trainer: TrainerClient = group.trainer
         self._frames: Sequence[FrameSummary] = ()  # stack of the objective when it was cancelled
-        self._cancelled_at = self._interrupt_at = math.inf
-        self._kill_at = math.inf
-        self.is_clean = False
+        self._cancelled_at = self._interrupt_at = self._kill_at = math.inf
+        self.is_clean = self._is_watched = False
         self._has_joined = self._has_ended = False
         self._lost_seconds = clock.measure_lost()
         self.trace: dict[str, Any] = {}
-        self._is_watched = False
 
     def start_objective(self, ticket: dict[str, Any] | None, seed: int, folder: Path, is_watched: bool) -> None:
         """Let the trainer start the objective, after it has joined the process group of `ticket`, if that is given."""
