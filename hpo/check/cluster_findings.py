@@ -107,16 +107,16 @@ def _judge_groups(facts: ClusterFacts) -> Iterator[Finding]:
     for speed in speeds:
         if speed.failure:  # Equal failures may differ in addresses and ranks.
             failures.setdefault(re.sub(r"\d+", "#", speed.failure), []).append(speed)
-    for failed in list(failures.values())[:_MOST_FAILURES]:
+    causes = list(failures.values())
+    for failed in causes[:_MOST_FAILURES]:
         names, failure, advice = facts.list_names([rank for one in failed for rank in one.ranks]), failed[0].failure, ""
         if any(facts.spans_hosts(one.ranks) for one in failed):
             advice = "Set the network of the process group: export GLOO_SOCKET_IFNAME=..., for GPUs NCCL_SOCKET_IFNAME"
         text = f"{format_count(len(failed), 'process group')} failed, on {_shorten(names)}: {failure}"
         yield Finding("wrong", text, advice)
-    if len(failures) > _MOST_FAILURES:
-        rest = sum(map(len, failures.values())) - sum(map(len, list(failures.values())[:_MOST_FAILURES]))
+    if rest := sum(map(len, causes[_MOST_FAILURES:])):
         yield Finding("wrong", f"{format_count(rest, 'process group')} more failed, for other reasons")
-    if failures:
+    if causes:
         return
     yield Finding("ok", "The trainers of all workers have started and communicated")
     of_groups = [speed for speed in facts.speeds if len(speed.ranks) > 1]

@@ -52,23 +52,20 @@ def _print_hosts(facts: ClusterFacts) -> None:
 
 
 def _print_groups(facts: ClusterFacts) -> None:
-    spans = [facts.spans_hosts(speed.ranks) for speed in facts.speeds]
+    between = [facts.between_hosts] if facts.between_hosts else []
     kinds = [
-        ("a worker on one host", [speed for speed, does in zip(facts.speeds, spans, strict=True) if not does]),
-        ("a worker that spans hosts", [speed for speed, does in zip(facts.speeds, spans, strict=True) if does]),
-        ("one rank of each host", [facts.between_hosts] if facts.between_hosts else []),
+        ("a worker on one host", [speed for speed in facts.speeds if not facts.spans_hosts(speed.ranks)]),
+        ("a worker that spans hosts", [speed for speed in facts.speeds if facts.spans_hosts(speed.ranks)]),
+        ("one rank of each host", between),
     ]
-    rows = [_make_group_row(facts, name, measured) for name, speeds in kinds if (measured := _list_measured(speeds))]
+    of_kinds = [(name, [speed for speed in speeds if not speed.failure]) for name, speeds in kinds]
+    rows = [_make_group_row(facts, name, measured) for name, measured in of_kinds if measured]
     if not rows:
         return
     headings = ("process group", "groups", "ranks", "backend", "connect (s)", "latency (ms)", "bandwidth (GB/s)")
     table = make_table(list(zip(headings, zip(*rows, strict=True), strict=True)))
     table.columns[0].justify = "left"
     print(format_table("", table).lstrip("\n"))
-
-
-def _list_measured(speeds: Sequence[GroupSpeed]) -> list[GroupSpeed]:
-    return [speed for speed in speeds if not speed.failure]
 
 
 def _make_group_row(facts: ClusterFacts, name: str, speeds: Sequence[GroupSpeed]) -> tuple[str, ...]:

@@ -70,9 +70,7 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
                     outcomes.append(bench.evaluate(group))
             world.barrier()
         if is_stopping(job):
-            if job.is_first and job.watch.active_stop:
-                print(f"Stopped: {job.watch.active_stop.reason}", flush=True)
-            return ExitStatus.INTERRUPTED
+            return report_stop(job)
         status: int = ExitStatus.BUDGET_SPENT
         if job.is_first:
             found = [outcome for outcome in outcomes if outcome is not None]
@@ -131,6 +129,13 @@ def _evaluate_continuation(bench: CheckEvaluator, group: RankGroup, before: Chec
     """Resume from the checkpoint of the first loss of `before`, and return the outcome; None without a checkpoint."""
     has_saved = before is not None and not before.failure and before.evaluation.checkpoint_step > 0
     return bench.evaluate(group, previous=before) if group.own_comm.bcast(has_saved) else None
+
+
+def report_stop(job: Job) -> int:
+    """Print on the first rank why the job stops, and return the exit status."""
+    if job.is_first and job.watch.active_stop:
+        print(f"Stopped: {job.watch.active_stop.reason}", flush=True)
+    return ExitStatus.INTERRUPTED
 
 
 def is_stopping(job: Job) -> bool:

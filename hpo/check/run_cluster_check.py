@@ -20,7 +20,7 @@ from hpo.check.cluster_findings import judge_cluster
 from hpo.check.cluster_printing import print_cluster
 from hpo.check.evaluation_findings import has_passed
 from hpo.check.printing import print_findings
-from hpo.check.run_check import is_stopping
+from hpo.check.run_check import is_stopping, report_stop
 from hpo.check.shared_folder import FolderTest, compare_views
 from hpo.errors import ExitStatus
 from hpo.evaluation.limits import Limits
@@ -60,9 +60,7 @@ def run_cluster_check(options: Options, layout: Layout, job: Job) -> int:
             job.watch.join_worker(job.world, 0, options.collective_timeout)
             facts = _collect_facts(options, layout, job, ready, leftovers)
             if is_stopping(job):
-                if job.is_first and job.watch.active_stop:
-                    print(f"Stopped: {job.watch.active_stop.reason}", flush=True)
-                return ExitStatus.INTERRUPTED
+                return report_stop(job)
             status: int = ExitStatus.BUDGET_SPENT
             if facts is not None:
                 print_cluster(facts)

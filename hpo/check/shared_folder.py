@@ -107,14 +107,11 @@ def find_file_system(path: Path) -> str:
         lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
         mounts = [(Path(_unescape(words[1])), words[2]) for words in lines]
         # The last of several mounts at one place hides the others.
-        return max(
-            (len(place.parts), index, kind) for index, (place, kind) in enumerate(mounts) if _is_below(path, place)
-        )[2]
+        above = (
+            (len(place.parts), index, kind) for index, (place, kind) in enumerate(mounts) if path.is_relative_to(place)
+        )
+        return max(above)[2]
     return ""
-
-
-def _is_below(path: Path, place: Path) -> bool:
-    return place == path or place in path.parents
 
 
 def _unescape(text: str) -> str:

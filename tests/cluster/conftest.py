@@ -13,6 +13,13 @@ from tests.support.launch import SEARCHES
 SEARCH_FILE = SEARCHES / "clustered.py"
 
 
+def make_cluster() -> SlurmCluster:
+    """Return a cluster whose shared directory has the search space file `my_search.py`."""
+    simulated = SlurmCluster()
+    shutil.copy(SEARCH_FILE, simulated.folder / "my_search.py")
+    return simulated
+
+
 @pytest.fixture(scope="session")
 def missing_requirement() -> str:
     """Why the cluster cannot be simulated here; an empty text if it can."""
@@ -24,6 +31,5 @@ def cluster(missing_requirement: str) -> Iterator[SlurmCluster]:
     """Yield a cluster. The directory that its nodes share has the search space file `my_search.py`."""
     if missing_requirement:
         pytest.skip(missing_requirement)
-    with SlurmCluster() as simulated:
-        shutil.copy(SEARCH_FILE, simulated.folder / "my_search.py")
+    with make_cluster() as simulated:
         yield simulated

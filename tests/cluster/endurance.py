@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 import random
 import re
-import shutil
 import statistics
 import subprocess
 import time
 from pathlib import Path
 
-from tests.cluster.conftest import SEARCH_FILE
+from tests.cluster.conftest import make_cluster
 from tests.cluster.simulation import NODES, SlurmCluster, find_missing_requirement, wait_until
 from tests.cluster.test_slurm import PMI, read_documented_script, read_summary, shorten
 from tests.support.run_output import parse_lines
@@ -36,13 +35,6 @@ def main() -> None:
     measure_lost_nodes(random.Random(arguments.seed), arguments.kills, arguments.seconds)
     run_through_jobs()
     measure_starts(arguments.starts)
-
-
-def make_cluster() -> SlurmCluster:
-    """Return a cluster whose shared directory has the search file of the tests."""
-    cluster = SlurmCluster()
-    shutil.copy(SEARCH_FILE, cluster.folder / "my_search.py")
-    return cluster
 
 
 def measure_lost_nodes(chance: random.Random, kills: int, seconds: float) -> None:
