@@ -18,6 +18,8 @@ from optuna.trial import TrialState
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.results.advice.advisor import find_advice
 from hpo.results.advice.run_result import Advice, RunResult, format_list, format_percent
+from hpo.results.failure_reasons import group_by_reason
+from hpo.results.failure_region import find_failure_kinds
 from hpo.results.reader import RunReader
 from hpo.run.finalize import finalize_run
 from hpo.store.evaluations import Evaluation
@@ -199,6 +201,61 @@ def test_failure_advice_names_a_category_and_one_parameter() -> None:
     assert advice is not None
     highest = max(e.params["lr"] for e in drawn if e.params["lr"] <= 0.005)
     assert advice.text.startswith(f"Exclude lr <= {format_value(highest)} from")
+
+
+def test_failure_advice_names_the_region_of_one_reason() -> None:
+    drawn = fail_where(draw_search(60, compute_distant_loss), lambda p: p["layers"] >= 5)
+    ended = [
+        replace(e, state="failed", loss=math.inf, failure="rank 0: ValueError: the loss is nan")
+        if e.state == "complete" and e.params["gamma"] < 0.3
+        else e
+        for e in drawn
+    ]
+    memory = [e for e in ended if e.failure and "Memory" in e.failure]
+    others = [e for e in ended if e.failure and "nan" in e.failure]
+    assert len(memory) > len(others) >= 4
+    advice = find_by_kind(make_result(ended), "failures")
+    assert advice is not None
+    count = len(memory)
+    assert advice.evidence == (
+        f"{count} of {count} failures for one reason have layers >= 5, and {count} of the {count} evaluations there "
+        "failed for it. The latest failure is rank 1: OutOfMemoryError: 3 GiB."
+    )
+    kinds = find_failure_kinds(ended, SPACE.make_distributions())
+    assert [(kind.reason, len(kind.failed)) for kind in kinds] == [
+        ("OutOfMemoryError: 3 GiB", len(memory)),
+        ("ValueError: the loss is nan", len(others)),
+    ]
+    lowest = max(e.params["gamma"] for e in others)
+    region = kinds[1].region
+    assert region is not None
+    assert (region.conditions[0], region.failed) == (f"gamma <= {format_value(lowest)}", len(others))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        (
+            "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0",
+            "CUDA out of memory. Tried to allocate 1.5 GiB. GPU 1",
+            True,
+        ),
+        ("rank 0, a.py:3: KeyError: 'a'", "rank 1, a.py:3: KeyError: 'a'", True),
+        ("object at 0x7fab12", "object at 0x8c", True),
+        ("a.py:3: KeyError: 'a'", "a.py:4: KeyError: 'a'", False),
+        ("a.py:3: KeyError: 'conv1'", "a.py:3: KeyError: 'conv2'", False),
+        ("the trainer ended with status 1", "the trainer ended with status 2", False),
+        ("was ended by SIGKILL", "was ended by SIGSEGV", False),
+    ],
+)
+def test_reasons_that_differ_in_numbers_are_equal(first: str, second: str, is_same: bool) -> None:
+    failed = [
+        make_ended(trial, math.inf, "failed", failure=text, ended=10.0 - trial)
+        for trial, text in enumerate([first, second])
+    ]
+    groups = group_by_reason(failed)
+    assert len(groups) == (1 if is_same else 2)
+    assert groups[0][1][-1].trial == 0, "the latest comes last"
 
 
 def test_failure_advice_handles_inactive_parameters() -> None:
@@ -480,7 +537,7 @@ def test_worker_advice_ignores_failures_by_chance() -> None:
     assert find_by_kind(make_result(make_broken_worker(2, "failed")), "worker") is None, "the objective is broken"
     assert find_by_kind(make_result(make_broken_worker(2)[:10]), "worker") is None, "two failures are too few"
     lucky = [make_ended(trial, 1.0, worker=1) for trial in range(3)]
-    unlucky = [make_ended(trial, 1.0, "failed", worker=0) for trial in range(3, 6)]
+    unlucky = [make_ended(trial, 1.0, "failed", worker=0) for trial in range(300, 303)]
     assert find_by_kind(make_result([*lucky, *unlucky]), "worker") is None, "three successes are too few"
     assert (
         find_by_kind(make_result([*[make_ended(trial, 1.0, worker=1) for trial in range(200)], *unlucky[:2]]), "worker")

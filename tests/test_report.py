@@ -131,7 +131,7 @@ def test_figures_match_study(page: Page, run_dir: Path) -> None:
     assert {states.count(state) for state in ("complete", "pruned", "failed")} == {49, 6, 5}
     assert count_points(page, "history") == 60
     assert count_points(page, "best") == 2 * 4
-    assert count_points(page, "slice-0") == 49 + 6 + 1, "evaluations with a loss, and an imported one"
+    assert count_points(page, "slice-0") == 49 + 6 + 1 + 5, "evaluations with a loss, an imported one, and failures"
     assert count_points(page, "curves") == 63
     spans = page.evaluate("document.querySelector('#timeline').data.map(trace => [trace.name, trace.x.length / 3])")
     assert dict(spans) == {"complete": 49, "pruned": 6, "failed": 5, "interrupted": 1, "running": 1}

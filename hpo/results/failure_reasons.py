@@ -8,6 +8,9 @@ from typing import Any
 
 from hpo.store.evaluations import Evaluation
 
+# Numbers, sizes and addresses in the text of a reason, except line numbers, statuses, and digits of names.
+_NUMBER = re.compile(r"(?<![\w:.])(?<!status )(?:0x[0-9a-f]+|\d[\d.,]*(?: ?[KMGT]i?B)?)")
+
 
 def summarize_failures(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return the reasons of failures, the most frequent first.
@@ -32,13 +35,17 @@ def summarize_failures(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]
 
 
 def group_by_reason(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation]]]:
-    """Return the failed evaluations in groups with the same reason, the most frequent first, each sorted by the end."""
+    """Return the failed evaluations in groups with the same reason, the most frequent first, each sorted by the end.
+
+    Reasons that differ only in numbers are the same: each message of an exhausted memory has another number of bytes.
+    The text is the reason of the latest evaluation of the group.
+    """
     groups: dict[str, list[Evaluation]] = {}
     for evaluation in evaluations:
         if evaluation.state == "failed":
-            groups.setdefault(format_reason(evaluation), []).append(evaluation)
-    by_end = [(reason, sorted(group, key=lambda e: (e.ended, e.trial))) for reason, group in groups.items()]
-    return sorted(by_end, key=lambda item: -len(item[1]))
+            groups.setdefault(_NUMBER.sub("#", format_reason(evaluation)), []).append(evaluation)
+    by_end = [sorted(group, key=lambda e: (e.ended, e.trial)) for group in groups.values()]
+    return [(format_reason(group[-1]), group) for group in sorted(by_end, key=len, reverse=True)]
 
 
 def format_reason(failed: Evaluation) -> str:

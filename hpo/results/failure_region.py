@@ -1,4 +1,4 @@
-"""Find the region of the search space in which most failures of a run lie, described by one or two conditions."""
+"""Find the region of the search space in which most failures of a kind lie, described by one or two conditions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpo.results.failure_reasons import group_by_reason
 from hpo.store.evaluations import Evaluation
 from hpo.text_format import format_value
 
@@ -31,14 +32,49 @@ class FailureRegion:
 
     conditions: Sequence[str]
     """One or two conditions, such as "width >= 512". The region is where all of them hold."""
+    all_failed: int
+    """The number of failures in the whole search space."""
     failed: int
     """The number of failures in the region."""
     ended: int
     """The number of evaluations in the region that have ended."""
 
 
-def find_failure_region(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any]) -> FailureRegion | None:
-    """Return the region that separates failures from successes best; None if no region does so significantly.
+@dataclass(frozen=True)
+class FailureKind:
+    """The failures with the same reason."""
+
+    reason: str
+    """The reason of the latest of these failures."""
+    failed: Sequence[Evaluation]
+    """The failed evaluations, sorted by their end."""
+    region: FailureRegion | None
+    """The region in which most of them lie; None if no region is significant."""
+
+
+def find_failure_kinds(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any]) -> list[FailureKind]:
+    """Return the failures by reason, the most frequent first, each reason with its region.
+
+    Args:
+        evaluations: The evaluations of the search, and confirmations. Regions are derived from the search alone.
+        distributions: The Optuna distribution of each hyperparameter by its name.
+    """
+    searched = [evaluation for evaluation in evaluations if evaluation.confirms is None]
+    groups = group_by_reason(evaluations)
+    tests = sum(len(failed) >= _MIN_FAILED for _, failed in groups)
+    return [
+        FailureKind(reason, failed, find_failure_region(searched, distributions, failed, tests))
+        for reason, failed in groups
+    ]
+
+
+def find_failure_region(
+    evaluations: Sequence[Evaluation],
+    distributions: Mapping[str, Any],
+    failures: Sequence[Evaluation],
+    tests: int = 1,
+) -> FailureRegion | None:
+    """Return the region that separates failures from the other evaluations best; None if none does so significantly.
 
     Regions are compared by a likelihood ratio. One model has different probabilities of failure in the region and
     elsewhere, the other has one probability everywhere (Wilks 1938: twice the logarithm of the ratio has a chi-squared
@@ -47,11 +83,14 @@ def find_failure_region(evaluations: Sequence[Evaluation], distributions: Mappin
     Args:
         evaluations: The evaluations of the search. Evaluations that have not ended are ignored.
         distributions: The Optuna distribution of each hyperparameter by its name.
+        failures: The failed evaluations. Evaluations that failed for other reasons count as others.
+        tests: The number of regions that are searched for in the same run. The rate of false alarms is for all of them.
     """
     import numpy as np
 
     ended = [evaluation for evaluation in evaluations if evaluation.has_ended_in_run]
-    failed = np.array([evaluation.state == "failed" for evaluation in ended], bool)
+    trials = {evaluation.trial for evaluation in failures if evaluation.confirms is None}
+    failed = np.array([evaluation.trial in trials for evaluation in ended], bool)
     if failed.sum() < _MIN_FAILED or failed.all():
         return None
     found = [
@@ -63,17 +102,17 @@ def find_failure_region(evaluations: Sequence[Evaluation], distributions: Mappin
         return None
     texts, masks = [text for text, _ in found], np.array([mask for _, mask in found], float)
     # Entry (i, j) belongs to the region in which conditions i and j hold.
-    counts, failures = masks @ masks.T, (masks * failed) @ masks.T
-    gains = _compute_log_ratios(failures, counts, int(failed.sum()), len(failed))
+    counts, failed_counts = masks @ masks.T, (masks * failed) @ masks.T
+    gains = _compute_log_ratios(failed_counts, counts, int(failed.sum()), len(failed))
     number = len(texts)
     # A second condition must be worth the larger number of regions among which the best is chosen.
     gains -= np.where(np.eye(number, dtype=bool), math.log(number), 2 * math.log(number))
-    gains[(failures < _MIN_COVERED * failed.sum()) | (failures < _MIN_FAILURE_SHARE * counts)] = -math.inf
+    gains[(failed_counts < _MIN_COVERED * failed.sum()) | (failed_counts < _MIN_FAILURE_SHARE * counts)] = -math.inf
     first, second = np.unravel_index(np.argmax(gains), gains.shape)
-    if math.exp(-gains[first, second]) > _MAX_FALSE_ALARM_RATE:
+    if math.exp(-gains[first, second]) > _MAX_FALSE_ALARM_RATE / tests:
         return None
     conditions = list(dict.fromkeys([texts[first], texts[second]]))
-    return FailureRegion(conditions, int(failures[first, second]), int(counts[first, second]))
+    return FailureRegion(conditions, int(failed.sum()), int(failed_counts[first, second]), int(counts[first, second]))
 
 
 def _list_conditions(

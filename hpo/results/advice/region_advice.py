@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from hpo.results.advice.run_result import Advice, RunResult, format_list
-from hpo.results.failure_region import find_failure_region
+from hpo.results.failure_region import find_failure_kinds, find_failure_region
 from hpo.text_format import cut_text, make_show_command
 
 _MAX_REASON_LENGTH = 80
 
 
 def advise_on_failure_region(result: RunResult) -> Advice | None:
-    """Advise to exclude the region in which most failures lie, or to make its evaluations possible."""
-    region = find_failure_region(result.evaluations, result.distributions)
+    """Advise to exclude the region in which most failures lie, or to make its evaluations possible.
+
+    It is the region of the most frequent reason that has a region, and otherwise the region of all failures.
+    """
+    kinds = find_failure_kinds(result.evaluations, result.distributions)
+    several = len(kinds) > 1
+    kind = next((kind for kind in kinds if kind.region is not None), None) if several else None
+    failed = kind.failed if kind else [e for e in result.evaluations if e.has_ended_in_run and e.state == "failed"]
+    region = kind.region if kind else find_failure_region(result.evaluations, result.distributions, failed)
     if region is None:
         return None
-    failed = [e for e in result.evaluations if e.has_ended_in_run and e.state == "failed"]
     last = max(failed, key=lambda evaluation: (evaluation.ended, evaluation.trial))
+    conditions, reason = format_list(region.conditions), cut_text(last.failure or "", _MAX_REASON_LENGTH)
+    all_failed = f"{region.all_failed} failures" + (" for one reason" if kind else "")
     return Advice(
         "failures",
-        f"Exclude {format_list(region.conditions)} from the search space, or make such evaluations possible.",
-        f"{region.failed} of {len(failed)} failures have {format_list(region.conditions)}, and "
-        f"{region.failed} of the {region.ended} evaluations there failed. The latest failure is "
-        f"{cut_text(last.failure or '', _MAX_REASON_LENGTH)}.",
+        f"Exclude {conditions} from the search space, or make such evaluations possible.",
+        f"{region.failed} of {all_failed} have {conditions}, and "
+        f"{region.failed} of the {region.ended} evaluations there failed{' for it' if kind else ''}. "
+        f"The latest failure is {reason}.",
         make_show_command(result.run_dir, last.label),
     )

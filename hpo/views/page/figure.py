@@ -120,3 +120,13 @@ def spread_points(positions: Sequence[int]) -> list[float]:
 def round_floats(values: Iterable[Any]) -> list[Any]:
     """Round floats to visible digits, and return other values unchanged."""
     return [round_number(item) if isinstance(item, float) else item for item in values]
+
+
+def draw_failure_strip(x: Sequence[Any], failed: Sequence[Evaluation], layout: dict[str, Any]) -> list[Trace]:
+    """Draw failed evaluations in a strip above a figure, because they have no loss. Adapt the layout of the figure."""
+    if not failed:
+        return []
+    layout["yaxis"]["domain"] = [0, 0.93]
+    layout["yaxis2"] = {"domain": [0.96, 1], "visible": False, "fixedrange": True}
+    marks = {"color": "--bad", "symbol": "x-thin-open", "size": 8}
+    return [{**make_points(x, failed, "failed"), "y": [0] * len(failed), "yaxis": "y2", "marker": marks}]

@@ -18,7 +18,7 @@ from hpo.errors import UsageError
 from hpo.objectives import Objectives
 from hpo.parameters import is_conditional
 from hpo.results.display_names import collect_names, name_metrics, name_params
-from hpo.results.failure_reasons import group_by_reason
+from hpo.results.failure_region import find_failure_kinds
 from hpo.results.reader import RunReader
 from hpo.results.recommendation import find_winner, read_winner_test
 from hpo.results.summary import summarize
@@ -170,7 +170,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
         priors=make_prior_columns(summary["priors"]),
         conditional=any(map(is_conditional, run.manifest.space.values())),
         islands=_summarize_islands(evaluations),
-        failures=_group_failures([*evaluations, *confirmations]),
+        failures=find_failure_kinds([*evaluations, *confirmations], distributions)[:_MAX_FAILURES],
         figures=drawn,
         slices=slices,
         count=len(evaluations),
@@ -255,12 +255,6 @@ def _summarize_islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]
         last = max(own, key=lambda evaluation: evaluation.started)
         found.append({"island": island, "evaluations": len(own), "best": find_best(own), "immigrants": last.immigrants})
     return found
-
-
-def _group_failures(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Return the reasons of failures, the most frequent first, each with its count and its latest evaluation."""
-    groups = group_by_reason(evaluations)[:_MAX_FAILURES]
-    return [{"reason": reason, "count": len(group), "last": group[-1]} for reason, group in groups]
 
 
 def _compress(text: str | bytes) -> str:

@@ -23,6 +23,7 @@ from hpo.views.page.figure import (
     MAX_POINTS,
     Figure,
     Trace,
+    draw_failure_strip,
     join_lines,
     make_points,
     round_floats,
@@ -145,7 +146,10 @@ def _make_bands(count: int) -> list[tuple[str, int, int, str, float]]:
 def draw_slices(
     evaluations: Sequence[Evaluation], distributions: Mapping[str, Any], order: Sequence[str]
 ) -> list[Figure]:
-    """Draw the loss over each hyperparameter in `order`, in one figure each. Later trials have a stronger colour."""
+    """Draw the loss over each hyperparameter in `order`, in one figure each. Later trials have a stronger colour.
+
+    Failed evaluations are in a strip above the losses.
+    """
     most = min(MAX_POINTS, max(_MIN_SLICE_POINTS, _MAX_TOTAL_POINTS // max(1, len(order))))
     with_loss = [evaluation for evaluation in evaluations if evaluation.is_finished and math.isfinite(evaluation.loss)]
     if not with_loss:
@@ -153,16 +157,19 @@ def draw_slices(
     scale = make_loss_scale([evaluation.loss for evaluation in with_loss], find_complete_losses(evaluations))
     out_of_range_note = describe_out_of_range([evaluation.loss for evaluation in with_loss], scale)
     shown = sample_evaluations(with_loss, most)
+    failed = sample_evaluations([evaluation for evaluation in evaluations if evaluation.state == "failed"], most)
     figures = []
     for count, name in enumerate(order):
         having = [evaluation for evaluation in shown if name in evaluation.params]
         trace, layout = _draw_slice(having, name, distributions[name], scale)
+        failed_here = [evaluation for evaluation in failed if name in evaluation.params]
+        strip = draw_failure_strip(_find_positions(failed_here, name, distributions[name]), failed_here, layout)
         choices = getattr(distributions[name], "choices", ())
         is_long = len(choices) > _MAX_LEVEL_LABELS
         width, height = (_LINE_HEIGHT * len(choices), 420) if is_long else (0, 280)
         if is_long:  # Plotly's default angle is smaller, and the labels would overlap.
             layout["xaxis"] |= {"tickangle": 90, "tickfont": {"size": 11}, "automargin": True}
-        figures.append(Figure(f"slice-{count}", name, "", [trace], layout, height, width, out_of_range_note))
+        figures.append(Figure(f"slice-{count}", name, "", [trace, *strip], layout, height, width, out_of_range_note))
     return figures
 
 
@@ -177,9 +184,9 @@ def _draw_slice(
         "size": 6,
         "symbol": ["circle" if evaluation.state == "complete" else "circle-open" for evaluation in shown],
     }
-    choices = getattr(distribution, "choices", None)
-    positions = spread_points([choices.index(item) for item in values]) if choices else round_floats(values)
-    trace = make_points(positions, shown, name) | make_loss_markers(losses, scale, marker)
+    trace = make_points(_find_positions(shown, name, distribution), shown, name) | make_loss_markers(
+        losses, scale, marker
+    )
     texts = [
         escape_markup(f"trial {evaluation.trial}: {name} = {format_value(evaluation.params[name])}")
         for evaluation in shown
@@ -187,6 +194,13 @@ def _draw_slice(
     trace["text"] = [text + format_high_loss(loss, scale) for text, loss in zip(texts, losses, strict=True)]
     xaxis = make_axis(name, values, log=is_log(distribution))
     xaxis["title"]["text"] = "<br>".join(wrap_name(name, 2 * _TITLE_WIDTH))
-    if choices:
+    if choices := getattr(distribution, "choices", None):
         xaxis |= make_category_ticks(choices)
     return trace, {"xaxis": xaxis, **make_loss_layout(losses, scale), "showlegend": False}
+
+
+def _find_positions(shown: Sequence[Evaluation], name: str, distribution: Any) -> list[Any]:
+    """Return the position of each evaluation on the axis of a hyperparameter, which is active in all of them."""
+    values = [evaluation.params[name] for evaluation in shown]
+    choices = getattr(distribution, "choices", None)
+    return spread_points([choices.index(item) for item in values]) if choices else round_floats(values)

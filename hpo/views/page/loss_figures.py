@@ -15,6 +15,7 @@ from hpo.views.page.figure import (
     STATE_MARKERS,
     Figure,
     Trace,
+    draw_failure_strip,
     find_island_colour,
     find_island_symbol,
     join_lines,
@@ -116,12 +117,7 @@ def draw_history(evaluations: Sequence[Evaluation]) -> Figure | None:
     best = {"x": best_x, "y": compute_loss_heights(best_y, scale), "name": "best so far", "mode": "lines", "line": line}
     traces.append({**best, "hoverinfo": "skip"})
     layout = {"xaxis": make_axis("evaluations that have ended"), **make_loss_layout([*losses, *best_y], scale)}
-    if failed:  # Failed evaluations have no loss, so they are drawn in a strip above the figure.
-        marks = {"color": "--bad", "symbol": "x-thin-open", "size": 8}
-        strip = make_points([order[evaluation.trial] for evaluation in failed], failed, "failed")
-        traces.append({**strip, "y": [0] * len(failed), "yaxis": "y2", "marker": marks})
-        layout["yaxis"]["domain"] = [0, 0.93]
-        layout["yaxis2"] = {"domain": [0.96, 1], "visible": False, "fixedrange": True}
+    traces += draw_failure_strip([order[evaluation.trial] for evaluation in failed], failed, layout)
     description = "Each point is an evaluation; the line is the best so far."
     return Figure(
         "history", "History", description, traces, layout, out_of_range_note=describe_out_of_range(losses, scale)
