@@ -56,7 +56,9 @@ def format_parameter(parameter: Any) -> str:
     """
     changeable = (("mutable", False), ("prior", None), ("confidence", "medium"))
     options = [
-        f", {name}={getattr(parameter, name)!r}" for name, default in changeable if getattr(parameter, name) != default
+        f", {name}={getattr(parameter, name)!r}"
+        for name, default in changeable
+        if repr(getattr(parameter, name)) != repr(default)  # Arrays cannot be compared.
     ]
     return f"{repr(parameter)[:-1]}{''.join(options)})"
 
@@ -73,9 +75,9 @@ def correct_parameter(parameter: Parameter) -> Parameter | None:
         return None
     if hasattr(given, "choices"):
         choices = ["none" if choice is None else convert_to_plain(choice) for choice in _flatten_choices(given.choices)]
-        candidate = type(given)(
-            *choices, mutable=mutable, when=given.when, prior=given.prior, confidence=given.confidence
-        )
+        positions = [index for index, choice in enumerate(given.choices) if repr(choice) == repr(given.prior) != "None"]
+        prior = choices[positions[0]] if positions and len(choices) == len(given.choices) else given.prior
+        candidate = type(given)(*choices, mutable=mutable, when=given.when, prior=prior, confidence=given.confidence)
     else:
         low, high = _parse_number(given.low), _parse_number(given.high)
         if low is None or high is None:
@@ -83,7 +85,10 @@ def correct_parameter(parameter: Parameter) -> Parameter | None:
         step = None if given.step is None else _parse_number(given.step)
         if (step is None) != (given.step is None):
             return None
-        candidate = dataclasses.replace(given, low=low, high=high, step=_round_if_float(step), mutable=mutable)
+        prior = None if given.prior is None else _parse_number(given.prior)
+        candidate = dataclasses.replace(
+            given, low=low, high=high, step=_round_if_float(step), mutable=mutable, prior=prior
+        )
     return None if candidate.find_problem() else candidate
 
 

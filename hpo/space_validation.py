@@ -46,12 +46,18 @@ def check_parameter(name: str, parameter: object) -> None:
 
 def _find_prior_problem(parameter: Parameter) -> str:
     """Return why the prior of a parameter or its confidence is not valid, or "" if they are."""
-    if parameter.confidence not in tuple(DEVIATIONS):
+    if not isinstance(parameter.confidence, str) or parameter.confidence not in DEVIATIONS:
         return f"confidence must be {', '.join(map(repr, DEVIATIONS))}, got {parameter.confidence!r}"
     if parameter.prior is None:
         return "" if parameter.confidence == "medium" else "confidence needs a prior"
-    is_valid = parameter.accepts(parameter.prior)
-    return "" if is_valid else f"the prior must be a value in the range, got {format_with_type(parameter.prior)}"
+    if parameter.accepts(parameter.prior):
+        return ""
+    if isinstance(parameter, (Categorical, Ordinal)):
+        values = f"one of {', '.join(map(repr, parameter.choices))}"
+    else:
+        steps = f", in steps of {parameter.step} from {parameter.low}" if parameter.step else ""
+        values = f"a number from {parameter.low} to {parameter.high}{steps}"
+    return f"the prior must be {values}, got {format_with_type(parameter.prior)}"
 
 
 def make_condition(name: str, parameter: Parameter, earlier: Mapping[str, Parameter]) -> Condition:

@@ -187,7 +187,7 @@ def test_failure_advice_names_the_region_of_two_parameters() -> None:
     count = len(failed)
     assert advice.evidence == (
         f"{count} of {count} failures have {where}, and {count} of the {count} evaluations there failed. "
-        "The latest failure is rank 1: OutOfMemoryError: 3 GiB."
+        "The latest failure there is rank 1: OutOfMemoryError: 3 GiB."
     )
     assert advice.command == f"hpo show runs/x {failed[-1].trial}"
 
@@ -219,7 +219,7 @@ def test_failure_advice_names_the_region_of_one_reason() -> None:
     count = len(memory)
     assert advice.evidence == (
         f"{count} of {count} failures for one reason have layers >= 5, and {count} of the {count} evaluations there "
-        "failed for it. The latest failure is rank 1: OutOfMemoryError: 3 GiB."
+        "failed for it. The latest failure there is rank 1: OutOfMemoryError: 3 GiB."
     )
     kinds = find_failure_kinds(ended, SPACE.make_distributions())
     assert [(kind.reason, len(kind.failed)) for kind in kinds] == [
@@ -229,7 +229,7 @@ def test_failure_advice_names_the_region_of_one_reason() -> None:
     lowest = max(e.params["gamma"] for e in others)
     region = kinds[1].region
     assert region is not None
-    assert (region.conditions[0], region.failed) == (f"gamma <= {format_value(lowest)}", len(others))
+    assert (region.conditions[0], len(region.failed)) == (f"gamma <= {format_value(lowest)}", len(others))
 
 
 @pytest.mark.parametrize(
@@ -396,11 +396,11 @@ def test_confirm_advice_if_second_best_is_close() -> None:
     assert "are the same" in same.evidence
 
 
-def test_advice_to_continue_if_the_latest_half_still_gains() -> None:
+def test_advice_to_continue_if_evaluations_still_gain() -> None:
     falling = [make_ended(trial, 0.9**trial) for trial in range(64)]
     advice = find_by_kind(make_result(falling, {"budget": 64}), "more")
     assert advice is not None
-    assert advice.evidence.startswith("6 more evaluations should lower the best loss by 2.")
+    assert advice.evidence.startswith("6 more evaluations should lower the best loss by 1.")
     assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --evaluations 96"
     assert find_by_kind(make_result(make_flat_search(found=40, step=1e-4), {"budget": 64}), "more") is None, (
         "losses are close"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpo import Float, Int, SearchSpace
+from hpo import Categorical, Float, Int, SearchSpace
 from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.parent_pool import ParentPool
 from hpo.breeding.propagators import Deduplicate, make_propagator
@@ -150,6 +150,29 @@ def simulate(name: str, evaluations: int, seed: int) -> list[Evaluation]:
 
 
 @pytest.mark.slow
+def test_ga_with_pbt_does_not_activate_immutable_parameters() -> None:
+    """A candidate in which a mutable parameter activates an immutable one has no parent."""
+    space = SearchSpace(
+        kind=Categorical("a", "b", mutable=True),
+        lr=Float(0.01, 1.0, log=True, mutable=True),
+        width=Float(0.0, 1.0, when={"kind": "b"}),
+    )
+    history, rng = make_history([], space), random.Random(0)
+    breed = Deduplicate(make_propagator("ga", history, rng, 1, 0), history, rng)
+    population: list[Individual] = []
+    heirs = 0
+    for trial in range(60):
+        individual = breed(population)
+        params = space.decode(individual)
+        parent = history.parent_pool.find_parent(params)
+        heirs += parent is not None
+        individual.loss = (parent.loss if parent else 1.0) * (1 - float(params["lr"]) / 9)
+        history.add_evaluations([make_ended(trial, individual.loss, parent.trial if parent else None, params=params)])
+        population.append(individual)
+    assert heirs > 45, "nearly all have a parent, as in a space without conditions"
+
+
+@pytest.mark.slow
 def test_ga_with_pbt_finds_the_best_learning_rate() -> None:
     line = simulate("ga", 40, 0)
     assert statistics.median(float(each.params["lr"]) for each in line) > 0.9
@@ -210,6 +233,11 @@ def test_warm_start_leaves_out_evaluations_with_a_parent(tmp_path: Path) -> None
         (
             {"pruner": "asha"},
             "trial 2, which inherits from trial 0, and --pruner asha exclude each other: .*Give --pruner none, or "
+            "start another run",
+        ),
+        (
+            {"stop_gain": 0.01},
+            "trial 2, which inherits from trial 0, and --stop-gain 1% exclude each other: .*Give --stop-gain off, or "
             "start another run",
         ),
     ],

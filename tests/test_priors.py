@@ -16,6 +16,7 @@ from scipy.stats import ks_2samp
 
 from benchmarks.simulation import SimulatedIslands, simulate
 from hpo import Categorical, Float, Int, Ordinal, SearchSpace
+from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.prior_model import PriorModel
 from hpo.objectives import ONLY_LOSS
 from hpo.parameter_parsing import parse_parameter
@@ -71,12 +72,21 @@ def test_prior_is_converted_to_a_value_of_its_parameter(parameter: Any, prior: o
     [
         (
             Float(1e-4, 1e-1, log=True, prior=1.0),
-            r"the prior must be a value in the range, got 1\.0 \(float\), in",
+            r"the prior must be a number from 0\.0001 to 0\.1, got 1\.0 \(float\), in",
         ),
-        (Float(0.0, 1.0, prior="0.5"), r"the prior must be a value in the range, got '0\.5' \(str\)"),
-        (Float(0.0, 1.0, prior=math.nan), r"the prior must be a value in the range, got nan"),
-        (Int(1, 9, step=2, prior=4), r"the prior must be a value in the range, got 4 \(int\), in Int\(1, 9, step=2"),
-        (Categorical("a", "b", prior="c"), r"the prior must be a value in the range, got 'c'"),
+        (Float(0.0, 1.0, prior="0.5"), r"the prior must be a number from 0\.0 to 1\.0, got '0\.5' \(str\)"),
+        (Float(0.0, 1.0, prior=math.nan), r"the prior must be a number from 0\.0 to 1\.0, got nan"),
+        (
+            Int(1, 9, step=2, prior=4),
+            r"the prior must be a number from 1 to 9, in steps of 2 from 1, got 4 \(int\), in Int\(1, 9, step=2",
+        ),
+        (Categorical("a", "b", prior="c"), r"the prior must be one of 'a', 'b', got 'c'"),
+        (
+            Categorical([1, 2], [3, 4], prior=[1, 2]),
+            r".*Write Categorical\('1-2', '3-4', prior='1-2'\), and in the objective",
+        ),
+        (Float("0", "1", prior="0.5"), r".*Write Float\(0\.0, 1\.0, prior=0\.5\)$"),  # type: ignore[arg-type]
+        (Int(1, 9, prior=4, confidence=np.array(["high", "low"])), r"confidence must be 'low', 'medium', 'high', got"),
         (Int(1, 9, prior=4, confidence="sure"), r"confidence must be 'low', 'medium', 'high', got 'sure'"),
         (Int(1, 9, confidence="high"), r"confidence needs a prior, in Int\(1, 9, confidence='high'\)"),
     ],
@@ -204,6 +214,50 @@ def test_trust_in_priors_falls_with_rank_of_their_individual(rank: int, trust: f
     model.fit(*encode(*individuals), costs)
     assert model.trust == pytest.approx(trust)
     assert (model.compute_log_weight(*encode(individuals[3]))[0] == 0) == (trust == 0)
+
+
+def make_prior_history(failed: int, complete: int) -> EvaluationHistory:
+    """Return the history of a run whose first evaluations, near the priors, fail."""
+    rng = random.Random(0)
+    near = [{"lr": 1e-4, "width": 64 + trial, "optimizer": "adam", "batch": 16} for trial in range(failed)]
+    far = [{**SPACE.draw(rng), "lr": 0.1} for _ in range(complete)]
+    ended = [
+        make_evaluation(trial, "failed" if trial < failed else "complete", params=params)
+        for trial, params in enumerate([*near, *far])
+    ]
+    history = EvaluationHistory(SPACE, list)
+    history.add_evaluations(ended)
+    return history
+
+
+def test_failures_contradict_priors() -> None:
+    failing = make_prior_history(3, 12)
+    assert failing.prior_share < 0.06, "the individual of the priors is among the three worst of 15"
+    model = failing.fit_prior_model()
+    assert model is not None
+    assert abs(model.compute_log_weight(*encode({"lr": 0.1, "width": 512, "optimizer": "adam", "batch": 16}))[0]) < 0.1
+    assert make_prior_history(9, 12).prior_share == pytest.approx(1 / 3), "a long streak does not count"
+
+
+def test_trust_is_the_mean_over_equally_close_evaluations() -> None:
+    space = SearchSpace(kind=Categorical("a", "b", prior="a"), x=Float(0.0, 1.0))
+    genes = np.array([[kind, 0.1 * index] for index, kind in enumerate([0, 1, 1, 1, 1, 0])])
+    costs = np.array([[9.0], [2.0], [3.0], [4.0], [5.0], [1.0]])  # Of two with the prior, the first is the worst.
+    for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0]):
+        model = PriorModel(space)
+        model.fit(genes[order], np.ones_like(genes, bool), costs[order])
+        assert model.trust == 1
+
+
+def test_agreement_counts_failures_as_the_worst() -> None:
+    space = SearchSpace(lr=Float(0.0, 1.0, prior=0.9))
+    evaluations = [
+        make_evaluation(trial, "failed" if trial >= 16 else "complete", params={"lr": trial / 20}, ended=float(order))
+        for order, trial in enumerate([0, 16, 5, 17, 9, 18, 3, 19, 1, 2, 4, 6, 7, 8, 10, 11, 12, 13, 14, 15])
+    ]
+    evaluations += [make_evaluation(20, "running", params={"lr": 0.9})]
+    (found,) = compare_priors(evaluations, space.describe(), describe_priors(space.parameters), ONLY_LOSS)
+    assert found.verdict == "contradict"
 
 
 def test_agreement_is_judged_by_the_active_evaluations() -> None:

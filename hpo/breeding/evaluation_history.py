@@ -159,11 +159,13 @@ class EvaluationHistory:
         """Return the priors, and how far founders agree with them; None if the space has no priors."""
         if self._prior_model is None and self.space.priors:
             from hpo.breeding.prior_model import PriorModel  # Imports scipy.
+            from hpo.breeding.success_model import find_informative
 
             sample = self.make_founder_sample()
-            genes = sample.genes[sample.succeeded]
+            informative = find_informative(sample.succeeded)
+            genes = sample.genes[informative]
             self._prior_model = PriorModel(self.space)
-            self._prior_model.fit(genes, self.find_active(genes), sample.costs[sample.succeeded])
+            self._prior_model.fit(genes, self.find_active(genes), sample.costs[informative])
         return self._prior_model
 
     @property

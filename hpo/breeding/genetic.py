@@ -121,16 +121,19 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
         """Return the genes of the best new candidate for an heir of `parent`; None if there is none.
 
         The candidate differs from `parent` only in mutable genes. These are bred from `parents`, or drawn at random
-        while few heirs have ended.
+        while few heirs have ended. A candidate in which they activate an immutable gene has no parent, and is skipped.
         """
+
+        def has_parent(params: dict[str, Value]) -> bool:
+            return self._history.parent_pool.find_parent(params) is not None
+
         sample, mutable = self._history.make_heir_sample(parent), self._history.mutable
         own = self._history.encode_params(parent.params)
         if sample.succeeded.sum() <= mutable.sum():
-            return self._find_first_new(np.where(mutable, self._draw_newcomers(), own))
+            return self._find_first_new(np.where(mutable, self._draw_newcomers(), own), has_parent)
         same = np.unique(np.where(mutable, parents, own), axis=0)
-        return self._find_first_new(
-            self._screen_candidates(self._heir_surrogate, sample, same, self._is_movable & mutable)
-        )
+        candidates = self._screen_candidates(self._heir_surrogate, sample, same, self._is_movable & mutable)
+        return self._find_first_new(candidates, has_parent)
 
     def _find_first_new(
         self, candidates: Vector, is_wanted: Callable[[dict[str, Value]], bool] = lambda _: True

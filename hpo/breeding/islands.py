@@ -196,7 +196,8 @@ class Breeder:
             self._propagator_name, self._history, rng, layout.count_island_workers(self._island), index
         )
         self.propagator: Deduplicate = Deduplicate(propagator, self._history, rng)
-        self._history.add_evaluations(known)
+        # Models depend on the order of ends, which a resumed run must not change.
+        self._history.add_evaluations(sorted(known, key=lambda e: (e.ended if e.has_ended else math.inf, e.trial)))
         self._ended_before = self._history.ended_count
 
     def _compute_scarcity(self, ended: int) -> float:

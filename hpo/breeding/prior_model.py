@@ -3,7 +3,7 @@
 The method follows Hvarfner et al., piBO: augmenting acquisition functions with user beliefs for Bayesian optimization
 (2022, equation 6). The merit of a candidate is multiplied by a power of its prior density. The exponent decreases with
 the number of evaluations. Unlike there, each prior has its own exponent, which vanishes if evaluations contradict it.
-All exponents vanish if the individual that the priors expect to be good is among the worst.
+All exponents vanish if the individual that the priors expect to be good is among the worst. Failures are the worst.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class PriorModel:
         Args:
             genes: The genes of the evaluations, shape `(evaluations, genes)`.
             active: Whether each of these genes is active, same shape.
-            costs: The costs of the evaluations, all finite, shape `(evaluations, objectives)`.
+            costs: The costs of the evaluations, shape `(evaluations, objectives)`. They are infinite if one failed.
         """
         densities, own, ranks = self.compute_log_densities(genes, active), active[:, self._indices], _add_ranks(costs)
         # Priors of inactive parameters do not expect anything.
@@ -139,8 +139,9 @@ def _compare_ranks(log_densities: Vector, active: Mask, ranks: Vector) -> tuple[
 def _judge_expected(log_densities: Vector, ranks: Vector) -> float:
     """Return how far all priors together can be trusted: twice the share of evaluations that are worse.
 
-    Worse than the evaluation that the priors expect to be good, which is the first one of the run. It shows a wrong
-    prior much earlier than correlations do.
+    Worse than the evaluation that the priors expect to be good, which is usually the first one of the run. It shows a
+    wrong prior much earlier than correlations do. If several evaluations are equally close to the priors, the share is
+    their mean: one of them alone may be bad because of parameters without a prior.
 
     Args:
         log_densities: The logarithm of the density of all priors for each evaluation, shape `(evaluations,)`.
@@ -148,9 +149,11 @@ def _judge_expected(log_densities: Vector, ranks: Vector) -> float:
     """
     if len(log_densities) < _MIN_COMPARED or log_densities.max() < -_NEARBY:
         return 1.0
-    expected = int(np.argmax(log_densities))
-    others = np.delete(ranks, expected)
-    worse = np.mean(others > ranks[expected]) + np.mean(others == ranks[expected]) / 2
+    expected = log_densities == log_densities.max()
+    if expected.all():
+        return 1.0
+    own, others = ranks[expected, None], ranks[~expected]
+    worse = np.mean(others > own) + np.mean(others == own) / 2
     return float(min(1.0, 2 * worse))
 
 

@@ -87,7 +87,7 @@ class SuccessModel:
 
 
 def find_informative(succeeded: Mask) -> npt.NDArray[np.int64]:
-    """Return the indices of the latest evaluations, at most 256, from which the model learns.
+    """Return the indices of all evaluations whose success or failure may depend on their hyperparameters.
 
     A streak of more than 8 failures is left out: a mistake in the code or a broken machine fails all evaluations,
     whatever their hyperparameters.
@@ -97,6 +97,10 @@ def find_informative(succeeded: Mask) -> npt.NDArray[np.int64]:
     """
     streaks = np.cumsum(succeeded)  # All failures of a streak have the same number.
     lengths = np.bincount(streaks[~succeeded], minlength=len(succeeded) + 1)
-    informative = np.flatnonzero(succeeded | (lengths[streaks] <= _LONGEST_STREAK))
-    surplus = max(0, len(informative) - _MOST_EVALUATIONS)
-    return informative[-(-surplus // _STEP) * _STEP :]
+    return np.flatnonzero(succeeded | (lengths[streaks] <= _LONGEST_STREAK))
+
+
+def select_latest(evaluations: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the latest of the informative evaluations, at most 256, from which the model learns."""
+    surplus = max(0, len(evaluations) - _MOST_EVALUATIONS)
+    return evaluations[-(-surplus // _STEP) * _STEP :]

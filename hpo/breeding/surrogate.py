@@ -17,7 +17,7 @@ from hpo.breeding.duration_model import DurationModel
 from hpo.breeding.encoding import UnitCubeEncoding
 from hpo.breeding.gaussian_process import GaussianProcess, Vector
 from hpo.breeding.loss_transforms import apply_power_transform, compute_normal_scores, select_learned
-from hpo.breeding.success_model import SuccessModel, find_informative
+from hpo.breeding.success_model import SuccessModel, find_informative, select_latest
 
 if TYPE_CHECKING:
     from hpo.breeding.evaluation_history import EvaluationHistory
@@ -130,7 +130,7 @@ class Surrogate:
         """
         weights: list[LogWeight] = []
         succeeded = sample.succeeded
-        informative = find_informative(succeeded)
+        informative = select_latest(find_informative(succeeded))
         if not succeeded[informative].all():
             points = self._encode_points(sample.genes[informative], sample.contexts[informative])
             self._success_model.fit(points, succeeded[informative], known=len(sample.costs))

@@ -32,7 +32,7 @@ class SurrogateSample:
     running_contexts: Vector
     """The contexts of pending evaluations, shape `(pending, context values)`."""
     seconds: Vector
-    """The duration of ended evaluations, shape `(evaluations,)`. NaN if it is unknown or was cut short."""
+    """The duration of ended evaluations, shape `(evaluations,)`. NaN if it is unknown or the evaluation was pruned."""
     context: Vector
     """The context of the next evaluation, shape `(context values,)`."""
 

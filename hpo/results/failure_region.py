@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpo.results.failure_reasons import group_by_reason
-from hpo.store.evaluations import Evaluation
+from hpo.store.evaluations import Evaluation, sort_by_end
 from hpo.text_format import format_value
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class FailureRegion:
     """One or two conditions, such as "width >= 512". The region is where all of them hold."""
     all_failed: int
     """The number of failures in the whole search space."""
-    failed: int
-    """The number of failures in the region."""
+    failed: Sequence[Evaluation]
+    """The failures in the region, sorted by their end."""
     ended: int
     """The number of evaluations in the region that have ended."""
 
@@ -88,7 +88,8 @@ def find_failure_region(
     """
     import numpy as np
 
-    ended = [evaluation for evaluation in evaluations if evaluation.has_ended_in_run]
+    # A promoted evaluation is represented by the evaluation that continues it.
+    ended = sort_by_end(evaluations)
     trials = {evaluation.trial for evaluation in failures if evaluation.confirms is None}
     failed = np.array([evaluation.trial in trials for evaluation in ended], bool)
     if failed.sum() < _MIN_FAILED or failed.all():
@@ -112,7 +113,9 @@ def find_failure_region(
     if math.exp(-gains[first, second]) > _MAX_FALSE_ALARM_RATE / tests:
         return None
     conditions = list(dict.fromkeys([texts[first], texts[second]]))
-    return FailureRegion(conditions, int(failed.sum()), int(failed_counts[first, second]), int(counts[first, second]))
+    inside = found[first][1] & found[second][1]
+    failed_inside = [ended[index] for index in np.flatnonzero(inside & failed)]
+    return FailureRegion(conditions, int(failed.sum()), failed_inside, int(inside.sum()))
 
 
 def _list_conditions(

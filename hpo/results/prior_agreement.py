@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hpo.breeding.prior_model import PriorModel
+from hpo.breeding.success_model import find_informative
 from hpo.objectives import Objectives
 from hpo.parameters import Value
-from hpo.results.genes import compute_genes, read_space, select_complete
+from hpo.results.genes import compute_genes, read_space
 from hpo.store.evaluations import Evaluation
 
 _SIGNIFICANT = 1.645  # Standard deviations that a correlation exceeds by chance in one of twenty cases.
@@ -29,7 +31,8 @@ class PriorAgreement:
     correlation: float
     """Spearman's correlation of the ranks of the prior density and of success.
 
-    It is positive if losses are lower near the expected value, and 0 for fewer than 5 evaluations.
+    It is positive if losses are lower near the expected value, and 0 for fewer than 5 evaluations. Failed evaluations
+    are the worst.
     """
     verdict: str
     """Whether evaluations "agree", "contradict" or are "undecided". Chance decides in at most one of ten cases."""
@@ -52,17 +55,27 @@ def compare_priors(
     whole = read_space({**space, **{name: text for name, text in priors.items() if name in space}})
     if not whole.priors:
         return []
-    complete = select_complete(evaluations)
-    if not complete:
+    compared = _select_compared(evaluations)
+    if not compared:
         correlations = deviations = np.zeros(len(whole.priors))
     else:
-        costs = np.array([objectives.compute_costs(evaluation.values) for evaluation in complete])
-        genes, active = compute_genes([evaluation.params for evaluation in complete], whole)
+        costs = np.array([objectives.compute_costs(evaluation.values) for evaluation in compared])
+        genes, active = compute_genes([evaluation.params for evaluation in compared], whole)
         correlations, deviations = PriorModel(whole).compare(genes, active, costs)
     return [
         PriorAgreement(name, value, whole.parameters[name].confidence, float(correlation), _judge(float(distance)))
         for (name, value), correlation, distance in zip(whole.priors.items(), correlations, deviations, strict=True)
     ]
+
+
+def _select_compared(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Return the evaluations that are compared with priors: complete and failed, except long streaks of failures."""
+    ended = sorted(
+        (e for e in evaluations if e.inherits is None and e.state in ("complete", "failed")),
+        key=lambda e: (e.ended, e.trial),
+    )
+    informative = find_informative(np.array([math.isfinite(e.loss) for e in ended], bool))
+    return [ended[index] for index in informative]
 
 
 def _judge(deviations: float) -> str:

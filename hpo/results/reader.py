@@ -106,11 +106,14 @@ class RunReader:
             top_n: The number of best evaluations to list.
         """
         last_summary = _read_last_summary(self.run_dir)
+        summary = summarize(self.read_evaluations(), self.manifest, top_n, self.read_confirmations())
+        exhausted = bool(last_summary.get("exhausted"))
         return {
-            **summarize(self.read_evaluations(), self.manifest, top_n, self.read_confirmations()),
+            **summary,
+            "next": None if exhausted else summary["next"],
             "stopped": last_summary.get("stopped"),
             "remedy": last_summary.get("remedy"),
-            "exhausted": bool(last_summary.get("exhausted")),
+            "exhausted": exhausted,
         }
 
     def read_distributions(self) -> dict[str, Any]:

@@ -81,6 +81,8 @@ class RunOutcome:
         finished = sum(evaluation.is_finished for evaluation in evaluations)
         remaining = math.inf if individuals is None else individuals - finished
         summary["exhausted"] = remaining <= 0
+        if summary["exhausted"]:
+            summary["next"] = None
         budget = 0 if summary["exhausted"] else run.budget
         self.is_search_done = is_search_over(evaluations, budget, run.pruner, run.objectives)
         summary["wall_seconds"] = round(time.time() - self._started, 3)

@@ -85,7 +85,7 @@ def begin_session(run_dir: RunDir, request: RunRequest, hosts: Sequence[tuple[in
     manifest = _make_manifest(run_dir, request, names)
     session = Session(run_dir, _locate_storage(run_dir, request), manifest)
     _check_storage(session, resumes=before is not None)
-    progress = _resume_study(session, problem.space) if before else _create_study(session, problem.space)
+    progress = _resume_study(session, request) if before else _create_study(session, problem.space)
     earlier = before.sessions if before else ()
     options = collect_options(request)
     entry = dataclasses.replace(
@@ -191,8 +191,9 @@ def _create_study(session: Session, space: SearchSpace) -> str:
     return ""
 
 
-def _resume_study(session: Session, space: SearchSpace) -> str:
+def _resume_study(session: Session, request: RunRequest) -> str:
     """Prepare the study of an earlier session for this session, and return a text about its progress."""
+    space = request.problem.space
     run_dir, storage, study = session.run_dir, session.storage, session.manifest.study
     run_dir.remove_stale_files()
     record = open_existing_study(run_dir, storage, study)
@@ -203,7 +204,7 @@ def _resume_study(session: Session, space: SearchSpace) -> str:
         )
     check_objectives(record, session.manifest, run_dir)
     _check_trials(record, session, space)
-    _check_heirs(record, session)
+    _check_heirs(record, session, request.options.least_gain)
     with convert_storage_errors(storage):
         record.requeue_interrupted(run_dir.previous_crashed)
         confirmations = open_study(storage, session.manifest.confirmation_study)
@@ -235,13 +236,14 @@ def _check_trials(record: Record, session: Session, space: SearchSpace) -> None:
             )
 
 
-def _check_heirs(record: Record, session: Session) -> None:
+def _check_heirs(record: Record, session: Session, least_gain: float) -> None:
     """Raise a UsageError if evaluations have inherited weights, and an option cannot be used with such evaluations."""
     heir = next((evaluation for evaluation in record.read_evaluations() if evaluation.inherits is not None), None)
     if heir is not None:
         reason = f"trial {heir.trial}, which inherits from trial {heir.inherits},"
         remedy = f"start another run with --warm-start {session.run_dir.path}"
-        check_with_heirs(session.manifest.pruner, session.manifest.confirm_seeds, reason, remedy)
+        run = session.manifest
+        check_with_heirs(run.pruner, run.confirm_seeds, least_gain, reason, remedy)
 
 
 def _enqueue_given(session: Session, request: RunRequest) -> list[str]:

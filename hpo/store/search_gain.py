@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from hpo.store.evaluations import Evaluation, sort_by_end
 NEXT_SHARE = 0.1
 """The number of further evaluations whose gain is estimated, as a share of the budget."""
 _MIN_COMPLETE = 20
+_NEGLIGIBLE = 1e-3  # A lower probability that no loss is left after the choice is ignored.
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,10 @@ class NextGain:
 def estimate_next_gain(evaluations: Sequence[Evaluation], budget: int) -> NextGain | None:
     """Estimate what the next tenth of the budget gains.
 
-    The estimate assumes that the next evaluations are as good as the latest half were. It is the mean gain of a random
-    choice of evaluations from the latest half over all others.
+    The estimate assumes that the next evaluations are as good as earlier ones were. It is the mean gain of a random
+    choice of earlier evaluations over all others. It is the mean of two estimates. One chooses from the latest half,
+    because later evaluations of a search are better. But if the best is in the first half by chance, this half gains
+    nothing. So the other chooses from all evaluations (benchmarks/search-quality.md).
 
     Args:
         evaluations: The evaluations of the run, with one objective.
@@ -45,7 +49,7 @@ def estimate_next_gain(evaluations: Sequence[Evaluation], budget: int) -> NextGa
     count, latest = max(1, round(NEXT_SHARE * budget)), ended[len(ended) // 2 :]
     if sum(map(math.isfinite, losses)) < _MIN_COMPLETE or any(one.inherits is not None for one in ended):
         return None
-    gain = _estimate_gain([*imported, *losses], len(latest), count)
+    gain = statistics.fmean(_estimate_gain([*imported, *losses], number, count) for number in (len(latest), len(ended)))
     return NextGain(count, gain, count * sum(evaluation.seconds for evaluation in latest) / len(latest))
 
 
@@ -74,7 +78,9 @@ def _estimate_gain(losses: Sequence[float], latest: int, count: int) -> float:
         is_latest = index >= len(losses) - latest
         is_chosen = (chosen - taken) / (latest - taken) if is_latest and taken < chosen else 0.0
         if not math.isfinite(losses[index]):
-            return math.inf  # Without the chosen losses, there may be none.
+            if chance > _NEGLIGIBLE:
+                return math.inf  # Without the chosen losses, there may be none.
+            break
         gain += chance * (1 - is_chosen) * (losses[index] - lowest)
         chance *= is_chosen
         if not chance:

@@ -7,8 +7,6 @@ from typing import Any
 
 from hpo.text_format import format_value
 
-_VERDICTS = {"agree": "agree", "contradict": "contradict: hardly used", "undecided": "undecided"}
-
 
 def make_prior_columns(priors: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     """Return the columns of a table with one row per prior. Each column is a pair of its heading and its cells."""
@@ -16,6 +14,6 @@ def make_prior_columns(priors: Sequence[Mapping[str, Any]]) -> list[tuple[str, l
         ("hyperparameter", [prior["name"] for prior in priors]),
         ("prior", [format_value(prior["value"]) for prior in priors]),
         ("confidence", [prior["confidence"] for prior in priors]),
-        ("correlation", [f"{prior['correlation']:.2f}" for prior in priors]),
-        ("evaluations", [_VERDICTS[prior["verdict"]] for prior in priors]),
+        ("correlation", [f"{round(prior['correlation'], 2) + 0.0:.2f}" for prior in priors]),
+        ("evaluations", [prior["verdict"] for prior in priors]),
     ]

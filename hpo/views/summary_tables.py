@@ -109,7 +109,7 @@ def _format_best(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
         text = _format_entries("All islands", summary["top"], summary, run_dir, objectives)
         expected = "\n".join(textwrap.wrap(format_expected_loss(summary), _LINE_WIDTH))
         return f"{text}{expected}\n" if expected and not summary["confirmed"] else text
-    return "No evaluation succeeded."
+    return "No evaluation succeeded.\n"
 
 
 def _format_front(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives) -> str:

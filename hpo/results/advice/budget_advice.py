@@ -106,7 +106,7 @@ def advise_more_evaluations(result: RunResult) -> Advice | None:
         "more",
         "Continue the search.",
         f"{expected['evaluations']} more evaluations should lower the best loss by {format_percent(expected['gain'])}, "
-        "if they are as good as the latest half.",
+        "if they are as good as earlier ones.",
         result.format_resume_command("--evaluations", str(result.manifest.budget * 3 // 2)),
     )
 

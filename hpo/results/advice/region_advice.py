@@ -21,14 +21,14 @@ def advise_on_failure_region(result: RunResult) -> Advice | None:
     region = kind.region if kind else find_failure_region(result.evaluations, result.distributions, failed)
     if region is None:
         return None
-    last = max(failed, key=lambda evaluation: (evaluation.ended, evaluation.trial))
+    last = region.failed[-1]
     conditions, reason = format_list(region.conditions), cut_text(last.failure or "", _MAX_REASON_LENGTH)
     all_failed = f"{region.all_failed} failures" + (" for one reason" if kind else "")
     return Advice(
         "failures",
         f"Exclude {conditions} from the search space, or make such evaluations possible.",
-        f"{region.failed} of {all_failed} have {conditions}, and "
-        f"{region.failed} of the {region.ended} evaluations there failed{' for it' if kind else ''}. "
-        f"The latest failure is {reason}.",
+        f"{len(region.failed)} of {all_failed} have {conditions}, and "
+        f"{len(region.failed)} of the {region.ended} evaluations there failed{' for it' if kind else ''}. "
+        f"The latest failure there is {reason}.",
         make_show_command(result.run_dir, last.label),
     )

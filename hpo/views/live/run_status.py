@@ -10,7 +10,7 @@ from typing import Any
 from hpo.objectives import Objectives
 from hpo.results.confirmation import compare_confirmed
 from hpo.results.next_gain import summarize_next_gain
-from hpo.results.reader import RunSnapshot, parse_session_start
+from hpo.results.reader import EXHAUSTED_REASON, RunSnapshot, parse_session_start
 from hpo.results.search_history import find_improvements
 from hpo.results.summary import summarize_rungs
 from hpo.store.evaluations import Evaluation, find_best, group_by_individual
@@ -143,7 +143,7 @@ def compute_run_status(snapshot: RunSnapshot) -> RunStatus:
         losses=find_complete_losses(evaluations),
         to_confirm=phase == "searching" and snapshot.manifest.confirm_seeds > 0,
         confirmed=compare_confirmed(confirmations) if confirmations else [],
-        next_gain=summarize_next_gain(evaluations, snapshot.manifest),
+        next_gain=None if reason == EXHAUSTED_REASON else summarize_next_gain(evaluations, snapshot.manifest),
     )
 
 
