@@ -22,6 +22,7 @@ import numpy.typing as npt
 import optuna
 
 from benchmarks import functions, problems, tables
+from benchmarks.priors import IslandsWithPriors, add_priors
 from benchmarks.searchers import OptunaStudy, Searcher, make_optuna_sampler
 from benchmarks.simulation import WORKERS, SimulatedIslands, simulate
 from hpo.breeding.propagator_names import DEFAULT_PROPAGATORS
@@ -64,9 +65,11 @@ class ForbiddenRegion:
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
         """Return the regret, which is infinite if the evaluation fails, and the seconds of the evaluation."""
         regret, seconds = self._problem.evaluate(params)
-        if self._encode_params(params) @ self._direction > self._limit:
-            return math.inf, seconds * _FAILURE_SECONDS
-        return regret, seconds
+        return (math.inf, seconds * _FAILURE_SECONDS) if self.fails(params) else (regret, seconds)
+
+    def fails(self, params: Mapping[str, Any]) -> bool:
+        """Return whether the evaluation of these hyperparameters fails."""
+        return bool(self._encode_params(params) @ self._direction > self._limit)
 
     def _encode_params(self, params: Mapping[str, Any]) -> npt.NDArray[np.float64]:
         # Unlike `SearchSpace.encode`, this accepts the many digits of Optuna's numbers.
@@ -91,12 +94,20 @@ def _make_islands(problem: ForbiddenRegion, seed: int) -> Searcher:
     return SimulatedIslands(problem.space, DEFAULT_PROPAGATORS, 2, seed)
 
 
+def _make_islands_with_prior(problem: ForbiddenRegion, seed: int) -> Searcher:
+    """Return islands with priors of high confidence whose individual fails."""
+    draws = problem.space.iterate_draws(random.Random(f"prior/{seed}"))
+    prior = next(params for params in draws if problem.fails(params))
+    return IslandsWithPriors(add_priors(problem.space, prior, "high"), seed, prior)
+
+
 def _make_study(name: str, problem: ForbiddenRegion, seed: int) -> Searcher:
     return OptunaStudy(problem.space, make_optuna_sampler(name, seed))
 
 
 METHODS: dict[str, Callable[[ForbiddenRegion, int], Searcher]] = {
     "default, 2 islands": _make_islands,
+    "a prior that fails": _make_islands_with_prior,
     "Optuna's TPE": partial(_make_study, "TPE"),
     "random": partial(_make_study, "random"),
 }

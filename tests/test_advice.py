@@ -19,7 +19,7 @@ from hpo import Categorical, Float, Int, SearchSpace
 from hpo.results.advice.advisor import find_advice
 from hpo.results.advice.run_result import Advice, RunResult, format_list, format_percent
 from hpo.results.failure_reasons import group_by_reason
-from hpo.results.failure_region import find_failure_kinds
+from hpo.results.failure_region import find_failure_kinds, find_failure_region
 from hpo.results.reader import RunReader
 from hpo.run.finalize import finalize_run
 from hpo.store.evaluations import Evaluation
@@ -230,6 +230,31 @@ def test_failure_advice_names_the_region_of_one_reason() -> None:
     region = kinds[1].region
     assert region is not None
     assert (region.conditions[0], len(region.failed)) == (f"gamma <= {format_value(lowest)}", len(others))
+
+
+def test_failure_region_counts_promoted_evaluations_once() -> None:
+    """An evaluation that was paused, promoted and then failed is one failure, not also a success."""
+    ended = [make_ended(trial, 1.0, params={"lr": 0.01 * (1 + trial)}) for trial in range(60)]
+    failed = [
+        make_ended(100 + trial, math.inf, "failed", params=ended[trial].params, retry_of=trial)
+        for trial in range(50, 60)
+    ]
+    promoted = [replace(e, state="promoted") if e.trial >= 50 else e for e in ended]
+    distributions = {"lr": SPACE.make_distributions()["lr"]}
+    region = find_failure_region([*promoted, *failed], distributions, failed)
+    assert region is not None
+    assert (region.conditions, len(region.failed), region.ended) == (["lr >= 0.51"], 10, 10)
+
+
+def test_failure_advice_shows_a_failure_of_the_region() -> None:
+    ended = fail_where(draw_search(60, compute_distant_loss), lambda p: p["layers"] >= 5)
+    other = make_ended(
+        60, math.inf, "failed", failure="rank 0: OSError: no data", params={**ended[0].params, "layers": 1}
+    )
+    advice = find_by_kind(make_result([*ended, other]), "failures")
+    assert advice is not None
+    assert "OSError" not in advice.evidence
+    assert advice.command == f"hpo show runs/x {[e for e in ended if e.state == 'failed'][-1].trial}"
 
 
 @pytest.mark.parametrize(

@@ -82,11 +82,14 @@ def test_prior_is_converted_to_a_value_of_its_parameter(parameter: Any, prior: o
         ),
         (Categorical("a", "b", prior="c"), r"the prior must be one of 'a', 'b', got 'c'"),
         (
-            Categorical([1, 2], [3, 4], prior=[1, 2]),
+            Categorical([1, 2], [3, 4], prior=[1, 2]),  # type: ignore[arg-type]
             r".*Write Categorical\('1-2', '3-4', prior='1-2'\), and in the objective",
         ),
         (Float("0", "1", prior="0.5"), r".*Write Float\(0\.0, 1\.0, prior=0\.5\)$"),  # type: ignore[arg-type]
-        (Int(1, 9, prior=4, confidence=np.array(["high", "low"])), r"confidence must be 'low', 'medium', 'high', got"),
+        (
+            Int(1, 9, prior=4, confidence=np.array(["high", "low"])),  # type: ignore[arg-type]
+            r"confidence must be 'low', 'medium', 'high', got",
+        ),
         (Int(1, 9, prior=4, confidence="sure"), r"confidence must be 'low', 'medium', 'high', got 'sure'"),
         (Int(1, 9, confidence="high"), r"confidence needs a prior, in Int\(1, 9, confidence='high'\)"),
     ],

@@ -21,6 +21,7 @@ from hpo.views.next_gain_text import format_next_gain
 from tests.support.evaluations import make_evaluation
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
 from tests.support.run_output import load_trials
+from tests.support.runs import add_evaluation, make_run
 
 SMOOTH = SEARCHES / "smooth.py"
 
@@ -121,6 +122,17 @@ def test_gain_is_relative_to_a_better_imported_loss() -> None:
     found = estimate_next_gain([*make_search(falling), imported], 40)
     assert found is not None
     assert found.gain == 0
+
+
+def test_exhausted_space_has_no_expected_gain(tmp_path: Path) -> None:
+    record = make_run(tmp_path / "run")
+    for trial in range(25):
+        add_evaluation(record, curve={1: 1 + trial / 25})
+    reader = RunReader(tmp_path / "run")
+    assert reader.make_summary(3)["next"] is not None
+    (tmp_path / "run" / "summary.json").write_text(json.dumps({"exhausted": True}))
+    assert reader.make_summary(3)["next"] is None
+    assert compute_run_status(reader.make_follower().take_snapshot()).next_gain is None
 
 
 @pytest.mark.parametrize(

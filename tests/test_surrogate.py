@@ -6,6 +6,8 @@ import dataclasses
 import math
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from hpo.breeding.acquisition import HypervolumeImprovement, log_expected_improv
 from hpo.breeding.duration_model import DurationModel
 from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.gaussian_process import GaussianProcess
+from hpo.breeding.islands import Archipelago, Breeder
 from hpo.breeding.loss_transforms import apply_power_transform, compute_normal_scores, select_learned
 from hpo.breeding.propagators import Deduplicate, make_propagator
 from hpo.breeding.propulate_compat import Individual
@@ -26,6 +29,7 @@ from hpo.breeding.surrogate import Surrogate
 from hpo.breeding.surrogate_data import Vector
 from hpo.breeding.time_budget import TimeBudget
 from hpo.dominance import compute_hypervolume
+from hpo.layout import Layout
 from hpo.parameters import Value
 from hpo.store.evaluations import Evaluation
 from tests.support.evaluations import make_evaluation
@@ -217,6 +221,26 @@ def test_find_informative_leaves_out_long_streaks_of_failures() -> None:
     assert chosen.tolist() == [0, 1, 2, *range(12, 22)]
     assert select_latest(np.arange(300)).tolist() == list(range(64, 300))
     assert select_latest(np.arange(256)).tolist() == list(range(256))
+
+
+def test_resumed_run_learns_in_the_order_of_ends() -> None:
+    """Twelve short failures ended before twelve long successes: a streak, from which nothing is learned."""
+    known = [
+        make_evaluation(
+            trial,
+            "failed" if trial % 2 else "complete",
+            params=dict.fromkeys(FIVE.parameters, trial / 32),
+            ended=float(trial if trial % 2 else 100 + trial),
+        )
+        for trial in range(24)
+    ]
+    running = make_evaluation(24, "running", params=dict.fromkeys(FIVE.parameters, -0.5))
+    archipelago = Archipelago(FIVE, Layout(1, 1, 1), ("ga",))
+    client = SimpleNamespace(read_changes=list, is_stopping=lambda: False)
+    breeder = Breeder(archipelago, 0, cast(Any, client), random.Random(0), [running, *known])
+    sample = breeder._history.make_founder_sample()
+    assert sample.succeeded.tolist() == [False] * 12 + [True] * 12
+    assert len(sample.running) == 1
 
 
 @pytest.mark.parametrize("exploration_share", [0.0, 1.0])
