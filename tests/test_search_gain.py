@@ -189,6 +189,7 @@ def test_run_ends_when_little_is_expected_and_can_be_continued(mpi: Mpi, tmp_pat
     limit = ["--evaluations", len(ended) + 10]
     more = mpi.run(2, *arguments[:-2], *limit, "--resume", "--stop-gain", "off", cwd=tmp_path)
     assert (more.returncode, more.stderr) == (0, "")
+    assert "--stop-gain was 5% before, and is off now" in more.stdout
     assert len([trial for trial in load_trials(tmp_path / "run") if trial.state.name == "COMPLETE"]) == len(ended) + 10
 
 
