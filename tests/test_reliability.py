@@ -442,7 +442,7 @@ def test_run_without_success_shows_failures_and_stops(mpi: Mpi, tmp_path: Path) 
     small = ["--ranks-per-worker", 1]
     job = mpi.run(2, *make_faulty_arguments("--evaluations", 9, *small, way="raise@start,nan", rank=0), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
-    assert "No evaluation succeeded.\nFailures\n" in job.stdout
+    assert "No evaluation succeeded.\n\nFailures\n" in job.stdout
     counted = re.findall(r"^ +(\d+)   (faulty.py:\d+: ValueError: .+)$", job.stdout, re.MULTILINE)
     trials = Counter(trial.user_attrs["failure"].removeprefix("rank 0, ") for trial in load_trials(tmp_path / "run"))
     assert {reason: int(count) for count, reason in counted} == trials

@@ -15,8 +15,7 @@ def advise_on_failure_region(result: RunResult) -> Advice | None:
     It is the region of the most frequent reason that has a region, and otherwise the region of all failures.
     """
     kinds = find_failure_kinds(result.evaluations, result.distributions)
-    several = len(kinds) > 1
-    kind = next((kind for kind in kinds if kind.region is not None), None) if several else None
+    kind = next((kind for kind in kinds if kind.region is not None), None) if len(kinds) > 1 else None
     failed = kind.failed if kind else [e for e in result.evaluations if e.has_ended_in_run and e.state == "failed"]
     region = kind.region if kind else find_failure_region(result.evaluations, result.distributions, failed)
     if region is None:
