@@ -111,6 +111,8 @@ def print_table(data_dir: str, settings: list[str], repeat: int) -> None:
 
 def time_search(settings: list[str]) -> float:
     """Run a search over the enqueued networks. Return the seconds from the first start to the last end of training."""
+    from hpo.evaluation.devices import Gpus
+    from hpo.evaluation.host import RankPlace
     from hpo.layout import Layout
     from hpo.run.options import Options
     from hpo.run.request import resolve_request
@@ -123,7 +125,9 @@ def time_search(settings: list[str]) -> float:
         options = Options(SEARCH, evaluations=len(NETWORKS), run_dir=path, settings=tuple(settings))
         request = resolve_request(options, Layout(8, 2, 2), here.ask, here.constraints)
         with ExitStack() as held:
-            session = begin_session(enter_run_dir(path, "", resume=False, resources=held), request, hosts=[(0, "here")])
+            session = begin_session(
+                enter_run_dir(path, "", resume=False, resources=held), request, [RankPlace(0, "here", Gpus())]
+            )
         record = session.open_record()
         networks = [{"conv_layers": layers, "activation": name, "lr": LR, "gamma": 0.9} for layers, name in NETWORKS]
         for network in networks:

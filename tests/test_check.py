@@ -395,7 +395,7 @@ def test_probe_traces_a_training_without_changing_it() -> None:
 
     before = len(module._global_forward_pre_hooks), len(optimizer._global_optimizer_post_hooks)
     alone = train()
-    with Probe(torch.device("cpu")) as probe:
+    with Probe() as probe:
         watched = train()
     assert watched.equal(alone)
     assert (len(module._global_forward_pre_hooks), len(optimizer._global_optimizer_post_hooks)) == before

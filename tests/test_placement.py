@@ -59,9 +59,13 @@ def test_spanning_workers_are_described(hosts: list[int], size: int, text: str) 
 
 
 def test_rank_without_gpu_is_refused() -> None:
-    check_gpus([("a", 2), ("b", 1)])
-    check_gpus([("a", 0), ("b", 0)])
+    check_gpus([("a", 2, ""), ("b", 1, "")])
+    check_gpus([("a", 0, ""), ("b", 0, "")])
     with pytest.raises(UsageError, match=r"^1 rank on b sees no GPU, but ranks on a do\. Request GPUs for all ranks"):
-        check_gpus([("a", 2), ("a", 2), ("b", 0)])
+        check_gpus([("a", 2, ""), ("a", 2, ""), ("b", 0, "")])
     with pytest.raises(UsageError, match=r"^3 ranks on a, b see no GPU, but ranks on a do"):
-        check_gpus([("a", 2), ("a", 0), ("b", 0), ("b", 0)])
+        check_gpus([("a", 2, ""), ("a", 0, ""), ("b", 0, ""), ("b", 0, "")])
+    with pytest.raises(
+        UsageError, match=r"use the GPUs of each host\. b: no driver\. To compute on CPUs: export CUDA_V"
+    ):
+        check_gpus([("a", 2, ""), ("b", 0, "no driver"), ("b", 0, "no driver")])

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from hpo.errors import UsageError
 from hpo.text_format import format_count
 
-_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-
 
 @dataclass(frozen=True)
 class Gpus:
@@ -19,11 +17,24 @@ class Gpus:
     """Identifiers of all GPUs that the rank sees."""
     own_numbers: tuple[int, ...] = ()
     """Indices, in `visible`, of the GPUs on which the rank computes."""
+    names: tuple[str, ...] = ()
+    """Names of the models of the visible GPUs, such as "NVIDIA H100 80GB HBM3"."""
+    backend: str = "nccl"
+    """Backend of process groups for these GPUs."""
+    variables: tuple[str, ...] = ("CUDA_VISIBLE_DEVICES",)
+    """Environment variables that select the visible GPUs; the first that is set takes precedence."""
+    is_shared: bool = False
+    """Whether another rank computes on the same GPU."""
 
     @property
     def own_ids(self) -> tuple[str, ...]:
         """Identifiers of the GPUs on which the rank computes."""
         return tuple(self.visible[number] for number in self.own_numbers)
+
+    @property
+    def is_slice(self) -> bool:
+        """Whether the GPU on which the rank computes is a slice of a GPU (MIG)."""
+        return any(" MIG " in self.names[number] for number in self.own_numbers[:1] if self.names)
 
 
 def assign_gpus(gpus_of_ranks: Sequence[tuple[str, ...]], rank: int) -> range:
@@ -42,30 +53,47 @@ def assign_gpus(gpus_of_ranks: Sequence[tuple[str, ...]], rank: int) -> range:
     return range(index * count, (index + 1) * count) if count else range(index % len(gpus), index % len(gpus) + 1)
 
 
-def check_gpus(gpus_of_ranks: Sequence[tuple[str, int]]) -> None:
-    """Raise an error if some ranks see GPUs and other ranks do not.
+def check_gpus(gpus_of_ranks: Sequence[tuple[str, int, str]]) -> None:
+    """Raise an error if a rank cannot use its GPUs, or if some ranks see GPUs and other ranks do not.
 
     Args:
-        gpus_of_ranks: The name of the host, and the number of visible GPUs, of each rank.
+        gpus_of_ranks: The name of the host, the number of visible GPUs, and a problem or an empty text, of each rank.
 
     Raises:
-        UsageError: Some ranks see no GPU.
+        UsageError: Some ranks see no GPU, or torch cannot use the GPUs of a host.
     """
-    without = [host for host, count in gpus_of_ranks if not count]
-    seeing = [host for host, count in gpus_of_ranks if count]
+    problems = dict.fromkeys(f"{host}: {problem}" for host, _, problem in gpus_of_ranks if problem)
+    if problems:
+        raise UsageError(
+            f"torch must be able to use the GPUs of each host. {'; '.join(problems)}. "
+            "To compute on CPUs: export CUDA_VISIBLE_DEVICES="
+        )
+    without = [host for host, count, _ in gpus_of_ranks if not count]
+    seeing = [host for host, count, _ in gpus_of_ranks if count]
     if without and seeing:
         raise UsageError(
             f"{format_count(len(without), 'rank')} on {', '.join(dict.fromkeys(without))} "
             f"see{'s' if len(without) == 1 else ''} no GPU, but ranks on {', '.join(dict.fromkeys(seeing))} do. "
-            "Request GPUs for all ranks, for example with srun --gpus-per-task=1. To use none: "
+            "Request GPUs for all ranks, for example with srun --gpus-per-node=4 --gpu-bind=none. To use none: "
             "export CUDA_VISIBLE_DEVICES="
         )
 
 
 def choose_backend(gpus: Sequence[Gpus]) -> str:
-    """Return "nccl" if each rank has a GPU of its own, otherwise "gloo"."""
+    """Return the backend of a worker's process group.
+
+    It is the backend of the GPUs if each rank has a GPU of its own, otherwise "gloo". Two slices of one GPU (MIG) count
+    as the same GPU for NCCL.
+    """
     firsts = [rank_gpus.own_ids[0] if rank_gpus.own_ids else None for rank_gpus in gpus]
-    return "nccl" if None not in firsts and len(set(firsts)) == len(firsts) else "gloo"
+    has_slices = len(gpus) > 1 and any(rank_gpus.is_slice for rank_gpus in gpus)
+    is_separate = None not in firsts and len(set(firsts)) == len(firsts) and not has_slices
+    return gpus[0].backend if is_separate else "gloo"
+
+
+def see_same_gpus(peers: Sequence[Gpus]) -> bool:
+    """Return whether all these ranks of one host see the same GPUs."""
+    return all(peer.visible == peers[0].visible for peer in peers)
 
 
 def make_gpu_variables(
@@ -73,10 +101,10 @@ def make_gpu_variables(
 ) -> tuple[dict[str, str], list[int]]:
     """Return environment variables for a trainer (process that runs the objective for one rank), and GPU indices.
 
-    The variables let the trainer see all GPUs of its worker on this host, in the order of the ranks. Then
-    `cuda:LOCAL_RANK` is the GPU of the rank itself, as scripts for torchrun expect. If the ranks do not see the same
-    GPUs, no variable is set, and the trainer sees the GPUs that its rank sees. The indices select the rank's own GPUs
-    among the GPUs that the trainer sees.
+    The variables let the trainer see all GPUs of its worker on this host: first the first GPU of each rank, in the
+    order of the ranks. Then `cuda:LOCAL_RANK` is the GPU of the rank itself, as scripts for torchrun expect. If the
+    ranks do not see the same GPUs, no variable is set, and the trainer sees the GPUs that its rank sees. The indices
+    select the rank's own GPUs among the GPUs that the trainer sees.
 
     Args:
         peers: GPUs of the worker's ranks on this host.
@@ -86,11 +114,29 @@ def make_gpu_variables(
     own = peers[rank]
     if not own.own_numbers:
         return {}, []
-    if any(peer.visible != own.visible for peer in peers):
+    if not see_same_gpus(peers) or not own.variables:
         return {}, list(own.own_numbers)
-    named = [name.strip() for name in environment.get(_VISIBLE_DEVICES, "").split(",") if name.strip()]
-    names = named or [str(number) for number in range(len(own.visible))]
-    order = list(dict.fromkeys(number for peer in peers for number in peer.own_numbers))
-    return {_VISIBLE_DEVICES: ",".join(names[number] for number in order)}, [
-        order.index(number) for number in own.own_numbers
-    ]
+    value = next((environment[name] for name in own.variables if environment.get(name)), "")
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    names = names or [str(number) for number in range(len(own.visible))]
+    firsts = [peer.own_numbers[0] for peer in peers]
+    order = list(dict.fromkeys([*firsts, *(number for peer in peers for number in peer.own_numbers)]))
+    visible = ",".join(names[number] for number in order)
+    return {own.variables[0]: visible}, [order.index(number) for number in own.own_numbers]
+
+
+def describe_gpus(gpus_of_ranks: Sequence[Gpus], backends: Sequence[str]) -> str:
+    """Return which GPUs a run uses, for its first line; "on CPUs" without any.
+
+    Args:
+        gpus_of_ranks: GPUs of all ranks.
+        backends: Backends of all workers.
+    """
+    used = {gpu_id for gpus in gpus_of_ranks for gpu_id in gpus.own_ids}
+    if not used:
+        return "on CPUs"
+    models = dict.fromkeys(gpus.names[number] for gpus in gpus_of_ranks for number in gpus.own_numbers if gpus.names)
+    per_rank = len(gpus_of_ranks[0].own_numbers)
+    share = "several ranks on each" if any(gpus.is_shared for gpus in gpus_of_ranks) else f"{per_rank} per rank"
+    count, description = format_count(len(used), "GPU"), f" ({', '.join(models)})" if models else ""
+    return f"{count}{description}, {share}, {', '.join(dict.fromkeys(backends))}"

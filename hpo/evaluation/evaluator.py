@@ -239,6 +239,9 @@ class Evaluator:
         if attempt.is_aborted:
             attempt.loss = math.inf
         self._is_clean, self.trace = supervision.is_clean, supervision.trace
+        if self._leader and supervision.remains:
+            text = f"it leaves GPU memory behind, so its trainers are replaced: {supervision.remains}"
+            self._leader.warn_once(attempt, text, "remains")
         return attempt
 
     def _start_supervision(

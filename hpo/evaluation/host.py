@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from hpo.errors import RunError
 from hpo.evaluation.devices import Gpus, assign_gpus
 from hpo.evaluation.trainer_client import TrainerEnd
 from hpo.evaluation.trainer_slot import TrainerSlot
 from hpo.layout import list_usable_cores
 from hpo.ranks.communicator import SleepingComm
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where a rank computes."""
+
+    host: int
+    """Number of the host, the same for all its ranks."""
+    host_name: str
+    gpus: Gpus
 
 
 class Host:
@@ -22,27 +35,40 @@ class Host:
     Attributes:
         number: Number of the host: the same on all its ranks, and different on other hosts.
         gpus: GPUs of this rank; empty until `find_gpus` is called.
+        problem: Why this host's GPUs cannot be used; empty if they can, or if there are none.
     """
 
     def __init__(self, comm: SleepingComm, rank: int) -> None:
         self.number: int = comm.bcast(rank)
         self.gpus = Gpus()
+        self.problem = ""
         self._comm = comm
+
+    @property
+    def place(self) -> RankPlace:
+        """Where this rank computes."""
+        return RankPlace(self.number, socket.gethostname(), self.gpus)
 
     def find_gpus(self, slot: TrainerSlot) -> None:
         """Ask a trainer for the visible GPUs, and set `gpus` to this rank's share.
 
+        A process that has asked the driver is not safe to fork, so neither this rank nor the template asks.
         Collective: call on all ranks of the host.
         """
         trainer = slot.fork_other()
         found = trainer.ask("devices", "devices")
-        if isinstance(found, TrainerEnd):
-            raise RunError(f"the GPUs of this host cannot be listed: {found.text}")
-        trainer.kill()  # Its CUDA context takes GPU memory.
-        trainer.close()
-        seen = tuple(found["gpus"])
+        trainer.end()  # A CUDA context would take GPU memory.
+        content: Mapping[str, Any] = {} if isinstance(found, TrainerEnd) else found.content
+        self.problem = found.text if isinstance(found, TrainerEnd) else content["problem"]
+        seen = tuple(content.get("ids", ()))
         of_ranks: list[tuple[str, ...]] = self._comm.allgather(seen)
-        self.gpus = Gpus(seen, tuple(assign_gpus(of_ranks, self._comm.rank)) if seen else ())
+        if not seen:
+            return
+        own = [[ids[number] for number in assign_gpus(of_ranks, rank)] for rank, ids in enumerate(of_ranks) if ids]
+        numbers = tuple(assign_gpus(of_ranks, self._comm.rank))
+        is_shared = sum(seen[numbers[0]] in ids for ids in own) > 1
+        names, variables = tuple(content["names"]), tuple(content["variables"])
+        self.gpus = Gpus(seen, numbers, names, content["backend"], variables, is_shared)
 
 
 def share_threads(comm: SleepingComm) -> int:

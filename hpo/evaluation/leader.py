@@ -196,9 +196,9 @@ class Leader:
         if not self._recorder.has_losses():
             self._stop(StopRequest(reason, ExitStatus.NOTHING_SUCCEEDED, remedy))
 
-    def warn_once(self, attempt: Attempt, text: str) -> None:
-        """Print a warning about an evaluation, unless the run has printed the same text before."""
-        if self._recorder.is_first_warning(text):
+    def warn_once(self, attempt: Attempt, text: str, kind: str = "") -> None:
+        """Print a warning about an evaluation, unless the run has printed the same text or the same kind before."""
+        if self._recorder.is_first_warning(kind or text):
             warn(f"warning: trial {attempt.assignment.number}: {text}")
 
     def find_start(self, assignment: Assignment) -> tuple[Path | None, bool]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from hpo.evaluation.devices import choose_backend, make_gpu_variables
+from hpo.evaluation.devices import choose_backend, make_gpu_variables, see_same_gpus
 from hpo.evaluation.host import Host
 from hpo.evaluation.host_network import find_interface, find_own_address
 from hpo.evaluation.torchrun import make_torchrun_variables
@@ -34,6 +34,8 @@ class RankGroup:
         slot: Holds this rank's trainer (process that runs the objective).
 
     Attributes:
+        backend: Backend of the trainers' process group: "gloo", or that of their GPUs.
+        has_own_gpu: Whether this rank computes on a GPU that no other rank uses.
         compares_collectives: Whether trainers compare the collectives of all ranks before each one begins. Set it to
             the same value on all ranks.
         trainer: This rank's trainer in an evaluation, set by `connect`.
@@ -53,16 +55,19 @@ class RankGroup:
         self._host_names = [name for _, name, _, _ in members]
         self._is_on_one_host = len(set(self._hosts)) == 1
         self._has_shared_files = self._is_on_one_host and len({namespace for _, _, namespace, _ in members}) == 1
-        self._backend = choose_backend([gpus for *_, gpus in members])
+        self.backend = choose_backend([gpus for *_, gpus in members])
         peers = [rank for rank, number in enumerate(self._hosts) if number == host.number]
         peer_gpus = [members[rank][3] for rank in peers]
-        variables, self._devices = make_gpu_variables(peer_gpus, peers.index(self.rank), os.environ)
-        slot.variables.update(variables)
+        self._gpu_variables, self._devices = make_gpu_variables(peer_gpus, peers.index(self.rank), os.environ)
+        self.has_own_gpu = bool(self._devices) and not host.gpus.is_shared
         self._rendezvous_file = -1  # through which the trainers of one host connect; open on the leader
         self._listener: socket.socket | None = None  # at the port of torch's store, on the leader
         self._store_server: TrainerClient | None = None  # the process that runs the store
         self._address = self._open_store_port()
         self._variables = make_torchrun_variables(self.rank, self._hosts, self._address)
+        if self._devices and not see_same_gpus(peer_gpus):
+            # As with torchrun on hosts of one GPU: then cuda:LOCAL_RANK is the GPU of the rank.
+            self._variables |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
     trainer: TrainerClient
 
@@ -73,12 +78,18 @@ class RankGroup:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.slot.discard_trainer()
+        self.slot.wait_for_exit()
         self.close_store()
         if self._listener is not None:
             self._listener.close()
         if self._rendezvous_file >= 0:
             os.close(self._rendezvous_file)
             self._rendezvous_file = -1
+
+    def fork_ahead(self) -> None:
+        """Fork this rank's trainer now, so that the first evaluation need not wait for it."""
+        self.slot.variables = self._gpu_variables
+        self.slot.fork_ahead()
 
     def connect(self, note: Any = None) -> tuple[dict[str, Any] | None, Any]:
         """Prepare the process group of the trainers for an evaluation. Collective: call on all ranks.
@@ -96,8 +107,10 @@ class RankGroup:
         if all(is_ready for is_ready, _ in states):
             self.trainer = self.slot.trainer
             return None, note
-        if self.slot.group_name != self._group_name:
-            self.slot.discard_trainer()  # It has open connections of another group.
+        # nccl must not end a group on some ranks only, so all ranks replace trainers that have joined a group.
+        if self.slot.group_name or self.slot.variables != self._gpu_variables:
+            self.slot.discard_trainer()
+        self.slot.variables = self._gpu_variables
         self.close_store()
         self._group_name, file = self.own_comm.bcast(self._make_rendezvous() if self.rank == 0 else None)
         self.slot.output.set_label(self.index, self.rank)
@@ -108,7 +121,7 @@ class RankGroup:
             "rank": self.rank,
             "size": self.size,
             "index": self.index,
-            "backend": self._backend,
+            "backend": self.backend,
             "devices": self._devices,
             "file": file,
             "address": self._address,

@@ -11,6 +11,10 @@ from hpo.evaluation.program_reports import Report
 # Relative difference. Losses of one network differ less between devices. Losses on different shards of a validation
 # set differ more, unless each has millions of samples.
 _TOLERANCE = 1e-3
+NOT_JOINED = (
+    "the ranks cannot connect to each other: NCCL or gloo does not answer. NCCL_DEBUG=INFO shows what it does; "
+    "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME select the network interface"
+)
 TIMEOUT_PREFIX = "timeout: "  # in failures of evaluations that have taken too long
 
 
@@ -60,6 +64,8 @@ class Step:
     """Whether the evaluation was already cancelled when the rank sent this step, as after a timeout of a peer."""
     ended: bool = False
     """Whether the objective has returned with this loss."""
+    has_begun: bool = True
+    """Whether the trainer has joined the process group. Otherwise the objective did not cause the failure."""
     reports: tuple[Report, ...] = ()
     """All reports (losses with metrics) of a program on this rank."""
     aborted: str = ""
@@ -162,8 +168,10 @@ def _make_failure_verdict(steps: Sequence[Step]) -> Verdict:
         ended = [step.rank for step in steps if step.ended and step.failure is None]
         if is_echo and ended:  # The process of a program has ended, while peers still communicate with it.
             failure += f"; rank {ended[0]} had ended before"
-        state = "again" if is_echo and not ended else "failed"
+        state = "again" if not first.has_begun or (is_echo and not ended) else "failed"
         return Verdict(state, failure=failure, traceback=first.traceback, diverged=first.diverged)
+    if not any(step.has_begun for step in failures):
+        return Verdict("again", failure=first.failure or "")
     positions = ", ".join(
         f"rank {step.rank} was{_describe_position(step) or ' at an unknown place'}" for step in failures
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from traceback import FrameSummary
@@ -15,7 +15,7 @@ from hpo.evaluation.hang_detector import HangDetector
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.step_sync import StepSync, describe_timeout
-from hpo.evaluation.step_verdict import Step, Verdict
+from hpo.evaluation.step_verdict import NOT_JOINED, Step, Verdict
 from hpo.evaluation.trainer_client import TrainerClient, TrainerEnd
 from hpo.process import clock
 from hpo.process.channel import Message
@@ -27,6 +27,8 @@ from hpo.ranks.watched_evaluation import WatchedEvaluation
 _SECONDS_TO_ACKNOWLEDGE = 1.0  # time to acknowledge a cancellation, which native code does not
 _SECONDS_TO_CLEAN_UP = 5.0  # time for `finally` blocks of a cancelled objective
 POLL_SECONDS = 0.5
+# A trainer's own limit to connect is 5 minutes, but NCCL's start has none. Another 30 s are for memory to become free.
+SECONDS_TO_JOIN = 340.0
 _STEP_FIELDS = tuple(Step.__dataclass_fields__)
 
 
@@ -64,13 +66,15 @@ class Supervision:
         self._cancelled_at = self._interrupt_at = self._kill_at = math.inf
         self.is_clean = self._is_watched = False
         self._has_joined = self._has_ended = False
+        self._must_join_by = clock.now() + max(SECONDS_TO_JOIN, group.patience)
+        self.remains = ""  # what the evaluation has left on the GPU
         self._lost_seconds = clock.measure_lost()
         self.trace: dict[str, Any] = {}
 
     def start_objective(self, ticket: dict[str, Any] | None, seed: int, folder: Path, is_watched: bool) -> None:
         """Let the trainer start the objective, after it has joined the process group of `ticket`, if that is given."""
         attempt, path = self._attempt, str(self._attempt.path) if self._attempt.path else None
-        self._has_joined, self._is_watched = ticket is None, is_watched
+        self._is_watched = is_watched
         self._trainer.send(
             "evaluate",
             params=attempt.assignment.params,
@@ -78,6 +82,7 @@ class Supervision:
             trial=attempt.assignment.root,
             folder=str(folder),
             ticket=ticket,
+            free_memory=self._group.slot.first_free_memory,
             restored=path if attempt.checkpoint_info is not None else None,
             inherited=path if attempt.parent_info is not None else None,
             is_watched=is_watched,
@@ -159,6 +164,8 @@ class Supervision:
         """Cancel the objective of a cancelled or overdue evaluation, and kill a trainer that has not ended in time."""
         if clock.now() > self._overdue_at and self._watched.cause is None:
             self._watched.cancel_on_all("timeout: no loss within --evaluation-timeout")
+        if not self._has_joined and clock.now() > self._must_join_by and self._watched.cause is None:
+            self._watched.cancel_on_all(NOT_JOINED)
         if self._watched.cause is not None and self._cancelled_at == math.inf:
             self._watched.clear_event()
             self._cancel_objective()
@@ -176,6 +183,12 @@ class Supervision:
         elif message.kind == "joined":
             self._has_joined = True
             self._attempt.began_at = clock.now()  # The time to start and connect trainers does not count.
+            if self._group.has_own_gpu and not self._group.slot.first_free_memory:
+                self._group.slot.first_free_memory = message["free_memory"]
+            if message["warning"]:
+                self._group.slot.warn_once(
+                    f"rank {self._group.rank} of worker {self._group.index}: {message['warning']}"
+                )
 
     def _cancel_objective(self) -> None:
         """Record the objective's stack, and end the objective by an exception, which a signal raises.
@@ -207,7 +220,7 @@ class Supervision:
 
     def _make_step(self, content: Any) -> Step:
         if "is_clean" in content:  # The objective has returned with this step.
-            self._has_ended, self.is_clean = True, bool(content["is_clean"])
+            self._record_end(content)
         values = {name: value for name, value in content.items() if name in _STEP_FIELDS}
         if content.get("is_status"):
             values["failure"] += self._trainer.describe_last_error()
@@ -227,6 +240,7 @@ class Supervision:
             timeout=timeout,
             suspended=gave_up and clock.measure_lost() > self._lost_seconds,
             stopped=cause == RUN_STOPS,
+            has_begun=self._has_joined,
         )
 
     def _make_end_step(self, ended: TrainerEnd) -> Step:
@@ -240,6 +254,7 @@ class Supervision:
             own=is_own,
             stopped=cause == RUN_STOPS,
             orphaned=self._trainer.has_lost_template,
+            has_begun=self._has_joined,
             at=time.time(),
             place=self._user_frames.find_position(frames),
             traceback=format_stack(frames),
@@ -263,9 +278,13 @@ class Supervision:
             if isinstance(found, TrainerEnd):
                 self._has_ended = True
             elif found is not None and found.kind == "ended":
-                self._has_ended, self.is_clean = True, bool(found["is_clean"])
+                self._record_end(found.content)
             elif found is not None:
                 self._handle_message(found)
+
+    def _record_end(self, content: Mapping[str, Any]) -> None:
+        self._has_ended, self.is_clean = True, bool(content["is_clean"])
+        self.remains = content.get("remains", "")
 
     # Messages to the trainer
 

@@ -112,7 +112,6 @@ class TemplateClient:
     Attributes:
         unsafe_reason: Why trainers must import the search file themselves; empty if they need not.
         skipped_packages: Packages of a script that trainers must import themselves, with the reasons.
-        gpus: Number of GPUs that the template has found.
         crash_count: Number of crashes of the template.
         is_open: Whether the template is running, as far as this rank knows.
 
@@ -126,7 +125,6 @@ class TemplateClient:
         self._load_requests: list[tuple[str, Mapping[str, Any]]] = []
         self.unsafe_reason = ""
         self.skipped_packages: dict[str, str] = {}
-        self.gpus = 0
         self._data_descriptor = -1
         self._exit_statuses: dict[int, int] = {}
         self._crashed_at: float | None = None
@@ -145,7 +143,7 @@ class TemplateClient:
         """
         answer = self._ask_template(kind, **content).content
         if kind == "bind":
-            self.unsafe_reason, self.skipped_packages, self.gpus = answer["unsafe"], answer["skipped"], answer["gpus"]
+            self.unsafe_reason, self.skipped_packages = answer["unsafe"], answer["skipped"]
         return dict(answer)
 
     def remember_requests(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> None:

@@ -200,6 +200,21 @@ class TrainerClient:
             self.is_killed, self._killed_at = True, time.monotonic()
         self._send_signal(signal.SIGKILL)
 
+    def end(self) -> None:
+        """Kill the process, and wait until it has ended."""
+        self.kill()
+        self.close()
+        self.wait_for_exit()
+
+    def wait_for_exit(self) -> None:
+        """Wait until a process whose connection was closed has ended, and has freed the memory of its GPU.
+
+        A process that takes too long is killed. It may not end, for example if the driver of a GPU keeps it.
+        """
+        if self._template.wait_for_status(self.process) is None:
+            self.kill()
+            self._template.wait_for_status(self.process)
+
     def close(self) -> None:
         """Close the connection, so that the process ends, and read the output that it has printed so far."""
         self._channel.close()

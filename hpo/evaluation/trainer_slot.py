@@ -7,6 +7,7 @@ from dataclasses import replace
 from hpo.evaluation.template_client import TemplateClient
 from hpo.evaluation.trainer_client import TrainerClient, TrainerOptions
 from hpo.evaluation.trainer_output import TrainerOutput
+from hpo.process.standard_streams import warn
 
 
 class TrainerSlot:
@@ -28,7 +29,10 @@ class TrainerSlot:
         self._is_fresh = fresh
         self.variables: dict[str, str] = {}
         self._trainer: TrainerClient | None = None
+        self._ending: TrainerClient | None = None  # It was closed or killed, and may still hold memory of a GPU.
         self.group_name = ""  # name of the process group that the trainer is in
+        self.first_free_memory = 0  # bytes of the GPU when the first evaluation began
+        self._has_warned = False
 
     @property
     def is_ready(self) -> bool:
@@ -40,9 +44,10 @@ class TrainerSlot:
 
     @property
     def trainer(self) -> TrainerClient:
-        """The running trainer. If none is running, a new one is forked."""
+        """The running trainer. If none is running, a new one is forked, after the last one has ended."""
         if not self.is_ready:
             self.discard_trainer()
+            self.wait_for_exit()
             self._trainer = TrainerClient(self._template, self.output, self._options, self.variables)
         assert self._trainer is not None
         return self._trainer
@@ -61,13 +66,29 @@ class TrainerSlot:
         Args:
             is_clean: Whether the evaluation has left the trainer in a state that allows another evaluation.
         """
-        if self._trainer is not None and (self._is_fresh or not is_clean):
-            trainer, self._trainer, self.group_name = self._trainer, None, ""
-            trainer.close()
+        if self._is_fresh or not is_clean:
+            self._close_trainer()
 
     def discard_trainer(self) -> None:
         """Kill the trainer, if there is one."""
-        trainer, self._trainer, self.group_name = self._trainer, None, ""
-        if trainer is not None:
-            trainer.kill()
-            trainer.close()
+        if self._trainer is not None:
+            self._trainer.kill()
+        self._close_trainer()
+
+    def warn_once(self, text: str) -> None:
+        """Print the first warning about the memory of this rank's GPU."""
+        if not self._has_warned:
+            self._has_warned = True
+            warn(f"warning: {text}")
+
+    def wait_for_exit(self) -> None:
+        """Wait until the trainer that was closed or killed last has ended, and has freed the memory of its GPU."""
+        if self._ending is not None:
+            self._ending.wait_for_exit()
+            self._ending = None
+
+    def _close_trainer(self) -> None:
+        if self._trainer is not None:
+            self._trainer.close()
+            self._trainer, self._ending = None, self._trainer
+        self.group_name = ""

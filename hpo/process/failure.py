@@ -17,6 +17,7 @@ _HINTS = {
     "is not initialized in the world group": "a process group ends with the evaluation that made it: make it in each",
     "not compiled with CUDA": "worker.device is where this rank computes: use .to(worker.device)",
     "No CUDA GPUs are available": "worker.device is where this rank computes: use .to(worker.device)",
+    "Cannot re-initialize CUDA": "worker.device is where this rank computes: use .to(worker.device)",
     "Found no NVIDIA driver": "worker.device is where this rank computes: use .to(worker.device)",
     "finished reduction in the prior iteration": (
         "parameters without a part in the loss: requires_grad_(False) for them, or parallel=shard, or DDP's "

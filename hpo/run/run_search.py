@@ -22,6 +22,7 @@ from hpo.run.rank_state import RankState, RunContext
 from hpo.text_format import format_duration
 
 if TYPE_CHECKING:
+    from hpo.evaluation.host import RankPlace
     from hpo.evaluation.template_client import TemplateClient
     from hpo.evaluation.trainer_slot import TrainerSlot
     from hpo.run.request import RunRequest
@@ -58,9 +59,9 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
     from hpo.run.run_stages import RunStages
 
     with prepare_rank(options, layout, job) as ready, ExitStack() as resources:
-        hosts = world.allgather((ready.host.number, socket.gethostname()))
+        places = world.allgather(ready.host.place)
         root = run_on_all(
-            world, lambda: _begin_session(options, job, ready, hosts, resources) if job.is_first else None
+            world, lambda: _begin_session(options, job, ready, places, resources) if job.is_first else None
         )
         run = RunContext(options, *world.bcast((root.manifest, root.files) if root else None))
         group = resources.enter_context(
@@ -74,7 +75,7 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
 
 
 def _begin_session(
-    options: Options, job: Job, ready: RankState, hosts: Sequence[tuple[int, str]], resources: ExitStack
+    options: Options, job: Job, ready: RankState, places: Sequence[RankPlace], resources: ExitStack
 ) -> RootRank:
     """Begin this session of the run, on the first rank. The run directory is locked until `resources` is closed."""
     from hpo.run.root_rank import RootRank
@@ -84,7 +85,7 @@ def _begin_session(
     assert ready.request is not None
     resources.enter_context(cache_journals())
     run_dir = enter_run_dir(options.run_dir, ready.problem.file.path.stem, options.resume, resources)
-    return RootRank(options, job, begin_session(run_dir, ready.request, hosts), ready)
+    return RootRank(options, job, begin_session(run_dir, ready.request, places), ready)
 
 
 def _limit_time(options: Options, watch: RankWatch) -> None:
@@ -167,9 +168,8 @@ def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool =
             if not is_first_of_template:
                 template.fetch_data()
         host = Host(comm, world.rank)
-        if any(comm.allgather(template.gpus)):
-            host.find_gpus(slot)
-        seen = world.allgather((socket.gethostname(), len(host.gpus.visible)))
+        host.find_gpus(slot)
+        seen = world.allgather((socket.gethostname(), len(host.gpus.visible), host.problem))
         run_on_all(world, lambda: check_gpus(seen))
         gc.freeze()  # Garbage collection is faster if it skips the objects that exist now.
         gc.enable()

@@ -76,7 +76,7 @@ class RunStages:
         root, leader_stages = self._root, self._leader_stages
         if run_on_root(self._job.world, lambda: root.is_search_over() if root else None):
             return
-        self._ready.slot.fork_ahead()
+        self._group.fork_ahead()
         with self._connect_writer(root.make_search_writer if root else None, self._manifest.budget) as connection:
             if leader_stages:
                 leader_stages.search(connection, self._ready.problem.space, self._ready.problem.file.script)
@@ -107,6 +107,9 @@ class RunStages:
 
     def conclude(self) -> int:
         """Print and write the outcome of the run, and return the exit status."""
+        self._ready.slot.discard_trainer()  # The test of the best network needs the memory of the GPUs.
+        self._ready.slot.wait_for_exit()
+        self._job.world.barrier()
         return int(self._job.world.bcast(self._root.conclude() if self._root else None))
 
     @contextmanager

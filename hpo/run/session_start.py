@@ -13,6 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from hpo.errors import UsageError
+from hpo.evaluation.devices import choose_backend, describe_gpus, see_same_gpus
+from hpo.evaluation.host import RankPlace
+from hpo.layout import Layout
 from hpo.placement import describe_spanning_workers
 from hpo.priors import describe_priors
 from hpo.process.standard_streams import warn
@@ -69,19 +72,19 @@ def enter_run_dir(run_dir: Path | None, name: str, resume: bool, resources: Exit
     return entered
 
 
-def begin_session(run_dir: RunDir, request: RunRequest, hosts: Sequence[tuple[int, str]]) -> Session:
+def begin_session(run_dir: RunDir, request: RunRequest, places: Sequence[RankPlace]) -> Session:
     """Create the study of a run, or prepare it to resume the run, and write run.json.
 
     Args:
         run_dir: The run directory, which `enter_run_dir` has locked.
         request: The run to start.
-        hosts: The number and the name of the host of each rank.
+        places: Where each rank computes.
 
     Raises:
         UsageError: The study cannot be used, or belongs to another run.
     """
     problem, before = request.problem, request.previous
-    names = list(dict(hosts).values())
+    names = list({place.host: place.host_name for place in places}.values())
     manifest = _make_manifest(run_dir, request, names)
     session = Session(run_dir, _locate_storage(run_dir, request), manifest)
     _check_storage(session, resumes=before is not None)
@@ -95,10 +98,11 @@ def begin_session(run_dir: RunDir, request: RunRequest, hosts: Sequence[tuple[in
     session = dataclasses.replace(session, manifest=manifest)
     lines = [
         f"{problem.file.path.stem}: {manifest.budget} evaluations on {request.layout}, "
-        f"{format_count(len(names), 'host')}; "
+        f"{format_count(len(names), 'host')}, {_describe_devices(request.layout, places)}; "
         f"{', '.join(manifest.propagators[: request.layout.islands])}; seed {manifest.seed}",
         f"in {run_dir.path}{progress}",
-        *filter(None, [describe_spanning_workers([number for number, _ in hosts], request.layout.ranks_per_worker)]),
+        *filter(None, [describe_spanning_workers([place.host for place in places], request.layout.ranks_per_worker)]),
+        *_describe_separate_gpus(request.layout, places),
         *describe_source_changes(run_dir, problem.file, earlier, entry),
         *describe_changes(earlier[-1].options if earlier else {}, options),
         *describe_setting_changes(before.settings if before else {}, "before", manifest.settings, "now"),
@@ -113,6 +117,24 @@ def begin_session(run_dir: RunDir, request: RunRequest, hosts: Sequence[tuple[in
         write_json(run_dir.run_json, manifest.to_json())
         lines += _enqueue_given(session, request)
     return dataclasses.replace(session, headline="\n".join(lines))
+
+
+def _describe_devices(layout: Layout, places: Sequence[RankPlace]) -> str:
+    workers = [[places[rank].gpus for rank in layout.list_ranks(worker)] for worker in range(layout.workers)]
+    return describe_gpus([place.gpus for place in places], list(map(choose_backend, workers)))
+
+
+def _describe_separate_gpus(layout: Layout, places: Sequence[RankPlace]) -> list[str]:
+    """Return a warning if ranks of a worker on one host do not see each other's GPUs."""
+    for worker in range(layout.workers):
+        own = [places[rank] for rank in layout.list_ranks(worker)]
+        for host in {place.host for place in own}:
+            if not see_same_gpus([place.gpus for place in own if place.host == host]):
+                return [
+                    "warning: ranks of one worker see different GPUs, so NVLink between these GPUs may not be used. "
+                    "Request srun --gpus-per-node=N --gpu-bind=none"
+                ]
+    return []
 
 
 def _count_most_checkpoints(request: RunRequest) -> int:

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _ProcessGroupWrapper
 from torch.distributed import (  # type: ignore[attr-defined]
@@ -37,28 +36,30 @@ class CollectiveCheck:
     which the ranks connect.
     """
 
-    def __init__(self, group: Any, device: torch.device, store: Store, timeout: timedelta) -> None:
+    def __init__(self, group: Any, store: Store, timeout: timedelta) -> None:
         self._group = group
-        self._devices = list(group._device_types)
-        self._unchecked_backend = group._get_backend(device)
-        kinds = dist.ProcessGroup.BackendType
-        self._backend_type = kinds.NCCL if dist.get_backend() == "nccl" else kinds.GLOO
-        # All ranks except the first wait for the timeout of the helper, which cannot be changed later.
-        helper = ProcessGroupGloo(PrefixStore("check", store), group.rank(), group.size(), timeout=timeout)
-        wrapper: Any = _ProcessGroupWrapper(self._unchecked_backend, helper)
-        wrapper._set_group_uid(group.group_name)  # Functional collectives find their group by this name.
-        self._checked_backend = wrapper
+        self._unchecked = {device: group._get_backend(device) for device in group._device_types}
+        # A backend may serve several types of devices, and is wrapped once.
+        wrappers: dict[int, Any] = {}
+        for device, backend in self._unchecked.items():
+            if id(backend) not in wrappers:
+                # All ranks except the first wait for the timeout of the helper, which cannot be changed later.
+                prefix = PrefixStore(f"check/{device.type}", store)
+                helper = ProcessGroupGloo(prefix, group.rank(), group.size(), timeout=timeout)
+                wrappers[id(backend)] = _ProcessGroupWrapper(backend, helper)
+                wrappers[id(backend)]._set_group_uid(group.group_name)  # Functional collectives find it by this name.
+        self._checked = {device: wrappers[id(backend)] for device, backend in self._unchecked.items()}
 
     def begin(self) -> None:
         """Compare all collectives until `end` is called."""
-        self._set_backend(dist.ProcessGroup.BackendType.CUSTOM, self._checked_backend)
+        for device, backend in self._checked.items():
+            self._group._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, backend)
 
     def end(self) -> None:
         """Stop comparing collectives. This also applies to models that already use the group."""
-        self._set_backend(self._backend_type, self._unchecked_backend)
-
-    def _set_backend(self, kind: Any, backend: Any) -> None:
-        for device in self._devices:
+        kinds = dist.ProcessGroup.BackendType
+        for device, backend in self._unchecked.items():
+            kind = getattr(kinds, backend.name().upper(), kinds.CUSTOM)
             self._group._register_backend(device, kind, backend)
 
 

@@ -30,18 +30,7 @@ class Comm:
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._group: Any = None  # None is the default group.
         self._pending_sends: list[tuple[Any, Any]] = []  # Each work is kept with the tensor that it sends.
-
-    def connect(self) -> None:
-        """Make a group with gloo if the default group has another backend, and wait until all ranks have connected.
-
-        Without the wait, an objective that fails at once would break the connections that its peers are still making,
-        and gloo would print an error on each peer. Collective: call on all ranks.
-        """
-        self._group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
-        if self.size > 1:
-            dist.barrier(self._group)
 
     def Get_rank(self) -> int:  # noqa: N802 - mpi4py's name
         """Return the rank of this process in the worker."""
@@ -59,7 +48,7 @@ class Comm:
         """Return on all ranks the `obj` that rank `root` has passed. The `obj` of other ranks is ignored."""
         objects = [obj]
         if self.size > 1:
-            dist.broadcast_object_list(objects, src=root, group=self._group, device=torch.device("cpu"))
+            dist.broadcast_object_list(objects, src=root, device=torch.device("cpu"))
         return objects[0]
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
@@ -67,14 +56,14 @@ class Comm:
         if self.size == 1:
             return [sendobj]
         objects: list[Any] | None = [None] * self.size if self.rank == root else None
-        dist.gather_object(sendobj, objects, dst=root, group=self._group)
+        dist.gather_object(sendobj, objects, dst=root)
         return objects
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Return on all ranks a list with the `sendobj` of each rank, in the order of ranks."""
         objects: list[Any] = [sendobj] * self.size
         if self.size > 1:
-            dist.all_gather_object(objects, sendobj, group=self._group)
+            dist.all_gather_object(objects, sendobj)
         return objects
 
     def allreduce(self, sendobj: Any, op: Callable[[Any, Any], Any] = operator.add) -> Any:
@@ -99,7 +88,7 @@ class Comm:
         body = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
         self._pending_sends = [(work, tensor) for work, tensor in self._pending_sends if not work.is_completed()]
         for tensor in (header, body):
-            self._pending_sends.append((dist.isend(tensor, dest, group=self._group, tag=tag), tensor))
+            self._pending_sends.append((dist.isend(tensor, dest, tag=tag), tensor))
 
     def recv(self, source: int | None = None, tag: int = 0) -> Any:
         """Receive an object that rank `source` has sent with the same `tag`.
@@ -108,9 +97,9 @@ class Comm:
         """
         header = torch.empty(_HEADER_BYTES, dtype=torch.uint8)
         known = None if source is None or source < 0 else source
-        sender = dist.recv(header, known, group=self._group, tag=tag)
+        sender = dist.recv(header, known, tag=tag)
         body = torch.empty(int.from_bytes(header.numpy().tobytes(), "little"), dtype=torch.uint8)
-        dist.recv(body, sender, group=self._group, tag=tag)
+        dist.recv(body, sender, tag=tag)
         return pickle.loads(body.numpy().tobytes())
 
     @property

@@ -132,8 +132,11 @@ def _to_number(name: object, metric: Any) -> float:
 
 
 def _unwrap_scalar(value: Any) -> Any:
-    """Return the number in a tensor or numpy array of one element; return any other value unchanged."""
-    try:
-        return value.item() if hasattr(value, "item") else value
-    except (RuntimeError, ValueError, TypeError):
+    """Return the number in a tensor or numpy array of one element; return any other value unchanged.
+
+    Errors of the device are raised: kernels run asynchronously, so this may be the first call that waits for them.
+    """
+    if not hasattr(value, "item"):
         return value
+    count = value.numel() if hasattr(value, "numel") else getattr(value, "size", 1)
+    return value.item() if count == 1 else value

@@ -26,7 +26,7 @@ from hpo.trainer.forks import end_if_forked, is_forked
 from hpo.trainer.interrupts import Cancelled, InterruptHandler
 from hpo.trainer.objective_call import ObjectiveCall, has_diverged, parse_report
 from hpo.trainer.process_group import default_group
-from hpo.trainer.process_state import restore_process_state
+from hpo.trainer.process_state import ProcessState
 from hpo.trainer.snapshot_buffer import SnapshotBuffer
 from hpo.trainer.trainer_group import TrainerGroup
 from hpo.trainer.worker import Worker, WorkerCallbacks
@@ -48,7 +48,7 @@ class ObjectiveRunner:
 
     ``on_loss`` is called after each loss on which all ranks have agreed. ``failure_messages`` are the messages of the
     exception that has ended the objective, and of its causes. ``failure_line`` is the line of the objective that raised
-    it.
+    it. ``is_restored`` is whether the state of this process is the one before the evaluation.
     """
 
     def __init__(
@@ -71,7 +71,9 @@ class ObjectiveRunner:
         self.on_loss: Callable[[], object] = lambda: None
         self.failure_messages: list[str] = []
         self.failure_line = ""
+        self.is_restored = True
         self.trial, self.folder = 0, Path()
+        self.free_memory = 0
 
     def run(
         self, seed: int, data: Callable[[], Any], ticket: Mapping[str, Any] | None, is_compared: bool = False
@@ -89,10 +91,10 @@ class ObjectiveRunner:
         self._interrupts.begin_evaluation()
         joined = self._catch_failure(lambda: self._enter_group(ticket, is_compared))
         if isinstance(joined, dict):
-            self._send_message("step", **joined)
+            self._send_message("step", **{**joined, "place": "", "traceback": ""})
             return None
-        if ticket is not None:
-            self._send_message("joined")
+        free, warning = joined
+        self._send_message("joined", free_memory=free, warning=warning)
         calls = WorkerCallbacks(
             data,
             self._snapshots.offer_weights,
@@ -103,19 +105,23 @@ class ObjectiveRunner:
         )
         worker = self._group.make_worker(seed, calls)
         worker.trial, worker._folder = self.trial, self.folder
-        with restore_process_state():
-            set_worker(worker)
-            while not self._is_over:
-                self._advance(worker)
-            self._close_objective()
-            set_worker(None)
+        state = ProcessState()
+        self._group.memory.begin_evaluation()
+        set_worker(worker)
+        while not self._is_over:
+            self._advance(worker)
+        self._close_objective()
+        set_worker(None)
+        self.is_restored = state.restore()
         self._has_ended = True
         return self._last_step
 
-    def _enter_group(self, ticket: Mapping[str, Any] | None, is_compared: bool) -> None:
+    def _enter_group(self, ticket: Mapping[str, Any] | None, is_compared: bool) -> tuple[int, str]:
+        """Join the process group, and return the free memory of the device, and a warning if it is too little."""
         if ticket is not None:
             self._group.join(ticket)
         self._group.compare_collectives(is_compared)
+        return self._group.memory.await_free(self.free_memory)
 
     # Steps
 
@@ -154,7 +160,7 @@ class ObjectiveRunner:
             if self._interrupts.is_cancel_requested:  # The objective has caught Cancelled.
                 raise Cancelled
             report = parse_report(loss, metrics)
-        except (Cancelled, TypeError, ValueError) as error:
+        except (Cancelled, RuntimeError, TypeError, ValueError) as error:
             return self._make_failed_step(error, frames)
         self._objective_call.has_loss = True
         return self._make_step(report, frames)

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hpo.process.trace import HASH_BYTES, Fingerprint, Trace
+from hpo.trainer.accelerator import find_accelerator_in_use
 
 _MAX_SAMPLES = 200_000  # Hashes are kept for this many samples.
 _MAX_VALUES_PER_SAMPLE = 1024  # Of larger samples, evenly spaced values are hashed.
@@ -35,9 +36,8 @@ class Probe:
     random numbers, and does not communicate.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         self.trace = Trace()
-        self._device = device
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._step_counts: list[int] = []  # The number of steps of each optimizer.
         self._networks: list[weakref.ref[nn.Module]] = []  # Outermost modules that were trained.
@@ -57,7 +57,7 @@ class Probe:
             register_module_forward_pre_hook(self._before_forward),
             register_module_forward_hook(self._after_forward),
         ]
-        _reset_peak_memory(self._device)
+        _reset_peak_memory()
         self._start_time = time.monotonic()
         return self
 
@@ -65,7 +65,7 @@ class Probe:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         trace = self.trace
-        trace.seconds, trace.memory = time.monotonic() - self._start_time, _read_peak_memory(self._device)
+        trace.seconds, trace.memory = time.monotonic() - self._start_time, _read_peak_memory()
         trace.without_gradient = list(self._without_gradient.values())
         for handle in self._handles:
             handle.remove()
@@ -228,7 +228,8 @@ def _name_innermost_network(network: nn.Module) -> str:
 
 
 def _get_random_states() -> list[torch.Tensor]:
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]  # type: ignore[no-untyped-call]
+    module = find_accelerator_in_use()
+    return [torch.get_rng_state(), *([module.get_rng_state()] if module is not None else [])]
 
 
 def _is_independent_of_ranks(layer: nn.Module) -> bool:
@@ -262,17 +263,18 @@ def _iterate_rows(rows: torch.Tensor) -> Iterator[memoryview]:
         yield row.data
 
 
-def _reset_peak_memory(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+def _reset_peak_memory() -> None:
+    if find_accelerator_in_use() is not None:  # Otherwise, there are no statistics yet.
+        for index in range(torch.accelerator.device_count()):
+            torch.accelerator.reset_peak_memory_stats(index)
     with suppress(OSError):  # Without Linux or permission, the peak is that of the whole process.
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _read_peak_memory(device: torch.device) -> int:
-    """Return the peak in bytes since `_reset_peak_memory`: GPU memory, or resident memory on a CPU."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+def _read_peak_memory() -> int:
+    """Return the peak in bytes since `_reset_peak_memory`: of one device that was used, or resident memory."""
+    if find_accelerator_in_use() is not None:
+        return max(map(torch.accelerator.max_memory_reserved, range(torch.accelerator.device_count())))
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

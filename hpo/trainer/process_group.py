@@ -10,8 +10,10 @@ import functools
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 _init_process_group = dist.init_process_group
 
@@ -31,7 +33,7 @@ class DefaultGroup:
         self._is_requested = False
         self._replacement_count = 0
 
-    def make_process_group(self, device: Any) -> None:
+    def make_process_group(self, device: torch.device) -> None:
         """Make the worker's process group. Collective: call on all ranks.
 
         Raises RuntimeError if the ranks cannot connect.
@@ -44,9 +46,28 @@ class DefaultGroup:
             world_size=self.size,
             timeout=self.timeout,
             # With a device, nccl need not guess it for collectives without a tensor, and can split the group.
-            device_id=device if self.backend == "nccl" else None,
+            device_id=device if self.backend != "gloo" else None,
         )
+        if self.backend != "gloo":
+            self._add_gloo()
         self._made_group, self._is_requested = dist.group.WORLD, False
+
+    def _add_gloo(self) -> None:
+        """Let the group use gloo for tensors on the CPU, as torch's default group does.
+
+        The name of the group's backend remains "nccl", for scripts that compare it.
+        """
+        group: Any = dist.group.WORLD
+        gloo: Any = ProcessGroupGloo(PrefixStore("cpu", self.store), self.rank, self.size, timeout=self.timeout)  # type: ignore[arg-type]
+        gloo._set_group_uid(group.group_name)  # Functional collectives find their group by this name.
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the maximum time for which a collective of the worker's group waits for other ranks."""
+        self.timeout = timeout
+        # Before torch 2.15, the function had another name.
+        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+        set_timeout(timeout)
 
     def begin_evaluation(self) -> None:
         """Let the next call of `init_process_group` keep the existing group, if backend and ranks match."""
@@ -104,5 +125,6 @@ def _is_same_backend(backend: str | None, own: str) -> bool:
     """
     if backend is None:
         return True
-    names = {part.rpartition(":")[2] for part in str(backend).lower().split(",")}
-    return names == {own} or backend.lower() == "undefined"
+    parts = str(backend).lower().split(",")
+    names = {part.rpartition(":")[2] for part in parts if not part.startswith("cpu:")}
+    return names <= {own, "undefined"}

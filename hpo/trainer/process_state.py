@@ -8,16 +8,16 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch.backends import cudnn
 
+_UNREADABLE = object()
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 # Signals that programs usually catch. Reading the handlers of all signals would take 0.1 ms.
 _SIGNALS = [
@@ -38,12 +38,40 @@ def _set_deterministic(before: tuple[bool, bool]) -> None:
     torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-def _get_cudnn() -> tuple[bool, bool, bool]:
-    return cudnn.enabled, cudnn.benchmark, cudnn.deterministic
+def _make_attribute_functions(path: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+    """Return two functions for an attribute of `torch.backends`, such as "cudnn.benchmark": one reads, one sets it."""
+    owner: Any = torch.backends
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
 
-def _set_cudnn(before: tuple[bool, bool, bool]) -> None:
-    cudnn.enabled, cudnn.benchmark, cudnn.deterministic = before
+def _set_sdp(before: tuple[bool, ...]) -> None:
+    for enable, is_enabled in zip(_SDP_SWITCHES.values(), before, strict=True):
+        enable(is_enabled)
+
+
+def _get_sdp() -> tuple[bool, ...]:
+    return tuple(is_enabled() for is_enabled in _SDP_SWITCHES)
+
+
+# The kernels of scaled dot product attention: functions that read and set whether each may be used.
+_SDP_SWITCHES: dict[Callable[[], bool], Callable[[bool], object]] = {
+    torch.backends.cuda.flash_sdp_enabled: torch.backends.cuda.enable_flash_sdp,
+    torch.backends.cuda.mem_efficient_sdp_enabled: torch.backends.cuda.enable_mem_efficient_sdp,
+    torch.backends.cuda.math_sdp_enabled: torch.backends.cuda.enable_math_sdp,
+    torch.backends.cuda.cudnn_sdp_enabled: torch.backends.cuda.enable_cudnn_sdp,
+}
+# An attribute without a value of its own has the value of the one before it in its path: that one is restored first.
+_BACKEND_ATTRIBUTES = (
+    *("fp32_precision", "cuda.matmul.fp32_precision", "cudnn.fp32_precision", "cudnn.conv.fp32_precision"),
+    *("cudnn.rnn.fp32_precision", "mkldnn.fp32_precision", "mkldnn.matmul.fp32_precision"),
+    *("mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision"),
+    *("cudnn.enabled", "cudnn.benchmark", "cudnn.benchmark_limit", "cudnn.deterministic"),
+    "cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "cuda.matmul.allow_bf16_reduced_precision_reduction",
+)
 
 
 def _get_environment() -> dict[str, str]:
@@ -96,39 +124,63 @@ _PROCESS_STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    # The older interface for the same precisions. If an objective uses both, it cannot be read, but can be set.
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    *map(_make_attribute_functions, _BACKEND_ATTRIBUTES),
+    (_get_sdp, _set_sdp),
     (_get_deterministic, _set_deterministic),
-    (_get_cudnn, _set_cudnn),
 ]
 
 
-@contextmanager
-def restore_process_state() -> Iterator[None]:
-    """Return a context at the end of which the state of this process is restored.
+class ProcessState:
+    """The state of this process at the start of an objective, which `restore` brings back.
 
     The state is everything in `_PROCESS_STATES`, the signal handlers, the umask and the working directory. Timers are
     stopped. Compiled code is dropped, since torch's compiler gives up on a function that it has compiled eight times.
     """
-    folder, mask = _get_working_directory(), _get_umask()
-    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    states = [get_state() for get_state, _ in _PROCESS_STATES]
-    try:
-        yield
-    finally:
+
+    def __init__(self) -> None:
+        self._folder = _get_working_directory()
+        self._mask = _get_umask()
+        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._values = [_read_value(get_value) for get_value, _ in _PROCESS_STATES]
+
+    def restore(self) -> bool:
+        """Restore the state, and return whether all parts of it could be restored."""
         for timer in _TIMERS:  # Timers come first, since their signals end a process without a handler.
             signal.setitimer(timer, 0)
-        for number, handler in handlers.items():
+        for number, handler in self._handlers.items():
             if handler is not None and signal.getsignal(number) != handler:  # None is a handler outside of Python.
                 signal.signal(number, handler)
-        for (get_state, set_state), state in zip(_PROCESS_STATES, states, strict=True):
-            if get_state() != state:
-                set_state(state)
-        os.umask(mask)
-        if folder is not None:
+        is_restored = True
+        for functions, value in zip(_PROCESS_STATES, self._values, strict=True):
+            is_restored &= _restore_value(*functions, value)
+        os.umask(self._mask)
+        if self._folder is not None:
             with suppress(OSError):  # The directory may have been removed.
-                os.chdir(folder)
-        if (compiler := sys.modules.get("torch._dynamo")) is not None:
-            compiler.reset()  # This takes 0.1 ms.
+                os.chdir(self._folder)
+        compiler: Any = sys.modules.get("torch._dynamo")
+        # If CUDA is in use, the reset imports torch._inductor, which takes seconds.
+        if compiler is not None and getattr(compiler.convert_frame, "FRAME_COUNTER", True):
+            compiler.reset()
+        return is_restored
+
+
+def _read_value(get_value: Callable[[], Any]) -> Any:
+    try:
+        return get_value()
+    except Exception:  # It is not restored, since an import of the search file has made it unreadable.
+        return _UNREADABLE
+
+
+def _restore_value(get_value: Callable[[], Any], set_value: Callable[[Any], object], value: Any) -> bool:
+    """Set a value if it has changed, and return whether it has its former value now."""
+    if value is _UNREADABLE or _read_value(get_value) == value:
+        return True
+    with suppress(Exception):
+        set_value(value)
+    return bool(_read_value(get_value) in (value, _UNREADABLE))
 
 
 def _get_working_directory() -> Path | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import torch
-
 from hpo.process.linux import has_children
 from hpo.process.trace import Trace
 from hpo.trainer.probe import Probe
@@ -25,7 +23,7 @@ class ProgramProbe:
 
         # The change need not be undone, since this process ends with the program.
         os._Environ.__getitem__ = look_up_and_record  # type: ignore[method-assign]
-        self._probe = Probe(torch.device("cpu"))
+        self._probe = Probe()
         self._probe.__enter__()
 
     def stop_probe(self, is_cut: bool) -> Trace:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
+import re
 import sysconfig
 from collections.abc import Container, Iterator
 from contextlib import suppress
@@ -35,12 +37,36 @@ def import_packages(path: Path, source: bytes, skipped: Container[str]) -> Itera
 
 def find_fork_hazard() -> str:
     """Return the reason why this process is unsafe to fork; an empty text if it is safe."""
+    threads = count_threads() - 1
+    if threads:
+        return f"it starts {threads} thread{'s' if threads > 1 else ''}"
+    return "it asks the driver of the GPUs" if _has_asked_driver() or _is_bad_fork() else ""
+
+
+def _has_asked_driver() -> bool:
+    """Return whether this process has initialised CUDA or ROCm, with torch or with another library."""
+    files: list[str] = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # The descriptor of this list is already closed.
+            files.append(str(path.readlink()))
+    # NVML, which does not prevent a fork, opens only /dev/nvidiactl.
+    return any(re.fullmatch(r"/dev/(nvidia-uvm|nvidia\d+|kfd)", file) for file in files)
+
+
+def _is_bad_fork() -> bool:
+    """Return whether torch could not use its accelerator in a process that is forked from this one."""
     import torch
 
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return "it initialises CUDA"
-    threads = count_threads() - 1
-    return f"it starts {threads} thread{'s' if threads > 1 else ''}" if threads else ""
+    kind = torch.accelerator.current_accelerator()
+    if kind is None:
+        return False
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with suppress(BaseException):
+            status = int(getattr(torch.get_device_module(kind), "_is_in_bad_fork", lambda: False)())
+        os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
 def _find_imports(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:

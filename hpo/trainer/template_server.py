@@ -147,8 +147,6 @@ class TemplateServer:
 
     def _bind_settings(self, message: Message) -> dict[str, Any]:
         """Make the settings of later trainers, and return the answer to send. Import a Python script's packages."""
-        import torch
-
         assert self._file is not None
         self._assignments = list(message["assignments"])
         answer = self._file.make_setting_values(self._assignments)
@@ -158,8 +156,7 @@ class TemplateServer:
         else:
             self._import_packages()
         gc.freeze()
-        gpus = torch.cuda.device_count()  # This does not initialise CUDA.
-        return {**answer, "unsafe": unsafe, "skipped": self._skipped, "gpus": gpus}
+        return {**answer, "unsafe": unsafe, "skipped": self._skipped}
 
     def _make_search_source(self) -> SearchSource:
         assert self._file is not None

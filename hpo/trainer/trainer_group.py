@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from hpo.text_format import format_error
+from hpo.trainer.accelerator import DeviceMemory, select_device
 from hpo.trainer.collective_check import CollectiveCheck, disable_torch_check, is_check_always_on
 from hpo.trainer.object_comm import Comm
 from hpo.trainer.process_group import default_group
@@ -35,6 +36,7 @@ class TrainerGroup:
         self.size = 1
         self.index = 0
         self.devices: tuple[torch.device, ...] = (torch.device("cpu"),)
+        self.memory = DeviceMemory(self.devices[0])
         self.comm = Comm(0, 1)
         self._check: CollectiveCheck | None = None
 
@@ -44,28 +46,26 @@ class TrainerGroup:
         return default_group.is_unchanged and not self.comm.has_pending_sends
 
     def join(self, ticket: Mapping[str, Any]) -> None:
-        """Destroy the process group, and make a new one of the worker's ranks. Collective: call on all ranks.
+        """Make the process group of the worker's ranks. Collective: call on all ranks, once in each trainer.
 
-        `ticket` describes the new group, and comes from `hpo.evaluation.rank_group.RankGroup`. Raises RuntimeError if
-        the ranks cannot connect.
+        `ticket` describes the group, and comes from `hpo.evaluation.rank_group.RankGroup`. Raises RuntimeError if the
+        ranks cannot connect.
         """
-        if dist.is_initialized():
-            dist.destroy_process_group()
         self.rank, self.size, self.index = ticket["rank"], ticket["size"], ticket["index"]
         os.environ.update(ticket["environment"])
-        self._set_devices(ticket["devices"])
+        self.devices = select_device(ticket["devices"])
+        self.memory = DeviceMemory(self.devices[0])
         timeout = timedelta(seconds=ticket["timeout"])
         default_group.rank, default_group.size, default_group.backend = self.rank, self.size, ticket["backend"]
         default_group.timeout = max(timeout, _CONNECT_TIMEOUT)
-        self._check = None
         try:
             default_group.store = self._open_store(ticket)
             with disable_torch_check():
                 default_group.make_process_group(self.devices[0])
-            default_group.timeout = timeout
-            _get_default_group()._get_backend(self.devices[0])._set_default_timeout(timeout)
+            default_group.set_timeout(timeout)
             self.comm = Comm(self.rank, self.size)
-            self.comm.connect()
+            # An objective that fails at once would break the connections that its peers are still making.
+            self.comm.barrier()
         except RuntimeError as error:  # torch's connection errors are subclasses.
             raise self._make_connection_error(error) from error
 
@@ -76,10 +76,9 @@ class TrainerGroup:
         """
         if self.size > 1 and (is_compared or is_check_always_on()):
             assert default_group.store is not None
+            store, timeout = default_group.store, default_group.timeout
             try:
-                self._check = self._check or CollectiveCheck(
-                    _get_default_group(), self.devices[0], default_group.store, default_group.timeout
-                )
+                self._check = self._check or CollectiveCheck(dist.group.WORLD, store, timeout)
             except RuntimeError as error:
                 raise self._make_connection_error(error) from error
             self._check.begin()
@@ -113,18 +112,6 @@ class TrainerGroup:
         store = TCPStore(address, port, is_master=False, timeout=_CONNECT_TIMEOUT)
         return PrefixStore(ticket["name"], store)
 
-    def _set_devices(self, numbers: list[int]) -> None:
-        self.devices = tuple(torch.device("cuda", number) for number in numbers) or (torch.device("cpu"),)
-        if numbers:
-            torch.cuda.set_device(self.devices[0])
-
-
-def find_gpus() -> list[str]:
-    """Return the UUID of each visible GPU."""
-    if not torch.cuda.is_available():
-        return []
-    return [str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())]
-
 
 def serve_store(address: str, port: int, listener: int) -> TCPStore:
     """Start the server of a TCPStore on a socket on which another process already listens.
@@ -136,8 +123,3 @@ def serve_store(address: str, port: int, listener: int) -> TCPStore:
             address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener, timeout=_CONNECT_TIMEOUT
         )
     return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener, use_libuv=False)
-
-
-def _get_default_group() -> Any:
-    """Return the default process group as Any, since torch's types lack most of its methods."""
-    return dist.group.WORLD

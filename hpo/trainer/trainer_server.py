@@ -21,6 +21,7 @@ from hpo.process.channel import Channel, ChannelClosed, Message
 from hpo.process.linux import adopt_orphans, has_children, raise_oom_score
 from hpo.process.stacks import WRITE_STACKS, format_header
 from hpo.text_format import format_error
+from hpo.trainer.accelerator import find_devices
 from hpo.trainer.forks import IGNORED_SIGNALS, register_trainer_process
 from hpo.trainer.interrupts import InterruptHandler
 from hpo.trainer.objective_call import ObjectiveCall
@@ -29,7 +30,7 @@ from hpo.trainer.program_runner import ProgramRunner
 from hpo.trainer.search_file import BoundSearch, SearchFile, SearchSource
 from hpo.trainer.shared_data import SharedData, pack_data
 from hpo.trainer.snapshot_buffer import SnapshotBuffer, read_optional_checkpoint
-from hpo.trainer.trainer_group import TrainerGroup, find_gpus, serve_store
+from hpo.trainer.trainer_group import TrainerGroup, serve_store
 
 _EXIT_SECONDS = 5
 _HARMLESS_THREADS = ("TMonitor",)  # tqdm's thread that watches progress bars.
@@ -81,12 +82,11 @@ class TrainerServer:
             self._channel, ObjectiveCall(self.search, params), self._group, self._interrupts, self._snapshots
         )
         evaluation.trial, evaluation.folder = message["trial"], Path(message["folder"])
+        evaluation.free_memory = message["free_memory"]
         if message.get("is_watched"):
             from hpo.trainer.probe import Probe
 
-            devices = ticket["devices"] if ticket is not None else []
-            device = torch.device("cuda", devices[0]) if devices else self._group.devices[0]
-            with Probe(device) as probe:
+            with Probe() as probe:
                 evaluation.on_loss = probe.record_loss
                 last = evaluation.run(message["seed"], self._data.load, ticket, message.get("is_compared", False))
                 if last is not None and last["loss"] is not None:
@@ -95,12 +95,15 @@ class TrainerServer:
             self._channel.send("seen", **probe.trace.to_data())
         else:
             last = evaluation.run(message["seed"], self._data.load, ticket)
+        is_restored = evaluation.is_restored
         del evaluation, restored, inherited
-        is_clean = self._is_clean(threads)
+        remains = self._group.memory.find_remains()
+        is_clean = is_restored and remains is None and self._is_clean(threads)
+        end = {"is_clean": is_clean, "remains": remains or ""}
         if last is not None:
-            self._channel.send("step", **last, is_clean=is_clean)
+            self._channel.send("step", **last, **end)
         else:
-            self._channel.send("ended", is_clean=is_clean)
+            self._channel.send("ended", **end)
 
     def _on_run(self, message: Message) -> None:
         """Run a program. This process ends when the program ends."""
@@ -178,7 +181,7 @@ class TrainerServer:
         self._channel.send("tested", kind="end")
 
     def _on_devices(self, _: Message) -> None:
-        self._channel.send("devices", gpus=find_gpus())
+        self._channel.send("devices", **find_devices())
 
     def _on_store(self, message: Message) -> None:
         (listener,) = message.descriptors

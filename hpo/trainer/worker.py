@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Union
 
 import torch
 
+from hpo.trainer.accelerator import find_accelerator_in_use
+
 if TYPE_CHECKING:
     from hpo.trainer.object_comm import Comm
 
@@ -228,11 +230,11 @@ def _name_type(value: object) -> str:
 
 
 def seed_torch(seed: int) -> None:
-    """Seed torch's random generators of the CPU and of all GPUs.
+    """Seed torch's random generators of the CPU, and of the accelerators that this process uses.
 
     It replaces ``torch.manual_seed``, which also queues a call for each type of device that is missing. Each queued
     call takes 1 ms, and the queue grows.
     """
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(seed)
+    if (accelerator := find_accelerator_in_use()) is not None:
+        accelerator.manual_seed_all(seed)

@@ -54,6 +54,6 @@ def _find_largest(value: float, device: torch.device) -> float:
 def _call_all_reduce(tensor: Tensor) -> float:
     began = time.perf_counter()
     dist.all_reduce(tensor)
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
+    if tensor.device.type != "cpu":
+        torch.accelerator.synchronize(tensor.device)
     return time.perf_counter() - began

@@ -147,7 +147,7 @@ def _compute_outputs(network: nn.Module, images: ImagesOnDevice) -> torch.Tensor
 
 
 def _choose_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def _make_picture(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -16,6 +16,8 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo import Categorical, Float, Int, SearchSpace
+from hpo.evaluation.devices import Gpus
+from hpo.evaluation.host import RankPlace
 from hpo.layout import Layout
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.run.options import Options
@@ -84,9 +86,8 @@ def start_session(run_dir: Path, search_file: Path = QUICK, **options: Any) -> S
     here = InProcessTemplate()
     request = resolve_request(requested, Layout(4, 2, 2), here.ask, here.constraints)
     with ExitStack() as held:
-        return begin_session(
-            enter_run_dir(requested.run_dir, search_file.stem, requested.resume, held), request, [(0, "host")]
-        )
+        entered = enter_run_dir(requested.run_dir, search_file.stem, requested.resume, held)
+        return begin_session(entered, request, [RankPlace(0, "host", Gpus())])
 
 
 def start_evaluation(record: Record, depth: int, **others: Any) -> Assignment:

@@ -71,7 +71,8 @@ class _BatchNormFunction(torch.autograd.Function):
         if inputs.numel():
             gradient, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
                 _make_contiguous(gradients[0].to(inputs.dtype)),
-                *(inputs, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]),
+                # Some of CUDA's kernels read the saved statistics, although this is not a pass in training mode.
+                *(inputs, weight, mean, variance, mean, torch.rsqrt(variance + ctx.eps), False, ctx.eps, [True] * 3),
             )
         else:
             gradient, of_weight, of_bias = inputs.clone(), torch.zeros_like(weight), torch.zeros_like(weight)
@@ -104,7 +105,7 @@ def _compute_statistics(inputs: torch.Tensor, exact: torch.dtype) -> tuple[torch
     every = torch.stack(parts).double()
     means, variances, counts = every[:, :channels], every[:, channels:-1], every[:, -1:]
     total = counts.sum()
-    if total < 2:
+    if count < 2 and total < 2:  # To read the total, the host must wait for the device.
         raise ValueError(f"batch normalisation must have at least two values per channel in training, got {int(total)}")
     mean = (means * counts).sum(0) / total
     variance = ((variances + (means - mean) ** 2) * counts).sum(0) / total

@@ -50,7 +50,7 @@ class PipelineStrategy(ParallelStrategy):
         stage_costs: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(worker, settings)
-        if self.size > 1 and self.device.type == "cuda" and dist.get_backend() != "nccl":
+        if self.size > 1 and self.device.type != "cpu" and dist.get_backend() == "gloo":
             raise ValueError(
                 "each rank must have its own GPU for parallel=pipeline, got ranks that share one. Start fewer ranks "
                 "per host, or use parallel=replicate"

@@ -1,0 +1,168 @@
+"""The accelerator of this process: the devices that torch finds, and the memory that evaluations leave on a device.
+
+torch names the accelerator of its build "cuda" (NVIDIA, and AMD with ROCm) or "xpu" (Intel). Only trainers call these
+functions, because a process that has asked the driver is not safe to fork.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hpo.text_format import format_error
+
+_DEVICE_FILES = ("nvidia[0-9]*", "kfd")  # In /dev: GPUs of NVIDIA and AMD.
+_VISIBILITY_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_SECONDS_TO_FREE = 30.0  # The driver frees the memory of a killed process within seconds.
+_POLL_SECONDS = 0.1
+# Part of a device's memory that may be missing at the start of an evaluation: libraries keep buffers on the device.
+_TOLERATED_SHARE = 0.05
+_TOLERATED_BYTES = 16 << 20  # That an evaluation may leave behind.
+_MEBIBYTE = 1 << 20
+
+
+def find_devices() -> dict[str, Any]:
+    """Return the devices that this process sees.
+
+    Returns:
+        The ``ids`` (UUIDs) and ``names`` of the devices, the ``backend`` of process groups of these devices, and the
+        environment ``variables`` that select the visible devices, the first with precedence. ``problem`` is why torch
+        finds no device although this host has some, otherwise an empty text.
+    """
+    kind = torch.accelerator.current_accelerator()
+    with warnings.catch_warnings():  # All ranks would print the reason that is returned.
+        warnings.simplefilter("ignore")
+        if kind is None or not torch.accelerator.is_available():
+            return {"ids": [], "problem": _explain_absence(kind).rstrip(".")}
+    module = torch.get_device_module(kind)
+    properties = [module.get_device_properties(index) for index in range(torch.accelerator.device_count())]
+    return {
+        "ids": [str(getattr(one, "uuid", f"{kind.type}:{index}")) for index, one in enumerate(properties)],
+        "names": [one.name for one in properties],
+        "backend": dist.get_default_backend_for_device(kind),
+        "variables": _list_variables(kind),
+        "problem": "",
+    }
+
+
+def _list_variables(kind: torch.device) -> list[str]:
+    if kind.type == "xpu":
+        return ["ZE_AFFINITY_MASK"]
+    if kind.type != "cuda":
+        return []
+    # With ROCm, both have the same meaning. Their indices count in the list of ROCR_VISIBLE_DEVICES.
+    return ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"] if torch.version.hip else ["CUDA_VISIBLE_DEVICES"]
+
+
+def _explain_absence(kind: torch.device | None) -> str:
+    if any(os.environ.get(name) in ("", "-1") for name in _VISIBILITY_VARIABLES):
+        return ""  # The user has hidden all devices.
+    has_files = any(any(Path("/dev").glob(pattern)) for pattern in _DEVICE_FILES)
+    if kind is None:
+        return "this torch was built for CPUs" if has_files else ""
+    module = torch.get_device_module(kind)
+    if not (has_files or module.device_count()):  # NVML counts GPUs even if CUDA cannot use them.
+        return ""
+    try:
+        module.init()
+    except Exception as error:
+        return format_error(error).partition("\n")[0]
+    return "torch finds none of them"
+
+
+def find_accelerator_in_use() -> Any:
+    """Return torch's module for the accelerator, such as `torch.cuda`; None if this process has not used it."""
+    kind = torch.accelerator.current_accelerator()
+    module = None if kind is None else torch.get_device_module(kind)
+    return module if module is not None and module.is_initialized() else None
+
+
+def select_device(indices: Sequence[int]) -> tuple[torch.device, ...]:
+    """Make the first of these devices the current one, and return them; the CPU if there are none."""
+    kind = torch.accelerator.current_accelerator()
+    if not indices or kind is None:
+        return (torch.device("cpu"),)
+    torch.accelerator.set_device_index(indices[0])
+    return tuple(torch.device(kind.type, index) for index in indices)
+
+
+class DeviceMemory:
+    """The memory of a trainer's first device, before and after evaluations."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._is_on_cpu = device.type == "cpu"
+        self._allocated_before = 0
+
+    def await_free(self, expected: int) -> tuple[int, str]:
+        """Wait until the device has `expected` bytes of free memory, as at the worker's first evaluation.
+
+        Returns:
+            The free bytes, and a warning if they did not become free in time.
+        """
+        if self._is_on_cpu:
+            return 0, ""
+        give_up_at = time.monotonic() + _SECONDS_TO_FREE
+        while True:
+            free, total = torch.accelerator.get_memory_info(self._device)
+            if free >= expected - _TOLERATED_SHARE * total:
+                return free, ""
+            if time.monotonic() > give_up_at:
+                break
+            time.sleep(_POLL_SECONDS)
+        held = f"{(expected - free) / (1 << 30):.1f} of {total / (1 << 30):.1f} GiB"
+        return (
+            free,
+            f"{held} of the memory of {self._device} are still in use after {_SECONDS_TO_FREE:g} s{_find_users()}",
+        )
+
+    def begin_evaluation(self) -> None:
+        """Remember how much memory is allocated."""
+        self._allocated_before = 0 if self._is_on_cpu else torch.accelerator.memory_allocated(self._device)
+
+    def find_remains(self) -> str | None:
+        """Free the memory of an ended evaluation. Return what remains; None if nothing does.
+
+        Cycles of Python objects may hold gigabytes of the device, which do not cause a garbage collection.
+        """
+        if self._is_on_cpu:
+            return None
+        gc.collect()
+        try:
+            torch.accelerator.synchronize(self._device)
+        except RuntimeError as error:  # An earlier error has made the context unusable.
+            return f"the device reports {format_error(error).partition(chr(10))[0]}"
+        torch.accelerator.empty_cache()
+        left = torch.accelerator.memory_allocated(self._device) - self._allocated_before
+        if left <= _TOLERATED_BYTES:
+            return None
+        return f"{left / _MEBIBYTE:.0f} MiB of the memory of the device remain allocated: {self._describe_largest()}"
+
+    def _describe_largest(self) -> str:
+        tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.device == self._device]
+        tensors.sort(key=lambda tensor: tensor.nbytes, reverse=True)
+        largest = [f"{tuple(one.shape)} {one.dtype}, {one.nbytes / _MEBIBYTE:.0f} MiB" for one in tensors[:3]]
+        return "; ".join(largest) or "no tensor of Python holds it"
+
+
+def _find_users() -> str:
+    """Return the processes that use GPUs of this host, as the end of a sentence; empty if they are not known."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    command = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    users = [line for line in found.splitlines() if line and not line.startswith(f"{os.getpid()},")]
+    return f". Processes on GPUs: {'; '.join(users)}" if users else ""
