@@ -20,7 +20,7 @@ from hpo.process.linux import identify_pid_namespace
 from hpo.ranks.communicator import SleepingComm
 
 _LOOPBACK = "127.0.0.1"
-_INTERFACE = "GLOO_SOCKET_IFNAME"
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class RankGroup:
@@ -182,7 +182,9 @@ class RankGroup:
         return address, int(self.own_comm.bcast(port))
 
     def _choose_interface(self) -> dict[str, str]:
-        """Return the variable that makes gloo use the interface to the other ranks; empty if the user has set it."""
-        if os.environ.get(_INTERFACE):
-            return {}
-        return {_INTERFACE: self._interface} if self._interface else {}
+        """Return variables that make gloo and NCCL use the interface to the other ranks, unless the user has set them.
+
+        On one host, NCCL chooses an interface itself.
+        """
+        names = _INTERFACES[:1] if self._is_on_one_host else _INTERFACES
+        return {name: self._interface for name in names if self._interface and not os.environ.get(name)}

@@ -66,7 +66,7 @@ class Supervision:
         self._cancelled_at = self._interrupt_at = self._kill_at = math.inf
         self.is_clean = self._is_watched = False
         self._has_joined = self._has_ended = False
-        self._must_join_by = clock.now() + max(SECONDS_TO_JOIN, group.patience)
+        self._must_join_by = math.inf
         self.remains = ""  # what the evaluation has left on the GPU
         self._lost_seconds = clock.measure_lost()
         self.trace: dict[str, Any] = {}
@@ -164,6 +164,8 @@ class Supervision:
         """Cancel the objective of a cancelled or overdue evaluation, and kill a trainer that has not ended in time."""
         if clock.now() > self._overdue_at and self._watched.cause is None:
             self._watched.cancel_on_all("timeout: no loss within --evaluation-timeout")
+        if not self._trainer.has_started:  # It may import the search file first.
+            self._must_join_by = clock.now() + max(SECONDS_TO_JOIN, self._group.patience)
         if not self._has_joined and clock.now() > self._must_join_by and self._watched.cause is None:
             self._watched.cancel_on_all(NOT_JOINED)
         if self._watched.cause is not None and self._cancelled_at == math.inf:
@@ -183,12 +185,15 @@ class Supervision:
         elif message.kind == "joined":
             self._has_joined = True
             self._attempt.began_at = clock.now()  # The time to start and connect trainers does not count.
-            if self._group.has_own_gpu and not self._group.slot.first_free_memory:
-                self._group.slot.first_free_memory = message["free_memory"]
-            if message["warning"]:
-                self._group.slot.warn_once(
-                    f"rank {self._group.rank} of worker {self._group.index}: {message['warning']}"
-                )
+            self._record_memory(message.content.get("free_memory", 0), message.content.get("warning", ""))
+
+    def _record_memory(self, free: int, warning: str) -> None:
+        """Record the free memory of the GPU at the start of the first evaluation; print a warning about it."""
+        group = self._group
+        if group.has_own_gpu and not group.slot.first_free_memory:
+            group.slot.first_free_memory = free
+        if warning:
+            group.slot.warn_once(f"rank {group.rank} of worker {group.index}: {warning}")
 
     def _cancel_objective(self) -> None:
         """Record the objective's stack, and end the objective by an exception, which a signal raises.
@@ -248,10 +253,14 @@ class Supervision:
         cause, is_own = self._watched.cause, not self._trainer.is_killed
         frames = () if is_own else self._frames
         frames = frames or ended.frames
+        failure = ended.text if is_own or cause is None else cause
+        timeout = is_own and self._trainer.has_watchdog_aborted(ended)
         return Step(
             self._group.rank,
-            failure=ended.text if is_own or cause is None else cause,
+            failure=describe_timeout(self._group.patience) if timeout else failure,
             own=is_own,
+            timeout=timeout,
+            suspended=timeout and clock.measure_lost() > self._lost_seconds,
             stopped=cause == RUN_STOPS,
             orphaned=self._trainer.has_lost_template,
             has_begun=self._has_joined,

@@ -82,7 +82,7 @@ class TrainerClient:
         self._stack_file = os.memfd_create("hpo-stacks")
         self._memory_kill_count = count_memory_kills()
         self._template_crash_count = template.crash_count
-        self.is_killed = self._has_started = False
+        self.is_killed = self.has_started = False
         self._killed_at = math.inf
         ends = [0, 1, 2] if options.is_attended else [pipe.write_end for pipe in self._pipes]
         streams = [*ends[-2:], self._stack_file, *ends[:-2]]
@@ -121,7 +121,7 @@ class TrainerClient:
                     self.read_lines()
                     if message.kind != "started":
                         return message
-                    self._has_started = True
+                    self.has_started = True
                     continue
             except ChannelClosed as error:
                 return self._describe_end(str(error))
@@ -175,7 +175,7 @@ class TrainerClient:
 
     def find_stack(self) -> Sequence[FrameSummary]:
         """Return the stack of the objective in the trainer's main thread; empty if it is not known."""
-        if not self._has_started:  # The signal would end it before its handler is set.
+        if not self.has_started:  # The signal would end it before its handler is set.
             return ()
         start = os.fstat(self._stack_file).st_size
         self._send_signal(WRITE_STACKS)
@@ -230,6 +230,12 @@ class TrainerClient:
         self.read_lines()
         for pipe in self._pipes:
             pipe.end_line()
+
+    def has_watchdog_aborted(self, ended: TrainerEnd) -> bool:
+        """Return whether NCCL's watchdog has ended the process, since a collective took longer than its timeout."""
+        words = ("Watchdog caught collective operation timeout", "operation timed out")
+        lines = self._output.last_errors
+        return ended.status == -signal.SIGABRT and any(word in line for word in words for line in lines)
 
     @property
     def has_lost_template(self) -> bool:

@@ -108,3 +108,8 @@ def count_threads_per_core() -> int:
         siblings = Path("/sys/devices/system/cpu/cpu0/topology/core_cpus").read_text()
         return max(1, int(siblings.replace(",", ""), 16).bit_count())
     return 1
+
+
+def has_gpu_files() -> bool:
+    """Return whether this host has the device files of a GPU of NVIDIA or AMD."""
+    return any(any(Path("/dev").glob(pattern)) for pattern in ("nvidia[0-9]*", "kfd"))

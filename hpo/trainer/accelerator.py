@@ -13,15 +13,14 @@ import subprocess
 import time
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from hpo.process.linux import has_gpu_files
 from hpo.text_format import format_error
 
-_DEVICE_FILES = ("nvidia[0-9]*", "kfd")  # In /dev: GPUs of NVIDIA and AMD.
 _VISIBILITY_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _SECONDS_TO_FREE = 30.0  # The driver frees the memory of a killed process within seconds.
 _POLL_SECONDS = 0.1
@@ -67,11 +66,10 @@ def _list_variables(kind: torch.device) -> list[str]:
 def _explain_absence(kind: torch.device | None) -> str:
     if any(os.environ.get(name) in ("", "-1") for name in _VISIBILITY_VARIABLES):
         return ""  # The user has hidden all devices.
-    has_files = any(any(Path("/dev").glob(pattern)) for pattern in _DEVICE_FILES)
     if kind is None:
-        return "this torch was built for CPUs" if has_files else ""
+        return "this torch was built for CPUs" if has_gpu_files() else ""
     module = torch.get_device_module(kind)
-    if not (has_files or module.device_count()):  # NVML counts GPUs even if CUDA cannot use them.
+    if not (has_gpu_files() or module.device_count()):  # NVML counts GPUs even if CUDA cannot use them.
         return ""
     try:
         module.init()

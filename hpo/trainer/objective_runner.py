@@ -31,11 +31,17 @@ from hpo.trainer.snapshot_buffer import SnapshotBuffer
 from hpo.trainer.trainer_group import TrainerGroup
 from hpo.trainer.worker import Worker, WorkerCallbacks
 
-# gloo's messages if a peer has closed the connection, or has crashed.
-CONNECTION_ERRORS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+# Messages of gloo and NCCL if a peer has closed the connection, or has crashed.
+CONNECTION_ERRORS = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
+    *("remote process exited or there was a network error", "ncclRemoteError", "NCCL communicator was aborted"),
+)
 # gloo's messages if a rank has waited too long, in a collective or in torch's check before it.
 _TIMEOUT_CLOSURE = "Application timeout caused pair closure"  # It also follows an earlier timeout.
-TIMEOUT_ERRORS = ("Timed out waiting", _TIMEOUT_CLOSURE, "failed to pass monitoredBarrier")
+TIMEOUT_ERRORS = (
+    *("Timed out waiting", _TIMEOUT_CLOSURE, "failed to pass monitoredBarrier"),
+    "NCCL operation timed out",
+)
 
 _MAX_MESSAGES = 10
 

@@ -8,6 +8,7 @@ import gc
 import io
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -226,6 +227,8 @@ def serve_trainer(
     os.chdir(request["folder"])
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, request["cores"])
+    # A core file of a process with a GPU has tens of gigabytes. An objective may raise the limit again.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     _redirect_streams(out, err)
     os.write(stacks, format_header(threading.main_thread().ident or 0).encode())
     faulthandler.enable(stacks)
