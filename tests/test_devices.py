@@ -49,7 +49,7 @@ def test_choose_backend_is_nccl_if_each_rank_has_a_gpu(gpus: list[Gpus], backend
     ("numbers", "visible", "shown", "own"),
     [
         ([(0,), (1,)], None, "0,1", [[0], [1]]),
-        ([(2, 3), (0, 1)], None, "2,3,0,1", [[0, 1], [2, 3]]),
+        ([(2, 3), (0, 1)], None, "2,0,3,1", [[0, 2], [1, 3]]),
         ([(3,), (1,)], None, "3,1", [[0], [1]]),  # cuda:LOCAL_RANK is a rank's own GPU.
         ([(1,), (1,)], None, "1", [[0], [0]]),  # The ranks share one GPU.
         ([(2,), (0,)], "7,5,3,1", "3,7", [[0], [1]]),

@@ -110,6 +110,8 @@ class EvaluationHistory:
             self._prior_model = None  # It must be fitted again.
             for rows in (self._founders, self._heirs):
                 rows.remove_running(evaluation.trial)
+                if evaluation.state == "interrupted":
+                    rows.remove_ended(evaluation.trial)
             self._add_row(evaluation)
 
     @property

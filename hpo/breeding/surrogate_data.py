@@ -58,7 +58,7 @@ class EvaluationRows:
         self.count = 0
         self._arrays = [np.empty((64, width)) for width in (genes, costs, contexts, 1)]
         self._running: dict[int, tuple[Vector, Vector]] = {}
-        self._paused_rows: dict[int, int] = {}  # The rows of paused evaluations, by trial.
+        self._repeatable_rows: dict[int, int] = {}  # The rows of paused and failed evaluations, by trial.
         self._widths = (genes, contexts)
 
     @property
@@ -101,13 +101,13 @@ class EvaluationRows:
     def add_ended(self, evaluation: Evaluation, *parts: Vector) -> None:
         """Add an evaluation that has ended.
 
-        If it was promoted from a paused evaluation (which was then trained further), it replaces the paused evaluation.
+        If it was promoted from a paused evaluation (which was then trained further), it replaces that evaluation.
 
         Args:
             evaluation: The evaluation.
             *parts: Its genes, its costs, its context and its duration.
         """
-        row = None if evaluation.retry_of is None else self._paused_rows.pop(evaluation.retry_of, None)
+        row = None if evaluation.retry_of is None else self._repeatable_rows.pop(evaluation.retry_of, None)
         if row is None:
             row = self.count
             self.count += 1
@@ -115,5 +115,15 @@ class EvaluationRows:
             self._arrays = [np.concatenate([array, np.empty_like(array)]) for array in self._arrays]
         for array, part in zip(self._arrays, parts, strict=True):
             array[row] = part
-        if evaluation.state == "paused":
-            self._paused_rows[evaluation.trial] = row
+        if evaluation.state in ("paused", "failed"):
+            self._repeatable_rows[evaluation.trial] = row
+
+    def remove_ended(self, trial: int) -> None:
+        """Remove a failed evaluation that no longer counts, if there is one with this trial number."""
+        row = self._repeatable_rows.pop(trial, None)
+        if row is None:
+            return
+        for array in self._arrays:
+            array[row : self.count - 1] = array[row + 1 : self.count]
+        self.count -= 1
+        self._repeatable_rows = {known: at - (at > row) for known, at in self._repeatable_rows.items()}

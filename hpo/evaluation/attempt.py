@@ -96,6 +96,11 @@ class Attempt:
         return self.verdict.state == "going"
 
     @property
+    def is_test(self) -> bool:
+        """Whether the evaluation only tests a suspected worker (see `hpo.store.worker_health`)."""
+        return self.assignment.tests is not None
+
+    @property
     def seconds(self) -> float:
         """Seconds since the attempt began, without the time spent on recording its losses."""
         return clock.now() - self.began_at

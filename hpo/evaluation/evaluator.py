@@ -138,8 +138,14 @@ class Evaluator:
             The hyperparameters, the lowest loss of the objective, and the metrics of that loss. The loss is infinite if
             the evaluation has failed on any rank. None if the leader has claimed no individual, or the run stops.
         """
-        while isinstance(task := self._own_group.own_comm.bcast(self._claim_next(claim)), Invitation):
-            self._evaluate_in_groups(task.assignment, task.workers)
+        while (task := self._own_group.own_comm.bcast(self._claim_next(claim))) is not None:
+            if isinstance(task, Invitation):
+                self._evaluate_in_groups(task.assignment, task.workers)
+            elif task.tests is not None:
+                self._own_group.slot.discard_trainer()  # The test of a suspected worker needs fresh trainers.
+                self._evaluate_in_groups(task, (self._own_group.index,))
+            else:
+                break
         if task is None:
             return None
         attempt = self._evaluate_in_groups(task, (self._own_group.index,))

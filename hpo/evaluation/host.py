@@ -24,6 +24,10 @@ class RankPlace:
     host_name: str
     gpus: Gpus
 
+    def describe(self) -> str:
+        """Return the name of the host and the identifiers of the rank's GPUs."""
+        return ", ".join([self.host_name, *(f"GPU {gpu_id}" for gpu_id in self.gpus.own_ids)])
+
 
 class Host:
     """The host of this rank, and this rank's GPUs. Collective: all ranks of a host create it together.

@@ -75,13 +75,13 @@ class Leader:
 
     def _wants_weights(self, attempt: Attempt, verdict: Verdict) -> bool:
         saver, loss, has_value = self._weights_saver, verdict.loss, verdict.state in ("going", "complete", "paused")
-        if saver is None or not attempt.offers_weights or not has_value:
+        if saver is None or not attempt.offers_weights or not has_value or attempt.is_test:
             return False
         assert loss is not None
         return loss < attempt.loss and saver.is_wanted(attempt.assignment, loss, verdict.metrics)
 
     def _wants_checkpoint(self, attempt: Attempt, verdict: Verdict) -> bool:
-        if self._checkpointer is None or not attempt.has_saved or verdict.state != "going":
+        if self._checkpointer is None or not attempt.has_saved or verdict.state != "going" or attempt.is_test:
             return verdict.save
         return self._checkpointer.is_copy_due()
 
@@ -99,7 +99,7 @@ class Leader:
         if seconds > limits.evaluation_timeout:
             reason = f"{TIMEOUT_PREFIX}not finished after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
             return replace(verdict, state="failed", failure=reason)
-        is_judged = limits.has_pruner and len(attempt.losses) + 1 >= limits.first_judged_step
+        is_judged = limits.has_pruner and len(attempt.losses) + 1 >= limits.first_judged_step and not attempt.is_test
         return self._apply_pruner(attempt, verdict) if is_judged else verdict
 
     def _apply_pruner(self, attempt: Attempt, verdict: Verdict) -> Verdict:
@@ -241,6 +241,9 @@ class Leader:
     def finish_evaluation(self, attempt: Attempt, seconds: float) -> None:
         """Record an evaluation that ends after `seconds`; stop the run at its target, or after too many failures."""
         assignment, verdict = attempt.assignment, attempt.verdict
+        if attempt.is_test and verdict.state != "stopped":
+            self._recorder.end_test(assignment, verdict.failure)
+            return
         if verdict.state == "stopped":
             self.write_checkpoint(attempt)
             self._recorder.interrupt(assignment)

@@ -31,8 +31,8 @@ def make_template_command(state: Mapping[str, Any]) -> list[str]:
 def make_template_environment() -> dict[str, str]:
     """Return the environment variables of a template: it imports with one thread, and does not initialise CUDA."""
     environment = make_plain_environment()
-    # torch warns of hosts whose names it cannot resolve, and works without them. It also raises the errors that it logs,
-    # except those of NCCL's watchdog, which then ends the process.
+    # torch warns of hosts whose names it cannot resolve, and works without them. It also raises the errors that it
+    # logs, except those of NCCL's watchdog, which then ends the process.
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if has_gpu_files() else "FATAL")
     threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM")}
     return {**environment, **threads, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
+from hpo.evaluation.host import RankPlace
 from hpo.evaluation.limits import SearchGoal
 from hpo.evaluation.testing_client import run_test_in_trainer
 from hpo.process.standard_streams import warn
@@ -17,16 +19,19 @@ from hpo.run.rank_state import RankState
 from hpo.run.session import Session
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.claims import Claims
-from hpo.store.evaluations import CONFIRMATION_PREFIX
+from hpo.store.evaluations import CONFIRMATION_PREFIX, Evaluation
+from hpo.store.health_gate import HealthGate
 from hpo.store.inheritance import InheritancePolicy
 from hpo.store.output_log import OutputLog
 from hpo.store.pruning import make_pruner
+from hpo.store.record import Record
 from hpo.store.storage_retry import StorageRetry
 from hpo.store.storage_url import mask_password
 from hpo.store.study_writer import StudyWriter
 from hpo.store.successive_halving import HALVING_SCHEDULES
 from hpo.store.weights import BestWeights, ConfirmedWeights
-from hpo.text_format import format_count
+from hpo.store.worker_health import WorkerHealth
+from hpo.text_format import cut_text, format_count
 from hpo.trackers.tracker_processes import TrackerProcesses
 from hpo.views.progress import ProgressPrinter
 
@@ -43,13 +48,16 @@ class RootRank:
         job: The MPI job.
         session: The session.
         ready: The data of this rank after the search file is loaded.
+        places: Where each rank computes.
 
     Attributes:
         manifest: The manifest (content of run.json), which is sent to all ranks.
         files: The run directory, which is sent to all ranks.
     """
 
-    def __init__(self, options: Options, job: Job, session: Session, ready: RankState) -> None:
+    def __init__(
+        self, options: Options, job: Job, session: Session, ready: RankState, places: Sequence[RankPlace]
+    ) -> None:
         self._options = options
         self._job = job
         self._ready = ready
@@ -63,6 +71,9 @@ class RootRank:
             self._session, lambda: job.watch.active_stop, job.started_at, options.top_n, goal, self._space
         )
         job.watch.set_stop_callbacks(self.files.mark_ended, self._outcome.conclude_once)
+        self._places = places
+        layout = self.manifest.layout
+        self._health = WorkerHealth([places[layout.list_ranks(i)[0]].host for i in range(layout.workers)])
         print(session.headline, flush=True)
         self._tracking = TrackerProcesses(options.trackers, self.files.path, niceness=_NICENESS_OF_TRACKERS)
         self._tracking.add_study(session.storage, session.manifest.study)
@@ -92,6 +103,7 @@ class RootRank:
             if run.pbt
             else None,
             weights=BestWeights(self.files, run.objectives),
+            health_gate=self._make_health_gate(record),
         )
 
     def begin_confirmations(self) -> int:
@@ -123,9 +135,9 @@ class RootRank:
         claims = Claims(record, self._space.make_distributions(), total, self._is_stopping)
         log = OutputLog(partial(self.files.get_log_path, confirms=True))
         weights = ConfirmedWeights(self.files, self.manifest.settings)
-        return StudyWriter(
-            record, claims, log, CheckpointStore(self.files.checkpoints, CONFIRMATION_PREFIX), mirror, weights=weights
-        )
+        checkpoints = CheckpointStore(self.files.checkpoints, CONFIRMATION_PREFIX)
+        gate = self._make_health_gate(record)
+        return StudyWriter(record, claims, log, checkpoints, mirror, weights=weights, health_gate=gate)
 
     def show_progress(self, writer: StudyWriter, budget: int) -> AbstractContextManager[object]:
         """Return a context manager that prints, from a thread, each change that `writer` commits."""
@@ -148,6 +160,23 @@ class RootRank:
         if self._outcome.is_search_done:
             checkpoints.remove_all_except(self._session.find_roots_to_inherit(self._session.open_record()))
         checkpoints.remove_empty_folder()
+
+    def _make_health_gate(self, record: Record) -> HealthGate:
+        return HealthGate(record, self._health, partial(self._dismiss_worker, record))
+
+    def _dismiss_worker(self, record: Record, worker: int, failures: Sequence[Evaluation]) -> None:
+        """Let other workers retry the failures of a broken worker, which leaves the run, and print its name."""
+        for evaluation in failures:
+            record.retry_failed(evaluation)
+        ranks = [f"rank {rank} on {self._places[rank].describe()}" for rank in self.manifest.layout.list_ranks(worker)]
+        reasons = "; ".join(dict.fromkeys(cut_text(evaluation.failure or "", 200) for evaluation in failures))
+        trials = ", ".join(str(evaluation.trial) for evaluation in failures)
+        description = (
+            f"worker {worker} has left the run, since it fails where others succeed: {'; '.join(ranks)}. "
+            f"Its failures are retried (trials {trials}): {reasons}"
+        )
+        record.record_broken_worker(description)
+        warn(f"warning: {description}")
 
     def _is_stopping(self) -> bool:
         return self._job.watch.active_stop is not None

@@ -85,7 +85,7 @@ def _begin_session(
     assert ready.request is not None
     resources.enter_context(cache_journals())
     run_dir = enter_run_dir(options.run_dir, ready.problem.file.path.stem, options.resume, resources)
-    return RootRank(options, job, begin_session(run_dir, ready.request, places), ready)
+    return RootRank(options, job, begin_session(run_dir, ready.request, places), ready, places)
 
 
 def _limit_time(options: Options, watch: RankWatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.store.evaluations import Evaluation
-from hpo.store.trials import find_retried_trial, is_paused, make_evaluation
+from hpo.store.trials import find_retried_trial, is_counted, make_evaluation
 
 
 class EvaluationCache:
@@ -60,5 +60,5 @@ class StudyChanges:
             if trial.state.is_finished():
                 del self._unfinished[trial.number]
         self._seen_count = len(trials)
-        found = {trial.number: trial for trial in [*filter(is_paused, known), *changed]}
+        found = {trial.number: trial for trial in [*filter(is_counted, known), *changed]}
         return [make_evaluation(trial, trial.number in repeated) for trial in found.values()]

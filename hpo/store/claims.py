@@ -12,7 +12,7 @@ from hpo.store.crash_isolation import select_next_waiting
 from hpo.store.evaluations import Assignment
 from hpo.store.record import Record
 from hpo.store.successive_halving import HalvingSchedule, SuccessiveHalving
-from hpo.store.trials import find_retried_trial, is_interrupted, is_paused
+from hpo.store.trials import find_retried_trial, is_counted, is_test
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -113,14 +113,12 @@ class Claims:
         return self.record.start_trial(params, self._distributions, {**attributes, **new_attributes})
 
     def _update(self, trials: Sequence[FrozenTrial]) -> None:
-        new = trials[self._seen_count :]
+        new = [trial for trial in trials[self._seen_count :] if not is_test(trial)]
         self._tried_params.update(frozenset(trial.params.items()) for trial in new)
-        pending = [*self._unfinished, *range(self._seen_count, len(trials))]
+        pending = [*self._unfinished, *(trial.number for trial in new)]
         self._seen_count = len(trials)
         self._unfinished = [number for number in pending if not trials[number].state.is_finished()]
-        ended = [trials[number] for number in pending if trials[number].state.is_finished()]
-        self._ended_count += sum(
-            "imported_from" not in trial.user_attrs and not is_interrupted(trial) for trial in ended
-        )
+        ended = [trials[number] for number in pending if is_counted(trials[number])]
+        self._ended_count += sum("imported_from" not in trial.user_attrs for trial in ended)
         repeated = [find_retried_trial(trial) for trial in new]
-        self._ended_count -= sum(number is not None and is_paused(trials[number]) for number in repeated)
+        self._ended_count -= sum(number is not None and is_counted(trials[number]) for number in repeated)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 INTERRUPTED = "interrupted"
+WAIT = "wait"  # Answer to a worker that must wait before it claims the next trial.
 CONFIRMATION_PREFIX = "confirm-"  # Prefix of trial numbers in the confirmation study.
 
 # Fields that are sent to all leaders: only the fields that propagators need, to keep messages small.
@@ -24,8 +25,9 @@ class Evaluation:
     Attributes:
         trial: Number of the trial in its study.
         state: "running", "waiting", "complete", "pruned", "paused", "failed", "interrupted" or "promoted". An
-            interrupted trial was ended with its job, and another trial retries it. A promoted trial was paused at a
-            rung (step at which losses are compared), and another trial trains its individual further.
+            interrupted trial does not count: its job has ended, or its worker was broken, and another trial retries it;
+            or it was the test of a worker. A promoted trial was paused at a rung (step at which losses are compared),
+            and another trial trains its individual further.
         loss: Lowest loss; infinite unless the state is complete, pruned, paused or promoted.
         params: Values of the active hyperparameters.
         island: Island that the individual belongs to.
@@ -43,6 +45,7 @@ class Evaluation:
         confirms: Trial of the search that this evaluation confirms; None for a trial of the search.
         seed: Seed of the evaluation; None before it starts.
         immigrants: Number of individuals that the island had received when the evaluation started, by source island.
+        tests: Trial that this one repeats on a suspected worker; None if it is not such a test.
         retry_of: Interrupted or paused trial that this evaluation continues; None for an individual's first trial.
         crash_count: Number of times in a row that the job crashed while this individual was running.
         resumed_from_step: Number of losses taken over from the trial `retry_of`.
@@ -77,6 +80,7 @@ class Evaluation:
     confirms: int | None = None
     seed: int | None = None
     immigrants: Mapping[str, int] = field(default_factory=dict)
+    tests: int | None = None
     retry_of: int | None = None
     crash_count: int = 0
     resumed_from_step: int = 0
@@ -156,6 +160,7 @@ class Assignment:
         seed: Seed of the evaluation; None for the seed of the run.
         parent: First trial of the individual from whose checkpoint this trial starts; None without one.
         confirms: Trial of the search that this trial confirms with another seed; None for a trial of the search.
+        tests: Trial that this one repeats on a suspected worker; None if it is not such a test.
     """
 
     trial_id: int
@@ -165,6 +170,7 @@ class Assignment:
     seed: int | None = None
     parent: int | None = None
     confirms: int | None = None
+    tests: int | None = None
 
 
 def format_label(trial: int, confirms: bool) -> str:

@@ -23,6 +23,8 @@ from hpo.store.study_objectives import LossOnlyStudy, make_study, read_objective
 from hpo.store.trials import (
     copy_retry_attributes,
     find_root_trial,
+    is_interrupted,
+    is_test,
     make_assignment,
     make_evaluation,
     make_imported_trial,
@@ -129,6 +131,32 @@ class Record:
         trial = self.read_trials()[paused.trial]
         copied = {**copy_retry_attributes(trial), "retry_of": trial.number}
         return self.start_trial(trial.params, trial.distributions, {**attributes, **copied})
+
+    def start_test(self, repeated: Evaluation, attributes: Mapping[str, Any]) -> Assignment:
+        """Start a trial that repeats an evaluation to test a suspected worker. It does not count for anything else."""
+        trial = self.read_trials()[repeated.trial]
+        own = {**attributes, "seed": repeated.seed, "tests": repeated.trial}
+        return self.start_trial(trial.params, trial.distributions, own)
+
+    def end_test(self, assignment: Assignment, failure: str) -> None:
+        """Record the end of a trial that tests a worker; `failure` is empty if the worker has passed."""
+        self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED, test_failure=failure)
+
+    def retry_failed(self, evaluation: Evaluation) -> None:
+        """Enqueue a failed evaluation again, since its worker was broken. Then it no longer counts.
+
+        An evaluation that was retried for this reason before still counts.
+        """
+        trials = self.read_trials()
+        if evaluation.retry_of is None or is_interrupted(trials[evaluation.retry_of]):
+            trial = trials[evaluation.trial]
+            copied = copy_retry_attributes(trial)
+            self.enqueue(trial.params, trial.distributions, retry_of=trial.number, **copied)
+
+    def record_broken_worker(self, description: str) -> None:
+        """Record that a broken worker has left the run."""
+        known = self.read_attributes().get("broken_workers", [])
+        self._storage.set_study_user_attr(self._study_id, "broken_workers", [*known, description])
 
     def find_resumable_roots(self) -> set[int]:
         """Return the numbers of the first trials of all individuals that are waiting or paused."""
@@ -243,7 +271,8 @@ class Record:
         """
         trial = self._storage.get_trial(assignment.trial_id)
         crash_count = 0 if has_progressed(trial) else read_crash_count(trial) + crashed
-        if assignment.number not in {waiting.user_attrs.get("retry_of") for waiting in self._read_waiting()}:
+        retried = {waiting.user_attrs.get("retry_of") for waiting in self._read_waiting()}
+        if not is_test(trial) and assignment.number not in retried:
             copied = copy_retry_attributes(trial)
             self.enqueue(trial.params, trial.distributions, retry_of=trial.number, crash_count=crash_count, **copied)
         self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
@@ -257,7 +286,7 @@ class Record:
         running = [trial for trial in self.read_trials() if trial.state == TrialState.RUNNING]
         for trial in running:
             assignment = Assignment(trial._trial_id, trial.number, trial.params, trial.number)
-            suspected = crashed and not has_progressed(trial)
+            suspected = crashed and not has_progressed(trial) and not is_test(trial)
             crash_count = read_crash_count(trial) + suspected
             if suspected and crash_count >= MAX_CRASHES:
                 reason = (

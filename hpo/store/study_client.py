@@ -8,16 +8,20 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.store.evaluations import SHARED_FIELDS, Assignment, Evaluation
+from hpo.store.evaluations import SHARED_FIELDS, WAIT, Assignment, Evaluation
 
 if TYPE_CHECKING:
     from hpo.store.elastic_candidates import ExpandableEvaluation
     from hpo.store.pruning import PruningDecision
     from hpo.store.study_writer import StudyWriter
+
+
+_SECONDS_BETWEEN_CLAIMS = 0.5  # of a worker that must wait
 
 
 class WriterConnection(Protocol):
@@ -89,18 +93,20 @@ class StudyClient:
         return changes
 
     def claim(self, params: Mapping[str, Any], **attributes: Any) -> Assignment | None:
-        """Start the next evaluation of this worker, see `hpo.store.claims.Claims.claim`."""
-        if self.is_stopping():
-            return None
-        return cast("Assignment | None", self._connection.call("claim", params, **attributes))
+        """Start the next evaluation of this worker, see `hpo.store.claims.Claims.claim`. Wait if it must wait."""
+        return self._claim("claim", params, **attributes)
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
         """Start a waiting evaluation, or promote a paused one, see `hpo.store.claims.Claims.claim_waiting`."""
-        return (
-            None
-            if self.is_stopping()
-            else cast("Assignment | None", self._connection.call("claim_waiting", **attributes))
-        )
+        return self._claim("claim_waiting", **attributes)
+
+    def _claim(self, method: str, *arguments: Any, **attributes: Any) -> Assignment | None:
+        while not self.is_stopping():
+            claim = self._connection.call(method, *arguments, **attributes)
+            if claim != WAIT:
+                return cast("Assignment | None", claim)
+            time.sleep(_SECONDS_BETWEEN_CLAIMS)
+        return None
 
     def flush(self, limit: float = math.inf) -> None:
         """Wait until all changes are durable (on disk). Raises TimeoutError after `limit` seconds."""
@@ -147,6 +153,10 @@ class StudyClient:
     def interrupt(self, assignment: Assignment) -> None:
         """Record that an evaluation was interrupted, and enqueue its retry."""
         self._connection.notify("interrupt", assignment)
+
+    def end_test(self, assignment: Assignment, failure: str) -> None:
+        """Record the end of the test of this worker; `failure` is empty if it has passed."""
+        self._connection.notify("end_test", assignment, failure)
 
     def log_output(self, trial: int, text: str) -> None:
         """Store lines that an evaluation has printed."""

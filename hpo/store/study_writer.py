@@ -9,19 +9,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from hpo.process import clock
 from hpo.store.changes import StudyChanges
 from hpo.store.elastic_candidates import ExpandableEvaluation, estimate_losses_left, find_expandable
-from hpo.store.evaluations import SHARED_FIELDS
+from hpo.store.evaluations import SHARED_FIELDS, Assignment
 from hpo.store.search_gain import is_gain_below
 
 if TYPE_CHECKING:
     from hpo.store.cached_storage import CachedStorage
     from hpo.store.checkpoints import CheckpointStore
     from hpo.store.claims import Claims
-    from hpo.store.evaluations import Assignment, Evaluation
+    from hpo.store.evaluations import Evaluation
+    from hpo.store.health_gate import Claim, HealthGate
     from hpo.store.inheritance import InheritancePolicy
     from hpo.store.output_log import OutputLog
     from hpo.store.pruning import Pruner, PruningDecision
@@ -59,6 +61,7 @@ class StudyWriter:
         halving: Schedule by which evaluations get more workers; None without elastic workers.
         inheritance: Selects the checkpoints from which individuals start; None without population based training.
         weights: Selects the evaluations whose weights are kept; None if no weights are kept.
+        health_gate: Keeps broken workers from claiming trials; None if no worker is suspected.
     """
 
     record: Record
@@ -70,6 +73,7 @@ class StudyWriter:
     halving: HalvingSchedule | None = None
     inheritance: InheritancePolicy | None = None
     weights: BestWeights | ConfirmedWeights | None = None
+    health_gate: HealthGate | None = None
     _changes: StudyChanges = field(default_factory=StudyChanges, init=False)
     _pickled_changes: list[bytes] = field(default_factory=list, init=False)
     _uncommitted: list[Evaluation] = field(default_factory=list, init=False)
@@ -124,23 +128,29 @@ class StudyWriter:
 
     # Leaders call the methods below.
 
-    def claim(self, params: Mapping[str, Any], **attributes: Any) -> Assignment | None:
+    def claim(self, params: Mapping[str, Any], **attributes: Any) -> Claim:
         """Start an evaluation, see `Claims.claim`. A new individual may start from another individual's checkpoint."""
         parent = self.inheritance.find_parent(params, attributes["island"]) if self.inheritance else None
-        return self._commit_start(self.claims.claim(params, parent, **attributes))
+        return self._claim(partial(self.claims.claim, params, parent, **attributes), attributes)
 
-    def claim_waiting(self, **attributes: Any) -> Assignment | None:
+    def claim_waiting(self, **attributes: Any) -> Claim:
         """Start a waiting evaluation, or promote a paused one, see `Claims.claim_waiting`."""
-        return self._commit_start(self.claims.claim_waiting(**attributes))
+        return self._claim(partial(self.claims.claim_waiting, **attributes), attributes)
 
-    def _commit_start(self, assignment: Assignment | None) -> Assignment | None:
-        """Commit the start of an evaluation at once.
+    def end_test(self, assignment: Assignment, failure: str) -> None:
+        """Record the end of the test of a suspected worker, see `HealthGate.end_test`."""
+        assert self.health_gate is not None
+        self.health_gate.end_test(assignment, failure)
+
+    def _claim(self, claim: Callable[[], Assignment | None], attributes: Mapping[str, Any]) -> Claim:
+        """Start an evaluation, and commit its start at once.
 
         If the evaluation crashes the job, the record must show that it was running.
         """
-        if assignment is not None:
+        claimed = self.health_gate.claim(claim, attributes) if self.health_gate else claim()
+        if isinstance(claimed, Assignment):
             self.commit()
-        return assignment
+        return claimed
 
     def read_changes(self, since: int) -> tuple[bytes, int]:
         """Return the changes after the first `since` changes, as joined pickles, and the total number of changes."""

@@ -44,7 +44,7 @@ _VALIDATORS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(
         (
             *("island", "worker", "generation", "confirms", "seed", "retry_of", "crash_count"),
-            *("resumed_from_step", "checkpoint_step", "paused_after", "cut_after", "inherits"),
+            *("resumed_from_step", "checkpoint_step", "paused_after", "cut_after", "inherits", "tests"),
         ),
         is_whole_number,
     ),
@@ -59,6 +59,16 @@ _VALIDATORS: dict[str, Callable[[object], bool]] = {
 def is_interrupted(trial: FrozenTrial) -> bool:
     """Return whether a trial was interrupted by the end of its job, so that another trial retries it."""
     return trial.state.is_finished() and trial.user_attrs.get("failure") == INTERRUPTED
+
+
+def is_counted(trial: FrozenTrial) -> bool:
+    """Return whether a trial has ended by itself, so that it counts unless another trial repeats it."""
+    return trial.state.is_finished() and not is_interrupted(trial)
+
+
+def is_test(trial: FrozenTrial) -> bool:
+    """Return whether a trial tests a suspected worker (see `hpo.store.worker_health`)."""
+    return is_whole_number(trial.user_attrs.get("tests"))
 
 
 def find_retried_trial(trial: FrozenTrial) -> int | None:
@@ -92,7 +102,9 @@ def make_assignment(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> Assign
     seed, evaluation = trial.user_attrs.get("seed"), make_evaluation(trial)
     parent = None if evaluation.inherits is None else find_root_trial(trials[evaluation.inherits], trials)
     root = find_root_trial(trial, trials)
-    return Assignment(trial._trial_id, trial.number, trial.params, root, seed, parent, evaluation.confirms)
+    return Assignment(
+        trial._trial_id, trial.number, trial.params, root, seed, parent, evaluation.confirms, evaluation.tests
+    )
 
 
 def make_evaluation(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation:
@@ -102,7 +114,8 @@ def make_evaluation(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation
 
     Args:
         trial: Trial to convert.
-        is_repeated: Whether another trial retries or continues this one. Then a paused trial has the state "promoted".
+        is_repeated: Whether another trial retries or continues this one. Then a paused trial has the state "promoted",
+            and a failed trial has the state "interrupted".
     """
     ended = trial.state.is_finished()
     attributes = {
@@ -135,7 +148,7 @@ def make_evaluation(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation
 
 
 def _find_state(trial: FrozenTrial, is_repeated: bool) -> str:
-    if is_interrupted(trial):
+    if is_interrupted(trial) or (is_repeated and trial.state == TrialState.FAIL):
         return INTERRUPTED
     if is_paused(trial):
         return "promoted" if is_repeated else "paused"

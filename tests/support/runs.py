@@ -87,7 +87,7 @@ def start_session(run_dir: Path, search_file: Path = QUICK, **options: Any) -> S
     request = resolve_request(requested, Layout(4, 2, 2), here.ask, here.constraints)
     with ExitStack() as held:
         entered = enter_run_dir(requested.run_dir, search_file.stem, requested.resume, held)
-        return begin_session(entered, request, [RankPlace(0, "host", Gpus())])
+        return begin_session(entered, request, [RankPlace(0, "host", Gpus())] * 4)
 
 
 def start_evaluation(record: Record, depth: int, **others: Any) -> Assignment:

@@ -1,0 +1,189 @@
+"""Find workers (groups of ranks that train one network each) that fail because their GPU or host is broken.
+
+A broken worker fails at once, and claims the next individual: in an hour, it can fail the whole budget. On the other
+hand, failures are common in some search spaces, for example because a third of all networks need too much memory. So
+the failures of a worker in a row are compared with the evaluations of the other workers. If others fail as often, the
+hyperparameters are the cause. Otherwise the worker is suspected, and repeats an individual that another worker has
+evaluated. If this test fails too, it waits for more results of other workers, until its failures are clearly its own.
+Then it leaves the run. If no other worker is busy, it is tested again. The same comparison is made between hosts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hpo.store.evaluations import Evaluation
+
+# The chance of a streak of failures, times the number of known evaluations, below which a worker is tested, and below
+# which it leaves after a failed test. More evaluations give more occasions for a streak. With these values, 1 in 1000
+# simulated runs loses a healthy worker if a third of all evaluations fail at random (tests/test_worker_health.py).
+_TEST_SIGNIFICANCE = 0.06
+_LEAVE_SIGNIFICANCE = 0.005
+# Messages about a device that is lost, or about connections that the ranks cannot make.
+_DEVICE_ERRORS = re.compile(
+    r"ECC error|unspecified launch failure|CUDA error: unknown error|busy or unavailable|no CUDA-capable device"
+    r"|device.* lost|fallen off the bus|hardware stack error|cannot connect to (its peers|each other)",
+    re.IGNORECASE,
+)
+
+
+class Condition(Enum):
+    """What a worker may do next."""
+
+    HEALTHY = "healthy"
+    """It may evaluate the next individual."""
+    WAITING = "waiting"
+    """Its failures cannot be judged before other workers have ended their evaluations."""
+    SUSPECTED = "suspected"
+    """It must pass a test first."""
+    BROKEN = "broken"
+    """It has failed its test, and must leave the run."""
+    LEFT = "left"
+    """It has left the run."""
+
+
+@dataclass
+class _Ends:
+    """The ends of the evaluations of a worker, or of all workers of a host."""
+
+    successes: int = 0
+    failures: int = 0
+    """Failures before the latest success."""
+    streak: list[Evaluation] = field(default_factory=list)
+    """Failures since the latest success."""
+    failed_tests: int = 0
+    """Tests that have failed since the latest success."""
+
+    @property
+    def length(self) -> int:
+        """The number of evaluations and tests that have failed since the latest success."""
+        return len(self.streak) + self.failed_tests
+
+    @property
+    def known_failures(self) -> int:
+        """The failures with which others are compared. A streak counts as one: it may be broken as well."""
+        return self.failures + bool(self.streak)
+
+    def add_success(self) -> None:
+        self.successes += 1
+        self.failures += len(self.streak)
+        self.streak, self.failed_tests = [], 0
+
+
+class WorkerHealth:
+    """Judges the workers of a session (one start of a run) by their failures in a row.
+
+    Args:
+        hosts: The host of each worker.
+    """
+
+    def __init__(self, hosts: Sequence[int]) -> None:
+        self._hosts = hosts
+        self._workers = [_Ends() for _ in hosts]
+        self._ends_of_hosts = {host: _Ends() for host in hosts}
+        self._left: set[int] = set()
+        self._trusts_device_errors = True
+        self._device_tests: set[int] = set()  # Workers whose test has failed with an error of the device.
+
+    def add_end(self, evaluation: Evaluation) -> None:
+        """Add an evaluation of this session that has ended by itself. Call it in the order of the ends."""
+        for ends in self._list_ends(evaluation.worker):
+            if evaluation.state == "failed":
+                ends.streak.append(evaluation)
+            else:
+                ends.add_success()
+
+    def judge(self, worker: int, running: Collection[int]) -> Condition:
+        """Return what a worker may do next. `running` are the workers that evaluate an individual now, or soon."""
+        own, others = self._workers[worker], self._list_others(worker)
+        if worker in self._left:
+            return Condition.LEFT
+        count = sum(other in running for other in others)
+        if not own.length:
+            return Condition.HEALTHY
+        has_success = any(self._workers[other].successes for other in others)
+        if own.failed_tests and (worker in self._device_tests or self._is_unlikely(worker, 0, _LEAVE_SIGNIFICANCE)):
+            return Condition.BROKEN
+        if has_success and (self._has_device_error(worker) or self._is_unlikely(worker, 1, _TEST_SIGNIFICANCE)):
+            return Condition.WAITING if own.failed_tests and count else Condition.SUSPECTED
+        if not count:
+            return Condition.HEALTHY
+        waits = self._has_device_error(worker) or self._may_become_unlikely(worker, count)
+        return Condition.WAITING if waits else Condition.HEALTHY
+
+    def pass_test(self, worker: int) -> None:
+        """Record that a suspected worker has passed its test: its failures have another cause."""
+        self._trusts_device_errors &= not self._has_device_error(worker)
+        for ends in self._list_ends(worker):
+            ends.add_success()
+
+    def fail_test(self, worker: int, failure: str) -> None:
+        """Record that a suspected worker has failed its test."""
+        if self._trusts_device_errors and _DEVICE_ERRORS.search(failure):
+            self._device_tests.add(worker)
+        for ends in self._list_ends(worker):
+            ends.failed_tests += 1
+
+    def remove_worker(self, worker: int) -> list[Evaluation]:
+        """Remove a broken worker, and return its failures in a row, which must not count."""
+        self._left.add(worker)
+        host = self._ends_of_hosts[self._hosts[worker]]
+        streak, self._workers[worker].streak = self._workers[worker].streak, []
+        host.streak = [evaluation for evaluation in host.streak if evaluation.worker != worker]
+        return streak
+
+    @property
+    def workers(self) -> set[int]:
+        """The workers of the session."""
+        return set(range(len(self._workers)))
+
+    def list_without_failures(self) -> set[int]:
+        """Return the workers in the run whose latest evaluation has not failed."""
+        return {worker for worker in self.workers - self._left if not self._workers[worker].length}
+
+    def _list_ends(self, worker: int) -> tuple[_Ends, _Ends]:
+        return self._workers[worker], self._ends_of_hosts[self._hosts[worker]]
+
+    def _list_others(self, worker: int) -> list[int]:
+        return [other for other in range(len(self._workers)) if other != worker and other not in self._left]
+
+    def _has_device_error(self, worker: int) -> bool:
+        failures = [evaluation.failure or "" for evaluation in self._workers[worker].streak]
+        return self._trusts_device_errors and any(map(_DEVICE_ERRORS.search, failures))
+
+    def _is_unlikely(self, worker: int, more: int, significance: float) -> bool:
+        """Return whether the streak of a worker or of its host is unlikely, if `more` further evaluations fail, too."""
+        own, own_host = self._list_ends(worker)
+        others = [self._workers[other] for other in self._list_others(worker)]
+        hosts = [ends for ends in self._ends_of_hosts.values() if ends is not own_host]
+        return _is_streak_unlikely(own.length + more, others, significance) or (
+            bool(hosts) and _is_streak_unlikely(own_host.length + more, hosts, significance)
+        )
+
+    def _may_become_unlikely(self, worker: int, running: int) -> bool:
+        """Return whether the streak of a worker would be unlikely if `running` evaluations of others succeed."""
+        others = [self._workers[other] for other in self._list_others(worker)]
+        successes = running + sum(ends.successes for ends in others)
+        failures = sum(ends.known_failures for ends in others)
+        chance = _compute_chance(self._workers[worker].length + 1, successes, failures)
+        return chance < _TEST_SIGNIFICANCE / (1 + successes + failures)
+
+
+def _is_streak_unlikely(length: int, others: Sequence[_Ends], significance: float) -> bool:
+    successes = sum(ends.successes for ends in others)
+    failures = sum(ends.known_failures for ends in others)
+    return successes > 0 and _compute_chance(length, successes, failures) < significance / (1 + successes + failures)
+
+
+def _compute_chance(length: int, successes: int, failures: int) -> float:
+    """Return the probability of `length` failures in a row, given `successes` and `failures` of other workers.
+
+    The rate of failures has a uniform prior, so each failure has the probability of Laplace's rule of succession.
+    """
+    chance = 1.0
+    for index in range(length):
+        chance *= (failures + 1 + index) / (successes + failures + 2 + index)
+    return chance
