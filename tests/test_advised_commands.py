@@ -16,14 +16,13 @@ from hpo.results.reader import RunReader
 from hpo.run.session import Session
 from hpo.store.evaluations import Evaluation, rank_evaluations
 from hpo.trainer.search_file import load_search_file
-from tests.support.launch import PROGRAM, Hpo, Mpi
+from tests.support.launch import PROGRAM, Mpi
 from tests.support.run_output import load_trials
 from tests.support.runs import QUICK, claim_evaluation, complete_evaluations, start_session
 from tests.test_advice import (
     compute_distant_loss,
     compute_falling_loss,
     find_by_kind,
-    make_broken_worker,
     make_crowded_search,
     make_curves,
     make_flat_search,
@@ -138,19 +137,6 @@ def test_new_run_command_keeps_options_of_the_run(mpi: Mpi, name: str) -> None:
     assert after.manifest.layout.workers == (1 if name == "fewer" else 2)
     assert after.make_summary(3)["evaluations"]["complete"] == OPTIONS["evaluations"]
     assert after.make_summary(3)["taken_over"] == (5 if name == "bounds" else 0)
-
-
-def test_worker_advice_shows_a_failed_evaluation(session: Session, hpo: Hpo) -> None:
-    record, space = session.open_record(), load_search_file(QUICK).space
-    for number in range(20):
-        params = {"depth": 7, "act": "tanh", "flag": True, "lr": 0.01 + number / 100}
-        assignment = claim_evaluation(record, params, space.make_distributions(), 99, worker=number % 4)
-        record.fail(assignment, "no", "Traceback", 0.1)
-    fake_result = replace(make_result(make_broken_worker(2)), run_dir=RUN, manifest=session.manifest)
-    words = shlex.split(advise("worker", fake_result).command)
-    status, out, err = hpo(*words[1:])
-    assert (words[0], status, err) == ("hpo", 0, "")
-    assert out.startswith("trial 22 of run: failed")
 
 
 def test_elastic_is_not_advised_if_it_cannot_help() -> None:

@@ -99,12 +99,6 @@ def test_import_of_rank_modules_does_not_import_torch() -> None:
     subprocess.run([sys.executable, "-c", program, *packages], check=True, timeout=60)
 
 
-def test_modules_have_at_most_300_lines() -> None:
-    lengths = {path: len(path.read_text().splitlines()) for path in (ROOT / "hpo").rglob("*.py")}
-    assert len(lengths) > 100
-    assert {path: length for path, length in lengths.items() if length > 300} == {}
-
-
 LAUNCHES: dict[str, Callable[[Path], object]] = {
     "mpirun": lambda folder: Mpi().start(1, "-c", "", cwd=folder),
     "another launcher": lambda folder: Mpi("taskset", flags=("1", "mpirun")).run(1, "-c", "", cwd=folder),

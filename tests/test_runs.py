@@ -109,7 +109,7 @@ def test_run_evaluates_no_individual_twice_even_if_resumed(mpi: Mpi, tmp_path: P
     arguments = [PROGRAM, SEARCHES / "tiny.py", "--run-dir", "run", "--evaluations", 4]
     job = mpi.run(4, *arguments, "--propagators", "ga,tpe", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    assert "2 islands, 1 host; ga, tpe; seed 0" in job.stdout
+    assert "2 islands, 1 host, on CPUs; ga, tpe; seed 0" in job.stdout
     job = mpi.run(2, *arguments[:-1], 64, "--ranks-per-worker", 1, "--resume", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert "; ga, tpe; seed 0" in job.stdout, "The propagators must be kept."

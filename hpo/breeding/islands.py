@@ -5,9 +5,12 @@ An island begins with the evaluations that the study already has, and breeds unt
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
+import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -225,10 +228,17 @@ class Breeder:
         params = self._space.decode(individual)
         while True:
             with suppress(DuplicateError):
-                return self._client.claim(params, **attributes)
+                assignment = self._client.claim(params, **attributes)
+                self._import_surrogate()
+                return assignment
             params = self._space.decode(self.propagator(propulator.population))
             if self._history.is_known(params):  # Nothing new is left.
                 return self._client.claim_waiting(**attributes)
+
+    def _import_surrogate(self) -> None:
+        """Import the surrogate while the trainers of this worker run their first evaluation: it takes seconds."""
+        if self._propagator_name == "ga" and "hpo.breeding.surrogate" not in sys.modules:
+            threading.Thread(target=importlib.import_module, args=["hpo.breeding.surrogate"], daemon=True).start()
 
     def _count_immigrants(self, propulator: Any) -> dict[str, int]:
         """Return the number of immigrants in the population, by the index of the island that bred them.

@@ -142,6 +142,7 @@ class RunReader:
             parse_session_start(self.manifest),
             last_summary,
             is_running,
+            self._record.read_broken_workers(parse_session_start(self.manifest)),
         )
 
     def make_follower(self) -> RunFollower:

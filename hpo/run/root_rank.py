@@ -172,8 +172,8 @@ class RootRank:
         reasons = "; ".join(dict.fromkeys(cut_text(evaluation.failure or "", 200) for evaluation in failures))
         trials = ", ".join(str(evaluation.trial) for evaluation in failures)
         description = (
-            f"worker {worker} has left the run, since it fails where others succeed: {'; '.join(ranks)}. "
-            f"Its failures are retried (trials {trials}): {reasons}"
+            f"worker {worker} ({'; '.join(ranks)}) has left the run, since it fails where others succeed. "
+            f"Other workers retry its failures (trials {trials}): {reasons}"
         )
         record.record_broken_worker(description)
         warn(f"warning: {description}")

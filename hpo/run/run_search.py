@@ -141,6 +141,9 @@ def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool =
         constraint_client = ConstraintClient(slot.fork_other)
         resources.callback(constraint_client.close)
         constraints = RemoteConstraints(constraint_client)
+        shows_progress = world.rank == 0 and not is_attended
+        if shows_progress:  # The first line of a run may follow a minute later, on a slow machine.
+            print(f"loading torch and {options.search_space.name}", flush=True)
 
         def resolve_on_root() -> RunRequest | None:
             if world.rank != 0:
@@ -161,6 +164,8 @@ def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool =
                 text = f"when {package} is imported, {danger}: each trainer imports it"
                 print(f"{problem.file.path}: {text}", flush=True)
         if problem.file.has_prepare:
+            if shows_progress:
+                print("preparing data", flush=True)
             run_on_all(world, lambda: _prepare_data(problem, slot, template) if request else None)
             run_on_all(
                 world, lambda: _prepare_data(problem, slot, template) if is_first_of_template and not request else None

@@ -156,7 +156,13 @@ class Record:
     def record_broken_worker(self, description: str) -> None:
         """Record that a broken worker has left the run."""
         known = self.read_attributes().get("broken_workers", [])
-        self._storage.set_study_user_attr(self._study_id, "broken_workers", [*known, description])
+        left = {"at": time.time(), "description": description}
+        self._storage.set_study_user_attr(self._study_id, "broken_workers", [*known, left])
+
+    def read_broken_workers(self, since: float) -> list[str]:
+        """Return the descriptions of the workers that have left the run after the time `since`."""
+        left = self.read_attributes().get("broken_workers", [])
+        return [str(one["description"]) for one in left if one["at"] >= since]
 
     def find_resumable_roots(self) -> set[int]:
         """Return the numbers of the first trials of all individuals that are waiting or paused."""

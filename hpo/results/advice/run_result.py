@@ -60,6 +60,8 @@ class RunResult:
     """The content of summary.json of the latest session; empty if the session is still running or has crashed."""
     is_running: bool
     """Whether the latest session is probably still running."""
+    broken_workers: Sequence[str] = ()
+    """Descriptions of the workers that have left the latest session."""
 
     @property
     def is_exhausted(self) -> bool:

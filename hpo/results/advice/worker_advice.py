@@ -4,66 +4,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 
-from hpo.layout import Layout
-from hpo.results.advice.run_result import Advice, RunResult, format_list, format_percent
+from hpo.results.advice.run_result import Advice, RunResult, format_percent
 from hpo.store.elastic_candidates import find_help_periods
-from hpo.store.evaluations import Evaluation
 from hpo.store.json_values import is_number
-from hpo.text_format import format_duration, make_show_command
+from hpo.text_format import format_duration
 
-_MIN_FAILED = 3
-_MAX_FALSE_ALARM_RATE = 0.01  # Probability of advice if all workers fail equally often.
 _MIN_BUSY_FRACTION = 0.5
 _MIN_SESSION_SECONDS = 60.0  # Shorter sessions have no time that is worth saving.
 _SHORT_EVALUATION_SECONDS = 1.0  # Shorter evaluations do not take long compared with the pauses between them.
 
 
 def advise_on_broken_workers(result: RunResult) -> Advice | None:
-    """Advise to check workers (groups of ranks) whose evaluations all fail, if others mostly succeed."""
-    ours = result.select_session()
-    broken = _find_broken_workers(ours)
-    if not broken:
+    """Advise to repair workers (groups of ranks) that have left the run, since they fail where others succeed."""
+    if not result.broken_workers:
         return None
-    theirs = [evaluation for evaluation in ours if evaluation.worker in broken]
-    others = [evaluation.state for evaluation in ours if evaluation.worker not in broken]
-    last = max(theirs, key=lambda evaluation: (evaluation.ended, evaluation.trial))
-    named = f"worker {broken[0]}" if len(broken) == 1 else f"workers {format_list(broken)}"
-    return Advice(
-        "worker",
-        f"Look at {named}: the host may be broken.",
-        f"All {len(theirs)} evaluations of {named}{_format_ranks(broken, result.manifest.layout)} failed, and "
-        f"{others.count('failed')} of the {len(others)} others.",
-        make_show_command(result.run_dir, last.label),
-    )
-
-
-def _find_broken_workers(ours: Sequence[Evaluation]) -> list[int]:
-    failed: dict[int, list[bool]] = {}
-    for evaluation in ours:
-        failed.setdefault(evaluation.worker, []).append(evaluation.state == "failed")
-    others = [is_failed for ended in failed.values() if not all(ended) for is_failed in ended]
-    if 2 * sum(others) >= len(others):
-        return []
-    usual = (sum(others) + 1) / (
-        len(others) + 2
-    )  # Laplace's rule of succession: few evaluations contain little information.
-    return sorted(
-        worker
-        for worker, ended in failed.items()
-        # The probability that any worker always fails by chance, if it fails as often as the others.
-        if all(ended) and len(ended) >= _MIN_FAILED and usual ** len(ended) * len(failed) < _MAX_FALSE_ALARM_RATE
-    )
-
-
-def _format_ranks(workers: Sequence[int], layout: Layout) -> str:
-    """Return the ranks of a worker as text, to identify its host; empty for several workers."""
-    size = layout.ranks_per_worker
-    if len(workers) > 1:
-        return ""
-    first, last = workers[0] * size, workers[0] * size + size - 1
-    return f" (rank {first})" if size == 1 else f" (ranks {first} to {last})"
+    evidence = " ".join(f"{description}." for description in result.broken_workers)
+    return Advice("worker", "Repair or exclude the hosts or GPUs of workers that have left the run.", evidence)
 
 
 def advise_on_idle_workers(result: RunResult) -> Advice | None:
