@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from hpo.check.cluster_facts import ClusterFacts, GroupSpeed
 from hpo.check.finding import Finding
+from hpo.evaluation.devices import has_separated_worker
 from hpo.placement import describe_spanning_workers
 from hpo.text_format import format_count, format_number
 
@@ -84,7 +85,14 @@ def _judge_gpus(facts: ClusterFacts) -> Iterator[Finding]:
             f"{format_count(shared, 'GPU')} of {len(visible)} shared by several ranks",
             "Ranks of a worker that share a GPU communicate with gloo, which is slow. Start one rank for each GPU",
         )
-    if not unused and not shared:
+    if several := max(len(rank.gpus.own_numbers) for rank in facts.ranks) - 1:
+        text = f"Ranks have up to {several + 1} GPUs each. Only parallel=pipeline uses more than the first"
+        yield Finding("look", text, "Start one rank for each GPU")
+    gpus = [rank.gpus for rank in facts.ranks]
+    if has_separated_worker(facts.layout, [rank.host for rank in facts.ranks], gpus):
+        text = "Ranks of a worker see different GPUs, so NVLink between these GPUs may not be used"
+        yield Finding("look", text, "Request srun --gpus-per-node=N --gpu-bind=none")
+    if not (unused or shared or several):
         yield Finding("ok", "Each GPU has one rank")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpo.errors import UsageError
+from hpo.layout import Layout
 from hpo.text_format import format_count
 
 
@@ -94,6 +95,22 @@ def choose_backend(gpus: Sequence[Gpus]) -> str:
 def see_same_gpus(peers: Sequence[Gpus]) -> bool:
     """Return whether all these ranks of one host see the same GPUs."""
     return all(peer.visible == peers[0].visible for peer in peers)
+
+
+def has_separated_worker(layout: Layout, hosts: Sequence[int], gpus: Sequence[Gpus]) -> bool:
+    """Return whether ranks of a worker on one host see different GPUs, as with SLURM's --gpus-per-task.
+
+    Args:
+        layout: Assigns ranks to workers.
+        hosts: Number of the host of each rank.
+        gpus: GPUs of each rank.
+    """
+    for worker in range(layout.workers):
+        ranks = layout.list_ranks(worker)
+        for host in {hosts[rank] for rank in ranks}:
+            if not see_same_gpus([gpus[rank] for rank in ranks if hosts[rank] == host]):
+                return True
+    return False
 
 
 def make_gpu_variables(

@@ -55,6 +55,8 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
         from hpo.run import root_rank  # noqa: F401 - imports Optuna as well
 
         _limit_time(options, job.watch)
+        # On a slow machine, the next line may follow a minute later.
+        print(f"loading torch and {options.search_space.name}", flush=True)
     from hpo.evaluation.rank_group import RankGroup
     from hpo.run.run_stages import RunStages
 
@@ -141,9 +143,6 @@ def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool =
         constraint_client = ConstraintClient(slot.fork_other)
         resources.callback(constraint_client.close)
         constraints = RemoteConstraints(constraint_client)
-        shows_progress = world.rank == 0 and not is_attended
-        if shows_progress:  # The first line of a run may follow a minute later, on a slow machine.
-            print(f"loading torch and {options.search_space.name}", flush=True)
 
         def resolve_on_root() -> RunRequest | None:
             if world.rank != 0:
@@ -164,7 +163,7 @@ def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool =
                 text = f"when {package} is imported, {danger}: each trainer imports it"
                 print(f"{problem.file.path}: {text}", flush=True)
         if problem.file.has_prepare:
-            if shows_progress:
+            if world.rank == 0 and not is_attended:
                 print("preparing data", flush=True)
             run_on_all(world, lambda: _prepare_data(problem, slot, template) if request else None)
             run_on_all(

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from hpo.errors import UsageError
-from hpo.evaluation.devices import choose_backend, describe_gpus, see_same_gpus
+from hpo.evaluation.devices import choose_backend, describe_gpus, has_separated_worker
 from hpo.evaluation.host import RankPlace
 from hpo.layout import Layout
 from hpo.placement import describe_spanning_workers
@@ -102,7 +102,7 @@ def begin_session(run_dir: RunDir, request: RunRequest, places: Sequence[RankPla
         f"{', '.join(manifest.propagators[: request.layout.islands])}; seed {manifest.seed}",
         f"in {run_dir.path}{progress}",
         *filter(None, [describe_spanning_workers([place.host for place in places], request.layout.ranks_per_worker)]),
-        *_describe_separate_gpus(request.layout, places),
+        *_describe_separated_gpus(request.layout, places),
         *describe_source_changes(run_dir, problem.file, earlier, entry),
         *describe_changes(earlier[-1].options if earlier else {}, options),
         *describe_setting_changes(before.settings if before else {}, "before", manifest.settings, "now"),
@@ -124,17 +124,14 @@ def _describe_devices(layout: Layout, places: Sequence[RankPlace]) -> str:
     return describe_gpus([place.gpus for place in places], list(map(choose_backend, workers)))
 
 
-def _describe_separate_gpus(layout: Layout, places: Sequence[RankPlace]) -> list[str]:
+def _describe_separated_gpus(layout: Layout, places: Sequence[RankPlace]) -> list[str]:
     """Return a warning if ranks of a worker on one host do not see each other's GPUs."""
-    for worker in range(layout.workers):
-        own = [places[rank] for rank in layout.list_ranks(worker)]
-        for host in {place.host for place in own}:
-            if not see_same_gpus([place.gpus for place in own if place.host == host]):
-                return [
-                    "warning: ranks of one worker see different GPUs, so NVLink between these GPUs may not be used. "
-                    "Request srun --gpus-per-node=N --gpu-bind=none"
-                ]
-    return []
+    if not has_separated_worker(layout, [place.host for place in places], [place.gpus for place in places]):
+        return []
+    return [
+        "warning: ranks of one worker see different GPUs, so NVLink between these GPUs may not be used. "
+        "Request srun --gpus-per-node=N --gpu-bind=none"
+    ]
 
 
 def _count_most_checkpoints(request: RunRequest) -> int:

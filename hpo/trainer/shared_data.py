@@ -80,6 +80,8 @@ class _TensorPickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
+        if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
+            raise TypeError(f"a tensor on {obj.device}, which all trainers would copy to this device")
         if torch is None or type(obj) is not torch.Tensor or obj.requires_grad or obj.numel() < 2:
             return NotImplemented
         if obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_quantized or obj.__dict__:

@@ -150,7 +150,8 @@ class SnapshotBuffer:
         assert isinstance(self._offered_weights, Mapping)
         try:
             self._best_weights = {
-                name: tensor.detach().cpu().clone().contiguous() for name, tensor in self._offered_weights.items()
+                name: tensor.detach().to("cpu", copy=True).contiguous()
+                for name, tensor in self._offered_weights.items()
             }
         except Exception as error:  # Some kinds of tensors raise, and memory may be full.
             return [f"the weights of the best so far cannot be kept: {format_error(error)}"]

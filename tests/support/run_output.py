@@ -29,3 +29,8 @@ def load_trials(run_dir: Path, study: str = "") -> list[optuna.trial.FrozenTrial
 def find_complete_losses(trials: list[optuna.trial.FrozenTrial]) -> dict[int, float]:
     """Return the losses of the complete trials by trial number."""
     return {trial.number: trial.values[0] for trial in trials if trial.state == optuna.trial.TrialState.COMPLETE}
+
+
+def remove_loading_lines(output: str) -> str:
+    """Return the output of a run without the lines that say what it loads, before its first own line."""
+    return re.sub(r"^(loading torch and .*|preparing data)\n", "", output, flags=re.MULTILINE)
