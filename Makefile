@@ -1,7 +1,8 @@
 # make search       the default search, on 8 MPI ranks; sets up what it needs
 # make test         all tests; sets up what it needs
 # make test-fast    those that launch no MPI jobs and take no seconds each; half a minute on two cores
-# make test-gpu     those that need a GPU
+# make test-fake-gpu  those on GPUs that pretend, which are a part of make test
+# make test-gpu     searches on the GPUs of this host: ten minutes on one, forty on several; prints a table for a report
 # make test-install packages are built and installed elsewhere; then make test-fast on the oldest Python, with pip
 # make soak         what make test does to runs, for longer: damages, kills, resumes, recovery times
 # make cluster-test jobs on a simulated SLURM cluster, with nodes that are lost; as root, installs SLURM with apt-get
@@ -26,7 +27,7 @@ oldest := $(VENV)-oldest
 install = VIRTUAL_ENV="$(abspath $(1))" $(UV) pip install --quiet --constraint constraints.txt
 pip := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: search test test-fast test-gpu test-install cluster-test cluster-soak soak lint docs package setup open-mpi constraints
+.PHONY: search test test-fast test-fake-gpu test-gpu test-install cluster-test cluster-soak soak lint docs package setup open-mpi constraints
 
 search: $(VENV)/.search
 	PATH="$(abspath $(bin)):$$PATH" mpirun -n 8 python run_islands.py
@@ -37,8 +38,11 @@ test: setup
 test-fast: setup
 	PATH="$(abspath $(bin)):$$PATH" python -m pytest -m "not mpi and not slow" --numprocesses 2
 
+test-fake-gpu: setup
+	PATH="$(abspath $(bin)):$$PATH" python -m pytest tests/test_fake_gpu.py
+
 test-gpu: setup
-	PATH="$(abspath $(bin)):$$PATH" python -m pytest -m gpu
+	PATH="$(abspath $(bin)):$$PATH" python -m tests.gpu_report $(STEPS)
 
 cluster-test: command = python -m pytest tests/cluster --verbose
 cluster-soak: command = python -m tests.cluster.endurance

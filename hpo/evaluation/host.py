@@ -17,7 +17,7 @@ from hpo.ranks.communicator import SleepingComm
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a rank computes."""
+    """The host and the GPUs of a rank."""
 
     host: int
     """Number of the host, the same for all its ranks."""
@@ -50,7 +50,7 @@ class Host:
 
     @property
     def place(self) -> RankPlace:
-        """Where this rank computes."""
+        """The host and the GPUs of this rank."""
         return RankPlace(self.number, socket.gethostname(), self.gpus)
 
     def find_gpus(self, slot: TrainerSlot) -> None:

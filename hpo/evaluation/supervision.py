@@ -67,7 +67,7 @@ class Supervision:
         self.is_clean = self._is_watched = False
         self._has_joined = self._has_ended = False
         self._must_join_by = math.inf
-        self.remains = ""  # what the evaluation has left on the GPU
+        self.remains = ""  # describes memory that the evaluation has left on the GPU
         self._lost_seconds = clock.measure_lost()
         self.trace: dict[str, Any] = {}
 

@@ -48,7 +48,7 @@ class RootRank:
         job: The MPI job.
         session: The session.
         ready: The data of this rank after the search file is loaded.
-        places: Where each rank computes.
+        places: The host and the GPUs of each rank.
 
     Attributes:
         manifest: The manifest (content of run.json), which is sent to all ranks.

@@ -78,7 +78,7 @@ def begin_session(run_dir: RunDir, request: RunRequest, places: Sequence[RankPla
     Args:
         run_dir: The run directory, which `enter_run_dir` has locked.
         request: The run to start.
-        places: Where each rank computes.
+        places: The host and the GPUs of each rank.
 
     Raises:
         UsageError: The study cannot be used, or belongs to another run.

@@ -31,7 +31,7 @@ _DEVICE_ERRORS = re.compile(
 
 
 class Condition(Enum):
-    """What a worker may do next."""
+    """The condition of a worker, which decides about its next claim."""
 
     HEALTHY = "healthy"
     """It may evaluate the next individual."""
@@ -97,7 +97,7 @@ class WorkerHealth:
                 ends.add_success()
 
     def judge(self, worker: int, running: Collection[int]) -> Condition:
-        """Return what a worker may do next. `running` are the workers that evaluate an individual now, or soon."""
+        """Return the condition of a worker. `running` are the workers that evaluate an individual now, or soon."""
         own, others = self._workers[worker], self._list_others(worker)
         if worker in self._left:
             return Condition.LEFT

@@ -54,7 +54,7 @@ class ObjectiveRunner:
 
     ``on_loss`` is called after each loss on which all ranks have agreed. ``failure_messages`` are the messages of the
     exception that has ended the objective, and of its causes. ``failure_line`` is the line of the objective that raised
-    it. ``is_restored`` is whether the state of this process is the one before the evaluation.
+    it. ``is_restored`` is whether the state of this process was restored after the evaluation.
     """
 
     def __init__(

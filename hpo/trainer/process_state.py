@@ -63,7 +63,7 @@ _SDP_SWITCHES: dict[Callable[[], bool], Callable[[bool], object]] = {
     torch.backends.cuda.math_sdp_enabled: torch.backends.cuda.enable_math_sdp,
     torch.backends.cuda.cudnn_sdp_enabled: torch.backends.cuda.enable_cudnn_sdp,
 }
-# An attribute without a value of its own has the value of the one before it in its path: that one is restored first.
+# An attribute without its own value has the value of its parent, such as "cudnn" of "cudnn.conv". Parents come first.
 _BACKEND_ATTRIBUTES = (
     *("fp32_precision", "cuda.matmul.fp32_precision", "cudnn.fp32_precision", "cudnn.conv.fp32_precision"),
     *("cudnn.rnn.fp32_precision", "mkldnn.fp32_precision", "mkldnn.matmul.fp32_precision"),

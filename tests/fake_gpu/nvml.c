@@ -20,3 +20,14 @@ int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
   snprintf(text, size, "GPU-%ld", (long)handle - 1);
   return 0;
 }
+
+/* torch calls these after a failed allocation. */
+int nvmlDeviceGetHandleByPciBusId_v2(const char *id, void **handle) {
+  *handle = (void *)1;
+  return 0;
+}
+
+int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, void *processes) {
+  *count = 0;
+  return 0;
+}

@@ -34,8 +34,7 @@ def convert_to_channels_last(network: nn.Module) -> nn.Module:
     `Module.to(memory_format=...)` fails for networks with three-dimensional convolutions.
     """
     for parameter in network.parameters():
-        # With one channel or position, both formats are the same, and DistributedDataParallel would warn of strides.
-        if parameter.dim() == 4 and parameter.shape[1] > 1 and parameter.shape[2:].numel() > 1:
+        if parameter.dim() == 4:
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
     return network
 
