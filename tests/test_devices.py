@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from hpo.evaluation.devices import Gpus, assign_gpus, choose_backend, make_gpu_variables
+from hpo.evaluation.devices import (
+    Gpus,
+    assign_gpus,
+    choose_backend,
+    describe_gpus,
+    has_separated_worker,
+    make_gpu_variables,
+)
 from hpo.evaluation.torchrun import make_torchrun_variables
+from hpo.layout import Layout
+from tests.support.launch import PROGRAMS, Mpi
 
 
 @pytest.mark.parametrize(
@@ -71,6 +81,66 @@ def test_gpu_variables_with_different_gpus_keep_own() -> None:
     peers = [Gpus(("a", "b"), (0, 1)), Gpus(("c",), (0,))]
     assert [make_gpu_variables(peers, rank, {}) for rank in range(2)] == [({}, [0, 1]), ({}, [0])]
     assert make_gpu_variables([Gpus(), Gpus()], 1, {"CUDA_VISIBLE_DEVICES": ""}) == ({}, [])
+
+
+def test_elastic_worker_returns_to_its_own_gpus(mpi: Mpi, tmp_path: Path) -> None:
+    job = mpi.run(2, PROGRAMS / "gpu_groups.py", cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    found = {line["rank"]: line["found"] for line in map(json.loads, job.stdout.splitlines())}
+    assert found == {
+        0: [["7,5", [0, 1]], ["7,3,5,1", [0, 2]], ["7,5", [0, 1]]],
+        1: [["3,1", [0, 1]], ["7,3,5,1", [1, 3]], ["3,1", [0, 1]]],
+    }
+
+
+def test_gpu_variables_of_other_vendors() -> None:
+    amd = [Gpus(FOUR, (number,), variables=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")) for number in (2, 1)]
+    assert make_gpu_variables(amd, 0, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}) == ({"HIP_VISIBLE_DEVICES": "6,5"}, [0])
+    both = {"HIP_VISIBLE_DEVICES": "0,1,2,3", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    assert make_gpu_variables(amd, 1, both) == ({"HIP_VISIBLE_DEVICES": "2,1"}, [1])
+    intel = [Gpus(FOUR, (number,), variables=("ZE_AFFINITY_MASK",), backend="xccl") for number in (0, 1)]
+    assert make_gpu_variables(intel, 1, {"ZE_AFFINITY_MASK": "0.0,0.1,1.0,1.1"}) == (
+        {"ZE_AFFINITY_MASK": "0.0,0.1"},
+        [1],
+    )
+    assert choose_backend(intel) == "xccl"
+    unknown = [Gpus(FOUR, (number,), variables=()) for number in (0, 1)]
+    assert make_gpu_variables(unknown, 1, {}) == ({}, [1])
+
+
+def test_slices_of_a_gpu_use_gloo_between_ranks() -> None:
+    names = ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    slices = [Gpus(("MIG-a", "MIG-b"), (number,), names) for number in (0, 1)]
+    assert (choose_backend(slices), choose_backend(slices[:1])) == ("gloo", "nccl")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backends", "text"),
+    [
+        ([Gpus()] * 2, ["gloo"], "on CPUs"),
+        ([Gpus(FOUR, (0,), ("H100",) * 4)], ["nccl"], "1 GPU (H100), 1 per rank, nccl"),
+        (
+            [Gpus(("a",), (0,), ("H100",), is_shared=True)] * 2,
+            ["gloo", "gloo"],
+            "1 GPU (H100), several ranks on each, gloo",
+        ),
+        ([Gpus(FOUR, (0, 1)), Gpus(FOUR, (2, 3))], ["nccl"], "4 GPUs, 2 per rank, nccl"),
+    ],
+)
+def test_gpus_of_a_run_are_described(gpus: list[Gpus], backends: list[str], text: str) -> None:
+    assert describe_gpus(gpus, backends) == text
+
+
+@pytest.mark.parametrize(
+    ("hosts", "gpus", "separated"),
+    [
+        ([0, 0], [Gpus(("a",), (0,)), Gpus(("b",), (0,))], True),
+        ([0, 1], [Gpus(("a",), (0,)), Gpus(("b",), (0,))], False),
+        ([0, 0], [Gpus(FOUR, (0,)), Gpus(FOUR, (1,))], False),
+    ],
+)
+def test_separated_gpus_of_a_worker_are_found(hosts: list[int], gpus: list[Gpus], separated: bool) -> None:
+    assert has_separated_worker(Layout(2, 2, 1), hosts, gpus) is separated
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.store.evaluations import Evaluation
 from hpo.store.record import Record
 from hpo.store.worker_health import Condition, WorkerHealth
-from tests.support.launch import PROGRAM, Mpi
+from tests.support.launch import PROGRAM, Mpi, run_hpo
 
 ECC_ERROR = "rank 0: RuntimeError: CUDA error: uncorrectable ECC error encountered"
 SECONDS = {True: 0.2, False: 3.0}  # of an evaluation, by whether it fails
@@ -175,6 +175,10 @@ def test_failures_of_a_broken_worker_do_not_count(mpi: Mpi, tmp_path: Path) -> N
     assert retried == {evaluation.trial for evaluation in own if evaluation.tests is None}
     assert done.stderr.count("warning: worker 2 (rank 2 on ") == 1
     assert "Repair or exclude the hosts or GPUs" in done.stdout
+    for evaluation in own:
+        shown = run_hpo("show", tmp_path / "run", evaluation.trial).stdout
+        state = "failed on a broken worker, and retried as trial" if evaluation.tests is None else "a test of worker 2"
+        assert shown.startswith(f"trial {evaluation.trial} of {tmp_path / 'run'}: {state}")
 
 
 def test_history_forgets_failures_of_a_broken_worker() -> None:

@@ -74,7 +74,8 @@ class HealthGate:
 
     def _update(self) -> None:
         changed = self._changes.find_changes(self._record.read_trials())
-        for evaluation in sorted(changed, key=lambda evaluation: evaluation.ended):
+        # The order of ends decides about streaks. Evaluations that have not ended have NaN as their end.
+        for evaluation in sorted(changed, key=lambda evaluation: (evaluation.has_ended, evaluation.ended)):
             self._busy_workers.pop(evaluation.trial, None)
             if evaluation.state == "running":
                 self._busy_workers[evaluation.trial] = evaluation.worker

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpo.store.evaluations import Evaluation
+from hpo.store.evaluations import INTERRUPTED, Evaluation
 from hpo.store.output_log import LogTail
 from hpo.text_format import (
     format_count,
@@ -54,8 +54,10 @@ def _indent_lines(lines: Iterable[str]) -> list[str]:
 def _describe_state(details: EvaluationDetails) -> str:
     evaluation, again = details.evaluation, details.retried_by
     if evaluation.state == "interrupted":
+        if evaluation.tests is not None:
+            return f"a test of worker {evaluation.worker}, which repeats trial {evaluation.tests}"
         retry = "" if again is None else f", and retried as trial {_format_other_trial(evaluation, again)}"
-        return f"interrupted{retry}"
+        return f"{'failed on a broken worker' if _has_own_failure(evaluation) else 'interrupted'}{retry}"
     if evaluation.state in ("paused", "promoted"):
         paused = f"paused after {format_count(evaluation.paused_after, 'epoch')}"
         return paused if again is None else f"{paused}, and promoted: it continues as trial {again}"
@@ -69,10 +71,15 @@ def _describe_state(details: EvaluationDetails) -> str:
     return evaluation.state
 
 
+def _has_own_failure(evaluation: Evaluation) -> bool:
+    """Return whether an evaluation has failed, even if another trial retries it since its worker was broken."""
+    return evaluation.failure not in (None, INTERRUPTED)
+
+
 def _list_facts(details: EvaluationDetails, now: float) -> Iterator[tuple[str, str]]:
     """Yield a pair of a name and a text for each line. If a fact has several lines, only the first has a name."""
     evaluation = details.evaluation
-    if evaluation.state == "failed":
+    if evaluation.state == "failed" or _has_own_failure(evaluation):
         yield "failure", evaluation.failure or "no reason was recorded"
     if math.isfinite(evaluation.loss):
         yield "loss", f"{evaluation.loss}"
