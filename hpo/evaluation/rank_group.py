@@ -77,8 +77,7 @@ class RankGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.slot.discard_trainer()
-        self.slot.wait_for_exit()
+        self.slot.end_trainer()
         self.close_store()
         if self._listener is not None:
             self._listener.close()

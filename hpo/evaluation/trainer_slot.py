@@ -47,7 +47,7 @@ class TrainerSlot:
         """The running trainer. If none is running, a new one is forked, after the last one has ended."""
         if not self.is_ready:
             self.discard_trainer()
-            self.wait_for_exit()
+            self._wait_for_exit()
             self._trainer = TrainerClient(self._template, self.output, self._options, self.variables)
         assert self._trainer is not None
         return self._trainer
@@ -75,13 +75,20 @@ class TrainerSlot:
             self._trainer.kill()
         self._close_trainer()
 
+    def end_trainer(self) -> None:
+        """Kill the trainer, if there is one, and wait until it has ended."""
+        self.discard_trainer()
+        if self._ending is not None:
+            self._ending.kill()
+        self._wait_for_exit()
+
     def warn_once(self, text: str) -> None:
         """Print the first warning about the memory of this rank's GPU."""
         if not self._has_warned:
             self._has_warned = True
             warn(f"warning: {text}")
 
-    def wait_for_exit(self) -> None:
+    def _wait_for_exit(self) -> None:
         """Wait until the trainer that was closed or killed last has ended, and has freed the memory of its GPU."""
         if self._ending is not None:
             self._ending.wait_for_exit()

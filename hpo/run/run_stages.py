@@ -107,8 +107,7 @@ class RunStages:
 
     def conclude(self) -> int:
         """Print and write the outcome of the run, and return the exit status."""
-        self._ready.slot.discard_trainer()  # The test of the best network needs the memory of the GPUs.
-        self._ready.slot.wait_for_exit()
+        self._ready.slot.end_trainer()  # The test of the best network needs the memory of the GPUs.
         self._job.world.barrier()
         return int(self._job.world.bcast(self._root.conclude() if self._root else None))
 
