@@ -46,7 +46,7 @@ class Simulation:
         now, number, to_claim = 0.0, 0, self.budget
         while True:
             has_claimed = False
-            for worker in sorted(health.workers - busy - set(self.left)):
+            for worker in sorted(health.list_in_run() - busy):
                 # Workers without failures will claim soon, unless the budget is spent.
                 claiming = health.list_without_failures() if to_claim else set()
                 condition = health.judge(worker, claiming | busy)
@@ -104,9 +104,9 @@ def test_broken_worker_leaves_after_few_failures() -> None:
 
 
 def test_broken_worker_leaves_in_a_space_with_failures() -> None:
-    runs = simulate(100, workers=4, failure_rate=1 / 3, broken=[1], budget=200)
-    assert sum(1 in run.left for run in runs) >= 98
-    assert sum(run.left not in ([1], []) for run in runs) <= 1
+    runs = simulate(300, workers=4, failure_rate=1 / 3, broken=[1], budget=200)
+    assert sum(1 in run.left for run in runs) >= 297
+    assert sum(run.left not in ([1], []) for run in runs) <= 3
 
 
 def test_workers_of_a_broken_host_leave() -> None:
@@ -138,12 +138,22 @@ def test_device_error_is_suspected_at_once_unless_tests_pass() -> None:
 
 def test_failed_test_with_a_device_error_suffices() -> None:
     health = WorkerHealth([0, 0])
-    health.add_end(Evaluation(0, "complete", 0.0, {}, 0, 1, 0))
     health.add_end(Evaluation(1, "failed", 0.0, {}, 0, 0, 0, failure=ECC_ERROR))
+    health.add_end(Evaluation(2, "complete", 0.0, {}, 0, 1, 0))
     health.fail_test(0, ECC_ERROR)
     assert health.judge(0, {1}) == Condition.BROKEN
     assert [evaluation.trial for evaluation in health.remove_worker(0)] == [1]
     assert health.judge(0, {1}) == Condition.LEFT
+
+
+@pytest.mark.parametrize("failure", ["no disk", ECC_ERROR])
+def test_no_worker_leaves_if_all_fail_from_some_time_on(failure: str) -> None:
+    health = WorkerHealth([0, 0, 0, 1])
+    for trial in range(80):
+        health.add_end(Evaluation(trial, "complete", 0.0, {}, 0, trial % 4, 0))
+    for trial in range(80):
+        health.add_end(Evaluation(trial, "failed", 0.0, {}, 0, trial % 4, 0, failure=failure))
+    assert {health.judge(worker, set()) for worker in range(4)} == {Condition.HEALTHY}
 
 
 SEARCH = """

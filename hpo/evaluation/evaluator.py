@@ -200,6 +200,8 @@ class Evaluator:
         previous_failure = ""
         for _ in range(_MAX_SUSPENSIONS):
             attempt = self._run_attempt(assignment, earlier)
+            if attempt.verdict.state == "again" and previous_failure:
+                attempt.verdict = replace(attempt.verdict, state="failed")
             verdict = attempt.verdict
             earlier = attempt.earlier_seconds if attempt.has_loss else earlier
             if self._group is not self._own_group and _may_fail_due_to_ranks(attempt):
@@ -212,9 +214,6 @@ class Evaluator:
                 if attempt.checkpoint_info is None:
                     assignment = replace(assignment, parent=None)
             elif verdict.state not in ("suspended", "again"):
-                return attempt
-            elif verdict.state == "again" and previous_failure:
-                attempt.verdict = replace(verdict, state="failed")
                 return attempt
             previous_failure = verdict.failure
         reason = f"{TIMEOUT_PREFIX}the job was suspended in each of {_MAX_SUSPENSIONS} attempts"

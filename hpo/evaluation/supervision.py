@@ -193,6 +193,7 @@ class Supervision:
         if group.has_own_gpu and not group.slot.first_free_memory:
             group.slot.first_free_memory = free
         if warning:
+            group.slot.first_free_memory = free  # Later evaluations need not wait for the rest.
             group.slot.warn_once(f"rank {group.rank} of worker {group.index}: {warning}")
 
     def _cancel_objective(self) -> None:

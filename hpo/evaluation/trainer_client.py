@@ -211,6 +211,8 @@ class TrainerClient:
 
         A process that takes too long is killed. It may not end, for example if the driver of a GPU keeps it.
         """
+        if self.has_lost_template:
+            return  # It has ended with its template.
         if self._template.wait_for_status(self.process) is None:
             self.kill()
             self._template.wait_for_status(self.process)

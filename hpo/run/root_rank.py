@@ -73,7 +73,8 @@ class RootRank:
         job.watch.set_stop_callbacks(self.files.mark_ended, self._outcome.conclude_once)
         self._places = places
         layout = self.manifest.layout
-        self._health = WorkerHealth([places[layout.list_ranks(i)[0]].host for i in range(layout.workers)])
+        self._hosts_of_workers = [places[layout.list_ranks(worker)[0]].host for worker in range(layout.workers)]
+        self._left_workers: set[int] = set()
         print(session.headline, flush=True)
         self._tracking = TrackerProcesses(options.trackers, self.files.path, niceness=_NICENESS_OF_TRACKERS)
         self._tracking.add_study(session.storage, session.manifest.study)
@@ -162,7 +163,8 @@ class RootRank:
         checkpoints.remove_empty_folder()
 
     def _make_health_gate(self, record: Record) -> HealthGate:
-        return HealthGate(record, self._health, partial(self._dismiss_worker, record))
+        health = WorkerHealth(self._hosts_of_workers, self._left_workers)
+        return HealthGate(record, health, partial(self._dismiss_worker, record))
 
     def _dismiss_worker(self, record: Record, worker: int, failures: Sequence[Evaluation]) -> None:
         """Let other workers retry the failures of a broken worker, which leaves the run, and print its name."""

@@ -79,7 +79,7 @@ def find_expandable(
     for root, group in group_by_individual(evaluations).items():
         latest = group[-1]
         losses = max(latest.curve, default=0)
-        if latest.state != "running" or losses <= latest.resumed_from_step:
+        if latest.state != "running" or latest.tests is not None or losses <= latest.resumed_from_step:
             continue
         passed, rung = halving.locate_in_rungs(root, losses)
         if 2 * len(latest.workers) > 2**passed:

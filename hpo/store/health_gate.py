@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 from hpo.store.changes import StudyChanges
-from hpo.store.evaluations import WAIT, Assignment, Evaluation
+from hpo.store.evaluations import LEAVE, WAIT, Assignment, Evaluation
 from hpo.store.worker_health import Condition, WorkerHealth
 
 if TYPE_CHECKING:
     from hpo.store.record import Record
 
-# The assignment of a trial that has started, `WAIT` if the worker must claim again later, or None.
+# The assignment of a trial that has started, `WAIT` if the worker must claim again later, `LEAVE`, or None.
 Claim = Union[Assignment, str, None]
 
 
@@ -34,6 +34,7 @@ class HealthGate:
         self._changes = StudyChanges()
         self._changes.find_changes(record.read_trials())  # Workers of earlier sessions may have been others.
         self._busy_workers: dict[int, int] = {}  # Workers by their running trials.
+        self._ended_workers: set[int] = set()  # Workers that will not claim again.
         self._idle_workers: set[int] = set()  # Workers that have found nothing left to claim at their latest try.
 
     def claim(self, claim: Callable[[], Assignment | None], attributes: Mapping[str, Any]) -> Claim:
@@ -47,10 +48,10 @@ class HealthGate:
         worker = attributes["worker"]
         condition = self._judge(worker)
         if condition == Condition.LEFT:
-            return None
-        if condition == Condition.BROKEN:
+            return LEAVE
+        if condition == Condition.BROKEN and self._health.list_in_run() - self._ended_workers - {worker}:
             self._dismiss(worker, self._health.remove_worker(worker))
-            return None
+            return LEAVE
         if condition == Condition.WAITING:
             return WAIT
         if condition == Condition.SUSPECTED and (repeated := self._find_test(worker)):
@@ -60,7 +61,10 @@ class HealthGate:
             return assignment
         self._idle_workers.add(worker)
         # The failures of a broken worker are retried when it leaves.
-        return WAIT if any(map(self._is_undecided, self._health.workers - self._idle_workers)) else None
+        if any(map(self._is_undecided, self._health.list_in_run() - self._idle_workers)):
+            return WAIT
+        self._ended_workers.add(worker)
+        return None
 
     def end_test(self, assignment: Assignment, failure: str) -> None:
         """Record the end of the test of a suspected worker; `failure` is empty if the worker has passed."""

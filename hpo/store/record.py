@@ -148,7 +148,8 @@ class Record:
         An evaluation that was retried for this reason before still counts.
         """
         trials = self.read_trials()
-        if evaluation.retry_of is None or is_interrupted(trials[evaluation.retry_of]):
+        before = None if evaluation.retry_of is None else trials[evaluation.retry_of]
+        if before is None or before.state != TrialState.FAIL or is_interrupted(before):
             trial = trials[evaluation.trial]
             copied = copy_retry_attributes(trial)
             self.enqueue(trial.params, trial.distributions, retry_of=trial.number, **copied)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.store.evaluations import SHARED_FIELDS, WAIT, Assignment, Evaluation
+from hpo.store.evaluations import LEAVE, SHARED_FIELDS, WAIT, Assignment, Evaluation
 
 if TYPE_CHECKING:
     from hpo.store.elastic_candidates import ExpandableEvaluation
@@ -62,6 +62,7 @@ class StudyClient:
 
     Attributes:
         objectives: Objectives of the run.
+        has_left: Whether this worker has left the run, since it is broken.
         listeners: Functions that `read_changes` calls with each changed evaluation. Its fields in
             `hpo.store.evaluations.SHARED_FIELDS` are set; other fields have their defaults.
     """
@@ -76,6 +77,7 @@ class StudyClient:
         self.objectives = objectives
         self.is_stopping = is_stopping
         self._change_count = 0
+        self.has_left = False
         self.listeners: list[Callable[[Evaluation], None]] = []
 
     def read_changes(self) -> list[Evaluation]:
@@ -103,6 +105,9 @@ class StudyClient:
     def _claim(self, method: str, *arguments: Any, **attributes: Any) -> Assignment | None:
         while not self.is_stopping():
             claim = self._connection.call(method, *arguments, **attributes)
+            if claim == LEAVE:
+                self.has_left = True
+                return None
             if claim != WAIT:
                 return cast("Assignment | None", claim)
             time.sleep(_SECONDS_BETWEEN_CLAIMS)

@@ -198,7 +198,7 @@ class SuccessiveHalving:
         for index in (*changed, *range(self._seen_count, len(evaluations))):
             evaluation = evaluations[index]
             self._track_state(index, evaluation)
-            if evaluation.imported_from:
+            if evaluation.imported_from or evaluation.tests is not None:
                 continue
             moved.add(root := find_root(evaluation, self._roots))
             if index >= self._seen_count:

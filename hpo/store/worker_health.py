@@ -22,6 +22,7 @@ from hpo.store.evaluations import Evaluation
 # simulated runs loses a healthy worker if a third of all evaluations fail at random (tests/test_worker_health.py).
 _TEST_SIGNIFICANCE = 0.06
 _LEAVE_SIGNIFICANCE = 0.005
+_MAX_TESTS = 6  # A healthy worker fails as many only if nearly all evaluations fail.
 # Messages about a device that is lost, or about connections that the ranks cannot make.
 _DEVICE_ERRORS = re.compile(
     r"ECC error|unspecified launch failure|CUDA error: unknown error|busy or unavailable|no CUDA-capable device"
@@ -56,6 +57,10 @@ class _Ends:
     """Failures since the latest success."""
     failed_tests: int = 0
     """Tests that have failed since the latest success."""
+    streak_began: int = 0
+    """Number of the first failure since the latest success, among all ends."""
+    latest_success: int = -1
+    """Number of the latest success among all ends; -1 if there is none."""
 
     @property
     def length(self) -> int:
@@ -67,10 +72,15 @@ class _Ends:
         """The failures with which others are compared. A streak counts as one: it may be broken as well."""
         return self.failures + bool(self.streak)
 
-    def add_success(self) -> None:
+    def add_success(self, number: int) -> None:
         self.successes += 1
         self.failures += len(self.streak)
         self.streak, self.failed_tests = [], 0
+        self.latest_success = number
+
+    def add_failure(self, evaluation: Evaluation, number: int) -> None:
+        self.streak_began = self.streak_began if self.length else number
+        self.streak.append(evaluation)
 
 
 class WorkerHealth:
@@ -78,47 +88,56 @@ class WorkerHealth:
 
     Args:
         hosts: The host of each worker.
+        left: Workers that have left the run before. Workers that leave are added.
     """
 
-    def __init__(self, hosts: Sequence[int]) -> None:
+    def __init__(self, hosts: Sequence[int], left: set[int] | None = None) -> None:
         self._hosts = hosts
         self._workers = [_Ends() for _ in hosts]
         self._ends_of_hosts = {host: _Ends() for host in hosts}
-        self._left: set[int] = set()
+        self._left = set() if left is None else left
+        self._end_count = 0
         self._trusts_device_errors = True
         self._device_tests: set[int] = set()  # Workers whose test has failed with an error of the device.
 
     def add_end(self, evaluation: Evaluation) -> None:
         """Add an evaluation of this session that has ended by itself. Call it in the order of the ends."""
+        self._end_count += 1
         for ends in self._list_ends(evaluation.worker):
             if evaluation.state == "failed":
-                ends.streak.append(evaluation)
+                ends.add_failure(evaluation, self._end_count)
             else:
-                ends.add_success()
+                ends.add_success(self._end_count)
 
     def judge(self, worker: int, running: Collection[int]) -> Condition:
         """Return the condition of a worker. `running` are the workers that evaluate an individual now, or soon."""
         own, others = self._workers[worker], self._list_others(worker)
         if worker in self._left:
             return Condition.LEFT
-        count = sum(other in running for other in others)
         if not own.length:
             return Condition.HEALTHY
-        has_success = any(self._workers[other].successes for other in others)
-        if own.failed_tests and (worker in self._device_tests or self._is_unlikely(worker, 0, _LEAVE_SIGNIFICANCE)):
-            return Condition.BROKEN
-        if has_success and (self._has_device_error(worker) or self._is_unlikely(worker, 1, _TEST_SIGNIFICANCE)):
-            return Condition.WAITING if own.failed_tests and count else Condition.SUSPECTED
-        if not count:
-            return Condition.HEALTHY
-        waits = self._has_device_error(worker) or self._may_become_unlikely(worker, count)
-        return Condition.WAITING if waits else Condition.HEALTHY
+        is_device_error = self._has_device_error(worker)
+        is_waiting = any(other in running for other in others)
+        # If no other worker has succeeded since the streak began, all may fail for the same reason.
+        if any(self._workers[other].latest_success > own.streak_began for other in others):
+            if own.failed_tests and self._is_decided(worker):
+                return Condition.BROKEN
+            if is_device_error or self._is_unlikely(worker, 1, _TEST_SIGNIFICANCE):
+                return Condition.WAITING if own.failed_tests and is_waiting else Condition.SUSPECTED
+        may_be_broken = is_device_error or (own.length > 1 and self._may_become_unlikely(worker, running, others))
+        return Condition.WAITING if is_waiting and may_be_broken else Condition.HEALTHY
+
+    def _is_decided(self, worker: int) -> bool:
+        """Return whether failed tests are enough to let a worker leave."""
+        has_many = self._workers[worker].failed_tests >= _MAX_TESTS
+        return has_many or worker in self._device_tests or self._is_unlikely(worker, 0, _LEAVE_SIGNIFICANCE)
 
     def pass_test(self, worker: int) -> None:
         """Record that a suspected worker has passed its test: its failures have another cause."""
         self._trusts_device_errors &= not self._has_device_error(worker)
+        self._end_count += 1
         for ends in self._list_ends(worker):
-            ends.add_success()
+            ends.add_success(self._end_count)
 
     def fail_test(self, worker: int, failure: str) -> None:
         """Record that a suspected worker has failed its test."""
@@ -135,14 +154,13 @@ class WorkerHealth:
         host.streak = [evaluation for evaluation in host.streak if evaluation.worker != worker]
         return streak
 
-    @property
-    def workers(self) -> set[int]:
-        """The workers of the session."""
-        return set(range(len(self._workers)))
+    def list_in_run(self) -> set[int]:
+        """Return the workers that have not left the run."""
+        return set(range(len(self._workers))) - self._left
 
     def list_without_failures(self) -> set[int]:
         """Return the workers in the run whose latest evaluation has not failed."""
-        return {worker for worker in self.workers - self._left if not self._workers[worker].length}
+        return {worker for worker in self.list_in_run() if not self._workers[worker].length}
 
     def _list_ends(self, worker: int) -> tuple[_Ends, _Ends]:
         return self._workers[worker], self._ends_of_hosts[self._hosts[worker]]
@@ -163,11 +181,11 @@ class WorkerHealth:
             bool(hosts) and _is_streak_unlikely(own_host.length + more, hosts, significance)
         )
 
-    def _may_become_unlikely(self, worker: int, running: int) -> bool:
-        """Return whether the streak of a worker would be unlikely if `running` evaluations of others succeed."""
-        others = [self._workers[other] for other in self._list_others(worker)]
-        successes = running + sum(ends.successes for ends in others)
-        failures = sum(ends.known_failures for ends in others)
+    def _may_become_unlikely(self, worker: int, running: Collection[int], others: Sequence[int]) -> bool:
+        """Return whether the streak of a worker would be unlikely if the `running` evaluations of others succeed."""
+        ends = [self._workers[other] for other in others]
+        successes = sum(other in running for other in others) + sum(one.successes for one in ends)
+        failures = sum(one.known_failures for one in ends)
         chance = _compute_chance(self._workers[worker].length + 1, successes, failures)
         return chance < _TEST_SIGNIFICANCE / (1 + successes + failures)
 

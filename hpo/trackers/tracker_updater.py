@@ -45,7 +45,8 @@ class TrackerUpdater:
                 evaluation.trial: evaluation
                 for evaluation in [*(record.read_running() if running else []), *record.read_changes()]
             }
-            for root in individuals.add_trials(changed.values()):
+            shown = [evaluation for evaluation in changed.values() if evaluation.tests is None]
+            for root in individuals.add_trials(shown):
                 self._show_individual(study, individuals, root, running)
 
     def _show_individual(self, study: str, individuals: Individuals, root: int, running: bool) -> None:

@@ -26,7 +26,7 @@ _SECONDS_TO_FREE = 30.0  # The driver frees the memory of a killed process withi
 _POLL_SECONDS = 0.1
 # Part of a device's memory that may be missing at the start of an evaluation: libraries keep buffers on the device.
 _TOLERATED_SHARE = 0.05
-_TOLERATED_BYTES = 16 << 20  # That an evaluation may leave behind.
+_TOLERATED_BYTES = 128 << 20  # That an evaluation may leave behind. Libraries keep up to 32 MiB per thread and stream.
 _MEBIBYTE = 1 << 20
 
 
@@ -64,7 +64,7 @@ def _list_variables(kind: torch.device) -> list[str]:
 
 
 def _explain_absence(kind: torch.device | None) -> str:
-    if any(os.environ.get(name) in ("", "-1") for name in _VISIBILITY_VARIABLES):
+    if any(os.environ.get(name) in ("", "-1", "NoDevFiles") for name in _VISIBILITY_VARIABLES):
         return ""  # The user has hidden all devices.
     if kind is None:
         return "this torch was built for CPUs" if has_gpu_files() else ""
@@ -140,6 +140,8 @@ class DeviceMemory:
             torch.accelerator.synchronize(self._device)
         except RuntimeError as error:  # An earlier error has made the context unusable.
             return f"the device reports {format_error(error).partition(chr(10))[0]}"
+        if self._device.type == "cuda":  # cuBLAS keeps a workspace for each thread and stream.
+            torch._C._cuda_clearCublasWorkspaces()
         torch.accelerator.empty_cache()
         left = torch.accelerator.memory_allocated(self._device) - self._allocated_before
         if left <= _TOLERATED_BYTES:

@@ -52,14 +52,19 @@ class CollectiveCheck:
 
     def begin(self) -> None:
         """Compare all collectives until `end` is called."""
+        kinds = dist.ProcessGroup.BackendType
+        has_one_backend = len(set(map(id, self._checked.values()))) == 1
         for device, backend in self._checked.items():
-            self._group._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, backend)
+            # A group has one backend of each kind. UCC stands for the wrapper of gloo beside that of nccl.
+            is_second = device.type == "cpu" and not has_one_backend
+            self._group._register_backend(device, kinds.UCC if is_second else kinds.CUSTOM, backend)
 
     def end(self) -> None:
         """Stop comparing collectives. This also applies to models that already use the group."""
         kinds = dist.ProcessGroup.BackendType
+        of_devices = {"cuda": kinds.NCCL, "xpu": kinds.XCCL}
         for device, backend in self._unchecked.items():
-            kind = getattr(kinds, backend.name().upper(), kinds.CUSTOM)
+            kind = kinds.GLOO if backend.name() == "gloo" else of_devices.get(device.type, kinds.CUSTOM)
             self._group._register_backend(device, kind, backend)
 
 
