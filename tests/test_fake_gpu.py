@@ -199,6 +199,7 @@ def test_check_measures_memory_of_gpus(host: GpuHost) -> None:
 
 
 BATCH_NORM = """
+import os
 import torch, torch.distributed as dist
 from hpo.training.parallel.batch_norm import SharedBatchNorm
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
@@ -206,7 +207,8 @@ for shape in [(4, 3, 2, 2), (4, 3)]:
     inputs = torch.ones(shape, device="cuda", requires_grad=True)
     memory_format = torch.channels_last if len(shape) == 4 else torch.preserve_format
     SharedBatchNorm(3).cuda()(inputs.to(memory_format=memory_format)).sum().backward()
-    print(tuple(inputs.grad.shape))
+    print(tuple(inputs.grad.shape), flush=True)
+os._exit(0)  # torch's threads may abort the process at its exit.
 """
 
 

@@ -151,7 +151,7 @@ def test_supervision_excludes_peers_from_copy_time(monkeypatch: pytest.MonkeyPat
     def ignore(*_: Any, **__: Any) -> Any:
         return ""
 
-    trainer = SimpleNamespace(wait=lambda *_: next(messages), send=ignore, read_output=ignore)
+    trainer = SimpleNamespace(wait=lambda *_: next(messages), send=ignore, read_output=ignore, has_started=True)
     group: Any = SimpleNamespace(trainer=trainer, patience=600.0, store_listeners=[], serve_store=ignore, rank=0)
     leader: Any = SimpleNamespace(
         describe_checkpoint=ignore, make_draft_path=ignore, record_copies=lambda *given: since.append(given[-1])

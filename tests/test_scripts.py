@@ -26,7 +26,7 @@ from hpo.results.reader import RunReader
 from hpo.script_objective import Script, propose_loss_pattern
 from tests.support.chaos import Victim, kill_at_end
 from tests.support.launch import ROOT, Hpo, Mpi
-from tests.support.run_output import find_complete_losses, load_trials
+from tests.support.run_output import find_complete_losses, load_trials, remove_loading_lines
 
 SCRIPTS = ROOT / "tests" / "scripts"
 SEARCH = ["-c", "from hpo.cli import main; main()", "search"]
@@ -306,7 +306,7 @@ def test_mistake_in_command_is_one_message(mpi: Mpi, tmp_path: Path, arguments: 
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("raise SystemExit('it is not imported')\n")
     job = mpi.run(2, *SEARCH, *arguments, cwd=tmp_path)
-    assert (job.returncode, job.stdout) == (2, "")
+    assert (job.returncode, remove_loading_lines(job.stdout)) == (2, "")
     assert job.stderr.startswith(f"error: {message}")
     assert job.stderr.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "broken.py", "package"}

@@ -60,7 +60,7 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
     from hpo.evaluation.rank_group import RankGroup
     from hpo.run.run_stages import RunStages
 
-    with prepare_rank(options, layout, job) as ready, ExitStack() as resources:
+    with prepare_rank(options, layout, job, shows_progress=True) as ready, ExitStack() as resources:
         places = world.allgather(ready.host.place)
         root = run_on_all(
             world, lambda: _begin_session(options, job, ready, places, resources) if job.is_first else None
@@ -112,7 +112,9 @@ def find_job_end(environment: Mapping[str, str]) -> tuple[str, int | None]:
 
 
 @contextmanager
-def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool = False) -> Iterator[RankState]:
+def prepare_rank(
+    options: Options, layout: Layout, job: Job, is_attended: bool = False, shows_progress: bool = False
+) -> Iterator[RankState]:
     """Load the search file and its data, and yield the data of this rank. Collective: call on all ranks.
 
     The first rank of the job checks all options before other ranks load the file, so that a mistake is reported early.
@@ -125,6 +127,7 @@ def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool =
         job: The MPI job.
         is_attended: Whether the output of trainers (processes that run the objective) is shown to the user, as in `hpo
             check`.
+        shows_progress: Whether the first rank prints that data are prepared, which may take long.
     """
     from hpo.evaluation.constraint_client import ConstraintClient
     from hpo.evaluation.devices import check_gpus
@@ -163,7 +166,7 @@ def prepare_rank(options: Options, layout: Layout, job: Job, is_attended: bool =
                 text = f"when {package} is imported, {danger}: each trainer imports it"
                 print(f"{problem.file.path}: {text}", flush=True)
         if problem.file.has_prepare:
-            if world.rank == 0 and not is_attended:
+            if world.rank == 0 and shows_progress:
                 print("preparing data", flush=True)
             run_on_all(world, lambda: _prepare_data(problem, slot, template) if request else None)
             run_on_all(
