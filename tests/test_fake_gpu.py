@@ -234,3 +234,34 @@ def test_question_to_the_driver_is_a_fork_hazard(host: GpuHost, has_nvml: bool, 
     host.variables |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     host.variables |= {} if has_nvml else {"FAKE_GPU_NO_NVML": "1"}
     assert host.run_python(FORK_HAZARD) == f"|4|{hazard}\n{bool(hazard)}\n"
+
+
+COLLECTIVE_CHECK = """
+import os, torch, torch.distributed as dist
+from datetime import timedelta
+from hpo.trainer.collective_check import CollectiveCheck
+from hpo.trainer.process_group import default_group
+default_group.store, default_group.rank, default_group.size, default_group.backend = dist.HashStore(), 0, 1, "nccl"
+default_group.make_process_group(torch.device("cuda", 0))
+group, devices = dist.group.WORLD, [torch.device("cpu"), torch.device("cuda")]
+def show():
+    backends = [group._get_backend(device) for device in devices]
+    for device in devices:
+        dist.all_reduce(torch.ones(1, device=device))
+    print(*[getattr(backend, "wrapped_pg", backend).name() for backend in backends], flush=True)
+show()
+check = CollectiveCheck(group, default_group.store, timedelta(seconds=60))
+check.begin()
+show()
+check.end()
+show()
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_check_of_collectives_keeps_the_backend_of_each_device(host: GpuHost) -> None:
+    before, during, after = host.run_python(COLLECTIVE_CHECK).splitlines()
+    assert before == during == after
+    assert before.split()[0] == "gloo"
+    assert before.split()[1] != "gloo"
