@@ -22,8 +22,11 @@ def parse_lines(output: str) -> list[dict[str, Any]]:
 
 
 def load_trials(run_dir: Path, study: str = "") -> list[optuna.trial.FrozenTrial]:
+    """Return the trials of a run, except tests of suspected workers, which repeat other trials."""
     backend = JournalFileBackend(str((run_dir / "study.log").absolute()))
-    return optuna.load_study(study_name=study or run_dir.name, storage=optuna.storages.JournalStorage(backend)).trials
+    storage = optuna.storages.JournalStorage(backend)
+    trials = optuna.load_study(study_name=study or run_dir.name, storage=storage).trials
+    return [trial for trial in trials if "tests" not in trial.user_attrs]
 
 
 def find_complete_losses(trials: list[optuna.trial.FrozenTrial]) -> dict[int, float]:
