@@ -1,4 +1,4 @@
-"""Test searches on GPUs that pretend (tests/fake_gpu): who computes where, for how long, and what remains on a device.
+"""Test searches on GPUs that pretend (tests/fake_gpu): the ranks, their devices, and the memory that remains.
 
 Kernels compute nothing there, so no test looks at values that a GPU has computed.
 """

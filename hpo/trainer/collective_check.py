@@ -55,7 +55,7 @@ class CollectiveCheck:
         kinds = dist.ProcessGroup.BackendType
         has_one_backend = len(set(map(id, self._checked.values()))) == 1
         for device, backend in self._checked.items():
-            # A group has one backend of each kind. UCC stands for the wrapper of gloo beside that of nccl.
+            # A group has one backend of each kind. UCC stands for the wrapper of gloo, next to that of nccl.
             is_second = device.type == "cpu" and not has_one_backend
             self._group._register_backend(device, kinds.UCC if is_second else kinds.CUSTOM, backend)
 

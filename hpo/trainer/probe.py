@@ -264,7 +264,7 @@ def _iterate_rows(rows: torch.Tensor) -> Iterator[memoryview]:
 
 
 def _reset_peak_memory() -> None:
-    if find_accelerator_in_use() is not None:  # Otherwise, there are no statistics yet.
+    if find_accelerator_in_use() is not None:  # Before that, no statistics exist.
         for index in range(torch.accelerator.device_count()):
             torch.accelerator.reset_peak_memory_stats(index)
     with suppress(OSError):  # Without Linux or permission, the peak is that of the whole process.
