@@ -21,11 +21,11 @@ class RunStop:
     def __init__(self) -> None:
         self.reason: StopRequest | None = None
         self._began_at = math.inf
-        self._ignored_stop: StopRequest | None = None
+        self._cancelled_stops: set[StopRequest] = set()
 
     def begin_stop(self, stop: StopRequest) -> bool:
         """Stop the run for a reason; return false if `is_final(stop)`, or if this reason was cancelled before."""
-        if self.is_final(stop) or stop == self._ignored_stop:
+        if self.is_final(stop) or stop in self._cancelled_stops:
             return False
         self._began_at = clock.now()
         self.reason = stop
@@ -36,7 +36,7 @@ class RunStop:
 
         Late messages that request the same stop are ignored.
         """
-        self._ignored_stop = stop
+        self._cancelled_stops.add(stop)
         if self.reason == stop:
             self.reason, self._began_at = None, math.inf
 
