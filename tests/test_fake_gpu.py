@@ -192,9 +192,10 @@ def test_hang_in_the_start_of_nccl_is_limited_and_explained(host: GpuHost) -> No
 
 
 @pytest.mark.mpi
-def test_check_measures_memory_of_gpus(host: GpuHost) -> None:
+def test_check_measures_memory_of_gpus_without_tf32(host: GpuHost) -> None:
     settings = ("--set", f"folder={host.folder}", "--set", "gigabytes=3")
     host.run_command(["mpirun", "-n", 2, *make_hpo_command("check", SEARCH, *settings)])
+    assert not any(note["tf32"] for note in host.read_notes().values()), "the losses of 1 and 2 ranks would differ"
     assert re.search(r"2 ranks +50 +50 .* 31\d\d 31\d\d$", host.output, re.MULTILINE), host.output
 
 

@@ -38,6 +38,14 @@ def test_slurm_script_requests_its_options(hpo: Hpo, search: str, monkeypatch: p
     assert script.endswith("\nif [ $? -eq 75 ]; then sbatch my_search.sh; fi\n")
 
 
+@pytest.mark.parametrize(("gpus", "cores"), [([], 1), (["--gpus-per-node", 2], 4)])
+def test_job_script_has_more_cores_for_ranks_with_gpus(hpo: Hpo, search: str, gpus: list[object], cores: int) -> None:
+    _, script, _ = hpo("slurm-script", search, "--ranks-per-node", 2, *gpus, "--time", "1h")
+    assert f"\n#SBATCH --cpus-per-task={cores}\n" in script
+    _, script, _ = hpo("pbs-script", search, "--ranks-per-node", 2, *gpus, "--time", "1h")
+    assert f":ncpus={2 * cores}:mpiprocs=2" in script
+
+
 def test_pbs_script_stops_before_its_time_limit(hpo: Hpo, search: str) -> None:
     status, script, _ = hpo("pbs-script", search, "--nodes", 3, "--ranks-per-node", 2, "--time", "1h")
     assert status == 0

@@ -49,7 +49,8 @@ def compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
     return Finding(
         "look",
         f"{text} has other losses the second time, {format_relative(off)} off, from the same first weights",
-        "Something draws without worker.seed: loader processes, a Generator, the clock; or it counts evaluations",
+        "Something draws without worker.seed: loader processes, a Generator, the clock; or it counts evaluations; or "
+        "kernels of a GPU add in another order each time, which torch.use_deterministic_algorithms(True) shows",
     )
 
 

@@ -20,6 +20,7 @@ from hpo.layout import Layout
 
 _SECONDS_TO_STOP = 120  # before the time limit of the job
 _MIN_SECONDS = 600
+_CPUS_PER_GPU = 4  # One core would have to load the data besides the training.
 
 
 @dataclass(frozen=True)
@@ -180,8 +181,11 @@ def _make_command(summary: str, write: Callable[[JobRequest], str]) -> Callable[
             typer.Option(metavar="N", parser=parse_whole_number, help="Ranks per node.  [default: one per GPU, or 1]"),
         ] = None,
         cpus_per_rank: Annotated[
-            int, typer.Option(metavar="N", parser=parse_whole_number, help="CPU cores per rank.")
-        ] = 1,
+            Optional[int],
+            typer.Option(
+                metavar="N", parser=parse_whole_number, help="CPU cores per rank.  [default: 4 with GPUs, otherwise 1]"
+            ),
+        ] = None,
         ranks_per_worker: Annotated[
             Optional[int],
             typer.Option(metavar="N", parser=parse_whole_number, help="Ranks per worker.  [default: 2; 1 if odd]"),
@@ -189,6 +193,8 @@ def _make_command(summary: str, write: Callable[[JobRequest], str]) -> Callable[
     ) -> None:
         ranks = ranks_per_node if ranks_per_node is not None else max(1, gpus_per_node)
         layout = Layout.choose(max(1, nodes * ranks), ranks_per_worker, None)
+        if cpus_per_rank is None:
+            cpus_per_rank = _CPUS_PER_GPU if gpus_per_node else 1
         request = JobRequest(search_space, nodes, ranks, gpus_per_node, cpus_per_rank, time, layout)
         print(write(request), end="")
 

@@ -42,6 +42,7 @@ def write_note(settings, name, **content):
     free, _ = torch.cuda.mem_get_info()
     content |= {"free": round(free / 2**30, 1), "process": os.getpid(), "template": os.getppid()}
     content |= {"visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "local": os.environ.get("LOCAL_RANK")}
+    content |= {"tf32": torch.backends.cudnn.allow_tf32}
     Path(settings.folder, f"{name}.json").write_text(json.dumps(content))
 
 
