@@ -172,10 +172,10 @@ class RootRank:
             record.retry_failed(evaluation)
         ranks = [f"rank {rank} on {self._places[rank].describe()}" for rank in self.manifest.layout.list_ranks(worker)]
         reasons = "; ".join(dict.fromkeys(cut_text(evaluation.failure or "", 200) for evaluation in failures))
-        trials = ", ".join(str(evaluation.trial) for evaluation in failures)
+        trials = f"trial{'s' * (len(failures) > 1)} {', '.join(str(evaluation.trial) for evaluation in failures)}"
         description = (
             f"worker {worker} ({'; '.join(ranks)}) has left the run, since it fails where others succeed. "
-            f"Other workers retry its failures (trials {trials}): {reasons}"
+            f"Other workers retry its failures ({trials}): {reasons}"
         )
         record.record_broken_worker(description)
         warn(f"warning: {description}")
