@@ -62,7 +62,7 @@ class Supervision:
         self._overdue_after = overdue_after
         self._spans_workers = spans_workers
         self._trainer: TrainerClient = group.trainer
-        self._frames: Sequence[FrameSummary] = ()  # stack of the objective when it was cancelled
+        self._frames: Sequence[FrameSummary] = ()  # stack of the objective when it was killed
         self._cancelled_at = self._interrupt_at = self._kill_at = math.inf
         self.is_clean = self._is_watched = False
         self._has_joined = self._has_ended = False
@@ -134,12 +134,12 @@ class Supervision:
 
     def _receive_message(self, kind: str) -> Message | TrainerEnd:
         """Wait for a message of kind `kind`, or for the trainer's end; cancel the evaluation if necessary."""
-        detector = HangDetector(self._group.patience + _SECONDS_TO_ACKNOWLEDGE)
+        detector = HangDetector(self._trainer, self._group.patience + _SECONDS_TO_ACKNOWLEDGE)
         while True:
             self._enforce_limits()
             self._poll()
             now = clock.now()
-            if self._watched.cause is None and detector.is_hanging(self._trainer, now):
+            if self._watched.cause is None and detector.is_hanging(now):
                 return self._make_timeout_message(detector.frames)
             until = min(self._kill_at, self._overdue_at, detector.next_check) - now
             seconds = min(max(until, 0.01), self._poll_seconds)
@@ -172,7 +172,7 @@ class Supervision:
             self._watched.clear_event()
             self._cancel_objective()
         if clock.now() > self._kill_at:
-            self._trainer.kill()
+            self._kill_trainer()
         elif clock.now() >= self._interrupt_at:
             self._interrupt_at = clock.now() + POLL_SECONDS
             self._trainer.interrupt()
@@ -197,18 +197,23 @@ class Supervision:
             group.slot.warn_once(f"rank {group.rank} of worker {group.index}: {warning}")
 
     def _cancel_objective(self) -> None:
-        """Record the objective's stack, and end the objective by an exception, which a signal raises.
+        """End the objective by an exception, which a signal raises.
 
         If the trainer does not react soon, for example in native code, it is killed. The signal is repeated, since the
         trainer may not have begun the evaluation. A trainer that has not joined the process group runs no objective, so
         it is killed at once.
         """
-        self._frames = self._trainer.find_stack()
         self._cancelled_at = self._interrupt_at = self._kill_at = clock.now()
         if self._has_joined:
             # On busy cores, a program needs more than a second to end and to send its trace.
             is_patient = self._is_watched or self._watched.cause == RUN_STOPS
             self._kill_at += _SECONDS_TO_CLEAN_UP if is_patient else _SECONDS_TO_ACKNOWLEDGE
+
+    def _kill_trainer(self) -> None:
+        """Kill a trainer that has not reacted to its cancellation, and record where it was."""
+        if not self._trainer.is_killed:
+            self._frames = self._trainer.find_stack()
+        self._trainer.kill()
 
     def _make_timeout_message(self, frames: Sequence[FrameSummary]) -> Message:
         """Interrupt an objective that hangs in a collective (see `HangDetector`); return a message with its timeout."""

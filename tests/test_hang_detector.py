@@ -1,0 +1,66 @@
+"""Test how an objective that blocks in a collective is detected, from its stack and its CPU time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from traceback import FrameSummary
+from typing import Any
+
+import pytest
+
+from hpo.evaluation.hang_detector import HangDetector
+from hpo.process import clock
+
+COLLECTIVE = FrameSummary("/lib/torch/distributed/distributed_c10d.py", 2000, "all_reduce")
+OBJECTIVE = FrameSummary("search.py", 10, "objective")
+
+
+class TrainerStub:
+    """A trainer with a given CPU time and stack. It counts how often it is asked for its stack."""
+
+    def __init__(self) -> None:
+        self.ticks = 100
+        self.stack: Sequence[FrameSummary] = [OBJECTIVE, COLLECTIVE]
+        self.requests = 0
+
+    def count_cpu_ticks(self) -> int:
+        return self.ticks
+
+    def find_stack(self) -> Sequence[FrameSummary]:
+        self.requests += 1
+        return self.stack
+
+
+@pytest.fixture
+def trainer() -> Any:
+    return TrainerStub()
+
+
+def test_objective_that_waits_in_a_collective_hangs_after_its_patience(trainer: Any) -> None:
+    detector, began = HangDetector(trainer, 8.0), clock.now()
+    assert [detector.is_hanging(began + seconds) for seconds in (1, 3, 5, 7, 9)] == [False, False, False, False, True]
+    assert list(detector.frames) == [OBJECTIVE, COLLECTIVE]
+
+
+def test_busy_objective_is_not_asked_for_its_stack(trainer: Any) -> None:
+    """A process that runs Python code may crash while it writes its stack."""
+    detector, began = HangDetector(trainer, 8.0), clock.now()
+    for seconds in range(3, 60, 3):
+        trainer.ticks += 50
+        assert not detector.is_hanging(began + seconds)
+    assert trainer.requests == 0
+
+
+@pytest.mark.parametrize("stack", [[], [OBJECTIVE], [COLLECTIVE, OBJECTIVE]])
+def test_idle_objective_outside_of_collectives_does_not_hang(trainer: Any, stack: list[FrameSummary]) -> None:
+    trainer.stack = stack
+    detector, began = HangDetector(trainer, 8.0), clock.now()
+    assert not any(detector.is_hanging(began + seconds) for seconds in range(3, 60, 3))
+    assert trainer.requests > 0
+
+
+def test_objective_that_goes_on_from_collective_to_collective_does_not_hang(trainer: Any) -> None:
+    detector, began = HangDetector(trainer, 8.0), clock.now()
+    for seconds in range(3, 60, 3):
+        trainer.stack = [FrameSummary("search.py", seconds, "objective"), COLLECTIVE]
+        assert not detector.is_hanging(began + seconds)
