@@ -1,6 +1,7 @@
 # make search       the default search, on 8 MPI ranks; sets up what it needs
 # make test         all tests; sets up what it needs
 # make test-fast    those that launch no MPI jobs and take no seconds each; half a minute on two cores
+# make test-stress  make test five times in random order, on busy cores; prints which tests failed how often
 # make test-fake-gpu  those on GPUs that pretend, which are a part of make test
 # make test-gpu     searches on the GPUs of this host: ten minutes on one, forty on several; prints a table for a report
 # make test-install packages are built and installed elsewhere; then make test-fast on the oldest Python, with pip
@@ -27,7 +28,7 @@ oldest := $(VENV)-oldest
 install = VIRTUAL_ENV="$(abspath $(1))" $(UV) pip install --quiet --constraint constraints.txt
 pip := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: search test test-fast test-fake-gpu test-gpu test-install cluster-test cluster-soak soak lint docs package setup open-mpi constraints
+.PHONY: search test test-fast test-stress test-fake-gpu test-gpu test-install cluster-test cluster-soak soak lint docs package setup open-mpi constraints
 
 search: $(VENV)/.search
 	PATH="$(abspath $(bin)):$$PATH" mpirun -n 8 python run_islands.py
@@ -37,6 +38,9 @@ test: setup
 
 test-fast: setup
 	PATH="$(abspath $(bin)):$$PATH" python -m pytest -m "not mpi and not slow" --numprocesses 2
+
+test-stress: setup
+	PATH="$(abspath $(bin)):$$PATH" python -m tests.stress
 
 test-fake-gpu: setup
 	PATH="$(abspath $(bin)):$$PATH" python -m pytest tests/test_fake_gpu.py

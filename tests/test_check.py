@@ -39,6 +39,7 @@ from tests.support.launch import (
     needs_fashion_mnist,
     wait_for_job,
 )
+from tests.support.limits import scale
 from tests.test_docs import example
 
 CODE = "from hpo.cli import main; main()"
@@ -270,7 +271,7 @@ def test_check_stops_on_a_signal(mpi: Mpi, tmp_path: Path) -> None:
     told = time.monotonic()
     job.send_signal(signal.SIGUSR1)
     ended = wait_for_job(job, 30)
-    assert time.monotonic() - told < 15
+    assert time.monotonic() - told < scale(15)
     assert ended.returncode == 130
     assert ended.stdout.endswith("Stopped: SIGUSR1\n")
 
@@ -293,7 +294,7 @@ def test_breakpoint_on_one_rank_reads_standard_input(tmp_path: Path) -> None:
     (tmp_path / "asking.py").write_text(ASKING)
     line = make_hpo_command("check", "asking.py")
     ended = subprocess.run(
-        line, cwd=tmp_path, input="p answer\nc\nc\n", capture_output=True, text=True, check=False, timeout=60
+        line, cwd=tmp_path, input="p answer\nc\nc\n", capture_output=True, text=True, check=False, timeout=scale(60)
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "(Pdb) 42\n" in ended.stdout

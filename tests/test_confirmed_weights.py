@@ -30,6 +30,7 @@ from hpo.trainer.search_file import load_search_file
 from hpo.views.page.html_report import render_report
 from tests.support.in_process_template import load_problem, make_run_test
 from tests.support.launch import ALONE, PROGRAM, SEARCHES, Mpi, run_hpo
+from tests.support.limits import scale
 from tests.support.run_output import load_trials
 from tests.support.runs import make_run
 from tests.support.writer_stubs import LeaderStub, make_trainer_stub, make_writer
@@ -201,13 +202,13 @@ def test_resume_after_a_crash_in_test_tests_the_confirmed_winner(mpi: Mpi, tmp_p
     arguments = [PROGRAM, LUCKY, "--run-dir", "run", "--evaluations", 2, "--confirm-seeds", 2, "--resume", *ALONE]
     (tmp_path / "wait").touch()
     job = mpi.start(1, *arguments, cwd=tmp_path)
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + scale(90)
     while not (tmp_path / "testing").exists():
         assert time.monotonic() < deadline
         assert job.poll() is None, job.communicate()
         time.sleep(0.05)
     os.killpg(job.pid, signal.SIGKILL)
-    job.communicate(timeout=30)
+    job.communicate(timeout=scale(30))
     (tmp_path / "wait").unlink()
     end = mpi.run(1, *arguments, cwd=tmp_path)
     assert (end.returncode, end.stderr) == (0, "")

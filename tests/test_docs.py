@@ -20,6 +20,7 @@ from PIL import Image
 from hpo.store.weights import read_weights
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, ROOT, Mpi
+from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def test_interrupted_training_resumes_and_keeps_best_weights(
     loading = blocks("docs/training/checkpoints.md", "python")[1]
     assert '"runs/long/best.safetensors"' in loading
     command = [sys.executable, "-c", loading.replace("runs/long", "whole")]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=scale(60)).stdout
     assert printed.startswith("0 {'width': 128, ")
 
 
@@ -233,7 +234,9 @@ def make_images(folder: Path) -> None:
 
 @pytest.mark.parametrize("script", blocks("docs/operation/clusters.md", "bash") + blocks("docs/tutorial.md", "bash"))
 def test_scripts_are_bash(script: str) -> None:
-    checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False, timeout=10)
+    checked = subprocess.run(
+        ["bash", "-n"], input=script, capture_output=True, text=True, check=False, timeout=scale(10)
+    )
     assert (checked.returncode, checked.stderr) == (0, "")
 
 

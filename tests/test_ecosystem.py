@@ -23,6 +23,7 @@ from hpo.objectives import Objectives
 from hpo.results.reader import RunReader
 from hpo.store.record import Record
 from tests.support.launch import ROOT, SEARCHES, Mpi, call_hpo, wait_for_job
+from tests.support.limits import scale
 from tests.support.run_output import load_trials
 from tests.support.runs import add_evaluation, make_run, make_run_of_everything
 
@@ -99,7 +100,7 @@ def dashboard(journal: Path) -> Iterator[Dashboard]:
         yield Dashboard(port)
     finally:
         server.terminate()
-        server.wait(timeout=30)
+        server.wait(timeout=scale(30))
 
 
 def answers(port: int) -> bool:
@@ -108,7 +109,7 @@ def answers(port: int) -> bool:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + scale(SECONDS)
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.1)

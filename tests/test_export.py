@@ -25,6 +25,7 @@ from hpo import Categorical, SearchSpace
 from hpo.store.run_dir import RunDir
 from hpo.trainer.search_file import load_search_file
 from tests.support.launch import ROOT, SEARCHES, call_hpo, make_hpo_command
+from tests.support.limits import scale
 from tests.support.run_output import load_trials
 from tests.support.runs import (
     add_evaluation,
@@ -327,7 +328,7 @@ def test_closed_or_full_output_ends_command(
             stdout=out,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=scale(60),
             check=False,
         )
     assert (job.returncode, job.stderr) == (status, message)
@@ -385,7 +386,7 @@ def test_closed_standard_output_is_an_error(tmp_path: Path, command: str) -> Non
     name, *options = command.split()
     line = make_hpo_command(name, "run", *options)
     closed = partial(os.close, 1)  # like >&- in a shell
-    job = subprocess.run(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60, preexec_fn=closed)
+    job = subprocess.run(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=scale(60), preexec_fn=closed)
     assert (job.returncode, job.stderr) == (2, "error: the standard output cannot be written: Bad file descriptor\n")
     assert (tmp_path / "run" / "study.log").read_bytes() == before
 
@@ -395,7 +396,7 @@ def test_run_with_closed_standard_output_finishes(tmp_path: Path) -> None:
     program, search = str(ROOT / "run_islands.py"), str(SEARCHES / "tiny.py")
     line = [sys.executable, program, search, "--run-dir", "run", "--evaluations", "2"]
     closed = partial(os.close, 1)
-    job = subprocess.run(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=100, preexec_fn=closed)
+    job = subprocess.run(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=scale(100), preexec_fn=closed)
     assert (job.returncode, job.stderr) == (0, "")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["evaluations"]["complete"] >= 1
 
@@ -404,5 +405,5 @@ def test_files_do_not_get_descriptors_of_closed_streams(tmp_path: Path) -> None:
     code = "import os\nos.close(0)\nos.close(1)\nfrom hpo.process.standard_streams import fill_closed_streams\n"
     code += "fill_closed_streams()\nfile = open('study.log', 'w')\nassert file.fileno() > 2\n"
     code += "try:\n    os.write(1, b'x')\nexcept OSError as error:\n    assert error.errno == 9\nelse:\n    raise\n"
-    shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=60)
+    shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=scale(60))
     assert (shown.returncode, shown.stderr) == (0, b"")

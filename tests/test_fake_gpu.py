@@ -19,6 +19,7 @@ import pytest
 
 from tests.fake_gpu.build import build_fake_gpu, find_obstacle
 from tests.support.launch import PROGRAM, SEARCHES, make_hpo_command, wait_for_job, write_changed_program
+from tests.support.limits import scale
 from tests.support.run_output import load_trials
 
 SEARCH = SEARCHES / "on_gpus.py"
@@ -85,7 +86,12 @@ class GpuHost:
         """Run Python code in a process on this host, and return its output."""
         command = [sys.executable, "-c", code]
         done = subprocess.run(
-            command, env={**os.environ, **self.variables}, capture_output=True, text=True, check=False, timeout=100
+            command,
+            env={**os.environ, **self.variables},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=scale(100),
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

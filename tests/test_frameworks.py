@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.launch import ROOT, Mpi
+from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials
 from tests.test_docs import commands_with, example
 from tests.test_scripts import LR, SCRIPTS, SEARCH
@@ -37,7 +38,7 @@ def check_with_torchrun(folder: Path, trial: Any, pattern: str, *command: object
     options = [part for name, value in trial.params.items() for part in (f"--{name}", str(value))]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     line = [*torchrun, *map(str, command), *options]
-    job = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=100, check=True)
+    job = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=scale(100), check=True)
     expected = [float(loss) for loss in re.findall(pattern, job.stdout)]
     assert len(expected) > 1
     assert list(trial.intermediate_values.values()) == expected
@@ -84,7 +85,7 @@ def test_callback_reports_numbers_in_a_search_on_one_process(tmp_path: Path) -> 
     )
     (tmp_path / "metrics").touch()
     environment = {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, timeout=scale(60))
     lines = ['{"eval_wer": 0.5, "loss": 1.0}\n', '{"eval_loss": 1.0, "loss": 0.5}\n']
     assert (tmp_path / "metrics").read_text() == "".join(lines)
 
@@ -92,7 +93,9 @@ def test_callback_reports_numbers_in_a_search_on_one_process(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_callback_without_transformers_names_the_extra() -> None:
     program = "import sys\nsys.modules['transformers'] = None\nimport hpo.training.transformers\n"
-    job = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    job = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=scale(60)
+    )
     assert job.returncode == 1
     last = job.stderr.splitlines()[-1]
     assert last.startswith("ModuleNotFoundError: hpo.training.transformers needs transformers (")

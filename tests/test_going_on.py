@@ -26,6 +26,7 @@ from hpo.store.evaluations import Assignment
 from hpo.store.weights import read_weights
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
+from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials
 from tests.support.saving import make_saving_arguments, read_epochs
 from tests.support.sharing import make_sharing_arguments
@@ -84,7 +85,7 @@ def stop_run(victim: Victim, number: int = signal.SIGUSR1) -> None:
     stopped_at = time.monotonic()
     victim.job.send_signal(number)
     assert victim.wait(30) == (75, "")
-    assert time.monotonic() - stopped_at < 10
+    assert time.monotonic() - stopped_at < scale(10)
 
 
 def assert_same_weights(run_dir: Path, expected_dir: Path) -> None:

@@ -17,6 +17,7 @@ from hpo.run.supervisor import Supervisor
 from tests.support.chaos import Victim
 from tests.support.endurance import ENDLESS
 from tests.support.launch import PROGRAM, ROOT, SEARCHES, Mpi, make_hpo_command, write_changed_program
+from tests.support.limits import scale
 from tests.support.run_output import load_trials
 from tests.support.runs import QUICK
 
@@ -58,7 +59,9 @@ def test_objective_that_changes_process_gets_new_trainer(mpi: Mpi, tmp_path: Pat
 
 def run_supervise(folder: Path, *command: object, restarts: int = 3) -> subprocess.CompletedProcess[str]:
     line = make_hpo_command("supervise", "--max-restarts", restarts, "mpirun", *command)
-    return subprocess.run(line, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(
+        line, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=scale(100), check=False
+    )
 
 
 def test_supervise_gives_up_individual_that_crashes_job(mpi: Mpi, tmp_path: Path) -> None:
@@ -104,7 +107,7 @@ esac
 exit {status}
 """
     line = make_hpo_command("supervise", "--max-restarts", 1, "bash", "-c", job, "--run-dir", "run")
-    ended = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=scale(60))
     assert (ended.returncode, ended.stderr) == (status, "")
     without = "(1 of 1 without progress)"
     again = f"hpo supervise: the job ended with status {status}, after 0 evaluations; restarting it {without}\n"
@@ -217,6 +220,6 @@ exec sleep 100
     monkeypatch.chdir(tmp_path)
     start = time.monotonic()
     assert Supervisor(["./srun", "--run-dir", "run"], 1, messages.append).run() == 0
-    assert time.monotonic() - start < 40
+    assert time.monotonic() - start < scale(40)
     assert len(messages) == 1
     assert re.match(r"the job ended with status 143, after 0 evaluations; restarting it", messages[0])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launch import ROOT, Mpi, write_changed_program
+from tests.support.limits import scale
 from tests.support.run_output import load_trials
 
 pytestmark = pytest.mark.mpi
@@ -32,7 +33,7 @@ exec ip netns exec $host unshare --uts bash -c "hostname $host; exec $*"
 
 def run_ip(arguments: str, check: bool = True) -> str:
     command = ["ip", *arguments.split()]
-    return subprocess.run(command, check=check, capture_output=True, text=True, timeout=20).stdout
+    return subprocess.run(command, check=check, capture_output=True, text=True, timeout=scale(20)).stdout
 
 
 def delete_network() -> None:
@@ -63,7 +64,9 @@ def make_network() -> None:
 @pytest.fixture
 def two_hosts(tmp_path: Path) -> Iterator[Mpi]:
     """Yield an mpirun that starts half of its ranks on each of two hosts. A network bridge connects the hosts."""
-    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False, timeout=20).stdout
+    version = subprocess.run(
+        ["mpirun", "--version"], capture_output=True, text=True, check=False, timeout=scale(20)
+    ).stdout
     if os.geteuid() or not all(map(shutil.which, ("ip", "unshare", "hostname"))) or "HYDRA" not in version:
         pytest.skip("two hosts need root, iproute2, util-linux, hostname and MPICH's mpirun")
     launcher = tmp_path / "launcher"
@@ -88,7 +91,7 @@ def two_hosts(tmp_path: Path) -> Iterator[Mpi]:
 
 def test_worker_spans_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
     options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 2, "--set", "epochs=2", "--run-dir", "run"]
-    job = two_hosts.run(4, ROOT / "run_islands.py", *options, cwd=tmp_path)
+    job = two_hosts.launch(4, ROOT / "run_islands.py", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert "4 ranks, 1 worker of 4, 1 island, 2 hosts" in job.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -101,7 +104,7 @@ def test_objective_for_torchrun_runs_on_two_hosts(two_hosts: Mpi, tmp_path: Path
     """Each host has its own template. All trainers connect to one store, on the host of the leader."""
     search = ROOT / "tests" / "searches" / "torchrun.py"
     options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 2, "--set", f"folder={tmp_path}"]
-    job = two_hosts.run(4, ROOT / "run_islands.py", search, *options, "--run-dir", "run", cwd=tmp_path)
+    job = two_hosts.launch(4, ROOT / "run_islands.py", search, *options, "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     found = sorted(tmp_path.glob("*-?.json"))
     assert len(found) == 8
@@ -117,7 +120,7 @@ def test_accelerate_finds_its_ranks_on_two_hosts(two_hosts: Mpi, tmp_path: Path)
     search = ["-c", "from hpo.cli import main; main()", "search", "--space", "lr=Float(1e-3, 1e-1, log=True)"]
     options = ["--loss", r"val_loss=(\S+)", "--ranks-per-worker", 4, "--evaluations", 2, "--run-dir", "run"]
     script = ROOT / "tests" / "scripts" / "accelerated.py"
-    job = two_hosts.run(4, *search, *options, "--", script, "--mixed_precision", "bf16", cwd=tmp_path)
+    job = two_hosts.launch(4, *search, *options, "--", script, "--mixed_precision", "bf16", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     for trial in (0, 1):
         printed = (tmp_path / "run" / "logs" / f"{trial}.txt").read_text()
@@ -136,7 +139,7 @@ def test_elastic_workers_on_two_hosts_join(two_hosts: Mpi, tmp_path: Path) -> No
     (tmp_path / "start.json").write_text(json.dumps(start))
     search = [ROOT / "run_islands.py", ROOT / "tests" / "searches" / "growing.py", "--enqueue", "start.json"]
     options = ["--ranks-per-worker", 2, "--elastic", "--islands", 1, "--evaluations", 2, "--run-dir", "run"]
-    job = two_hosts.run(4, *search, *options, "--set", "seconds=2", cwd=tmp_path)
+    job = two_hosts.launch(4, *search, *options, "--set", "seconds=2", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert "2 complete, of 2; 1 with more than one worker" in job.stdout
 
@@ -152,6 +155,6 @@ def test_rank_error_ends_job_on_all_hosts(two_hosts: Mpi, tmp_path: Path) -> Non
         "RankGroup.connect = connect\n",
     )
     search = ROOT / "tests" / "searches" / "quick.py"
-    job = two_hosts.run(4, program, search, "--ranks-per-worker", 4, "--run-dir", "run", cwd=tmp_path, timeout=60)
+    job = two_hosts.launch(4, program, search, "--ranks-per-worker", 4, "--run-dir", "run", cwd=tmp_path, timeout=60)
     assert job.returncode != 0
     assert job.stderr.count("error: injected") == 1

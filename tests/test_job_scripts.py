@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.launch import Hpo
+from tests.support.limits import scale
 
 
 def check_syntax(script: str) -> None:
-    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False, timeout=20)
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False, timeout=scale(20))
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -25,6 +25,7 @@ from hpo.trainer.search_file import load_search_file
 from hpo.views.confirmation_text import describe_confirmed
 from tests.support.evaluations import make_evaluation
 from tests.support.launch import ALONE, PROGRAM, SEARCHES, Mpi, wait_for_job
+from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials, parse_lines
 from tests.support.runs import start_session
 
@@ -218,7 +219,7 @@ def test_confirmations_survive_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) -> No
             )
             ranks, layout = (4, []) if number == signal.SIGUSR1 else (2, ["--ranks-per-worker", 1])
             job = mpi.start(ranks, *arguments, *layout, "--set", "seconds=0.25", cwd=tmp_path, stdout=log.fileno())
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + scale(60)
             line = re.compile(rf"^ *{done + 2}/", re.MULTILINE)
             while True:
                 _, confirming, lines = (tmp_path / "log").read_text().rpartition("confirming")
@@ -232,7 +233,7 @@ def test_confirmations_survive_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) -> No
                 assert "to confirm the best" in (tmp_path / "log").read_text()
             else:
                 os.killpg(job.pid, number)
-                job.communicate(timeout=30)
+                job.communicate(timeout=scale(30))
     before = find_complete_losses(load_trials(tmp_path / "run", "run-confirm"))
     end = mpi.run(1, *arguments, *ALONE, cwd=tmp_path)
     assert (end.returncode, end.stderr) == (0, "")

@@ -14,6 +14,7 @@ from hpo.run.launchers import find_launcher, find_program
 from hpo.run.live_hosts import StartPlan, can_find_live_hosts, find_live_hosts, plan_start
 from hpo.run.program_words import find_option, set_option
 from hpo.run.slurm import expand_counts
+from tests.support.limits import scale
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x2),1"}
 PROGRAM = "hpo search s.py --run-dir r"
@@ -148,7 +149,7 @@ def test_lost_node_is_found_although_its_step_hangs(monkeypatch: pytest.MonkeyPa
     assert launcher
     start = time.monotonic()
     plan = plan_start(launcher, 2, lambda: False)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < scale(20)
     assert (plan.workers, plan.ranks, plan.missing) == (2, "4 ranks on n1", ("n2", "n3"))
     assert find_option(plan.words, "--ranks-per-worker") == "2"
     assert find_option(plan.words, "--islands") == "2"

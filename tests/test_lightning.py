@@ -18,6 +18,7 @@ import pytest
 from hpo.store.weights import read_weights
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
+from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials
 
 LIT = SEARCHES / "lit.py"
@@ -104,7 +105,7 @@ def test_lightning_run_stops_cleanly_on_a_signal(mpi: Mpi, tmp_path: Path) -> No
     asked = time.monotonic()
     victim.job.send_signal(signal.SIGTERM)  # of which Lightning has a handler of its own
     assert victim.wait(30) == (75, "")
-    assert time.monotonic() - asked < 10
+    assert time.monotonic() - asked < scale(10)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["waiting"] == 1
 
 
@@ -116,7 +117,9 @@ def test_lightning_module_without_lightning_names_the_extra() -> None:
         "sys.modules['lightning'] = None\n"
         "import hpo.training.lightning\n"
     )
-    job = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    job = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=scale(60)
+    )
     assert job.returncode == 1
     last = job.stderr.splitlines()[-1]
     assert last.startswith("ModuleNotFoundError: hpo.training.lightning needs Lightning (")

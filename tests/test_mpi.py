@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.chaos import Victim, kill_at_end
 from tests.support.launch import PROGRAM, PROGRAMS, SEARCHES, Mpi
+from tests.support.limits import scale
 from tests.support.run_output import load_trials
 
 
@@ -40,7 +41,9 @@ def test_communicator_delivers_and_sleeps_while_it_waits(each_mpi: Mpi, ranks: i
 @pytest.mark.slow
 def test_worker_of_any_size_trains_like_one_process(tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAMS / "training.py")]
-    lines = parse_rank_lines(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200), 6)
+    lines = parse_rank_lines(
+        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=scale(200)), 6
+    )
     assert [line["size"] for line in lines] == [1, 2, 2, 3, 3, 3]
     for line in lines:
         peers = [peer for peer in lines if peer["size"] == line["size"]]

@@ -21,6 +21,7 @@ from hpo.training.parallel.stage_partition import list_blocks, partition_stages
 from hpo.training.parallel.strategy import compute_per_sample
 from hpo.training.recipe import make_lr_scheduler, make_optimizer
 from tests.support.launch import PROGRAMS
+from tests.support.limits import scale
 
 Told = dict[str, list[float]]
 
@@ -95,7 +96,7 @@ CHECKS = {
 )
 def test_each_strategy_computes_the_losses_of_one_process(ranks: int, cases: str) -> None:
     command = [sys.executable, str(PROGRAMS / "parallel.py"), str(ranks), cases]
-    job = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    job = subprocess.run(command, capture_output=True, text=True, check=False, timeout=scale(200))
     assert (job.returncode, job.stderr) == (0, "")
     told: dict[str, Told] = json.loads(job.stdout)
     assert sorted(told) == sorted(cases.split(","))

@@ -21,6 +21,7 @@ from hpo.store.recorded_options import OPTIONS
 from hpo.store.run_dir import RunDir
 from hpo.store.trials import _VALIDATORS
 from tests.support.launch import PROGRAM, ROOT, Mpi
+from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials
 from tests.test_docs import blocks, example
 
@@ -68,7 +69,7 @@ def test_listings_that_read_a_run_print_its_content(mpi: Mpi, tmp_path: Path) ->
 
 def run_listing(listing: str, folder: Path) -> str:
     command = [sys.executable, "-W", "ignore", "-c", listing]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=scale(120)).stdout
 
 
 def test_attributes_of_trials_are_those_of_the_code() -> None:

@@ -21,6 +21,7 @@ from hpo.run.supervisor import compute_pause
 from tests.support.chaos import Victim, find_children
 from tests.support.endurance import ENDLESS, FAULTY, WAYS, measure_failure_recovery, survive
 from tests.support.launch import ALONE, PROGRAM, ROOT, Mpi, make_hpo_command, wait_for_job, write_changed_program
+from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials, parse_lines, remove_loading_lines
 from tests.support.runs import QUICK
 from tests.support.saving import make_saving_arguments
@@ -174,7 +175,7 @@ def test_signal_stops_run_and_resume_continues(each_mpi: Mpi, tmp_path: Path, na
     stopped_at = time.monotonic()
     victim.job.send_signal(getattr(signal, f"SIG{name}"))
     status, errors = victim.wait(30)
-    assert time.monotonic() - stopped_at < 10
+    assert time.monotonic() - stopped_at < scale(10)
     assert status == 75, errors
     output = (tmp_path / "log").read_text()
     assert "2 waiting to be evaluated, of 40" in output
@@ -248,7 +249,7 @@ def test_run_stops_at_time_limit(mpi: Mpi, tmp_path: Path) -> None:
         jobs[name] = mpi.start(2, *arguments, cwd=tmp_path, SLURM_JOB_END_TIME=str(end))
     for name, reason in (("limit", "--time-limit 14.0 s"), ("slurm", "the end of the job")):
         job = wait_for_job(jobs[name])
-        assert 6 < time.monotonic() - start < 50, "an epoch takes 60 s"
+        assert 6 < time.monotonic() - start < scale(50), "an epoch takes 60 s"
         assert (job.returncode, job.stderr) == (75, "")
         assert f"Stopped: {reason}. To resume: the same command with --run-dir {name} --resume" in job.stdout
         summary = json.loads((tmp_path / name / "summary.json").read_text())
@@ -270,7 +271,7 @@ def test_second_interrupt_stops_hanging_run_at_once(mpi: Mpi, tmp_path: Path) ->
     os.kill(rank, signal.SIGINT)
     status, errors = victim.wait(30)
     assert status != 0
-    assert time.monotonic() - stopped_at < 5
+    assert time.monotonic() - stopped_at < scale(5)
     assert "stopped at once" in errors
 
 
@@ -343,7 +344,7 @@ def test_supervise_restarts_job_that_crashes(tmp_path: Path) -> None:
         )
     try:
         for restarts in (0, 1):
-            end = time.monotonic() + 60
+            end = time.monotonic() + scale(60)
             while not has_progress(restarts) and time.monotonic() < end:
                 time.sleep(0.05)
             (mpirun,) = find_children(supervisor.pid)
@@ -366,7 +367,7 @@ def test_supervise_gives_up_without_progress(tmp_path: Path) -> None:
         line = make_hpo_command("supervise", "--max-restarts", restarts, *command)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         return subprocess.run(
-            line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+            line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=scale(60), check=False
         )
 
     crashing = supervise("bash", "-c", "exit 7", "--run-dir", "run")
@@ -393,7 +394,7 @@ def test_supervise_stopped_at_start_stops_job(tmp_path: Path) -> None:
     script.write_text("trap 'exit 75' USR1\ntouch started\nfor i in $(seq 600); do sleep 0.1; done\n")
     command = make_hpo_command("supervise", "bash", "-c", "kill -TERM $PPID; source job.sh", "--run-dir", "run")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    stopped = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=40)
+    stopped = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=scale(40))
     assert stopped.returncode == 75
 
 
@@ -430,7 +431,7 @@ def test_run_directory_is_locked_until_its_run_ends(mpi: Mpi, tmp_path: Path) ->
     first.wait()
     (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("[0-9]*")
     assert [oct(path.stat().st_mode & 0o777) for path in (checkpoint, checkpoint.parent)] == ["0o640", "0o750"]
-    third = mpi.run(1, *again, cwd=tmp_path)
+    third = mpi.launch(1, *again, cwd=tmp_path)
     assert third.returncode == 0, third.stderr
     assert "6 complete, of 6" in third.stdout
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "run").iterdir()}
@@ -462,7 +463,7 @@ def test_full_disk_ends_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False, timeout=20).returncode:
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False, timeout=scale(20)).returncode:
         pytest.skip("a small disk needs root and the permission to mount it")
     try:
         (tmp_path / "start.json").write_text('[{"x": 0.5}]')
@@ -488,7 +489,7 @@ def test_full_disk_ends_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
         full = mpi.run(1, *arguments, 500, *ALONE, cwd=tmp_path)
         assert (full.returncode, remove_loading_lines(full.stdout)) == (2, "")
         assert re.match(r"error: .* cannot be (written|used): No space left on device[^\n]*\n$", full.stderr)
-        subprocess.run(["mount", "-o", "remount,size=1m", str(disk)], check=True, timeout=20)
+        subprocess.run(["mount", "-o", "remount,size=1m", str(disk)], check=True, timeout=scale(20))
         more = len(complete) + 5
         again = mpi.run(1, *arguments, more, *ALONE, cwd=tmp_path)
         assert again.returncode == 0, again.stderr
@@ -496,4 +497,4 @@ def test_full_disk_ends_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
         assert {number: after[number] for number in complete} == complete
         assert len(after) == more
     finally:
-        subprocess.run(["umount", str(disk)], check=True, timeout=20)
+        subprocess.run(["umount", str(disk)], check=True, timeout=scale(20))

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, ROOT, Mpi, make_hpo_command
+from tests.support.limits import scale
 
 LAYERS, CYCLES, ONE = "packages import only packages below them", "no import cycles", "one module imports Propulate"
 RANKS, TRAINERS = "ranks import no torch", "trainers import no MPI"
@@ -49,7 +50,7 @@ WRONG = [
 def check_contracts(folder: Path) -> subprocess.CompletedProcess[str]:
     """Check the import contracts of the package in a folder, and return the ended process."""
     program = Path(sys.executable).with_name("lint-imports")
-    return subprocess.run([program, "--no-cache"], cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run([program, "--no-cache"], cwd=folder, capture_output=True, text=True, timeout=scale(60))
 
 
 @pytest.mark.parametrize(("module", "line", "contract"), WRONG)
@@ -80,7 +81,7 @@ def test_import_of_hpo_does_not_import_torch() -> None:
         "assert not {'torch', 'mpi4py', 'optuna'} & set(sys.modules)\n"
         "assert hpo.Worker.__name__ == 'Worker' and 'torch' in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=scale(60))
 
 
 @pytest.mark.slow
@@ -96,7 +97,7 @@ def test_import_of_rank_modules_does_not_import_torch() -> None:
     packages = [
         f"hpo.{name}" for name in ("run", "check", "cli", "evaluation", "breeding", "ranks", "store", "process")
     ]
-    subprocess.run([sys.executable, "-c", program, *packages], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program, *packages], check=True, timeout=scale(60))
 
 
 LAUNCHES: dict[str, Callable[[Path], object]] = {

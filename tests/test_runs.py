@@ -33,6 +33,7 @@ from tests.support.launch import (
     run_hpo,
     wait_for_job,
 )
+from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials, parse_lines, remove_loading_lines
 from tests.support.runs import QUICK, start_session
 
@@ -100,9 +101,11 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
 
     top = make_hpo_command("top", run_dir, "-n", 1)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    as_json = subprocess.run([*top, "--json"], env=environment, capture_output=True, text=True, check=True, timeout=60)
+    as_json = subprocess.run(
+        [*top, "--json"], env=environment, capture_output=True, text=True, check=True, timeout=scale(60)
+    )
     assert json.loads(as_json.stdout)["top"] == [summary["best"]]
-    table = subprocess.run(top, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    table = subprocess.run(top, env=environment, capture_output=True, text=True, check=True, timeout=scale(60))
     assert "13 complete, of 13" in table.stdout
 
 
@@ -213,7 +216,7 @@ def list_running(run_dir: Path) -> list[optuna.trial.FrozenTrial]:
 
 def kill_after(job: subprocess.Popen[str], evaluations: int, log: Path) -> None:
     """Kill all processes of a job at once, after it has reported `evaluations` and while others are running."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + scale(60)
     while len(parse_lines(log.read_text())) < evaluations and time.monotonic() < deadline and job.poll() is None:
         time.sleep(0.02)
     ended = len(find_complete_losses(load_trials(log.parent / "run")))
@@ -223,7 +226,7 @@ def kill_after(job: subprocess.Popen[str], evaluations: int, log: Path) -> None:
     while not list_running(log.parent / "run") and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(job.pid, signal.SIGKILL)
-    job.communicate(timeout=30)
+    job.communicate(timeout=scale(30))
 
 
 def test_killed_run_is_resumed_in_another_layout(mpi: Mpi, tmp_path: Path) -> None:
@@ -376,7 +379,7 @@ def test_launcher_of_another_mpi_is_refused(tmp_path: Path) -> None:
     another = [mpi for mpi in list_available_mpis() if mpi.python != Mpi().python]
     if not another:
         pytest.skip("no second MPI: make open-mpi")
-    job = Mpi(python=another[0].python).run(2, PROGRAM, QUICK, cwd=tmp_path)
+    job = Mpi(python=another[0].python).launch(2, PROGRAM, QUICK, cwd=tmp_path)
     assert (job.returncode, remove_loading_lines(job.stdout)) == (2, "")
     assert job.stderr.count("error: 2 ranks were started (PMI_SIZE=2), and mpi4py finds 1") == 1
     assert not (tmp_path / "runs").exists()

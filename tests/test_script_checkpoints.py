@@ -22,6 +22,7 @@ from hpo.store.weights import read_weights
 from hpo.trainer.checkpoint_file import read_checkpoint_file
 from tests.support.chaos import Victim, kill_at_end
 from tests.support.launch import ROOT, Mpi
+from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials
 
 SAVING = ROOT / "tests" / "scripts" / "saving.py"
@@ -41,7 +42,7 @@ def assert_losses_are_as_if_undisturbed(trials: list[Any]) -> None:
 
 def wait_for_losses(run_dir: Path, number: int) -> None:
     """Wait until an evaluation of the run has reported `number` losses."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + scale(60)
     while True:
         assert time.monotonic() < end
         with suppress(OSError, KeyError, ValueError):  # The study may not exist yet.
@@ -162,7 +163,9 @@ def test_script_functions_outside_search_do_nothing(tmp_path: Path) -> None:
         "hpo.save_checkpoint(object())\nhpo.offer_weights(None)\nhpo.report('no number')\n"
         "print(hpo.checkpoint, hpo.trial, hpo.folder, 'torch' in sys.modules)\n"
     )
-    job = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    job = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=scale(60)
+    )
     assert (job.stdout, job.stderr) == ("None None None False\n", "")
     assert list(tmp_path.iterdir()) == []
 

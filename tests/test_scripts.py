@@ -26,6 +26,7 @@ from hpo.results.reader import RunReader
 from hpo.script_objective import Script, propose_loss_pattern
 from tests.support.chaos import Victim, kill_at_end
 from tests.support.launch import ROOT, Hpo, Mpi
+from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials, remove_loading_lines
 
 SCRIPTS = ROOT / "tests" / "scripts"
@@ -38,7 +39,12 @@ def run_torchrun(folder: Path, params: dict[str, Any]) -> list[float]:
     options = [part for name, value in params.items() for part in (f"--{name}", str(value))]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     job = subprocess.run(
-        [*torchrun, SCRIPTS / "ddp.py", *options], cwd=folder, capture_output=True, text=True, timeout=100, check=True
+        [*torchrun, SCRIPTS / "ddp.py", *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=scale(100),
+        check=True,
     )
     return [float(loss) for loss in re.findall(r"val_loss=(\d+\.\d{6})", job.stdout)]
 
@@ -461,7 +467,7 @@ def test_report_outside_search_does_nothing() -> None:
         "import sys, hpo\nassert hpo.report(0.5, accuracy=1) is None\nassert hpo.trial is None and hpo.folder is None\n"
         "assert not {'torch', 'numpy', 'optuna', 'mpi4py'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=scale(60))
 
 
 OPTIONS = """

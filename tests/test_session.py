@@ -32,6 +32,7 @@ from hpo.store.storage import open_storage
 from hpo.store.storage_url import mask_password
 from hpo.store.study_objectives import make_study
 from hpo.trainer.search_file import load_search_file
+from tests.support.limits import scale
 from tests.support.runs import QUICK, claim_evaluation, complete_evaluations, start_session
 
 
@@ -249,14 +250,14 @@ def test_resume_with_invalid_run_json_is_one_message(tmp_path: Path, content: st
 def test_run_dir_without_write_permission_is_one_message(tmp_path: Path) -> None:
     make_killed_run(tmp_path / "run")
     mount = ["mount", "--bind", "-o", "ro", str(tmp_path / "run"), str(tmp_path / "run")]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, timeout=20).returncode:
+    if os.geteuid() or subprocess.run(mount, capture_output=True, timeout=scale(20)).returncode:
         pytest.skip("a read-only folder needs root, and permission to mount it")
     try:
         with pytest.raises(UsageError, match=r"--run-dir .*/run: .*/run/lock cannot be used: Read-only"):
             start_session(tmp_path / "run", resume=True)
         assert RunReader(tmp_path / "run").make_summary(3)["evaluations"]["complete"] == 3, "the run must be readable"
     finally:
-        subprocess.run(["umount", str(tmp_path / "run")], check=True, timeout=20)
+        subprocess.run(["umount", str(tmp_path / "run")], check=True, timeout=scale(20))
 
 
 def test_study_of_relative_sqlite_url_is_found_from_all_folders(
@@ -293,12 +294,12 @@ def test_run_dir_in_use_is_locked_for_others(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(run_dir.path)]
     with run_dir.hold_lock():
         assert run_dir.is_in_use
-        other = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        other = subprocess.run(command, capture_output=True, text=True, timeout=scale(60))
         assert other.stdout == "True\n"
         assert f"is in use by process {os.getpid()} on " in other.stderr
         assert run_dir.is_in_use
     assert not run_dir.is_in_use
-    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "False\nheld\n"
+    assert subprocess.run(command, capture_output=True, text=True, timeout=scale(60)).stdout == "False\nheld\n"
 
 
 @pytest.mark.parametrize("position", [0, 3, 13, 60, "line"])
@@ -311,7 +312,7 @@ def test_session_killed_while_creating_study_can_start_again(tmp_path: Path, pos
     (tmp_path / "run" / "study.log.lock").symlink_to(journal)
     began = time.monotonic()
     session = start_session(tmp_path / "run", resume=True)
-    assert time.monotonic() - began < 20, "it must not wait for the lock"
+    assert time.monotonic() - began < scale(20), "it must not wait for the lock"
     assert session.open_record().read_attributes()["space"] == load_search_file(QUICK).space.describe()
 
 
@@ -515,7 +516,7 @@ def test_resume_with_long_change_prints_its_beginning(tmp_path: Path) -> None:
     assert lines[2].startswith(r"  +# \x1b[31m\x07\u202e  ")
     assert all(line.isprintable() and len(line) < 200 for line in lines[1:-1])
     assert lines[-1] == f"  and 4 more: diff '{run_dir}/search_space-1.py' '{run_dir}/search_space-2.py'"
-    shown = subprocess.run(lines[-1].partition(": ")[2], shell=True, capture_output=True, text=True, timeout=20)
+    shown = subprocess.run(lines[-1].partition(": ")[2], shell=True, capture_output=True, text=True, timeout=scale(20))
     assert shown.stdout.count("\n> # ") == 13
 
 
@@ -568,7 +569,7 @@ needs_git = pytest.mark.skipif(not shutil.which("git"), reason="no git")
 
 def git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), "-c", "user.name=me", "-c", "user.email=me@example.org", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=scale(20)).stdout.strip()
 
 
 @pytest.fixture
@@ -673,7 +674,7 @@ def test_git_that_hangs_is_killed_and_yields_none(
     assert save_and_resume(tmp_path / "run", path, QUICK.read_text()) == []
     assert [(session["commit"], session["dirty"]) for session in read_sessions(tmp_path / "run")] == [(None, None)]
     stat = Path("/proc", (tmp_path / "sleeping").read_text().strip(), "stat")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + scale(20)
     while stat.exists() and ") Z " not in stat.read_text() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not stat.exists() or ") Z " in stat.read_text(), "processes started by git must be killed with it"

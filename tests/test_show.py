@@ -31,6 +31,7 @@ from hpo.views.live.table_rows import make_failure_rows
 from hpo.views.page.html_report import render_report
 from tests.support.endurance import FAULTY
 from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, make_hpo_command
+from tests.support.limits import scale
 from tests.support.runs import (
     HOSTILE,
     MANIFEST_CONTENT,
@@ -198,7 +199,7 @@ def test_show_prints_running_and_waiting_evaluations(tmp_path: Path, hpo: Hpo) -
                 cwd=ROOT,
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=scale(60),
                 check=True,
             ).stdout
             for trial in (0, 2)
@@ -307,7 +308,7 @@ def test_lock_holder_control_characters_are_escaped(tmp_path: Path, hpo: Hpo) ->
             "except ValueError as error: print(error)"
         )
         given = [sys.executable, "-c", command_line, str(tmp_path)]
-        message = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+        message = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, timeout=scale(60), check=True).stdout
     assert message.startswith(rf"{tmp_path} is in use by process 1 on \x1b[31m\u202e since 2026: wait for it")
     (tmp_path / "run.json").write_text(
         json.dumps({**MANIFEST_CONTENT, "space": {"\x1b[31m": "x"}, "budget": "\x1b[31m"})
@@ -323,7 +324,9 @@ def test_show_in_ascii_locale_escapes_characters(tmp_path: Path) -> None:
     run_dir = make_run_of_everything(tmp_path)
     for arguments in (["show", run_dir, 7], ["top", run_dir, "--failed"], ["top", run_dir]):
         environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-        done = subprocess.run(make_hpo_command(*arguments), cwd=ROOT, env=environment, capture_output=True, timeout=60)
+        done = subprocess.run(
+            make_hpo_command(*arguments), cwd=ROOT, env=environment, capture_output=True, timeout=scale(60)
+        )
         assert (done.returncode, done.stderr) == (0, b"")
         assert b"[red]\\U0001f4a9\\udcffxxx" in done.stdout
         assert done.stdout.isascii()
@@ -447,7 +450,7 @@ def run_in_terminal(columns: int, *arguments: object) -> str:
         with suppress(OSError):  # Reading fails after the process has closed the other end.
             while some := os.read(terminal, 65536):
                 written += some
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=scale(60)) == 0
     os.close(terminal)
     return written.decode().replace("\r\n", "\n")
 
@@ -468,7 +471,7 @@ def test_top_failed_fits_terminal_width(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scale(60),
         check=True,
     )
     assert piped.stdout.split("\n\n")[0].endswith("so on end"), "without a terminal, nothing is cut"
@@ -529,7 +532,7 @@ def test_real_failure_is_shown_with_traceback(mpi: Mpi, tmp_path: Path) -> None:
 
     def run_command(line: str) -> str:
         given = make_hpo_command(*line.split()[1:])
-        done = subprocess.run(given, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(given, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=scale(60))
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 

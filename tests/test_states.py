@@ -29,6 +29,7 @@ from hpo.trainer.snapshot_buffer import SnapshotBuffer
 from hpo.trainer.state_tree import StateParts, copy_parts, is_state_function, join_state, split_state
 from hpo.trainer.tensor_writer import write_tensors
 from tests.support.launch import ROOT
+from tests.support.limits import scale
 
 PARAMS = {"lr": 0.1, "layers": 2, "activation": "relu"}
 
@@ -405,7 +406,7 @@ def test_killed_write_leaves_only_its_draft(tmp_path: Path) -> None:
         "signal.signal(signal.SIGXFSZ, signal.SIG_DFL); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
         "write_tensors(Path(sys.argv[1]), {'a': torch.zeros(1000)}, {})"
     )
-    killed = subprocess.run([sys.executable, "-c", code, draft], cwd=ROOT, timeout=60, check=False)
+    killed = subprocess.run([sys.executable, "-c", code, draft], cwd=ROOT, timeout=scale(60), check=False)
     assert killed.returncode == -signal.SIGXFSZ
     assert list(draft.parent.iterdir()) == [draft]
     store.remove_all_except([])

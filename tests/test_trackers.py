@@ -32,6 +32,7 @@ from hpo.trainer.search_file import load_search_file
 from tests.support.chaos import read_command_lines
 from tests.support.evaluations import make_evaluation
 from tests.support.launch import ROOT, Mpi
+from tests.support.limits import scale
 from tests.support.run_output import load_trials
 from tests.support.runs import QUICK, claim_evaluation, start_session
 from tests.support.tracker_readers import READERS, TrackedEvaluation, read_mlflow_status
@@ -68,7 +69,7 @@ def start_trackers(session: Session, *names: str) -> tuple[TrackerProcesses, lis
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
+    end = time.monotonic() + scale(seconds)
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.1)

@@ -23,6 +23,7 @@ from hpo.views.live.table_rows import make_rung_rows
 from hpo.views.working_time import WorkingTime
 from tests.support.evaluations import make_evaluation
 from tests.support.launch import PROGRAM, Mpi, wait_for_job
+from tests.support.limits import scale
 from tests.support.run_output import parse_lines
 from tests.support.runs import QUICK, claim_evaluation, start_session
 from tests.support.watching import (
@@ -343,7 +344,7 @@ def test_is_in_use_follows_lock_of_run_directory(tmp_path: Path) -> None:
     assert (run_dir.is_in_use, run_dir.holder) == (False, "")
     with hold_run_dir(run_dir.path) as process:
         process.kill()
-        process.wait(timeout=20)
+        process.wait(timeout=scale(20))
     assert (run_dir.is_in_use, run_dir.holder.split(" on ")[0]) == (False, f"process {process.pid}")
     run_dir.lock.write_text("process 1 on node17 since 2026-01-01 00:00:00\n")
     assert run_dir.is_in_use is None
@@ -353,7 +354,7 @@ def test_is_in_use_follows_lock_of_run_directory(tmp_path: Path) -> None:
 
 def run_watch(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     command = make_light_command("watch", *arguments)
-    return subprocess.run(command, env=make_environment(**variables), capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=make_environment(**variables), capture_output=True, text=True, timeout=scale(60))
 
 
 @pytest.mark.slow
@@ -403,7 +404,7 @@ def test_watch_real_run_on_screen_and_in_pipe(mpi: Mpi, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     arguments = [PROGRAM, QUICK, "--run-dir", run_dir, "--evaluations", 30, "--confirm-seeds", 1, "--top-n", 2]
     job = mpi.start(2, *arguments, "--ranks-per-worker", 1, "--set", "seconds=0.25", cwd=tmp_path)
-    end = time.monotonic() + 60
+    end = time.monotonic() + scale(60)
     while not (run_dir / "run.json").exists():
         assert time.monotonic() < end
         assert job.poll() is None, job.communicate()

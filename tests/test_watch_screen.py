@@ -28,6 +28,7 @@ from hpo.views.live.run_status import RunStatus, compute_run_status
 from hpo.views.live.table_rows import RowOrder, make_columns
 from hpo.views.live.table_widget import Table
 from tests.support.evaluations import make_evaluation
+from tests.support.limits import scale
 from tests.support.runs import make_manifest, start_session
 from tests.support.watching import (
     Terminal,
@@ -81,7 +82,7 @@ def read_screen(app: WatchApp) -> str:
 
 async def wait_for(app: WatchApp, pilot: Pilot[int], text: str) -> None:
     """Wait until a text is on the screen."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + scale(20)
     while text not in read_screen(app):
         assert time.monotonic() < until, read_screen(app)
         await pilot.pause(0.05)
@@ -445,7 +446,7 @@ def test_other_commands_do_not_import_textual(tmp_path: Path) -> None:
         ["top", tmp_path / "run", "--failed"],
     ):
         command = [sys.executable, "-c", code, *map(str, arguments)]
-        assert subprocess.run(command, env=make_environment(), capture_output=True, timeout=60).returncode == 0
+        assert subprocess.run(command, env=make_environment(), capture_output=True, timeout=scale(60)).returncode == 0
 
 
 def _send(number: signal.Signals) -> Callable[[Terminal, Path], object]:

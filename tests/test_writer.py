@@ -35,6 +35,7 @@ from hpo.store.study_writer import StudyWriter
 from hpo.store.successive_halving import HALVING_SCHEDULES, HalvingSchedule
 from hpo.store.weights import read_weights
 from tests.support.launch import ROOT
+from tests.support.limits import scale
 from tests.support.runs import SPACE, make_run
 from tests.support.writer_stubs import DelayedConnection, LeaderStub, make_trainer_stub, make_writer, open_cached
 
@@ -786,7 +787,7 @@ with writer.batch_writes():
 def run_without_descriptors(folder: Path, program: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", EXHAUST_DESCRIPTORS + program, str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=scale(60))
     assert (done.returncode, done.stderr) == (0, "")
 
 

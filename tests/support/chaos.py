@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.launch import Mpi
+from tests.support.limits import scale
 
 MARK = "HPO_TEST_JOB"
 
@@ -97,7 +98,7 @@ class Victim:
 
     def wait_for(self, text: str, seconds: float = 60) -> bool:
         """Wait until the job has printed `text`. Return False if the job ends without printing it."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + scale(seconds)
         while text not in self.log.read_text():
             assert time.monotonic() < end, f"no {text!r} in {self.log.read_text()}"
             if self.job.poll() is not None:
@@ -113,8 +114,8 @@ class Victim:
 
     def wait(self, seconds: float = 60, seconds_to_end: float = 10) -> tuple[int, str]:
         """Wait for mpirun and all processes of the job; return the status of mpirun and its standard error."""
-        _, errors = self.job.communicate(timeout=seconds)
-        end = time.monotonic() + seconds_to_end
+        _, errors = self.job.communicate(timeout=scale(seconds))
+        end = time.monotonic() + scale(seconds_to_end)
         while self.find_processes():
             assert time.monotonic() < end, f"left behind: {self.find_processes()}"
             time.sleep(0.05)

@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.job_server import ROOT as ROOT
+from tests.support.job_server import run_in_job_server
+from tests.support.limits import scale
+
 PROGRAM = ROOT / "run_islands.py"
 SEARCHES = ROOT / "tests" / "searches"
 PROGRAMS = ROOT / "tests" / "programs"
+HPO = ("-c", "from hpo.cli import main; main()")  # arguments of Python
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
 Hpo = Callable[..., tuple[int, str, str]]  # returns the status, standard output and standard error
@@ -59,7 +63,22 @@ class Mpi:
         )
 
     def run(self, ranks: int, *arguments: object, cwd: Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
-        """Run a Python program on a number of ranks to its end.
+        """Run a Python program on a number of ranks to its end: a command of hpo in a job server, others by `launch`.
+
+        What Python or the system reads when a process starts does not reach a job server, such as PYTHONWARNINGS and
+        the umask. Use `launch` for tests of them.
+
+        If it takes longer than `timeout` seconds on a usual machine, kill it and fail the test.
+        """
+        if arguments[0] != PROGRAM and arguments[:2] != HPO:
+            return self.launch(ranks, *arguments, cwd=cwd, timeout=timeout)
+        command = list(map(str, arguments))
+        return run_in_job_server((self.mpirun, *self.flags), self.python, ranks, command, cwd, scale(timeout))
+
+    def launch(
+        self, ranks: int, *arguments: object, cwd: Path, timeout: float = 100
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a Python program on a number of ranks to its end, in an MPI job of its own.
 
         If it takes longer than `timeout` seconds, kill it and fail the test.
         """
@@ -69,7 +88,7 @@ class Mpi:
 def wait_for_job(process: subprocess.Popen[str], timeout: float = 100) -> subprocess.CompletedProcess[str]:
     """Wait for the end of a job. If it takes longer than `timeout` seconds, kill it and fail the test."""
     try:
-        out, err = process.communicate(timeout=timeout)
+        out, err = process.communicate(timeout=scale(timeout))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
@@ -99,7 +118,7 @@ def make_hpo_command(*arguments: object) -> list[str]:
 def run_hpo(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run hpo to its end in its own process."""
     return subprocess.run(
-        make_hpo_command(*arguments), cwd=cwd, capture_output=True, text=True, check=False, timeout=60
+        make_hpo_command(*arguments), cwd=cwd, capture_output=True, text=True, check=False, timeout=scale(60)
     )
 
 

@@ -23,6 +23,7 @@ from hpo.run.session import Session
 from hpo.store.evaluations import Evaluation
 from hpo.trainer.search_file import load_search_file
 from tests.support.launch import ROOT
+from tests.support.limits import scale
 from tests.support.runs import QUICK, claim_evaluation, make_manifest, start_session
 
 PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
@@ -89,7 +90,7 @@ def hold_run_dir(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
         assert process.stdout.readline() == "held\n"
         yield process
         process.stdin.close()
-        process.wait(timeout=20)
+        process.wait(timeout=scale(20))
 
 
 def make_light_command(*arguments: object) -> list[str]:
@@ -121,7 +122,7 @@ class Terminal:
 
     def wait_for(self, text: str, seconds: float = 60) -> None:
         """Wait until the process writes `text`. Output before this call does not count."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + scale(seconds)
         start = len(self.written)
         while text not in self.written[start:]:
             assert time.monotonic() < end, f"no {text!r} in {self.written[start:][-2000:]!r}"
@@ -136,7 +137,7 @@ class Terminal:
 
     def wait_for_end(self) -> int:
         """Wait for the end of the process, check that it has restored the terminal, and return its status."""
-        end = time.monotonic() + 30
+        end = time.monotonic() + scale(30)
         while self.process.poll() is None or select.select([self.terminal], [], [], 0)[0]:
             assert time.monotonic() < end, self.written[-2000:]
             if select.select([self.terminal], [], [], 0.05)[0]:

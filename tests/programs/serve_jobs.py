@@ -1,0 +1,136 @@
+"""Run one command after the other on the ranks of one MPI job: mpirun -n 4 python serve_jobs.py JOBS TEMPLATES.
+
+Each rank connects to the socket JOBS, from which it gets all commands. `tests.support.job_server` is the other end. The
+templates of the commands (processes that trainers are forked from) are forked by serve_templates.py at TEMPLATES.
+"""
+
+import gc
+import json
+import logging
+import os
+import runpy
+import select
+import socket
+import subprocess
+import sys
+import traceback
+import types
+import warnings
+from pathlib import Path
+
+import hpo.process.exit
+import hpo.ranks.communicator
+import hpo.run.leader_stages
+import hpo.run.root_rank
+from hpo.evaluation import template_client
+from hpo.process import clock
+from hpo.process.launcher import make_plain_environment
+
+JOBS, TEMPLATES = sys.argv[1:3]
+# The variables that mpirun has set for this rank.
+OWN_VARIABLES = {name: value for name, value in os.environ.items() if name not in make_plain_environment()}
+
+
+class CommandEnd(BaseException):
+    """Where a command ends the process of its rank."""
+
+
+class ForkedTemplate:
+    """A template that serve_templates.py forks, with the part of subprocess.Popen's interface that ranks use."""
+
+    def __init__(self, command, env, stdout, stderr, pass_fds, **_):
+        self.returncode = None
+        self.connection = socket.socket(socket.AF_UNIX)
+        self.connection.connect(f"\0{TEMPLATES}")
+        request = {"environment": env, "folder": str(Path.cwd()), "path": json.loads(command[-1])}
+        socket.send_fds(self.connection, [json.dumps(request).encode()], [*pass_fds, stdout, stderr])
+        self.answers = self.connection.makefile()
+        assert self.answers.readline() == "forked\n"
+
+    def kill(self):
+        if self.returncode is None:
+            self.connection.shutdown(socket.SHUT_WR)
+
+    def wait(self, _seconds):
+        if self.returncode is None:
+            self.returncode = int(self.answers.readline())
+            self.connection.close()
+        return self.returncode
+
+
+def end_command(status):
+    raise CommandEnd(status)
+
+
+def change_program():
+    """Let commands leave this process and MPI running, and fork their templates."""
+    hpo.process.exit.exit_process = end_command
+    hpo.ranks.communicator.finalize_mpi = lambda: None
+    vars(template_client)["subprocess"] = types.SimpleNamespace(
+        Popen=ForkedTemplate, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
+    )
+
+
+def run_command(arguments):
+    """Run a program as `python ARGUMENTS` does, and return its exit status."""
+    try:
+        if arguments[0] == "-c":
+            sys.argv = ["-c", *arguments[2:]]
+            exec(arguments[1], {"__name__": "__main__"})
+        else:
+            sys.argv = arguments
+            sys.path.insert(0, str(Path(arguments[0]).parent))
+            runpy.run_path(arguments[0], run_name="__main__")
+    except CommandEnd as end:
+        return int(end.args[0])
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def redirect_output(out, err):
+    for number, path in ((1, out), (2, err)):
+        file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        os.dup2(file, number)
+        os.close(file)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as Python does when it starts
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+
+
+def run_job(request):
+    """Run a command with its own output, folder and variables. Then restore this process, and return the status."""
+    path, handlers = list(sys.path), list(logging.root.handlers)
+    os.environ.clear()
+    os.environ.update({**OWN_VARIABLES, **request["variables"]})
+    os.chdir(request["folder"])
+    redirect_output(request["out"], request["err"])
+    with warnings.catch_warnings():
+        status = run_command(request["arguments"])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.path[:], logging.root.handlers[:] = path, handlers
+    gc.unfreeze()
+    gc.enable()
+    gc.collect()
+    return status
+
+
+def serve():
+    change_program()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(f"\0{JOBS}")
+        requests = connection.makefile()
+        while True:
+            while not select.select([connection], [], [], 1.0)[0]:
+                clock.now()  # Otherwise, this wait would count as a suspension of the job.
+            if not (line := requests.readline()):
+                os._exit(0)
+            connection.sendall(f"{run_job(json.loads(line))}\n".encode())
+
+
+if __name__ == "__main__":
+    try:
+        serve()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # Otherwise, MPI waits for the other ranks.

@@ -1,0 +1,92 @@
+"""Fork templates (processes that trainers are forked from) from a process with torch: serve_templates.py SOCKET PID.
+
+A rank sends a template's environment, folder and paths, with the descriptors of its listening socket and its output. It
+gets "forked", and later the exit status. If the rank closes its connection, the template is killed. This process ends
+with the process number PID.
+"""
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+from hpo.process.linux import end_with_parent
+from hpo.trainer.preloading import import_compiler, import_torch
+from hpo.trainer.template_server import main
+
+MAX_REQUEST_BYTES = 1 << 20
+
+
+def become_template(request, listener, out, err):
+    os.setsid()
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    sys.path[:] = request["path"]
+    main({"listener": listener, "parent": os.getppid()})
+
+
+class TemplateForker:
+    def __init__(self, listener):
+        self.listener = listener
+        self.connections = {}  # to ranks, by the process of their template
+
+    def serve(self):
+        wakeup, wakeup_writer = os.pipe()
+        os.set_blocking(wakeup_writer, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup_writer, warn_on_full_buffer=False)
+        while True:
+            ready = select.select([self.listener, wakeup, *self.connections.values()], [], [])[0]
+            for process, connection in self.connections.items():
+                if connection in ready:
+                    os.kill(process, signal.SIGKILL)
+            if wakeup in ready:
+                os.read(wakeup, 4096)
+                self.reap()
+            if self.listener in ready:
+                self.fork()
+
+    def fork(self):
+        connection, _ = self.listener.accept()
+        data, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 3)
+        process = os.fork()
+        if process == 0:
+            try:
+                signal.set_wakeup_fd(-1)
+                for other in (self.listener, connection, *self.connections.values()):
+                    other.close()
+                become_template(json.loads(data), *descriptors)
+            finally:
+                os._exit(1)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self.connections[process] = connection
+        connection.sendall(b"forked\n")
+
+    def reap(self):
+        while self.connections:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                return
+            with self.connections.pop(process) as connection, suppress(OSError):
+                connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[2]))
+    gc.disable()
+    import_torch()
+    import_compiler()
+    gc.freeze()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"\0{sys.argv[1]}")
+        server.listen()
+        print("ready", flush=True)
+        TemplateForker(server).serve()

@@ -1,0 +1,22 @@
+"""Time limits of tests, which depend on the speed of the machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from functools import cache
+
+_USUAL_SECONDS = 1.3  # in which a usual machine imports torch
+
+
+def scale(seconds: float) -> float:
+    """Return a time limit for this machine, at least `seconds`, which is the limit on a usual machine."""
+    return seconds * _measure_slowness()
+
+
+@cache
+def _measure_slowness() -> float:
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return max(1.0, (time.monotonic() - began) / _USUAL_SECONDS)
