@@ -43,7 +43,7 @@ test-stress: setup
 	PATH="$(abspath $(bin)):$$PATH" python -m tests.stress
 
 test-fake-gpu: setup
-	PATH="$(abspath $(bin)):$$PATH" python -m pytest tests/test_fake_gpu.py
+	PATH="$(abspath $(bin)):$$PATH" python -m pytest tests/jobs/test_fake_gpu.py
 
 test-gpu: setup
 	PATH="$(abspath $(bin)):$$PATH" python -m tests.gpu_report $(STEPS)

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import functions, problems
-from benchmarks.simulation import WORKERS, SimulatedIslands
 from hpo.breeding.propagator_names import DEFAULT_PROPAGATORS
 from hpo.breeding.time_budget import TimeBudget
 from hpo.space import SearchSpace
+from tests.support.simulation import WORKERS, SimulatedIslands
 
 FAMILIES = ("hpobench", "hpolib", "nasbench201", *functions.SUITES)
 CLOSE = 1e-3  # Added to regrets before their mean logarithm, which would be infinite if one of them is 0.

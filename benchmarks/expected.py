@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import tables
-from benchmarks.simulation import SimulatedIslands, simulate
 from hpo.results.expected_loss import compute_expected_losses
 from hpo.space import SearchSpace
 from hpo.store.evaluations import Evaluation, rank_evaluations
+from tests.support.simulation import SimulatedIslands, simulate
 
 AFTER = (32, 64, 128)
 LABELS = (

@@ -24,9 +24,9 @@ import optuna
 from benchmarks import functions, problems, tables
 from benchmarks.priors import IslandsWithPriors, add_priors
 from benchmarks.searchers import OptunaStudy, Searcher, make_optuna_sampler
-from benchmarks.simulation import WORKERS, SimulatedIslands, simulate
 from hpo.breeding.propagator_names import DEFAULT_PROPAGATORS
 from hpo.space import SearchSpace
+from tests.support.simulation import WORKERS, SimulatedIslands, simulate
 
 FAMILIES = ("hpobench", "hpolib", *functions.SUITES)
 CLOSE = 1e-3  # Added to regrets before their geometric mean, which would be 0 if one of them is.

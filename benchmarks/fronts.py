@@ -18,8 +18,8 @@ import optuna
 
 from benchmarks import trades
 from benchmarks.searchers import OptunaStudy, Searcher, make_optuna_sampler
-from benchmarks.simulation import WORKERS, SimulatedIslands, simulate
 from benchmarks.trades import Trade
+from tests.support.simulation import WORKERS, SimulatedIslands, simulate
 
 AFTER = (50, 100, 200)
 FAMILIES = ("hpobench", "hpolib", "nasbench201", "functions")

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import functions, problems, tables
-from benchmarks.simulation import WORKERS, SimulatedIslands, simulate
 from hpo.breeding.propagator_names import DEFAULT_PROPAGATORS
 from hpo.store.evaluations import Evaluation
 from hpo.store.search_gain import estimate_next_gain
+from tests.support.simulation import WORKERS, SimulatedIslands, simulate
 
 FAMILIES = (*tables.FAMILIES, *functions.SUITES)
 SEARCHES = {"default": tuple(DEFAULT_PROPAGATORS), "random": ("random",)}

@@ -20,11 +20,11 @@ import numpy as np
 import optuna
 from threadpoolctl import threadpool_limits
 
-from benchmarks.simulation import SimulatedIslands, simulate
 from hpo.parameters import Categorical, Float, Int, Parameter
 from hpo.results.importances import compute_importances
 from hpo.space import SearchSpace
 from hpo.store.evaluations import Evaluation
+from tests.support.simulation import SimulatedIslands, simulate
 
 AFTER = (30, 100, 300)
 PROPAGATORS = ("ga", "tpe", "random")

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import functions, problems
-from benchmarks.simulation import WORKERS, SimulatedIslands, simulate
 from hpo.breeding.propagator_names import DEFAULT_PROPAGATORS
 from hpo.parameters import Categorical, Ordinal, Parameter
 from hpo.space import SearchSpace
+from tests.support.simulation import WORKERS, SimulatedIslands, simulate
 
 FAMILIES = ("hpobench", "hpolib", *functions.SUITES)
 KINDS = ("none", "good", "bad")

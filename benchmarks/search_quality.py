@@ -22,11 +22,12 @@ import optuna
 
 import hpo.breeding.genetic
 import hpo.breeding.surrogate
-from benchmarks import problems, simulation
+from benchmarks import problems
 from benchmarks.problems import FAMILIES, Problem
 from benchmarks.searchers import Hebo, OptunaStudy, Searcher, make_optuna_sampler
-from benchmarks.simulation import WORKERS, SimulatedIslands, simulate
 from hpo.breeding.propagator_names import DEFAULT_PROPAGATORS
+from tests.support import simulation
+from tests.support.simulation import WORKERS, SimulatedIslands, simulate
 
 REFERENCE = "Optuna's TPE"
 CLOSE = 1e-3  # Smaller regrets count as equal in geometric means.

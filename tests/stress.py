@@ -1,6 +1,5 @@
 """Run all tests several times in random order, while other processes use all cores. Print the failures.
 
-
 `make test-stress` runs it. Further arguments are passed to pytest.
 """
 

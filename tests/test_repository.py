@@ -1,4 +1,4 @@
-"""Test the repository: import contracts, lengths of modules, and markers of tests that launch jobs."""
+"""Test the repository: import contracts, imports of tests, and markers of tests that launch jobs."""
 
 from __future__ import annotations
 
@@ -121,3 +121,10 @@ def test_launch_without_mpi_marker_fails(tmp_path: Path, launch: str) -> None:
 def test_tests_with_mpi_fixture_have_the_marker(mpi: Mpi, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     assert request.node.get_closest_marker("mpi")
     assert mpi.run(1, "-c", "", cwd=tmp_path).returncode == 0
+
+
+def test_no_test_imports_from_another_test_or_from_benchmarks() -> None:
+    paths = list((ROOT / "tests").rglob("test_*.py"))
+    assert len(paths) > 90
+    wrong = re.compile(r"^ *(from|import) (tests\.(\w+\.)?test_|benchmarks)", re.MULTILINE)
+    assert [path.name for path in paths if wrong.search(path.read_text())] == []

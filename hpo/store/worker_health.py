@@ -19,7 +19,8 @@ from hpo.store.evaluations import Evaluation
 
 # The chance of a streak of failures, times the number of known evaluations, below which a worker is tested, and below
 # which it leaves after a failed test. More evaluations give more occasions for a streak. With these values, 1 in 1000
-# simulated runs loses a healthy worker if a third of all evaluations fail at random (tests/test_worker_health.py).
+# simulated runs loses a healthy worker if a third of all evaluations fail at random
+# (tests/store/test_worker_health.py).
 _TEST_SIGNIFICANCE = 0.06
 _LEAVE_SIGNIFICANCE = 0.005
 _MAX_TESTS = 6  # A healthy worker fails as many only if nearly all evaluations fail.

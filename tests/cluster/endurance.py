@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from tests.cluster.conftest import make_cluster
+from tests.cluster.job_results import PMI, read_documented_script, read_summary, shorten
 from tests.cluster.simulation import NODES, SlurmCluster, find_missing_requirement, wait_until
-from tests.cluster.test_slurm import PMI, read_documented_script, read_summary, shorten
 from tests.support.run_output import parse_lines
 
 _SECONDS_TO_CONTINUE = 150  # until the next result after a node is lost

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from tests.cluster.job_results import PMI, count_complete, read_documented_script, read_summary, shorten
 from tests.cluster.simulation import NODES, SlurmCluster, wait_until
-from tests.cluster.test_slurm import PMI, count_complete, read_documented_script, read_summary, shorten
 from tests.support.launch import ROOT, find_open_mpi
 from tests.support.run_output import load_trials, parse_lines
 

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.job_results import PMI, count_complete, read_documented_script, read_summary, shorten
 from tests.cluster.simulation import NODES, SlurmCluster, wait_until
 from tests.support.launch import ROOT, find_open_mpi
 from tests.support.run_output import find_complete_losses, load_trials, parse_lines
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(420)]
-
-PMI = {"SLURM_MPI_TYPE": "pmi2"}  # MPICH
-
-
-def read_documented_script(page: str) -> str:
-    """Return the job script for SLURM on a page of the documentation, for the nodes of the simulated cluster."""
-    text = (ROOT / "docs" / "operation" / page).read_text()
-    script = re.search(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", text, re.DOTALL)
-    assert script
-    assert script[1].count("--nodes=4") == 1
-    return script[1].replace("--nodes=4", f"--nodes={len(NODES)}")
-
-
-def shorten(script: str, evaluations: int, seconds: float) -> str:
-    """Return a documented job script with another budget."""
-    assert script.count("--evaluations 500") == 1
-    return script.replace("--evaluations 500", f"--evaluations {evaluations} --set seconds={seconds}")
 
 
 def make_script(*options: object, before: str = "", **settings: object) -> str:
@@ -41,15 +24,6 @@ def make_script(*options: object, before: str = "", **settings: object) -> str:
         f"{before}srun --kill-on-bad-exit=1 hpo search my_search.py {' '.join(map(str, words))}\n"
         'echo "status $?"\n'
     )
-
-
-def count_complete(run_dir: Path) -> int:
-    return len(find_complete_losses(load_trials(run_dir)))
-
-
-def read_summary(run_dir: Path) -> dict[str, int]:
-    evaluations: dict[str, int] = json.loads((run_dir / "summary.json").read_text())["evaluations"]
-    return evaluations
 
 
 def test_documented_script_spends_its_budget(cluster: SlurmCluster) -> None:

@@ -19,6 +19,7 @@ from tests.support.limits import scale
 PROGRAM = ROOT / "run_islands.py"
 SEARCHES = ROOT / "tests" / "searches"
 PROGRAMS = ROOT / "tests" / "programs"
+SCRIPTS = ROOT / "tests" / "scripts"
 HPO = ("-c", "from hpo.cli import main; main()")  # arguments of Python
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
@@ -112,7 +113,7 @@ def list_available_mpis() -> list[Mpi]:
 
 def make_hpo_command(*arguments: object) -> list[str]:
     """Return a command line that runs hpo, even if the package is not installed."""
-    return [sys.executable, "-c", "from hpo.cli import main; main()", *map(str, arguments)]
+    return [sys.executable, *HPO, *map(str, arguments)]
 
 
 def run_hpo(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:

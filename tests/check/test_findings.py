@@ -1,0 +1,120 @@
+"""Test the parts of `hpo check` without a job: what it observes, and how it compares."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import torch
+from torch import nn
+from torch.nn.modules import module
+from torch.optim import optimizer
+
+from hpo import Categorical, Float, Int, SearchSpace
+from hpo.check.collective_mismatch import CollectiveMismatch, find_mismatch
+from hpo.check.run_check import make_middle_params
+from hpo.process.trace import Trace
+from hpo.trainer.probe import Probe
+from tests.support.in_process_template import send_through_json
+
+
+def mismatch(rank: int, called: str, peer: int) -> str:
+    """Return a message of torch's check of collectives. Its statement about the peer is wrong."""
+    return (
+        f"Detected mismatch between collectives on ranks. Rank {rank} is running collective: CollectiveFingerPrint("
+        f"SequenceNumber=7{called}), but Rank {peer} is running collective: CollectiveFingerPrint(SequenceNumber=0"
+        "OpType=SCATTER).Collectives differ in the following aspects: Op type: ALLREDUCEvs SCATTER"
+    )
+
+
+def reduced(shape: str) -> str:
+    return f", OpType=ALLREDUCE, TensorShape=[{shape}], TensorDtypes=Float, TensorDeviceTypes=..."
+
+
+def test_find_mismatch_names_the_collective_of_each_rank() -> None:
+    barrier, reduce = mismatch(0, "OpType=BARRIER", 1), mismatch(1, reduced("2, 3"), 0)
+    seen = [
+        Trace(failures=[barrier], place="a.py:3"),
+        Trace(failures=["no message", reduce]),  # cancelled while it raised
+        Trace(place="a.py:9"),
+    ]
+    text = "the ranks are in different collectives: rank 0 barrier at a.py:3, rank 1 allreduce of float [2, 3]"
+    assert find_mismatch(f"rank 0, a.py:3: RuntimeError: {barrier}", seen) == CollectiveMismatch(
+        text, is_false_alarm=False
+    )
+    assert find_mismatch("timeout: rank 0 waited", seen) is None
+
+
+def test_find_mismatch_of_equal_sizes_is_right() -> None:
+    seen = [Trace(failures=[mismatch(rank, reduced(shape), 1 - rank)]) for rank, shape in enumerate(["6", "2, 3"])]
+    found = find_mismatch(seen[0].failures[0], seen)
+    assert found is not None
+    assert found.is_false_alarm
+
+
+def test_middle_params_are_on_the_scale_of_each_range() -> None:
+    space = SearchSpace(
+        layers=Int(1, 5), lr=Float(1e-4, 1.0, log=True), gamma=Float(0.5, 0.75), act=Categorical("tanh", "relu", "elu")
+    )
+    assert make_middle_params(space) == {"layers": 3, "lr": 0.01, "gamma": 0.625, "act": "tanh"}
+
+
+def test_probe_traces_a_training_without_changing_it() -> None:
+    def train() -> torch.Tensor:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+        network.register_parameter("idle", nn.Parameter(torch.zeros(3)))
+        steps = torch.optim.Adam(network.parameters())
+        for batch in torch.randn(5, 6, 4):
+            steps.zero_grad()
+            network(batch).square().mean().backward()
+            steps.step()
+        return torch.as_tensor(network(torch.ones(2, 4)))
+
+    before = len(module._global_forward_pre_hooks), len(optimizer._global_optimizer_post_hooks)
+    alone = train()
+    with Probe() as probe:
+        watched = train()
+    assert watched.equal(alone)
+    assert (len(module._global_forward_pre_hooks), len(optimizer._global_optimizer_post_hooks)) == before
+    seen = probe.trace
+    assert (seen.steps, seen.without_gradient, len(seen.shapes)) == (5, ["idle"], 7)
+    assert (dict(seen.normalization_layers), dict(seen.random_layers)) == ({"BatchNorm1d": 1}, {"Dropout": 1})
+    assert sorted(seen.weights) == [0]
+    assert sorted(seen.networks) == [(0, steps, True) for steps in (0, 1, 2, 4)]
+    assert seen.network_shapes == seen.shapes
+    assert [len(hashes) for _, hashes in seen.samples] == [6, 6, 6, 6, 6, 2]
+    assert len({one for _, hashes in seen.samples for one in hashes}) == 31, "the last two samples are alike"
+    assert seen.memory > 1 << 20
+    assert Trace.from_data(send_through_json(seen.to_data())) == seen
+
+
+def test_seen_from_data_returns_what_a_trainer_has_seen() -> None:
+    seen = Trace(
+        steps=3,
+        steps_at_losses=[2, 3],
+        weights={0: ((1.0, math.inf),), 1: ()},
+        networks={(0, 0, True): ((1.0, math.inf),), (1, 2, False): ()},
+        network_shapes=[(3, 2), ()],
+        at_loss=[((0.5, -0.25), (1e-300, 2.0))],
+        gradients={0: ((1.0, 2.0),), 1: ()},
+        shapes=[(2, 3), ()],
+        sharded=True,
+        without_gradient=["idle"],
+        random_layers=Counter({"Dropout": 2}),
+        normalization_layers=Counter({"BatchNorm1d": 1}),
+        synchronized_layers=Counter({"SyncBatchNorm": 1}),
+        samples=[(0, [b"01234567", b"\0\xff234567"]), (1, [])],
+        seconds=1.5,
+        memory=1 << 40,
+        failures=["it failed"],
+        place="search.py:3",
+        variables=["RANK"],
+        has_children=True,
+        was_cut=True,
+    )
+    assert vars(seen).keys() == vars(Trace()).keys()
+    assert all(value != vars(Trace())[name] for name, value in vars(seen).items()), "each field has a value to lose"
+    assert Trace.from_data(send_through_json(seen.to_data())) == seen
+    assert Trace.from_data(send_through_json(Trace().to_data())) == Trace()
+    assert Trace.from_data({}) == Trace(), "the trainer has crashed"

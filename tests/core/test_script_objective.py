@@ -1,0 +1,231 @@
+"""Test the parts of a search over a training script: placeholders, reports, and proposals for a search file."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from hpo import Categorical, Float
+from hpo.cli.program_options import make_script, parse_space, split_command
+from hpo.errors import UsageError
+from hpo.evaluation.host_network import reserve_port
+from hpo.evaluation.program_reports import Report, ReportMerger, ReportReader
+from hpo.script_objective import Script, propose_loss_pattern
+from tests.support.launch import Hpo
+from tests.support.limits import scale
+
+
+def test_reserved_port_is_free_for_torch_store_only() -> None:
+    with reserve_port() as reserved, socket.socket() as other:
+        port = reserved.getsockname()[1]
+        with pytest.raises(OSError, match="Address already in use"):
+            other.bind(("127.0.0.1", port))
+        store = TCPStore("127.0.0.1", port, 1, is_master=True)
+        store.set("key", "value")
+        assert store.get("key") == b"value"
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], "a search over a program must have hyperparameters. "),
+        (["lr"], "--space must be NAME=..., got 'lr'. "),
+        (["lr=Float(1"], "--space lr=Float(1: 'Float(1' is not a parameter. "),
+        (["lr=Foo(1, 2)"], "--space lr=Foo(1, 2): a parameter must be a Categorical, Float, Int, Ordinal, got 'Foo"),
+        (["lr=Float(__import__('os').getpid(), 2)"], "its arguments must be numbers, strings, True or False. "),
+        (["lr=Float(1, 2, **{})"], "its arguments must be numbers, strings, True or False. "),
+        (["lr=Float(2, 1)"], "--space: parameter 'lr': low must be less than high"),
+        (["lr=Float(1, 2, three=4)"], "three"),
+        (["a=Int(1, 2)", "a=Int(1, 3)"], "--space a=Int(1, 3): a must not be given twice"),
+    ],
+)
+def test_parse_space_with_wrong_text_raises(texts: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parse_space(texts)
+
+
+def test_parse_space_matches_search_file(tmp_path: Path) -> None:
+    texts = ["opt=Categorical('sgd', 'adam')", "momentum=Float(0.0, 0.9, when={'opt': 'sgd'})", "k=Ordinal(8, 16)"]
+    assert parse_space(texts) == dict(text.split("=", 1) for text in texts)
+    assert split_command(["--seed", "1", "--", "train.py", "--", "x"]) == (["--seed", "1"], ["train.py", "--", "x"])
+    assert split_command(["a.py"]) == (["a.py"], None)
+    (tmp_path / "train.py").write_text("")
+    path = str(tmp_path / "train.py")
+    script = make_script(["python3", path], ["acc=acc (.*)"], "--from '{folder}/a b'", 2, loss="l=(.*)", flags=["amp"])
+    expected = {"metrics": {"acc": "acc (.*)"}, "flags": ["amp"], "resume": ["--from", "{folder}/a b"]}
+    assert script == Script(path, loss="l=(.*)", first_report=2, **expected)  # type: ignore[arg-type]
+    found: dict[str, Any] = {}
+    exec(script.format_search_file(parse_space(texts)), found)
+    assert (found["objective"], list(found["space"].parameters)) == (script, ["opt", "momentum", "k"])
+    assert Script.from_data(json.loads(json.dumps(script.data))) == script
+
+
+def test_script_fills_placeholders_or_appends_options() -> None:
+    script = Script(
+        "train.py", "--lr", "{lr}", "c-{trial}.yaml", '{"a": {"b": 1}}', "{{lr}}", "--m", "{m}", flags=["amp"]
+    )
+    number, switch = Float(0.0, 1.0), Categorical(True, False)
+    script.check({"lr": number, "m": number, "amp": switch, "w": number, "big": switch}, [])
+    known = {"trial": 7, "folder": "f", "seed": 3}
+    params = {"lr": 0.1, "m": 0.9, "amp": True, "w": 3, "big": False}
+    start = ["train.py", "--lr", "0.1", "c-7.yaml", '{"a": {"b": 1}}', "{lr}"]
+    assert script.make_arguments(params, known) == [*start, "--m", "0.9", "--amp", "--w", "3", "--big", "false"]
+    del params["m"]
+    assert script.make_arguments({**params, "amp": False}, known, ["m"]) == [*start, "--w", "3", "--big", "false"]
+    params = {"lr": -1e-4, "m": 0.9, "amp": False, "w": -2, "big": False}
+    assert script.make_arguments(params, known)[1:] == [
+        *("--lr=-0.0001", "c-7.yaml", '{"a": {"b": 1}}', "{lr}", "--m", "0.9", "--w=-2", "--big", "false")
+    ]
+    for wrong, message in (
+        ({"amp": number}, "the flag 'amp' must be"),
+        ({"trial": number, "amp": switch}, "named 'trial'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Script("train.py", flags=["amp"]).check(wrong, [])
+    for command, options in (
+        ([], {}),
+        (["-m"], {}),
+        (["train.py"], {"loss": "a("}),
+        (["train.py"], {"loss": "abc"}),
+        (["train.py"], {"metrics": {"a": "(x)(y)"}}),
+        (["train.py"], {"first_report": 0}),
+        (["train.py"], {"metrics": {"loss": "(x)"}}),
+        (["train.py"], {"flags": "amp"}),
+    ):
+        with pytest.raises(ValueError, match=r"Script|pattern|first_report|flags"):
+            Script(*command, **options)
+
+
+@pytest.mark.parametrize(
+    ("lines", "loss"),
+    [
+        (["epoch 1 eval_loss 0.31"], "0.31"),
+        (["{'eval_loss': 0.5, 'lr': 1e-3}"], "0.5"),
+        (["{'eval_loss': '0.5', 'epoch': '1'}"], "0.5"),
+        (["Epoch 0: val loss: 1e-3, acc 3"], "1e-3"),
+        (["train_loss=1.0", "val_loss=2.0"], "2.0"),
+        (["step 0: train loss 10.9, val loss 10.8"], "10.8"),
+        (["loss: 3"], "3"),
+        (["nothing", "loss is low"], None),
+    ],
+)
+def test_propose_loss_pattern_reads_loss(lines: list[str], loss: str | None) -> None:
+    pattern = propose_loss_pattern(lines)
+    found = [match[1] for line in lines if (match := re.search(pattern, line))] if pattern else []
+    assert found == ([loss] if loss is not None else [])
+
+
+def test_report_reader_uses_lines_or_file() -> None:
+    script = Script("train.py", loss=r"loss=(\S+)", metrics={"acc": r"acc=(\S+)"})
+    reports = ReportReader(script)
+    for line in ("acc=0.5", "loss=value", "loss=2.0 acc=0.6", "acc=bad loss=1.0", "loss=nan"):
+        reports.take_line(line)
+    taken = reports.take_new_reports()
+    assert taken[:2] == [Report(2.0, {"acc": 0.6}), Report(1.0, {})]
+    assert taken[2].mistake == "the validation loss is nan"
+    Path(reports.path).write_text('{"loss": 9}\n')
+    assert reports.take_new_reports() == [], "the reader already uses lines"
+    reports.close()
+    reports = ReportReader(Script("train.py", loss=r"(?:\w+\s?)*val_loss: (\S+)"))
+    reports.take_line(f"{'a' * 60} loss: 3")
+    (report,) = reports.take_new_reports()
+    assert report.mistake.startswith("the search for --loss or --metric took more than 1 s in 'aaa")
+    reports.close()
+    reports = ReportReader(script)
+    with Path(reports.path).open("a") as file:
+        file.write('{"loss": 3, "acc": 1}\n{"lo')
+        file.flush()
+        assert reports.take_new_reports() == [Report(3.0, {"acc": 1.0})]
+        file.write('ss": 2}\n[1]\n{"loss": true}\n')
+    rest = reports.take_new_reports()
+    assert rest[0] == Report(2.0, {})
+    assert [report.mistake for report in rest[1:]] == [
+        f"a report must be a JSON object with a loss and metrics, got {text}" for text in ("[1]", '{"loss": true}')
+    ]
+    reports.take_line("loss=5")
+    assert reports.take_new_reports() == []
+    reports.close()
+
+
+def test_report_merger_compares_ranks() -> None:
+    merger = ReportMerger(2)
+    first, second = [Report(1.0), Report(0.5)], [Report(1.0000001), Report(0.6)]
+    assert merger.add_reports(0, first[:1], 0) == [Report(1.0)]
+    assert merger.add_reports(1, second[:1], 0) == [], "the same loss"
+    assert merger.add_reports(1, second[1:], 1) == [], "the leader may report it, too"
+    loss, mistake = merger.add_reports(0, first, 0)
+    assert loss == Report(0.5)
+    assert mistake.mistake.startswith("ranks 0 and 1 reported different losses, 0.5 and 0.6, as loss 2: ")
+    assert merger.add_reports(0, first, 0) == []
+
+
+def test_report_merger_without_leader_reports_uses_ranks() -> None:
+    merger, reports = ReportMerger(3), [Report(1.0), Report(0.5), Report(0.2)]
+    assert merger.add_reports(1, reports[:1], 0) == []
+    assert merger.add_reports(2, reports[:1], 0) == []
+    assert merger.add_reports(0, [], 0) == []
+    assert merger.add_reports(1, reports[1:2], 1) == reports[:2], "rank 1 has reported its next loss"
+    assert merger.add_reports(2, reports, 0) == reports[2:]
+    assert merger.add_reports(1, reports, 0) == []
+
+
+def test_report_outside_search_does_nothing() -> None:
+    code = (
+        "import sys, hpo\nassert hpo.report(0.5, accuracy=1) is None\nassert hpo.trial is None and hpo.folder is None\n"
+        "assert not {'torch', 'numpy', 'optuna', 'mpi4py'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=scale(60))
+
+
+OPTIONS = """
+import argparse
+p = argparse.ArgumentParser()
+p.add_argument("--lr", type=float, default=0.01)
+p.add_argument("-w", "--weight-decay", type=float, default=0.0)
+p.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
+p.add_argument("--batch-size", default=32, type=int)
+p.add_argument("--dropout", type=float, default=0.1)
+p.add_argument("--amp", action="store_true")
+p.add_argument("--lambda", type=float, default=2.0)
+p.add_argument("--data", default="x")
+p.add_argument("path")
+raise SystemExit("it is not run")
+print(f"epoch {0} train_loss: {1:.3f} val_loss: {2:.4f}")
+"""
+
+
+def test_init_proposes_search_file_from_script_options(tmp_path: Path, hpo: Hpo) -> None:
+    (tmp_path / "train.py").write_text(OPTIONS)
+    status, printed, errors = hpo("init", tmp_path / "train.py")
+    assert (status, errors) == (0, "")
+    found: dict[str, Any] = {}
+    exec(printed, found)
+    weight_decay, chosen = Float(1e-4, 1e-2, log=True), Categorical("sgd", "adam")
+    expected = {"lr": Float(1e-3, 0.1, log=True), "weight_decay": weight_decay, "optimizer": chosen}
+    assert found["space"].parameters == expected
+    assert found["objective"].command == (str(tmp_path / "train.py"), "--weight-decay", "{weight_decay}")
+    assert re.findall(found["objective"].loss, "epoch 0 train_loss: 1.000 val_loss: 2.0000") == ["2.0000"]
+    for line in (
+        "    # batch_size=Int(8, 128, log=True),  # and '--batch-size', '{batch_size}' in the Script\n",
+        "    # dropout=Float(0.0, 0.9),\n",
+        "    # amp=Categorical(True, False),\n",
+        "    # lambda_=Float(0.5, 8.0, log=True),  # and '--lambda', '{lambda_}' in the Script\n",
+        "# Add flags=['amp'] if one of them is searched.\n",
+    ):
+        assert line in printed
+    uncommented = re.sub(r"^    # ", "    ", printed, flags=re.MULTILINE)
+    exec(uncommented, found)
+    assert len(found["space"].parameters) == 7
+    for text, message in (("x = 1", "has no options of argparse"), ("x = (", "is not a Python script")):
+        (tmp_path / "train.py").write_text(text)
+        status, printed, errors = hpo("init", tmp_path / "train.py")
+        assert (status, printed) == (2, "")
+        assert errors.startswith(f"error: {tmp_path / 'train.py'} {message}")

@@ -1,0 +1,82 @@
+"""Test `hpo check` with scripts whose losses depend on the number of ranks, for a good reason or by mistake."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.support.checks import check_ways, join_points
+from tests.support.launch import HPO, SCRIPTS, Mpi
+
+AVERAGING = f"""
+from dataclasses import dataclass
+from hpo import Float, Script, SearchSpace
+
+space = SearchSpace(lr=Float(1e-3, 1e-1, log=True))
+
+
+@dataclass(frozen=True)
+class Settings:
+    way: str = ""
+
+
+objective = Script({str(SCRIPTS / "averaging.py")!r}, "--way", "{{way}}", loss=r"val_loss=(\\S+)")
+"""
+SAME = "ok     All ranks have the same network after 10 steps, and train on different batches\n"
+EQUAL = "ok     2 ranks and 1 rank have the same losses, "
+
+
+def test_check_of_averaging_by_hand_is_not_wrong(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "averaging.py").write_text(AVERAGING)
+    told = {
+        "gradients": EQUAL,
+        "flat": EQUAL,
+        "parts": EQUAL,
+        "weights": "look   The ranks average their weights, and not their gradients ",
+        "noise": "look   Sequential (1): each rank draws for its own share",
+    }
+    found = check_ways(mpi, tmp_path, list(told), tmp_path / "averaging.py")
+    for (way, point), (status, printed) in zip(told.items(), found, strict=True):
+        assert status == 0, f"{way}: {printed}"
+        assert "\nNothing is wrong" in printed, f"{way}: {printed}"
+        assert point in printed, f"{way}: {printed}"
+        assert SAME in printed, f"{way}: {printed}"
+
+
+def test_check_of_ranks_that_forget_each_other_is_wrong(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "averaging.py").write_text(AVERAGING)
+    told = {
+        "forgotten": r"wrong  The networks of rank 0 and rank 1 differ after 1 step .* average the gradients over all",
+        "same": r"wrong  Each of 2 ranks trains on the same batches 2 ranks do the work of 1 then",
+    }
+    found = check_ways(mpi, tmp_path, list(told), tmp_path / "averaging.py")
+    for (way, point), (status, printed) in zip(told.items(), found, strict=True):
+        assert status == 1, f"{way}: {printed}"
+        assert re.search(point, printed), f"{way}: {printed}"
+        assert "\n1 point wrong, 1 point to look at\n" in printed, f"{way}: {printed}"
+        assert "All ranks have the same network" not in printed, f"{way}: {printed}"
+
+
+def test_check_of_batches_drawn_by_each_rank_is_not_wrong(mpi: Mpi, tmp_path: Path) -> None:
+    check = [*HPO, "check", "--loss", r"val loss (\S+)", "--", SCRIPTS / "drawing.py"]
+    job = mpi.run(2, *check, cwd=tmp_path)
+    printed = join_points(job.stdout)
+    assert (job.returncode, job.stderr) == (0, ""), printed
+    assert "look   The network is given other samples than on 1 rank: each rank draws its batches" in printed
+    assert re.search("ok     All ranks have the same network after .* steps, and train on different batches\n", printed)
+    assert "\nNothing is wrong, 2 points to look at\n" in printed
+    job = mpi.run(2, *check, "--rank_has_own_seed=False", cwd=tmp_path)
+    printed = join_points(job.stdout)
+    assert (job.returncode, job.stderr) == (1, ""), printed
+    assert "wrong  Each of 2 ranks trains on the same batches 2 ranks do the work of 1 then" in printed
+    assert "\n1 point wrong, 1 point to look at\n" in printed
+
+
+def test_check_sees_a_program_that_ends_with_its_last_loss(mpi: Mpi, tmp_path: Path) -> None:
+    slow_exit = "import atexit, time\natexit.register(time.sleep, 2.5)\n"
+    (tmp_path / "train.py").write_text(slow_exit + (SCRIPTS / "drawing.py").read_text())
+    job = mpi.run(2, *HPO, "check", "--loss", r"val loss (\S+)", "--", "train.py", cwd=tmp_path)
+    assert job.returncode == 0, job.stdout
+    rows = re.findall(r"^ *(?:2 ranks, again|2 ranks|1 rank) +\S+ +\S+ +\S+ +(\d+)", job.stdout, re.MULTILINE)
+    assert len(rows) == 3, job.stdout
+    assert set(rows) <= {"20", "21"}, f"it is stopped before or after its last step: {job.stdout}"

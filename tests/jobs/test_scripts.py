@@ -1,0 +1,341 @@
+"""Test training scripts for torchrun as objectives, on the command line and in search files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from hpo.results.reader import RunReader
+from tests.support.chaos import Victim, kill_at_end
+from tests.support.launch import HPO, SCRIPTS, Mpi
+from tests.support.limits import scale
+from tests.support.run_output import find_complete_losses, load_trials, remove_loading_lines
+
+SEARCH = [*HPO, "search"]
+LR = ["--space", "lr=Float(1e-3, 1e-1, log=True)"]
+
+
+def run_torchrun(folder: Path, params: dict[str, Any]) -> list[float]:
+    """Run the script with torchrun on two ranks, and return the losses that it prints."""
+    options = [part for name, value in params.items() for part in (f"--{name}", str(value))]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    job = subprocess.run(
+        [*torchrun, SCRIPTS / "ddp.py", *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=scale(100),
+        check=True,
+    )
+    return [float(loss) for loss in re.findall(r"val_loss=(\d+\.\d{6})", job.stdout)]
+
+
+def test_script_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text((SCRIPTS / "ddp.py").read_text())
+    options = [*LR, "--space", "hidden=Int(4, 64, log=True)", "--loss", r"val_loss=(\S+)", "--run-dir", "run"]
+    job = mpi.run(4, *SEARCH, *options, "--evaluations", 6, "--", "train.py", "--epochs", 2, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = load_trials(tmp_path / "run")
+    assert len(find_complete_losses(trials)) == 6
+    assert all(sorted(trial.intermediate_values) == [1, 2] for trial in trials)
+    expected = run_torchrun(tmp_path, {"epochs": 2, **trials[3].params})
+    assert list(trials[3].intermediate_values.values()) == expected
+    assert trials[3].values == [min(expected)]
+    printed = (tmp_path / "run" / "logs" / "3.txt").read_text()
+    assert printed.count("has seen 128 samples") == 2, "each rank has half of them"
+    source = (tmp_path / "run" / "search_space-1.py").read_text()
+    assert "lr=Float(0.001, 0.1, log=True),\n    hidden=Int(4, 64, log=True)," in source
+    assert "objective = Script('train.py', '--epochs', '2', loss='val_loss=(\\\\S+)')\n" in source
+
+
+FAILURES = {
+    "raise": r"rank 1, failing.py:\d+: ValueError: injected",
+    "status": r"rank 1: failing.py ended with status 3",
+    "text": r"rank 1: failing.py ended with status 1; its last line on stderr: no luck",
+    "early": r"rank 0, failing.py:\d+: RuntimeError: .*Connection (reset|closed) by peer.*; rank 1 had ended before",
+    "_exit": r"rank 0, failing.py:\d+: RuntimeError: .*Connection (reset|closed) by peer.*; rank 1 had ended before",
+    "_exit3": r"rank 1: the trainer ended with status 3",
+    "kill": r"rank 1: the trainer was ended by SIGKILL, perhaps by the kernel for want of memory",
+    "segfault": r"rank 1, failing.py:\d+: the trainer was ended by SIGSEGV",
+    "hang": r"timeout: rank 0 waited 4 s \(--collective-timeout\) at failing.py:\d+ for rank 1, which was at "
+    r"failing.py:\d+",
+    "nan": r"rank 1: the validation loss is nan",
+    "differ": r"ranks 0 and 1 reported different losses, [\d.]+ and 5, as loss 1: report the mean over all ranks, "
+    r"or on one rank only",
+}
+
+
+def test_program_failure_fails_its_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+    given = [way for failing in FAILURES for way in (failing, f"well-{failing}")]
+    (tmp_path / "given.json").write_text(json.dumps([{"way": way, "x": 0.5} for way in given]))
+    choices = ", ".join(map(repr, given))
+    (tmp_path / "my_search.py").write_text(
+        "from hpo import Categorical, Float, Script, SearchSpace\n\n"
+        f"space = SearchSpace(way=Categorical({choices}), x=Float(0.0, 1.0))\n"
+        f"objective = Script({str(SCRIPTS / 'failing.py')!r})\n"
+    )
+    options = ["--enqueue", "given.json", "--evaluations", len(given), "--collective-timeout", "4s"]
+    job = mpi.run(4, *SEARCH, "my_search.py", *options, "--run-dir", "run", cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    trials = {trial.params["way"]: trial for trial in load_trials(tmp_path / "run")}
+    for way, pattern in FAILURES.items():
+        assert re.fullmatch(pattern, trials[way].user_attrs["failure"]), way
+        assert trials[f"well-{way}"].values == [pytest.approx(0.5 + 1 / 3)], way
+        assert trials[f"well-{way}"].user_attrs["metrics"] == {"step": 2.0}
+    shown = re.findall(r"^worker \d rank 0 \| Traceback", job.stderr, re.MULTILINE)
+    assert len(shown) == 2, "ranks whose peer has ended early; other peers are cancelled"
+
+
+ORDINARY = ["types", "logging", "atexit", "thread", "file", "source", "spawn", "seeds", "call", "comma", "exit", "late"]
+
+
+def test_script_runs_as_with_python(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "train.py").symlink_to(SCRIPTS / "ordinary.py")
+    (tmp_path / "given.json").write_text(json.dumps([{"way": way} for way in ORDINARY]))
+    options = ["--space", f"way=Categorical({', '.join(map(repr, ORDINARY))})", "--loss", r"val_loss=(\S+)"]
+    options += ["--enqueue", "given.json", "--evaluations", str(len(ORDINARY)), "--run-dir", "run"]
+    job = mpi.run(2, *SEARCH, *options, "--", "scripts/train.py", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = {trial.params["way"]: trial for trial in load_trials(tmp_path / "run")}
+    assert {way: trial.values for way, trial in trials.items()} == {way: [1.0] for way in ORDINARY}
+    assert [(tmp_path / f"file-{rank}").read_text() for rank in range(2)] == ["written"] * 2
+    printed = (tmp_path / "run" / "logs" / f"{trials['seeds'].number}.txt").read_text()
+    assert len(set(re.findall(r"drawn (\S+)", printed))) == 2, "ranks without a seed draw different numbers"
+
+
+def test_shell_command_runs_on_each_rank(mpi: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(
+        '#!/bin/sh\nenv | grep -E "^(PMI|OMPI|HYDRA|SLURM_PROCID|MASTER_PORT=29500)"\n'
+        'echo "rank $RANK of $WORLD_SIZE: $*"\n'
+        '[ "$RANK" = 0 ] && echo "{\\"loss\\": 0.$2, \\"places\\": 1}" >> "$HPO_METRICS" && touch "$4/here"\n'
+        '[ "$2" != 3 ] || [ "$RANK" != 0 ]\n'  # Otherwise rank 1 would end the evaluation before rank 0 has written.
+    )
+    script.chmod(0o755)
+    options = ["--space", "k=Int(1, 3)", "--evaluations", 3, "--run-dir", "run"]
+    job = mpi.run(2, *SEARCH, *options, "--", "./train.sh", "--k", "{k}", "--out", "{folder}", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    trials = {trial.params["k"]: trial for trial in load_trials(tmp_path / "run")}
+    assert [trials[k].values for k in (1, 2)] == [[0.1], [0.2]]
+    assert trials[1].user_attrs["metrics"] == {"places": 1.0}
+    assert trials[3].user_attrs["failure"].endswith("./train.sh ended with status 1")
+    for k, trial in trials.items():
+        folder = tmp_path / "run" / "trials" / str(trial.number)
+        assert [path.name for path in folder.iterdir()] == ["here"]
+        printed = (tmp_path / "run" / "logs" / f"{trial.number}.txt").read_text()
+        lines = {f"rank {rank} | rank {rank} of 2: --k {k} --out {folder}\n" for rank in range(2)}
+        assert set(printed.splitlines(keepends=True)) == lines
+
+
+def has_checkpoint(trial: optuna.trial.FrozenTrial) -> bool:
+    """Return whether a trial is running and has reported two losses.
+
+    Before it reports a loss, it writes a checkpoint.
+    """
+    return not trial.state.is_finished() and len(trial.intermediate_values) > 1
+
+
+def test_program_resumes_from_its_own_files(mpi: Mpi, tmp_path: Path) -> None:
+    options = ["--space", "speed=Float(0.0, 0.5)", "--loss", r"validation loss: (\S+)", "--run-dir", "run", "--resume"]
+    options += ["--resume-args", "--resume {folder}/last.json", "--pruner", "asha", "--evaluations", "10"]
+    command = ["--", SCRIPTS / "continuing.py", "--out", "{folder}", "--epochs", "12"]
+    with kill_at_end(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log")) as victim:
+        assert victim.wait_for("\n 3/10 ")
+        while not any(map(has_checkpoint, load_trials(tmp_path / "run"))):  # The test has a time limit.
+            time.sleep(0.02)
+        victim.job.send_signal(signal.SIGKILL)
+        victim.wait(20)
+    job = mpi.run(2, *SEARCH, *options, *command, cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    trials = load_trials(tmp_path / "run")
+    later = [trial for trial in trials if "resumed_from_step" in trial.user_attrs]
+    assert any(trials[trial.user_attrs["retry_of"]].user_attrs.get("failure") == "interrupted" for trial in later)
+    assert any("paused_after" in trials[trial.user_attrs["retry_of"]].user_attrs for trial in later)
+    for trial in trials:
+        assert all(
+            any(loss == pytest.approx(8 * (1 - trial.params["speed"]) ** epoch, abs=1e-5) for epoch in range(1, 13))
+            for loss in trial.intermediate_values.values()
+        )
+    assert [trial for trial in trials if trial.state.name == "COMPLETE"]
+
+
+def test_run_without_loss_stops_and_proposes_pattern(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os\nprint('epoch 0 eval_loss 0.31 lr 1e-3')\nif os.environ['RANK'] == '0':\n    os._exit(0)\n"
+    )
+    options = ["--space", "k=Int(1, 30)", "--evaluations", 3, "--run-dir", "run"]
+    job = mpi.run(2, *SEARCH, *options, "--", "python", "train.py", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (3, "")
+    stopped = (
+        r"Stopped: no loss was found in what the program printed; --loss 'eval_loss\s+([^\s,;}]+)' would read it; the "
+        "last line is 'epoch 0 eval_loss 0.31 lr 1e-3'. To resume: the same command with "
+    )
+    (remedy,) = re.findall(rf"{re.escape(stopped)}(.*)\n", job.stdout)
+    assert remedy == r"--run-dir run --resume and --loss 'eval_loss\s+([^\s,;}]+)'"
+    assert [trial.state.name for trial in load_trials(tmp_path / "run")] == ["FAIL"]
+    look = RunReader(tmp_path / "run").make_follower().take_snapshot()
+    assert look.remedy == r"--loss 'eval_loss\s+([^\s,;}]+)'"
+    added = shlex.split(remedy.replace(" and ", " "))
+    job = mpi.run(2, *SEARCH, *options, *added, "--", "python", "train.py", cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    assert list(find_complete_losses(load_trials(tmp_path / "run")).values()) == [0.31, 0.31]
+
+
+def test_module_and_spawned_ranks_are_run(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "spawning.py").write_text(
+        "import os, sys\nimport torch, torch.distributed as dist, torch.multiprocessing as mp\nimport hpo\n\n\n"
+        "def train(rank, x):\n"
+        "    os.environ['MASTER_PORT'] = sys.argv[-1]\n"
+        "    dist.init_process_group('gloo', rank=rank, world_size=2)\n"
+        "    value = torch.tensor(x)\n"
+        "    dist.all_reduce(value)\n"
+        "    if rank == 0:\n"
+        "        hpo.report(value, trial=hpo.trial)\n"
+        "    dist.barrier()\n"
+        "    dist.destroy_process_group()  # otherwise torch aborts at the exit now and then\n\n\n"
+        "if __name__ == '__main__':\n"
+        "    mp.spawn(train, args=(float(sys.argv[2]),), nprocs=2)\n"
+    )
+    options = ["--space", "x=Float(0.0, 1.0)", "--evaluations", 2, "--run-dir", "run"]
+    port = str(20000 + int(tmp_path.stat().st_ino) % 9000)
+    job = mpi.run(1, *SEARCH, *options, "--", "-m", "spawning", "--x", "{x}", port, cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+    for trial in load_trials(tmp_path / "run"):
+        assert trial.values == [pytest.approx(2 * trial.params["x"])]
+        assert trial.user_attrs["metrics"] == {"trial": trial.number}
+
+
+def test_folder_of_program_stays_when_it_resumes(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "my_search.py").write_text(
+        "import time\nfrom hpo import Int, SearchSpace\n\nspace = SearchSpace(k=Int(1, 99))\n\n\n"
+        "def objective(params, worker):\n"
+        "    with (worker.folder / f'rank{worker.rank}').open('a') as file:\n"
+        "        file.write(f'{worker.trial} {params[\"k\"]}\\n')\n"
+        "    while (worker.folder / f'rank{worker.rank}').read_text().count('\\n') < 2 and worker.trial == 1:\n"
+        "        time.sleep(0.1)\n"
+        "    return params['k']\n"
+    )
+    options = ["my_search.py", "--evaluations", 3, "--run-dir", "run", "--resume"]
+    with kill_at_end(Victim(mpi, 2, [*SEARCH, *options], tmp_path, tmp_path / "log")) as victim:
+        assert victim.wait_for("\n1/3 ")
+        victim.job.send_signal(signal.SIGTERM)
+        victim.wait(20)
+    assert mpi.run(2, *SEARCH, *options, cwd=tmp_path).returncode == 0
+    trials = load_trials(tmp_path / "run")
+    assert [trial.user_attrs.get("retry_of") for trial in trials] == [None, None, 1, None]
+    folders = {path.name: (path / "rank0").read_text() for path in (tmp_path / "run" / "trials").iterdir()}
+    for number, trial in ((0, trials[0]), (1, trials[1]), (3, trials[3])):
+        line = f"{number} {trial.params['k']}\n"
+        assert folders[str(number)] == (2 * line if number == 1 else line)
+
+
+MISTAKES = [
+    (["train.py"], "train.py: has no `space`; "),
+    (
+        [*LR, "--", "torchrun", "train.py"],
+        "torchrun must not be in the command, since the search starts the ranks. Name the script",
+    ),
+    ([*LR, "--", "broken.py"], "broken.py:1: '(' was never closed\n"),
+    (
+        [*LR, "--resume-args", "--resume last.pt", "--", "train.py"],
+        "train.py: --resume-args must name a file in {folder}",
+    ),
+    (
+        ["--space", "seed=Int(0, 9)", "--", "train.py"],
+        "train.py: hyperparameters and settings must not be named 'seed'",
+    ),
+    (
+        ["--space", "weight-decay=Float(0, 1)", "--", "train.py"],
+        "--space weight-decay=Float(0, 1): write weight_decay=",
+    ),
+    ([*LR, "--", "nothere.py"], "nothere.py: there is no such file in "),
+    ([*LR, "--", "-m", "package.trian"], "-m package.trian: there is no module 'trian' in "),
+    ([*LR, "--", "-m", "package"], "-m package: there is no module '__main__' in "),
+    ([*LR, "--", "-m", "nopackage"], "-m nopackage: there is no module 'nopackage' in "),
+    (
+        [*LR, "--", "-m", "train.py"],
+        "-m train.py: -m must be followed by the name of a module, such as package.module. ",
+    ),
+    ([*LR, "--", "nocommand"], "nocommand: there is no such command, and no such file in "),
+    (
+        [*LR, "--", "train.py", "{lrr}"],
+        "train.py: placeholders must be among lr, trial, folder, seed, got 'lrr' in '{lrr}'. ",
+    ),
+    ([*LR, "--flag", "x", "--", "train.py"], "train.py: a flag must be one of the hyperparameters lr, got 'x'"),
+    (
+        [*LR, "--elastic", "--", "train.py"],
+        "--elastic must not be given for a program, got train.py. ",
+    ),
+    (
+        [*LR, "--confirm-seeds", "2", "--", "train.py"],
+        "--confirm-seeds 2: the command of train.py must have a placeholder for the seed, such as --seed {seed}",
+    ),
+    (["--loss", "(x)", "train.py"], "--loss must be used with a program after --"),
+    ([*LR, "train.py", "--", "train.py"], "train.py and a program after -- exclude each other"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_mistake_in_command_is_one_message(mpi: Mpi, tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "train.py").write_text("import argparse\n")
+    (tmp_path / "broken.py").write_text("print(\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("raise SystemExit('it is not imported')\n")
+    job = mpi.run(2, *SEARCH, *arguments, cwd=tmp_path)
+    assert (job.returncode, remove_loading_lines(job.stdout)) == (2, "")
+    assert job.stderr.startswith(f"error: {message}")
+    assert job.stderr.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "broken.py", "package"}
+
+
+LONELY = """
+import subprocess, torch
+torch.manual_seed(0)
+network = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+inputs = torch.randn(64, 4)
+for batch in inputs.split(16):
+    optimizer.zero_grad()
+    loss = network(batch).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+print(f"val_loss={loss.item():.4f}")
+torch.save(network.state_dict(), "model.pt")
+subprocess.Popen(["sleep", "60"])
+"""
+
+
+def test_check_finds_mistakes_of_script(mpi: Mpi, tmp_path: Path) -> None:
+    check = [*HPO, "check", "--loss", r"val_loss=(\S+)", "--"]
+    job = mpi.run(2, *check, SCRIPTS / "ddp.py", "--epochs", 2, cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert job.stdout.startswith(f"{SCRIPTS / 'ddp.py'} --epochs 2\non 2 ranks, once again, and on 1 rank; ")
+    for point in (
+        "ok     The same seed on 2 ranks has the same losses twice, to the last digit\n",
+        "ok     It reads LOCAL_RANK, MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE\n",
+        "ok     All ranks have the same network after 16 steps, and train on different batches\n",
+        "ok     2 reports by --loss 'val_loss=(\\S+)' in the first evaluation\n",
+    ):
+        assert point in job.stdout
+    (tmp_path / "train.py").write_text(LONELY)
+    job = mpi.run(2, *check, "train.py", cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (1, "")
+    for point in (
+        "look   Each of 2 ranks trains on the same batches\n",
+        "wrong  It reads neither RANK nor LOCAL_RANK nor WORLD_SIZE: each rank trains by itself, on all\n",
+        "look   Evaluations write to the same files: model.pt\n",
+        "look   Processes are left when the program ends\n",
+        "\n1 point wrong, 3 points to look at\n",
+    ):
+        assert point in job.stdout

@@ -1,0 +1,57 @@
+"""Test `hpo watch` beside a run, on a screen and in a pipe."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from pathlib import Path
+
+from tests.support.launch import PROGRAM, Mpi, wait_for_job
+from tests.support.limits import scale
+from tests.support.run_output import parse_lines
+from tests.support.runs import QUICK
+from tests.support.watching import (
+    make_environment,
+    make_light_command,
+    run_in_terminal,
+)
+
+
+def test_watch_real_run_on_screen_and_in_pipe(mpi: Mpi, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    arguments = [PROGRAM, QUICK, "--run-dir", run_dir, "--evaluations", 30, "--confirm-seeds", 1, "--top-n", 2]
+    job = mpi.start(2, *arguments, "--ranks-per-worker", 1, "--set", "seconds=0.25", cwd=tmp_path)
+    end = time.monotonic() + scale(60)
+    while not (run_dir / "run.json").exists():
+        assert time.monotonic() < end
+        assert job.poll() is None, job.communicate()
+        time.sleep(0.05)
+    listing = subprocess.Popen(
+        make_light_command("watch", run_dir),
+        env=make_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with run_in_terminal("watch", run_dir) as screen:
+        screen.wait_for("a minute")
+        screen.wait_for("best loss over time")
+        screen.press(b"q")
+        assert screen.wait_for_end() == 0
+        title, *found = screen.left_behind.splitlines()
+        assert re.search(r" [1-9]\d?/30 evaluations, [\d.]+ a minute, about .* left, then --confirm-seeds", title)
+        best = re.compile(r"best \d\S*  trial \d+, found 0:\d\d ago on island [01] by worker [01]")
+        assert any(map(best.match, (re.sub(r"\x1b\[[\d;]*m", "", line) for line in found)))
+    assert job.poll() is None
+    wait_for_job(job)
+    assert job.returncode == 0
+    listed = wait_for_job(listing)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    ended = parse_lines(listed.stdout)
+    search = [line for line in ended if line["budget"] == "30"]
+    assert [int(line["done"]) for line in search] == list(range(31 - len(search), 31))
+    assert len(search) > 5
+    assert [line["done"] for line in ended if line["budget"] == "2"] == ["1", "2"]
+    assert listed.stdout.index("30/30") < listed.stdout.rindex("finished")
+    assert "confirmed: trial" in listed.stdout
