@@ -116,6 +116,7 @@ def run_job(request):
 
 
 def serve():
+    finalize_mpi = hpo.ranks.communicator.finalize_mpi
     change_program()
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(f"\0{JOBS}")
@@ -124,8 +125,9 @@ def serve():
             while not select.select([connection], [], [], 1.0)[0]:
                 clock.now()  # Otherwise, this wait would count as a suspension of the job.
             if not (line := requests.readline()):
-                os._exit(0)
+                break
             connection.sendall(f"{run_job(json.loads(line))}\n".encode())
+    finalize_mpi()
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _PROGRAMS = ROOT / "tests" / "programs"
+_SECONDS_TO_END = 20.0
 _MAX_COMMANDS = 50  # Each command makes communicators, of which MPI has a limited number.
 # As a template is started by a rank (see `hpo.process.template_start`).
 _TEMPLATE_VARIABLES = {
@@ -153,25 +154,33 @@ class JobServer:
                     answers += connection.recv(100).decode()
         return [int(status) for status in answers.split()]
 
+    def close(self) -> None:
+        """End the server, or kill it if a rank does not end."""
+        for connection in self._connections:
+            connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._mpirun.wait(_SECONDS_TO_END)
+        self.kill()
+
     def kill(self) -> None:
-        """End the server."""
+        """Kill the server."""
+        for connection in self._connections:
+            connection.close()
         with suppress(ProcessLookupError):
             os.killpg(self._mpirun.pid, signal.SIGKILL)
         self._mpirun.wait()
-        for connection in self._connections:
-            connection.close()
 
 
 @cache
 def _get_servers() -> dict[tuple[str, ...], JobServer]:
-    """Return the servers of this test process by their command and number of ranks. They are killed at its end."""
+    """Return the servers of this test process by their command and number of ranks. They end with it."""
     servers: dict[tuple[str, ...], JobServer] = {}
 
-    def kill_servers() -> None:
+    def close_servers() -> None:
         for server in servers.values():
-            server.kill()
+            server.close()
 
-    atexit.register(kill_servers)
+    atexit.register(close_servers)
     return servers
 
 
@@ -181,7 +190,7 @@ def run_in_job_server(
     """Run `python ARGUMENTS` on a number of ranks in a job server, which starts if necessary. See `JobServer.run`."""
     servers, key = _get_servers(), (*mpirun, python, str(ranks))
     if key in servers and not servers[key].is_usable:
-        servers.pop(key).kill()
+        servers.pop(key).close()
     if key not in servers:
         servers[key] = JobServer(mpirun, python, ranks)
     return servers[key].run(arguments, folder, seconds)
