@@ -1,4 +1,4 @@
-"""Test the parts of `hpo check` without a job: what it observes, and how it compares."""
+"""Test the observations and the comparisons of `hpo check`, without a job."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def trainer() -> Any:
     return TrainerStub()
 
 
-def test_objective_that_waits_in_a_collective_hangs_after_its_patience(trainer: Any) -> None:
+def test_wait_in_a_collective_hangs_after_the_patience(trainer: Any) -> None:
     detector, began = HangDetector(trainer, 8.0), clock.now()
     assert [detector.is_hanging(began + seconds) for seconds in (1, 3, 5, 7, 9)] == [False, False, False, False, True]
     assert list(detector.frames) == [OBJECTIVE, COLLECTIVE]
@@ -59,7 +59,7 @@ def test_idle_objective_outside_of_collectives_does_not_hang(trainer: Any, stack
     assert trainer.requests > 0
 
 
-def test_objective_that_goes_on_from_collective_to_collective_does_not_hang(trainer: Any) -> None:
+def test_objective_at_changing_lines_does_not_hang(trainer: Any) -> None:
     detector, began = HangDetector(trainer, 8.0), clock.now()
     for seconds in range(3, 60, 3):
         trainer.stack = [FrameSummary("search.py", seconds, "objective"), COLLECTIVE]

@@ -34,7 +34,7 @@ def test_command_has_its_own_folder_variables_output_and_status(
     assert second.stdout == 2 * "/ None []\n"
 
 
-def test_commands_run_in_the_same_processes_until_one_ends_its_job(tmp_path: Path) -> None:
+def test_commands_share_processes_until_one_ends_its_job(tmp_path: Path) -> None:
     process = "import os; print(os.getpid())"
     first, second = (set(run_code(process, tmp_path).stdout.split()) for _ in range(2))
     assert first == second

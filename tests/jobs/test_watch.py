@@ -1,4 +1,4 @@
-"""Test `hpo watch` beside a run, on a screen and in a pipe."""
+"""Test `hpo watch` of a running run, on a screen and in a pipe."""
 
 from __future__ import annotations
 

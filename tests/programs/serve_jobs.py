@@ -32,7 +32,7 @@ OWN_VARIABLES = {name: value for name, value in os.environ.items() if name not i
 
 
 class CommandEnd(BaseException):
-    """Where a command ends the process of its rank."""
+    """Raised when a command ends the process of its rank."""
 
 
 class ForkedTemplate:
