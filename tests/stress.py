@@ -50,7 +50,7 @@ def run_tests(seed: int, options: Sequence[str]) -> tuple[list[str], str]:
         ]
         done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
         last = (done.stdout.splitlines() or [""])[-1].strip("= ")
-        if not report.exists():
+        if done.returncode not in (0, 1) or not report.exists():
             sys.exit(f"pytest has not run:\n{done.stdout}{done.stderr}")
         cases = xml.etree.ElementTree.parse(report).iter("testcase")
         failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]

@@ -20,7 +20,7 @@ from hpo.layout import Layout
 
 _SECONDS_TO_STOP = 120  # before the time limit of the job
 _MIN_SECONDS = 600
-_CPUS_PER_GPU = 4  # One core would have to load the data besides the training.
+_CORES_WITH_GPUS = 4  # per rank. One core would have to load the data besides the training.
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _make_command(summary: str, write: Callable[[JobRequest], str]) -> Callable[
         ranks = ranks_per_node if ranks_per_node is not None else max(1, gpus_per_node)
         layout = Layout.choose(max(1, nodes * ranks), ranks_per_worker, None)
         if cpus_per_rank is None:
-            cpus_per_rank = _CPUS_PER_GPU if gpus_per_node else 1
+            cpus_per_rank = _CORES_WITH_GPUS if gpus_per_node else 1
         request = JobRequest(search_space, nodes, ranks, gpus_per_node, cpus_per_rank, time, layout)
         print(write(request), end="")
 

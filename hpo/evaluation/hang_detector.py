@@ -18,8 +18,8 @@ class HangDetector:
     The check is needed for process groups that the objective creates. Their collectives would wait for 30 minutes, the
     default of torch. The default process group has a shorter timeout.
 
-    Only a process that uses no CPU time is asked for its stack: one that is running Python code may crash then, since
-    faulthandler reads frames that are just being made or removed (seen with Python 3.13).
+    Only a process whose main thread uses no CPU time is asked for its stack: one that is running Python code may crash
+    then, since faulthandler reads frames that are just being made or removed (seen with Python 3.13).
 
     Args:
         trainer: The process that runs the objective.
@@ -30,8 +30,8 @@ class HangDetector:
         self._trainer = trainer
         self._patience = patience
         self._interval = patience / _CHECKS_PER_WAIT
-        self._since = self._checked_at = clock.now()
-        self.next_check = self._checked_at + self._interval
+        self._since = clock.now()
+        self.next_check = self._since + self._interval
         self._ticks = trainer.count_cpu_ticks()
         self.frames: Sequence[FrameSummary] = ()
 
@@ -39,7 +39,6 @@ class HangDetector:
         """Return whether an objective has blocked at one line in torch.distributed for `patience` seconds."""
         if now < self.next_check:
             return False
-        idle_since, self._checked_at = self._checked_at, now
         self.next_check = now + self._interval
         frames = self._trainer.find_stack() if self._is_idle() else ()
         # The innermost frame counts, since torch.distributed may call code of the user.
@@ -47,11 +46,11 @@ class HangDetector:
             self.frames = ()
             return False
         if _find_positions(frames) != _find_positions(self.frames):
-            self.frames, self._since = frames, idle_since
+            self.frames, self._since = frames, now
         return now - self._since >= self._patience
 
     def _is_idle(self) -> bool:
-        """Return whether the trainer has used no CPU time since the last check."""
+        """Return whether the main thread has used no CPU time since the last check."""
         ticks = self._trainer.count_cpu_ticks()
         used, self._ticks = ticks - self._ticks, ticks
         return used <= _MAX_IDLE_TICKS

@@ -62,7 +62,7 @@ class Supervision:
         self._overdue_after = overdue_after
         self._spans_workers = spans_workers
         self._trainer: TrainerClient = group.trainer
-        self._frames: Sequence[FrameSummary] = ()  # stack of the objective when it was killed
+        self._frames: Sequence[FrameSummary] = ()  # stack of the objective when it was cancelled
         self._cancelled_at = self._interrupt_at = self._kill_at = math.inf
         self.is_clean = self._is_watched = False
         self._has_joined = self._has_ended = False
@@ -179,6 +179,7 @@ class Supervision:
 
     def _handle_message(self, message: Message) -> None:
         if message.kind == "interrupted":
+            self._frames = [FrameSummary(*frame) for frame in message["frames"]]
             self._kill_at, self._interrupt_at = self._cancelled_at + _SECONDS_TO_CLEAN_UP, math.inf
         elif message.kind == "seen":
             self.trace = dict(message.content)
@@ -210,8 +211,8 @@ class Supervision:
             self._kill_at += _SECONDS_TO_CLEAN_UP if is_patient else _SECONDS_TO_ACKNOWLEDGE
 
     def _kill_trainer(self) -> None:
-        """Kill a trainer that has not reacted to its cancellation, and record where it was."""
-        if not self._trainer.is_killed:
+        """Kill a trainer that has not ended after its cancellation. Record where it is if it has not told."""
+        if not self._frames and not self._trainer.is_killed:
             self._frames = self._trainer.find_stack()
         self._trainer.kill()
 

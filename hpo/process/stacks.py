@@ -15,6 +15,7 @@ INTERRUPT = signal.SIGURG
 WRITE_STACKS = signal.SIGRTMIN + 9
 
 _HEADER_FORMAT = "main thread 0x{:016x}\n"
+_STACK_HEADER = "Stack (most recent call first):"  # of a single thread
 _FRAME_PATTERN = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 # Characters that are not ASCII, in the notation of faulthandler.
 _ESCAPE_PATTERN = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
@@ -30,9 +31,11 @@ def find_frames(header: str, dump: str) -> Sequence[FrameSummary]:
 
     Args:
         header: The line from `format_header`.
-        dump: Stacks of all threads, as faulthandler writes them.
+        dump: Stacks of all threads, or of the main thread alone, as faulthandler writes them.
     """
     thread = header.split()[-1] if header.startswith("main thread ") else "0x"
+    if thread not in dump:
+        thread = _STACK_HEADER
     _, found, stack = dump.rpartition(thread)
     if not found:
         return []

@@ -1,4 +1,7 @@
-"""Observe the training of an objective on one rank through torch's hooks, without changing the training."""
+"""Observe the training of an objective on one rank through torch's hooks.
+
+The training is not changed, except that cuDNN computes reproducibly.
+"""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from torch import distributed as dist
 from hpo.process.channel import Channel, ChannelClosed, Message
 from hpo.process.linux import adopt_orphans, has_children, raise_oom_score
 from hpo.process.stacks import WRITE_STACKS, format_header
+from hpo.process.user_frames import extract_current_frames
 from hpo.text_format import format_error
 from hpo.trainer.accelerator import find_devices
 from hpo.trainer.forks import IGNORED_SIGNALS, register_trainer_process
@@ -45,7 +46,7 @@ class TrainerServer:
         self._search = search
         self._data = SharedData(data)
         self._group = TrainerGroup()
-        self._interrupts = InterruptHandler(lambda: channel.send("interrupted"))
+        self._interrupts = InterruptHandler(self._acknowledge_interrupt)
         self._snapshots: SnapshotBuffer | None = None
         self._stores: list[object] = []
 
@@ -61,6 +62,11 @@ class TrainerServer:
             message = self._channel.receive()
             assert message is not None
             getattr(self, f"_on_{message.kind}")(message)
+
+    def _acknowledge_interrupt(self) -> None:
+        """Tell the supervisor where the objective was when it was interrupted."""
+        frames = [(frame.filename, frame.lineno, frame.name) for frame in extract_current_frames()]
+        self._channel.send("interrupted", frames=frames)
 
     def _on_evaluate(self, message: Message) -> None:
         threads = set(threading.enumerate())
@@ -232,7 +238,8 @@ def serve_trainer(
     _redirect_streams(out, err)
     os.write(stacks, format_header(threading.main_thread().ident or 0).encode())
     faulthandler.enable(stacks)
-    faulthandler.register(WRITE_STACKS, stacks, all_threads=True)
+    # Not the stacks of all threads, since other threads may run Python code while this one waits (see HangDetector).
+    faulthandler.register(WRITE_STACKS, stacks, all_threads=False)
     _start_logging(request["log_level"])
     _set_threads(request["threads"])
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ from tests.support.crashes import (
     read_notes,
     start_job,
 )
-from tests.support.launch import Mpi
+from tests.support.launch import SEARCHES, Mpi
 from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials
 
@@ -124,10 +124,18 @@ def test_trainer_hang_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) 
             # In the other ways, the signal that requests stacks may be blocked.
             if evaluation.way in ("swallow", "finally", "cancelled"):
                 assert re.search(rf"{rank},? (which )?was at {LINE}", failure), f"{evaluation.way}: {failure}"
+            if evaluation.way == "cancelled":
+                assert f"was at dying.py:{find_line_of_hang()}" in failure, "where it was before its `finally`"
     timeout = 3 if size > 1 else 2 + 3
     times = measure_recovery_times(tmp_path)
     late = {way: times[way] for way in times if times[way] > timeout + HANGS[way] + SECONDS_TO_RECOVER}
     assert late == {}
+
+
+def find_line_of_hang() -> int:
+    """Return the number of the line at which an objective hangs until it is cancelled."""
+    lines = (SEARCHES / "dying.py").read_text().splitlines()
+    return lines.index("        time.sleep(3600)", lines.index("def end_never_if_cancelled():")) + 1
 
 
 def wait_for_starts(victim: Victim, count: int) -> None:

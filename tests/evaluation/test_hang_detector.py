@@ -38,8 +38,16 @@ def trainer() -> Any:
 
 def test_wait_in_a_collective_hangs_after_the_patience(trainer: Any) -> None:
     detector, began = HangDetector(trainer, 8.0), clock.now()
-    assert [detector.is_hanging(began + seconds) for seconds in (1, 3, 5, 7, 9)] == [False, False, False, False, True]
+    assert [detector.is_hanging(began + seconds) for seconds in (1, 3, 5, 7, 9, 11)] == [*5 * [False], True]
     assert list(detector.frames) == [OBJECTIVE, COLLECTIVE]
+
+
+def test_time_before_the_collective_does_not_count(trainer: Any) -> None:
+    detector, began = HangDetector(trainer, 8.0), clock.now()
+    trainer.stack = [OBJECTIVE]
+    assert not detector.is_hanging(began + 3)
+    trainer.stack = [OBJECTIVE, COLLECTIVE]
+    assert [detector.is_hanging(began + seconds) for seconds in (6, 9, 12, 13.9, 14.1)] == [*4 * [False], True]
 
 
 def test_busy_objective_is_not_asked_for_its_stack(trainer: Any) -> None:

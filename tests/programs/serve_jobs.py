@@ -13,6 +13,7 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 import types
 import warnings
@@ -43,7 +44,9 @@ class ForkedTemplate:
         self.connection = socket.socket(socket.AF_UNIX)
         self.connection.connect(f"\0{TEMPLATES}")
         request = {"environment": env, "folder": str(Path.cwd()), "path": json.loads(command[-1])}
-        socket.send_fds(self.connection, [json.dumps(request).encode()], [*pass_fds, stdout, stderr])
+        content = json.dumps(request).encode() + b"\n"
+        sent = socket.send_fds(self.connection, [content], [*pass_fds, stdout, stderr])
+        self.connection.sendall(content[sent:])
         self.answers = self.connection.makefile()
         assert self.answers.readline() == "forked\n"
 
@@ -76,6 +79,7 @@ def run_command(arguments):
     try:
         if arguments[0] == "-c":
             sys.argv = ["-c", *arguments[2:]]
+            sys.path.insert(0, "")
             exec(arguments[1], {"__name__": "__main__"})
         else:
             sys.argv = arguments
@@ -100,6 +104,7 @@ def redirect_output(out, err):
 def run_job(request):
     """Run a command with its own output, folder and variables. Then restore this process, and return the status."""
     path, handlers = list(sys.path), list(logging.root.handlers)
+    tempfile.tempdir = None  # It depends on the variables.
     os.environ.clear()
     os.environ.update({**OWN_VARIABLES, **request["variables"]})
     os.chdir(request["folder"])
@@ -116,6 +121,7 @@ def run_job(request):
 
 
 def serve():
+    del sys.path[0]  # the folder of this file
     finalize_mpi = hpo.ranks.communicator.finalize_mpi
     change_program()
     with socket.socket(socket.AF_UNIX) as connection:

@@ -12,6 +12,8 @@ import select
 import signal
 import socket
 import sys
+import tempfile
+import traceback
 from contextlib import suppress
 
 from hpo.process.linux import end_with_parent
@@ -29,6 +31,7 @@ def become_template(request, listener, out, err):
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     sys.path[:] = request["path"]
+    tempfile.tempdir = None  # It depends on the variables.
     main({"listener": listener, "parent": os.getppid()})
 
 
@@ -56,6 +59,11 @@ class TemplateForker:
     def fork(self):
         connection, _ = self.listener.accept()
         data, descriptors, _, _ = socket.recv_fds(connection, MAX_REQUEST_BYTES, 3)
+        while not data.endswith(b"\n"):
+            if not (more := connection.recv(MAX_REQUEST_BYTES)):
+                connection.close()  # The rank has ended.
+                return
+            data += more
         process = os.fork()
         if process == 0:
             try:
@@ -63,12 +71,15 @@ class TemplateForker:
                 for other in (self.listener, connection, *self.connections.values()):
                     other.close()
                 become_template(json.loads(data), *descriptors)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(1)
         for descriptor in descriptors:
             os.close(descriptor)
         self.connections[process] = connection
-        connection.sendall(b"forked\n")
+        with suppress(OSError):
+            connection.sendall(b"forked\n")
 
     def reap(self):
         while self.connections:

@@ -22,8 +22,11 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from tests.support.limits import scale
+
 ROOT = Path(__file__).resolve().parents[2]
 _PROGRAMS = ROOT / "tests" / "programs"
+_SECONDS_TO_START = 60.0
 _SECONDS_TO_END = 20.0
 _MAX_COMMANDS = 50  # Each command makes communicators, of which MPI has a limited number.
 # As a template is started by a rank (see `hpo.process.template_start`).
@@ -33,6 +36,12 @@ _TEMPLATE_VARIABLES = {
     "TORCH_CPP_LOG_LEVEL": "FATAL",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
+
+
+@cache
+def get_environment() -> dict[str, str]:
+    """Return the variables of this process at the first call, before a test has changed them."""
+    return dict(os.environ)
 
 
 class OutputFile:
@@ -60,7 +69,7 @@ def start_template_server() -> str:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, **_TEMPLATE_VARIABLES, "PYTHONPATH": str(ROOT)},
+        env={**get_environment(), **_TEMPLATE_VARIABLES, "PYTHONPATH": str(ROOT)},
     )
     atexit.register(process.kill)
     assert process.stdout is not None
@@ -81,6 +90,7 @@ class JobServer:
         templates = start_template_server()
         self._output, self._errors = OutputFile(), OutputFile()
         self._count = 0
+        self._connections: list[socket.socket] = []
         name = f"hpo-test-{uuid.uuid4().hex}"
         command = [*mpirun, "-n", str(ranks), python, str(_PROGRAMS / "serve_jobs.py"), name, templates]
         with (
@@ -96,15 +106,18 @@ class JobServer:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**get_environment(), "PYTHONPATH": str(ROOT)},
                 start_new_session=True,
             )
-            self._connections = [self._accept_rank(listener) for _ in range(ranks)]
+            while len(self._connections) < ranks:
+                self._connections.append(self._accept_rank(listener))
 
     def _accept_rank(self, listener: socket.socket) -> socket.socket:
-        while self._mpirun.poll() is None:
+        end = time.monotonic() + scale(_SECONDS_TO_START)
+        while self._mpirun.poll() is None and time.monotonic() < end:
             with suppress(TimeoutError):
                 return listener.accept()[0]
+        self.kill()
         raise RuntimeError(f"the job server has not started: {self._errors.read()}")
 
     @property
@@ -119,6 +132,13 @@ class JobServer:
             TimeoutError: The command has not ended after `seconds`. The server is killed.
         """
         self._count += 1
+        try:
+            return self._run(arguments, folder, seconds)
+        except BaseException:
+            self.kill()  # A later command must not get the answers to this one.
+            raise
+
+    def _run(self, arguments: Sequence[str], folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:
         out, err = OutputFile(), OutputFile()
         variables = {**os.environ, "PYTHONPATH": str(ROOT)}
         request = {"arguments": arguments, "folder": str(folder), "variables": variables}
@@ -131,11 +151,10 @@ class JobServer:
         out.close()
         err.close()
         if statuses is None:
-            self.kill()
             raise TimeoutError("\n".join([f"still running after {seconds:.0f} s: {arguments}", *texts]))
         if len(statuses) == len(self._connections):
             return subprocess.CompletedProcess(arguments, max(statuses), *texts)
-        status = self._mpirun.wait(30)
+        status = self._mpirun.wait(scale(30))
         return subprocess.CompletedProcess(
             arguments, status, texts[0] + self._output.read(), texts[1] + self._errors.read()
         )
