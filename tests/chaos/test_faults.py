@@ -232,28 +232,29 @@ Supervision.start_objective = begin_and_stop
     )
     victim = Victim(mpi, 2, [program, ENDLESS, "--run-dir", "run", "--islands", 1], tmp_path, tmp_path / "log")
     assert victim.wait(60) == (75, "")
-    assert time.time() - float((tmp_path / "asked").read_text()) < 4
+    assert time.time() - float((tmp_path / "asked").read_text()) < scale(4)
     first, waiting = load_trials(tmp_path / "run")
     assert (first.user_attrs["failure"], waiting.user_attrs["retry_of"]) == ("interrupted", 0)
 
 
 def test_run_stops_at_time_limit(mpi: Mpi, tmp_path: Path) -> None:
-    """Two jobs run at the same time.
+    """Two jobs run at the same time: one with a time limit, and one in a SLURM job that ends a minute after that time.
 
-    One has a limit of 14 s, and the other belongs to a SLURM job that ends in 74 s.
+    An epoch takes 10 minutes.
     """
-    start, jobs = time.monotonic(), {}
-    for name, option in (("limit", ["--time-limit", "0:14"]), ("slurm", [])):
-        arguments = make_faulty_arguments("--run-dir", name, *option, "--islands", 1, "--evaluations", 40, seconds=60)
-        end = int(time.time()) + (9999 if option else 74)
+    seconds = min(round(scale(14)), 30)
+    jobs = {}
+    for name, option in (("limit", ["--time-limit", f"{seconds}s"]), ("slurm", [])):
+        arguments = make_faulty_arguments("--run-dir", name, *option, "--islands", 1, "--evaluations", 40, seconds=600)
+        end = int(time.time()) + (9999 if option else seconds + 60)
         jobs[name] = mpi.start(2, *arguments, cwd=tmp_path, SLURM_JOB_END_TIME=str(end))
-    for name, reason in (("limit", "--time-limit 14.0 s"), ("slurm", "the end of the job")):
+    for name, reason in (("limit", "--time-limit .*"), ("slurm", "the end of the job")):
         job = wait_for_job(jobs[name])
-        assert 6 < time.monotonic() - start < scale(50), "an epoch takes 60 s"
         assert (job.returncode, job.stderr) == (75, "")
-        assert f"Stopped: {reason}. To resume: the same command with --run-dir {name} --resume" in job.stdout
+        resume = f"To resume: the same command with --run-dir {name} --resume"
+        assert re.search(rf"^Stopped: {reason}\. {resume}", job.stdout, re.MULTILINE), job.stdout
         summary = json.loads((tmp_path / name / "summary.json").read_text())
-        assert summary["wall_seconds"] < 30, "the summary excludes the start and the exit of Python, on busy cores"
+        assert summary["wall_seconds"] < seconds + scale(16), "without the start and the exit of Python"
 
 
 def test_second_interrupt_stops_hanging_run_at_once(mpi: Mpi, tmp_path: Path) -> None:

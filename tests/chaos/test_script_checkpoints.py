@@ -40,13 +40,13 @@ def assert_losses_are_as_if_undisturbed(trials: list[Any]) -> None:
         assert losses == pytest.approx(expected), trial.number
 
 
-def wait_for_losses(run_dir: Path, number: int) -> None:
-    """Wait until an evaluation of the run has reported `number` losses."""
+def wait_for_losses(run_dir: Path, number: int, evaluations: int = 1) -> None:
+    """Wait until as many evaluations of the run have reported `number` losses each."""
     end = time.monotonic() + scale(60)
     while True:
         assert time.monotonic() < end
         with suppress(OSError, KeyError, ValueError):  # The study may not exist yet.
-            if max(len(trial.intermediate_values) for trial in load_trials(run_dir)) >= number:
+            if sum(len(trial.intermediate_values) >= number for trial in load_trials(run_dir)) >= evaluations:
                 return
         time.sleep(0.1)
 
@@ -83,9 +83,9 @@ def test_interrupted_script_resumes_from_its_checkpoint(
     (tmp_path / "given.json").write_text('[{"x": 0.0}, {"x": 0.1}, {"x": 0.2}]')
     options = ["--enqueue", "given.json", "--resume", "--evaluations", 3]
     options += ["--checkpoint-every", "1s"] if signal_ == signal.SIGKILL else []
-    command = ["--loss", r"val_loss=(\S+)", "--", SAVING, "--way", way, "--epochs", 40, "--seconds", 0.04]
+    command = ["--loss", r"val_loss=(\S+)", "--", SAVING, "--way", way, "--epochs", 100, "--seconds", 0.04]
     with kill_at_end(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log")) as victim:
-        wait_for_losses(tmp_path / "run", 25)
+        wait_for_losses(tmp_path / "run", 30, evaluations=2)
         victim.job.send_signal(signal_)
         victim.wait(30)
     job = mpi.run(2, *SEARCH, *options, *command, cwd=tmp_path)
@@ -96,7 +96,7 @@ def test_interrupted_script_resumes_from_its_checkpoint(
     continued = [trial for trial in trials if "resumed_from_step" in trial.user_attrs]
     assert len(continued) == 2
     assert all(trial.user_attrs["resumed_from_step"] > 5 for trial in continued)
-    assert all(len(trial.intermediate_values) == 40 for trial in continued)
+    assert all(len(trial.intermediate_values) == 100 for trial in continued)
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert weights.state["progress"].tolist() == [2.0] * 4
