@@ -211,7 +211,7 @@ class Supervision:
             self._kill_at += _SECONDS_TO_CLEAN_UP if is_patient else _SECONDS_TO_ACKNOWLEDGE
 
     def _kill_trainer(self) -> None:
-        """Kill a trainer that has not ended after its cancellation. Record where it is if it has not told."""
+        """Kill a trainer that has not ended after its cancellation. Record where it is, unless it sent that."""
         if not self._frames and not self._trainer.is_killed:
             self._frames = self._trainer.find_stack()
         self._trainer.kill()

@@ -64,7 +64,7 @@ class TrainerServer:
             getattr(self, f"_on_{message.kind}")(message)
 
     def _acknowledge_interrupt(self) -> None:
-        """Tell the supervisor where the objective was when it was interrupted."""
+        """Send the supervisor the place at which the objective was interrupted."""
         frames = [(frame.filename, frame.lineno, frame.name) for frame in extract_current_frames()]
         self._channel.send("interrupted", frames=frames)
 
