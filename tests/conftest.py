@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support.job_server import get_environment
+from tests.support.job_server import get_environment, get_template_environment
 from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, call_hpo, find_open_mpi
 
 # The variables that tests keep: paths and languages. All others would reach the jobs of the tests, for example the
@@ -43,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[name]
     os.environ.update(PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
     get_environment()
+    get_template_environment()
     # Examples have no time limit, since the machine may be busy. They are the same in each test run.
     hypothesis.settings.register_profile("random", deadline=None)
     hypothesis.settings.register_profile("same", deadline=None, derandomize=True)

@@ -29,7 +29,7 @@ from hpo.store.weights import ConfirmedWeights, make_weights_draft_path, read_we
 from hpo.trainer.search_file import load_search_file
 from hpo.views.page.html_report import render_report
 from tests.support.in_process_template import load_problem, make_run_test
-from tests.support.launch import ALONE, HPO, PROGRAM, SEARCHES, Mpi, run_hpo
+from tests.support.launch import ALONE, PROGRAM, SEARCH, SEARCHES, Mpi, run_hpo
 from tests.support.limits import scale
 from tests.support.run_output import load_trials
 from tests.support.runs import make_run
@@ -38,7 +38,6 @@ from tests.support.writer_stubs import LeaderStub, make_trainer_stub, make_write
 LUCKY = SEARCHES / "lucky.py"
 PROBLEM = load_problem(LUCKY)
 KINDS = ("lucky", "steady")  # trials 0 and 1
-SEARCH = [*HPO, "search"]
 
 
 class Run:

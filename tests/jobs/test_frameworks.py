@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.docs import commands_with, example
-from tests.support.launch import HPO, ROOT, SCRIPTS, Mpi
+from tests.support.launch import HPO, LR, ROOT, SCRIPTS, SEARCH, Mpi
 from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials
-
-SEARCH = [*HPO, "search"]
-LR = ["--space", "lr=Float(1e-3, 1e-1, log=True)"]
 
 VAL_LOSS = r"val_loss=(\d+\.\d{6})"  # under torchrun, a line of another rank may begin behind it
 TRAINER_LOSS = r"eval_loss.: .([\w.+-]+)"

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launch import HPO, Mpi
+from tests.support.launch import SEARCH, Mpi
 from tests.support.run_output import find_complete_losses, load_trials
 
-SEARCH = [*HPO, "search"]
 LOSS = ["--loss", r"val_loss=(\S+)", "--run-dir", "run"]
 
 # The first report is made before training. All reports are worse than the reports of the earlier evaluations.

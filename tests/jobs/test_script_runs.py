@@ -7,10 +7,9 @@ import re
 import sys
 from pathlib import Path
 
-from tests.support.launch import HPO, SCRIPTS, Mpi
+from tests.support.launch import SCRIPTS, SEARCH, Mpi
 from tests.support.run_output import load_trials
 
-SEARCH = [*HPO, "search"]
 LOSS = ["--loss", r"val_loss=(\S+)", "--run-dir", "run"]
 
 ABORTS = {

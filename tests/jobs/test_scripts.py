@@ -17,12 +17,9 @@ import pytest
 
 from hpo.results.reader import RunReader
 from tests.support.chaos import Victim, kill_at_end
-from tests.support.launch import HPO, SCRIPTS, Mpi
+from tests.support.launch import HPO, LR, SCRIPTS, SEARCH, Mpi
 from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials, remove_loading_lines
-
-SEARCH = [*HPO, "search"]
-LR = ["--space", "lr=Float(1e-3, 1e-1, log=True)"]
 
 
 def run_torchrun(folder: Path, params: dict[str, Any]) -> list[float]:

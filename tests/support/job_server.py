@@ -22,6 +22,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from hpo.process.template_start import make_template_environment
 from tests.support.limits import scale
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,19 +30,18 @@ _PROGRAMS = ROOT / "tests" / "programs"
 _SECONDS_TO_START = 60.0
 _SECONDS_TO_END = 20.0
 _MAX_COMMANDS = 50  # Each command makes communicators, of which MPI has a limited number.
-# As a template is started by a rank (see `hpo.process.template_start`).
-_TEMPLATE_VARIABLES = {
-    **{f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM")},
-    "PYTHONHASHSEED": "0",
-    "TORCH_CPP_LOG_LEVEL": "FATAL",
-    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-}
 
 
 @cache
 def get_environment() -> dict[str, str]:
     """Return the variables of this process at the first call, before a test has changed them."""
     return dict(os.environ)
+
+
+@cache
+def get_template_environment() -> dict[str, str]:
+    """Return the variables of a template at the first call, before a test has changed those of this process."""
+    return make_template_environment()
 
 
 class OutputFile:
@@ -69,7 +69,7 @@ def start_template_server() -> str:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-        env={**get_environment(), **_TEMPLATE_VARIABLES, "PYTHONPATH": str(ROOT)},
+        env={**get_template_environment(), "PYTHONPATH": str(ROOT)},
     )
     atexit.register(process.kill)
     assert process.stdout is not None

@@ -21,6 +21,8 @@ SEARCHES = ROOT / "tests" / "searches"
 PROGRAMS = ROOT / "tests" / "programs"
 SCRIPTS = ROOT / "tests" / "scripts"
 HPO = ("-c", "from hpo.cli import main; main()")  # arguments of Python
+SEARCH = [*HPO, "search"]
+LR = ["--space", "lr=Float(1e-3, 1e-1, log=True)"]  # options of a search over scripts
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 
 Hpo = Callable[..., tuple[int, str, str]]  # returns the status, standard output and standard error
