@@ -145,10 +145,13 @@ def has_checkpoint(trial: optuna.trial.FrozenTrial) -> bool:
 
 def test_program_resumes_from_its_own_files(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--space", "speed=Float(0.0, 0.5)", "--loss", r"validation loss: (\S+)", "--run-dir", "run", "--resume"]
-    options += ["--resume-args", "--resume {folder}/last.json", "--pruner", "asha", "--evaluations", "10"]
-    command = ["--", SCRIPTS / "continuing.py", "--out", "{folder}", "--epochs", "12"]
+    options += ["--resume-args", "--resume {folder}/last.json", "--pruner", "asha", "--evaluations", 12]
+    # Each individual is worse than the previous, so that the first paused ones are promoted later.
+    (tmp_path / "given.json").write_text(json.dumps([{"speed": 0.5 - number / 25} for number in range(12)]))
+    options += ["--enqueue", "given.json"]
+    command = ["--", SCRIPTS / "continuing.py", "--out", "{folder}", "--epochs", 12, "--seconds", 0.2]
     with kill_at_end(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log")) as victim:
-        assert victim.wait_for("\n 3/10 ")
+        assert victim.wait_for("\n 3/12 ")
         while not any(map(has_checkpoint, load_trials(tmp_path / "run"))):  # The test has a time limit.
             time.sleep(0.02)
         victim.job.send_signal(signal.SIGKILL)
