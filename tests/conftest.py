@@ -11,8 +11,9 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support.job_server import get_environment, get_template_environment
+from tests.support.job_server import get_environment
 from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, call_hpo, find_open_mpi
+from tests.support.template_server import get_template_environment
 
 # The variables that tests keep: paths and languages. All others would reach the jobs of the tests, for example the
 # variables of SLURM, MPI, Python and torch, proxies, colours and accounts.

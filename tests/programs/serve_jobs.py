@@ -8,24 +8,20 @@ import gc
 import json
 import logging
 import os
-import runpy
 import select
 import socket
-import subprocess
 import sys
 import tempfile
 import traceback
-import types
 import warnings
-from pathlib import Path
 
 import hpo.process.exit
 import hpo.ranks.communicator
 import hpo.run.leader_stages
 import hpo.run.root_rank
-from hpo.evaluation import template_client
 from hpo.process import clock
 from hpo.process.launcher import make_plain_environment
+from tests.support.forked_template import fork_templates, run_python
 
 JOBS, TEMPLATES = sys.argv[1:3]
 # The variables that mpirun has set for this rank.
@@ -36,55 +32,21 @@ class CommandEnd(BaseException):
     """Raised when a command ends the process of its rank."""
 
 
-class ForkedTemplate:
-    """A template that serve_templates.py forks, with the part of subprocess.Popen's interface that ranks use."""
-
-    def __init__(self, command, env, stdout, stderr, pass_fds, **_):
-        self.returncode = None
-        self.connection = socket.socket(socket.AF_UNIX)
-        self.connection.connect(f"\0{TEMPLATES}")
-        request = {"environment": env, "folder": str(Path.cwd()), "path": json.loads(command[-1])}
-        content = json.dumps(request).encode() + b"\n"
-        sent = socket.send_fds(self.connection, [content], [*pass_fds, stdout, stderr])
-        self.connection.sendall(content[sent:])
-        self.answers = self.connection.makefile()
-        assert self.answers.readline() == "forked\n"
-
-    def kill(self):
-        if self.returncode is None:
-            self.connection.shutdown(socket.SHUT_WR)
-
-    def wait(self, _seconds):
-        if self.returncode is None:
-            self.returncode = int(self.answers.readline())
-            self.connection.close()
-        return self.returncode
-
-
 def end_command(status):
     raise CommandEnd(status)
 
 
 def change_program():
-    """Let commands leave this process and MPI running, and fork their templates."""
+    """Let commands leave this process and MPI running, and have their templates forked."""
     hpo.process.exit.exit_process = end_command
     hpo.ranks.communicator.finalize_mpi = lambda: None
-    vars(template_client)["subprocess"] = types.SimpleNamespace(
-        Popen=ForkedTemplate, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
-    )
+    fork_templates(TEMPLATES)
 
 
 def run_command(arguments):
     """Run a program as `python ARGUMENTS` does, and return its exit status."""
     try:
-        if arguments[0] == "-c":
-            sys.argv = ["-c", *arguments[2:]]
-            sys.path.insert(0, "")
-            exec(arguments[1], {"__name__": "__main__"})
-        else:
-            sys.argv = arguments
-            sys.path.insert(0, str(Path(arguments[0]).parent))
-            runpy.run_path(arguments[0], run_name="__main__")
+        run_python(arguments)
     except CommandEnd as end:
         return int(end.args[0])
     except SystemExit as end:

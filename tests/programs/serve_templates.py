@@ -2,7 +2,8 @@
 
 A rank sends a template's environment, folder and paths, with the descriptors of its listening socket and its output. It
 gets "forked", and later the exit status. If the rank closes its connection, the template is killed. This process ends
-with the process number PID.
+with the process number PID. A forked process shows the environment variables of this process in /proc, so a template
+gets the mark of its job (see `tests.support.chaos`) as its name too, and so do its trainers.
 """
 
 import gc
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import traceback
 from contextlib import suppress
+from pathlib import Path
 
 from hpo.process.linux import end_with_parent
 from hpo.trainer.preloading import import_compiler, import_torch
@@ -30,7 +32,10 @@ def become_template(request, listener, out, err):
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
+    os.umask(request["umask"])
     sys.path[:] = request["path"]
+    if mark := os.environ.get("HPO_TEST_JOB"):
+        Path("/proc/self/comm").write_text(mark)
     tempfile.tempdir = None  # It depends on the variables.
     main({"listener": listener, "parent": os.getppid()})
 

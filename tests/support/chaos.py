@@ -15,15 +15,17 @@ from pathlib import Path
 
 from tests.support.launch import Mpi
 from tests.support.limits import scale
+from tests.support.template_server import start_template_server
 
 MARK = "HPO_TEST_JOB"
+_MAX_NAME_CHARACTERS = 15  # of the name of a process; Linux cuts longer names.
 
 
 @dataclass
 class Victim:
     """A running MPI job, some of whose processes a test kills or suspends.
 
-    Its output goes to `log`. Each of its processes has `mark` in its environment, so that the process can be found.
+    Its output goes to `log`. Each of its processes has `mark` in its environment or as its name, by which it is found.
     """
 
     mpi: Mpi
@@ -50,13 +52,18 @@ class Victim:
         pythons = [
             pid for pid, command in self.find_processes().items() if Path(command.split("\0")[0]).name[:6] == "python"
         ]
-        return [pid for pid in pythons if _find_parent(pid) not in pythons]
+        return [pid for pid in pythons if _find_parent(pid) not in (*pythons, start_template_server().process)]
 
     def find_templates(self) -> list[int]:
-        """Return the processes from which trainers are forked: the Python processes that ranks have started."""
-        ranks = self.find_ranks()
+        """Return the processes from which trainers are forked.
+
+        These are the Python processes that ranks or the template server have started.
+        """
+        parents = (*self.find_ranks(), start_template_server().process)
         return [
-            pid for pid, command in self.find_processes().items() if "python" in command and _find_parent(pid) in ranks
+            pid
+            for pid, command in self.find_processes().items()
+            if "python" in command and _find_parent(pid) in parents
         ]
 
     def find_trainers(self) -> list[int]:
@@ -160,6 +167,7 @@ def find_marked_processes(mark: str) -> dict[int, str]:
     found = {}
     for pid, command in read_command_lines().items():
         with suppress(OSError):
-            if command and f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+            is_named = Path(f"/proc/{pid}/comm").read_text().strip() == mark[:_MAX_NAME_CHARACTERS]
+            if command and (is_named or f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes()):
                 found[pid] = command
     return found

@@ -1,8 +1,7 @@
 """Run commands on the ranks of MPI jobs that stay up, since the start of a job takes longer than most searches.
 
 A job server is one MPI job: mpirun starts its ranks, which then run one command after the other, each as the program of
-a rank would. A template server is a process that has imported torch, and from which the templates of these commands are
-forked. Commands share nothing else. A command that ends its job also ends the server.
+a rank would. A command that ends its job also ends the server.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -22,11 +20,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from hpo.process.template_start import make_template_environment
 from tests.support.limits import scale
+from tests.support.template_server import PROGRAMS, ROOT, start_template_server
 
-ROOT = Path(__file__).resolve().parents[2]
-_PROGRAMS = ROOT / "tests" / "programs"
 _SECONDS_TO_START = 60.0
 _SECONDS_TO_END = 20.0
 _MAX_COMMANDS = 50  # Each command makes communicators, of which MPI has a limited number.
@@ -36,12 +32,6 @@ _MAX_COMMANDS = 50  # Each command makes communicators, of which MPI has a limit
 def get_environment() -> dict[str, str]:
     """Return the variables of this process at the first call, before a test has changed them."""
     return dict(os.environ)
-
-
-@cache
-def get_template_environment() -> dict[str, str]:
-    """Return the variables of a template at the first call, before a test has changed those of this process."""
-    return make_template_environment()
 
 
 class OutputFile:
@@ -60,23 +50,6 @@ class OutputFile:
         os.close(self._descriptor)
 
 
-@cache
-def start_template_server() -> str:
-    """Start the template server of this test process. Return the name of its abstract socket."""
-    name = f"hpo-test-{uuid.uuid4().hex}"
-    process = subprocess.Popen(
-        [sys.executable, "-u", str(_PROGRAMS / "serve_templates.py"), name, str(os.getpid())],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**get_template_environment(), "PYTHONPATH": str(ROOT)},
-    )
-    atexit.register(process.kill)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n", "the template server has ended"
-    return name
-
-
 class JobServer:
     """An MPI job that runs one command after the other.
 
@@ -87,12 +60,12 @@ class JobServer:
     """
 
     def __init__(self, mpirun: Sequence[str], python: str, ranks: int) -> None:
-        templates = start_template_server()
+        templates = start_template_server().name
         self._output, self._errors = OutputFile(), OutputFile()
         self._count = 0
         self._connections: list[socket.socket] = []
         name = f"hpo-test-{uuid.uuid4().hex}"
-        command = [*mpirun, "-n", str(ranks), python, str(_PROGRAMS / "serve_jobs.py"), name, templates]
+        command = [*mpirun, "-n", str(ranks), python, str(PROGRAMS / "serve_jobs.py"), name, templates]
         with (
             socket.socket(socket.AF_UNIX) as listener,
             Path(self._output.path).open("a") as out,

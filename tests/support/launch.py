@@ -6,19 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.support.job_server import ROOT as ROOT
 from tests.support.job_server import run_in_job_server
 from tests.support.limits import scale
+from tests.support.template_server import PROGRAMS as PROGRAMS
+from tests.support.template_server import ROOT as ROOT
+from tests.support.template_server import start_template_server
 
 PROGRAM = ROOT / "run_islands.py"
 SEARCHES = ROOT / "tests" / "searches"
-PROGRAMS = ROOT / "tests" / "programs"
 SCRIPTS = ROOT / "tests" / "scripts"
 HPO = ("-c", "from hpo.cli import main; main()")  # arguments of Python
 SEARCH = [*HPO, "search"]
@@ -42,20 +43,34 @@ def write_changed_program(folder: Path, code: str) -> Path:
 
 @dataclass(frozen=True)
 class Mpi:
-    """An installed MPI: its mpirun, its Python, and the flags that mpirun needs to start many ranks as root."""
+    """An installed MPI.
+
+    Attributes:
+        mpirun: Its mpirun.
+        python: The Python with its mpi4py.
+        flags: Options that mpirun needs, for example to start many ranks as root.
+        forks_templates: Whether jobs of hpo have their templates forked by the template server of the tests, which
+            saves the import of torch. Otherwise they start them, as for users.
+    """
 
     mpirun: str = "mpirun"
     python: str = sys.executable
     flags: tuple[str, ...] = ()
+    forks_templates: bool = True
+
+    def make_command(self, ranks: int, *arguments: object) -> list[str]:
+        """Return a command line that runs `python ARGUMENTS` on a number of ranks."""
+        is_forking = self.forks_templates and _is_hpo(arguments)
+        forking = (PROGRAMS / "run_forking.py", start_template_server().name) if is_forking else ()
+        return [self.mpirun, *self.flags, "-n", str(ranks), self.python, *map(str, (*forking, *arguments))]
 
     def start(
         self, ranks: int, *arguments: object, cwd: Path, stdout: int = subprocess.PIPE, **variables: str
     ) -> subprocess.Popen[str]:
         """Start a Python program on a number of ranks, and return the process of mpirun."""
-        command = [self.mpirun, *self.flags, "-n", str(ranks), self.python, *map(str, arguments)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
         return subprocess.Popen(
-            command,
+            self.make_command(ranks, *arguments),
             cwd=cwd,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -73,7 +88,7 @@ class Mpi:
 
         If it takes longer than `timeout` seconds on a usual machine, kill it and fail the test.
         """
-        if arguments[0] != PROGRAM and arguments[:2] != HPO:
+        if not _is_hpo(arguments):
             return self.launch(ranks, *arguments, cwd=cwd, timeout=timeout)
         command = list(map(str, arguments))
         return run_in_job_server((self.mpirun, *self.flags), self.python, ranks, command, cwd, scale(timeout))
@@ -86,6 +101,11 @@ class Mpi:
         If it takes longer than `timeout` seconds, kill it and fail the test.
         """
         return wait_for_job(self.start(ranks, *arguments, cwd=cwd), timeout)
+
+
+def _is_hpo(arguments: Sequence[object]) -> bool:
+    """Return whether a command line of Python runs hpo."""
+    return arguments[0] == PROGRAM or arguments[:2] == HPO
 
 
 def wait_for_job(process: subprocess.Popen[str], timeout: float = 100) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,79 @@
+"""Let a rank have its template (the process that trainers are forked from) forked by the template server of the tests.
+
+A template of its own would import torch and torch's compiler, which takes most of the CPU time of a short job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hpo.evaluation import template_client
+
+
+class ForkedTemplate:
+    """A template that serve_templates.py forks, with the part of subprocess.Popen's interface that ranks use."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        stdout: int,
+        stderr: int,
+        pass_fds: Sequence[int],
+        *,
+        server: str,
+        **_: Any,
+    ) -> None:
+        self.returncode: int | None = None
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(f"\0{server}")
+        os.umask(mask := os.umask(0))
+        request = {"environment": env, "folder": str(Path.cwd()), "path": json.loads(command[-1]), "umask": mask}
+        content = json.dumps(request).encode() + b"\n"
+        sent = socket.send_fds(self._connection, [content], [*pass_fds, stdout, stderr])
+        self._connection.sendall(content[sent:])
+        self._answers = self._connection.makefile()
+        assert self._answers.readline() == "forked\n"
+
+    def kill(self) -> None:
+        """Kill the template."""
+        if self.returncode is None:
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def wait(self, _seconds: float) -> int:
+        """Wait for the end of the template, and return its exit status."""
+        if self.returncode is None:
+            self.returncode = int(self._answers.readline())
+            self._connection.close()
+        return self.returncode
+
+
+def fork_templates(server: str) -> None:
+    """Let this rank have its templates forked by the template server with this socket."""
+    vars(template_client)["subprocess"] = types.SimpleNamespace(
+        Popen=partial(ForkedTemplate, server=server),
+        DEVNULL=subprocess.DEVNULL,
+        TimeoutExpired=subprocess.TimeoutExpired,
+    )
+
+
+def run_python(arguments: Sequence[str]) -> None:
+    """Run a program in this process as `python ARGUMENTS` does."""
+    if arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        sys.path.insert(0, "")
+        exec(arguments[1], {"__name__": "__main__"})
+    else:
+        sys.argv = list(arguments)
+        sys.path.insert(0, str(Path(arguments[0]).parent))
+        runpy.run_path(arguments[0], run_name="__main__")
