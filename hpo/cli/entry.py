@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Optional
 
-from hpo.errors import CollectiveUsageError, ExitStatus, UsageError
+from hpo.errors import CollectiveUsageError, ExitStatus, RunError, UsageError
 from hpo.layout import Layout, describe_wrong_launch
 from hpo.run.options import Options, read_last_options
 from hpo.store.run_dir import RUNS_DIR, RunDir
@@ -173,6 +173,7 @@ def _start_mpi(program: str) -> TemplateProcess | None:
     """Start MPI. On the first rank of each host, first start the template (process that trainers are forked from).
 
     Return the template; None on other ranks. Exit the process with a message if a required package is not installed.
+    End the job with a message if the template cannot be started.
     """
     from hpo.cli.installation import check_packages, import_mpi
     from hpo.process.launcher import is_first_rank
@@ -191,6 +192,12 @@ def _start_mpi(program: str) -> TemplateProcess | None:
         if template is not None:
             template.kill()
         sys.exit(ExitStatus.USAGE_ERROR)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        # The other ranks wait for this rank to initialise MPI, so it does, and then ends the job.
+        from mpi4py import MPI
+
+        MPI.COMM_WORLD.Abort(ExitStatus.CRASHED)
     return template
 
 

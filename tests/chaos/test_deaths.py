@@ -26,7 +26,7 @@ from tests.support.crashes import (
     read_notes,
     start_job,
 )
-from tests.support.launch import SEARCHES, Mpi
+from tests.support.launch import SEARCHES, Mpi, write_changed_program
 from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials
 
@@ -138,6 +138,10 @@ def find_line_of_hang() -> int:
     return lines.index("        time.sleep(3600)", lines.index("def end_never_if_cancelled():")) + 1
 
 
+# Its jobs start their templates themselves, as for users.
+ALONE = Mpi(forks_templates=False)
+
+
 def wait_for_starts(victim: Victim, count: int) -> None:
     """Wait until `count` starts of evaluations are noted, counted over all ranks."""
     end = time.monotonic() + scale(60)
@@ -148,18 +152,25 @@ def wait_for_starts(victim: Victim, count: int) -> None:
 
 
 def kill_templates(victim: Victim) -> int:
-    """Kill all templates (processes that trainers are forked from) of a job, and return their number."""
-    templates = victim.find_templates()
+    """Kill all templates (processes that trainers are forked from) of a job, and return their number.
+
+    Their trainers have also ended then.
+    """
+    templates, trainers = victim.find_templates(), victim.find_trainers()
     for template in templates:
         os.kill(template, signal.SIGKILL)
+    while any(Path("/proc", str(trainer)).exists() for trainer in trainers):  # The test has a time limit.
+        time.sleep(0.01)
     return len(templates)
 
 
-def test_template_killed_once_fails_no_evaluation(mpi: Mpi, tmp_path: Path) -> None:
+@pytest.mark.mpi
+def test_template_killed_once_fails_no_evaluation(tmp_path: Path) -> None:
     options = ["--ranks-per-worker", 1, "--evaluations", 6]
-    with start_job(mpi, 2, tmp_path, make_dying_arguments(*options, steps=4, seconds=0.3)) as victim:
-        wait_for_starts(victim, 3)
+    with start_job(ALONE, 2, tmp_path, make_dying_arguments(*options, gate="gate")) as victim:
+        wait_for_starts(victim, 2)
         assert kill_templates(victim) == 1, "the ranks of a host share one template"
+        (tmp_path / "gate").touch()
         status, errors = victim.wait(60, SECONDS_TO_END)
     assert status == 0, errors
     assert "Traceback" not in errors
@@ -169,12 +180,13 @@ def test_template_killed_once_fails_no_evaluation(mpi: Mpi, tmp_path: Path) -> N
     assert {trial.user_attrs["failure"] for trial in trials if trial.state.name != "COMPLETE"} <= {"interrupted"}
     starts = Counter(note["x"] for _, _, note in read_notes(tmp_path))
     assert starts.keys() == {trial.params["x"] for trial in trials if trial.state.name == "COMPLETE"}
-    assert 1 <= sum(count == 2 for count in starts.values()) <= 2, "each worker repeats at most one evaluation"
+    assert sorted(starts.values()) == [1] * 4 + [2] * 2, "each worker repeats its evaluation"
 
 
-def test_template_killed_twice_ends_run_with_one_message(mpi: Mpi, tmp_path: Path) -> None:
+@pytest.mark.mpi
+def test_template_killed_twice_ends_run_with_one_message(tmp_path: Path) -> None:
     options = ["--ranks-per-worker", 1, "--evaluations", 99]
-    with start_job(mpi, 2, tmp_path, make_dying_arguments(*options, seconds=0.2)) as victim:
+    with start_job(ALONE, 2, tmp_path, make_dying_arguments(*options, seconds=0.2)) as victim:
         for starts in (4, 8):
             wait_for_starts(victim, starts)
             assert kill_templates(victim) >= 1
@@ -185,11 +197,21 @@ def test_template_killed_twice_ends_run_with_one_message(mpi: Mpi, tmp_path: Pat
     assert 2 <= len(find_complete_losses(load_trials(tmp_path / "run"))) < 99
 
 
+def test_template_that_cannot_start_ends_job_with_one_message(mpi: Mpi, tmp_path: Path) -> None:
+    """The other ranks wait for the first in MPI's initialization then."""
+    program = write_changed_program(tmp_path, "sys.executable = '/missing'")
+    job = mpi.launch(3, program, SEARCHES / "quick.py", cwd=tmp_path, timeout=40)
+    assert job.returncode != 0
+    assert job.stderr.startswith("error: /missing cannot be started: No such file or directory\n")
+    assert "Traceback" not in job.stderr
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize("part", ["rank", "mpirun", "all"])
-def test_job_killed_in_part_leaves_no_process(mpi: Mpi, tmp_path: Path, part: str) -> None:
+def test_job_killed_in_part_leaves_no_process(tmp_path: Path, part: str) -> None:
     """When a part is killed, one trainer of each worker is stopped. The other trainer waits for it in a collective."""
     options = ["--ranks-per-worker", 2, "--evaluations", 9]
-    with start_job(mpi, 4, tmp_path, make_dying_arguments(*options, ways="stop", every=1)) as victim:
+    with start_job(ALONE, 4, tmp_path, make_dying_arguments(*options, ways="stop", every=1)) as victim:
         wait_for_starts(victim, 4)
         victim.sleep(0.5)
         assert len(victim.find_processes()) >= 1 + 4 + 1 + 4, "mpirun, ranks, the template, trainers"

@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -325,10 +324,9 @@ def test_killed_run_loses_no_reported_evaluation(each_mpi: Mpi, tmp_path: Path) 
     assert tally.readings > 10
 
 
-@pytest.mark.mpi
-def test_supervise_restarts_job_that_crashes(tmp_path: Path) -> None:
-    arguments = ["--ranks-per-worker", "1", "--evaluations", "40", "--set", "seconds=0.5"]
-    command = ["mpirun", "-n", "2", sys.executable, PROGRAM, QUICK, "--run-dir", "run", *arguments]
+def test_supervise_restarts_job_that_crashes(mpi: Mpi, tmp_path: Path) -> None:
+    arguments = ["--ranks-per-worker", "1", "--evaluations", "30", "--set", "seconds=0.5"]
+    command = mpi.make_command(2, PROGRAM, QUICK, "--run-dir", "run", *arguments)
     log = tmp_path / "log"
 
     def has_progress(restarts: int) -> bool:
@@ -358,8 +356,8 @@ def test_supervise_restarts_job_that_crashes(tmp_path: Path) -> None:
         len(re.findall(r"hpo supervise: the job ended with status 137, after \d+ evaluations.*; restarting it", output))
         == 2
     )
-    assert "40 complete, of 40" in output
-    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 40
+    assert "30 complete, of 30" in output
+    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 30
 
 
 @pytest.mark.slow

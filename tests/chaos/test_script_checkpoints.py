@@ -83,10 +83,10 @@ def test_interrupted_script_resumes_from_its_checkpoint(
     (tmp_path / "given.json").write_text('[{"x": 0.0}, {"x": 0.1}, {"x": 0.2}]')
     options = ["--enqueue", "given.json", "--resume", "--evaluations", 3]
     options += ["--checkpoint-every", "1s"] if signal_ == signal.SIGKILL else []
-    command = ["--loss", r"val_loss=(\S+)", "--", SAVING, "--way", way, "--epochs", 100]
-    slow = {"SECONDS": "0.1"}  # An evaluation takes at least 20 s, more than a run that is stopped waits for.
+    command = ["--loss", r"val_loss=(\S+)", "--", SAVING, "--way", way, "--epochs", 60]
+    slow = {"SECONDS": "0.2"}  # An evaluation takes at least 20 s, more than a run that is stopped waits for.
     with kill_at_end(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log", slow)) as victim:
-        wait_for_losses(tmp_path / "run", 15, evaluations=2)
+        wait_for_losses(tmp_path / "run", 10, evaluations=2)
         victim.job.send_signal(signal_)
         victim.wait(30)
     job = mpi.run(2, *SEARCH, *options, *command, cwd=tmp_path)
@@ -97,7 +97,7 @@ def test_interrupted_script_resumes_from_its_checkpoint(
     continued = [trial for trial in trials if "resumed_from_step" in trial.user_attrs]
     assert len(continued) == 2
     assert min(trial.user_attrs["resumed_from_step"] for trial in continued) > 5
-    assert all(len(trial.intermediate_values) == 100 for trial in continued)
+    assert all(len(trial.intermediate_values) == 60 for trial in continued)
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert weights.state["progress"].tolist() == [2.0] * 4

@@ -82,7 +82,7 @@ def two_hosts(tmp_path: Path) -> Iterator[Mpi]:
         try:
             make_network()
             flags = f"-launcher ssh -launcher-exec {launcher} -iface {BRIDGE} -hosts {','.join(HOSTS)} -ppn 2"
-            yield Mpi(flags=tuple(flags.split()))
+            yield Mpi(flags=tuple(flags.split()), forks_templates=False)
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no network namespaces here: {error.stderr}")
         finally:

@@ -30,6 +30,7 @@ from hpo.store.run_dir import RunDir
 from hpo.text_format import format_number
 from hpo.views.page.html_report import render_report, write_report
 from tests.support.launch import run_hpo
+from tests.support.limits import scale
 from tests.support.runs import (
     SPACE,
     START_SECONDS,
@@ -85,12 +86,12 @@ def show(browser: Browser) -> Iterator[Show]:
         page.on("dialog", lambda dialog: messages.append(dialog.message))
         page.on("request", lambda request: messages.append(request.url) if request.url != path.as_uri() else None)
         page.goto(path.as_uri())
-        page.wait_for_selector("html[data-ready]", state="attached", timeout=60_000)
+        page.wait_for_selector("html[data-ready]", state="attached", timeout=scale(180) * 1000)
         for place in page.locator(".plot").all():
             # `scroll_into_view_if_needed` waits until a figure does not move, but figures that are drawn above move
             # it. On a busy machine, that took more than 30 s.
             place.evaluate("it => it.scrollIntoView({behavior: 'instant', block: 'center'})")
-            place.locator("svg.main-svg").first.wait_for(state="attached", timeout=60_000)
+            place.locator("svg.main-svg").first.wait_for(state="attached", timeout=scale(180) * 1000)
         page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
         yield page
         page.close()

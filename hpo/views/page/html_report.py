@@ -9,6 +9,7 @@ import shlex
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -118,72 +119,60 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
         "immigrants": timeline.draw_immigrants(evaluations),
     }
     slices = hyperparameter_figures.draw_slices(evaluations, distributions, order)
-    template = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATE_FOLDER),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    template.filters |= {
-        "number": format_number,
-        "numbers": format_numbers,
-        "value": format_value,
-        "duration": format_duration,
-        "tenths": format_tenths,
-    }
-    template.filters |= {"day": format_date, "trial": format_trial}
-    template.filters["lines"] = lambda text: escape_invisible(text, keep="\n\t")
-    return template.get_template("page.html").render(
-        about=_describe_run(run.manifest),
-        space=run.manifest.space,
-        name=run.run_dir.study_name,
-        made=now,
-        may_be_running=may_be_running,
-        summary=summary,
-        best=best,
-        test=read_winner_test(run.run_dir, best) if best else None,
-        weights=read_weights_trial(run.run_dir.best_weights),
-        network=find_network(run.run_dir, best, run.read_confirmations(all_plans=True)) if best else None,
-        best_json=json.dumps(best.params) if best else "",
-        best_metrics=name_metrics(best.metrics, best.params, _RESERVED_COLUMNS) if best else {},
-        top_metrics=top_metrics,
-        top_params=top_params,
-        params_of_top=collect_names(entry["params"] for entry in summary["top"]),
-        confirmed=_find_confirmation(summary, best),
-        comparison=describe_confirmed(summary, [f"trial {entry['trial']}" for entry in summary["confirmed"]]),
-        advice=run.find_advice(),
-        lineage=summary["lineage"],
-        pruner=run.manifest.pruner,
-        rungs=make_rung_columns(summary["rungs"]),
-        runner_up=loss_figures.find_runner_up(evaluations, best),
-        first=min(
-            (
-                evaluation.started
-                for evaluation in evaluations
-                if not evaluation.imported_from and evaluation.started > 0
+    return (
+        _make_environment()
+        .get_template("page.html")
+        .render(
+            about=_describe_run(run.manifest),
+            space=run.manifest.space,
+            name=run.run_dir.study_name,
+            made=now,
+            may_be_running=may_be_running,
+            summary=summary,
+            best=best,
+            test=read_winner_test(run.run_dir, best) if best else None,
+            weights=read_weights_trial(run.run_dir.best_weights),
+            network=find_network(run.run_dir, best, run.read_confirmations(all_plans=True)) if best else None,
+            best_json=json.dumps(best.params) if best else "",
+            best_metrics=name_metrics(best.metrics, best.params, _RESERVED_COLUMNS) if best else {},
+            top_metrics=top_metrics,
+            top_params=top_params,
+            params_of_top=collect_names(entry["params"] for entry in summary["top"]),
+            confirmed=_find_confirmation(summary, best),
+            comparison=describe_confirmed(summary, [f"trial {entry['trial']}" for entry in summary["confirmed"]]),
+            advice=run.find_advice(),
+            lineage=summary["lineage"],
+            pruner=run.manifest.pruner,
+            rungs=make_rung_columns(summary["rungs"]),
+            runner_up=loss_figures.find_runner_up(evaluations, best),
+            first=min(
+                (
+                    evaluation.started
+                    for evaluation in evaluations
+                    if not evaluation.imported_from and evaluation.started > 0
+                ),
+                default=now,
             ),
-            default=now,
-        ),
-        importances=summary["importances"],
-        important=important,
-        priors=make_prior_columns(summary["priors"]),
-        conditional=any(map(is_conditional, run.manifest.space.values())),
-        islands=_summarize_islands(evaluations),
-        failures=find_failure_kinds([*evaluations, *confirmations], distributions)[:_MAX_FAILURES],
-        figures=drawn,
-        slices=slices,
-        count=len(evaluations),
-        several=objectives.is_multi_objective,
-        improved=make_improved_heading(objectives),
-        front=_make_front_table(run, summary["front"], important, distributions),
-        expected=format_expected_loss(summary),
-        next_gain=format_next_gain(summary["next"]),
-        front_about=describe_front(len(summary["front"]), objectives),
-        front_worth=describe_hypervolume(summary["hypervolume"], objectives),
-        fronts=fronts,
-        figures_json=_compress(json.dumps(_index_by_name([*drawn.values(), *fronts, *slices]), allow_nan=False)),
-        plotly=_compress(_read_plotly()),
+            importances=summary["importances"],
+            important=important,
+            priors=make_prior_columns(summary["priors"]),
+            conditional=any(map(is_conditional, run.manifest.space.values())),
+            islands=_summarize_islands(evaluations),
+            failures=find_failure_kinds([*evaluations, *confirmations], distributions)[:_MAX_FAILURES],
+            figures=drawn,
+            slices=slices,
+            count=len(evaluations),
+            several=objectives.is_multi_objective,
+            improved=make_improved_heading(objectives),
+            front=_make_front_table(run, summary["front"], important, distributions),
+            expected=format_expected_loss(summary),
+            next_gain=format_next_gain(summary["next"]),
+            front_about=describe_front(len(summary["front"]), objectives),
+            front_worth=describe_hypervolume(summary["hypervolume"], objectives),
+            fronts=fronts,
+            figures_json=_compress(json.dumps(_index_by_name([*drawn.values(), *fronts, *slices]), allow_nan=False)),
+            plotly=_compress_plotly(),
+        )
     )
 
 
@@ -257,15 +246,37 @@ def _summarize_islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]
     return found
 
 
+@cache  # Compiling the templates takes 0.2 s.
+def _make_environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATE_FOLDER),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {
+        "number": format_number,
+        "numbers": format_numbers,
+        "value": format_value,
+        "duration": format_duration,
+        "tenths": format_tenths,
+    }
+    environment.filters |= {"day": format_date, "trial": format_trial}
+    environment.filters["lines"] = lambda text: escape_invisible(text, keep="\n\t")
+    return environment
+
+
 def _compress(text: str | bytes) -> str:
     """Compress a text, which the page decompresses. The size of plotly.js shrinks from 4.8 MB to 2 MB."""
     content = text.encode() if isinstance(text, str) else text
     return base64.b64encode(zlib.compress(content, 6)).decode()
 
 
-def _read_plotly() -> bytes:
-    """Return the code of plotly.js. Its Python package is not imported, because that would take 0.4 s."""
+@cache
+def _compress_plotly() -> str:
+    """Return the compressed code of plotly.js. Its Python package is not imported, because that would take 0.4 s."""
     package = importlib.util.find_spec("plotly")
     if package is None or package.origin is None:
         raise UsageError("the report needs the package plotly: pip install plotly")
-    return (Path(package.origin).parent / "package_data" / "plotly.min.js").read_bytes()
+    return _compress((Path(package.origin).parent / "package_data" / "plotly.min.js").read_bytes())
