@@ -12,7 +12,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("evaluations", "generations", "time_limit", "evaluation_timeout", "collective_timeout"),
         *("target_loss", "stop_gain", "max_failures"),
     ),
-    "Layout": ("ranks_per_worker", "islands", "elastic", "fresh_trainers"),
+    "Layout": ("ranks_per_worker", "islands", "fresh_trainers"),
     "Search": (
         *("settings", "propagators", "seed", "migration_probability", "pollination", "pbt"),
         *("enqueue", "warm_start", "confirm_seeds"),

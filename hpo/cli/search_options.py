@@ -164,14 +164,6 @@ _OPTIONS: dict[str, Any] = {
             show_default=False,
         ),
     ],
-    "elastic": Annotated[
-        Optional[bool],
-        typer.Option(
-            "--elastic/--no-elastic",
-            help="Idle workers join the evaluations of others.  [default: --no-elastic]",
-            show_default=False,
-        ),
-    ],
     "evaluation_timeout": Annotated[
         Optional[float],
         typer.Option(

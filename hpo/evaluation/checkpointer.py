@@ -40,7 +40,6 @@ class Checkpointer:
         self._checkpoints = states
         self._interval = every
         self.islands = islands
-        self.can_copy = True  # until a copy fails
         self._seconds_to_copy = self._seconds_to_write = 0.0
         self._copied_at = self._written_at = -math.inf
         self._warned_topics: set[str] = set()
@@ -127,7 +126,6 @@ class Checkpointer:
         """
         self._copied_at = clock.now()
         if error := kept.get("state_error"):
-            self.can_copy = False
             self._warn_unsaved(attempt, error)
             return 0
         written = kept.get("written")

@@ -6,8 +6,7 @@ The trainer of each rank runs the objective. After each step, the ranks agree wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +14,13 @@ from typing import Any
 
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.draft_store import reset_drafts
-from hpo.evaluation.elastic import Claim, ElasticController, Invitation, NextTask
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.program_command import Program
 from hpo.evaluation.program_supervision import ProgramSupervision
 from hpo.evaluation.rank_group import RankGroup
-from hpo.evaluation.step_sync import Decider, StepSync
+from hpo.evaluation.step_sync import StepSync
 from hpo.evaluation.step_verdict import TIMEOUT_PREFIX, Verdict
 from hpo.evaluation.supervision import Supervision
-from hpo.evaluation.worker_groups import WorkerGroups
 from hpo.process import clock
 from hpo.process.user_frames import UserFrames
 from hpo.ranks.rank_watch import RankWatch
@@ -33,13 +30,8 @@ from hpo.store.evaluations import Assignment
 
 _MAX_SUSPENSIONS = 20  # suspensions of the job in one evaluation, each of which made a rank time out
 
+Claim = Callable[[], "Assignment | None"]
 EvaluationResult = tuple[dict[str, Any], float, Mapping[str, float]]  # hyperparameters, loss and metrics
-
-
-def _may_fail_due_to_ranks(attempt: Attempt) -> bool:
-    """Return whether the number of ranks may have caused a failure; the same on all ranks."""
-    verdict = attempt.verdict
-    return verdict.state == "failed" and not verdict.failure.startswith(TIMEOUT_PREFIX) and not verdict.diverged
 
 
 @dataclass(frozen=True)
@@ -95,41 +87,27 @@ class Evaluator:
         group: The ranks of this worker.
         watch: Handles signals and messages of this rank in a thread.
         leader: Decides on losses, on the first rank of the worker. None on its other ranks.
-        worker_groups: Forms groups of workers; None if workers are not elastic.
-        elastic: Decides on the first rank of the worker when evaluations use more workers. None on its other ranks, and
-            if workers are not elastic.
         is_traced: Whether trainers record a trace of each evaluation. The attribute `trace` has the latest trace.
     """
 
-    def __init__(  # noqa: PLR0913 - all arguments are bound once, before an evaluation starts
+    def __init__(
         self,
         context: EvaluationContext,
         group: RankGroup,
         watch: RankWatch,
         leader: Leader | None = None,
-        worker_groups: WorkerGroups | None = None,
-        elastic: ElasticController | None = None,
         is_traced: bool = False,
     ) -> None:
         self._context = context
-        self._own_group = self._group = group
+        self._group = group
         self._watch = watch
-        self._worker_leader = leader
-        self._worker_groups = worker_groups
-        self._elastic = elastic
+        self._leader = leader
         self._is_traced = is_traced
         self._is_clean = False
         self.trace: dict[str, Any] = {}
 
-    @property
-    def _leader(self) -> Leader | None:
-        """The object that decides on losses, on the first rank of the current evaluation; None on other ranks."""
-        return self._worker_leader if self._group.rank == 0 else None
-
     def __call__(self, claim: Claim | None) -> EvaluationResult | None:
         """Evaluate the individual that the leader (first rank of the worker) claims.
-
-        An elastic worker that has claimed no individual helps other workers, and returns when no worker has work.
 
         Args:
             claim: Claims the next individual; None on all ranks except the leader.
@@ -138,65 +116,32 @@ class Evaluator:
             The hyperparameters, the lowest loss of the objective, and the metrics of that loss. The loss is infinite if
             the evaluation has failed on any rank. None if the leader has claimed no individual, or the run stops.
         """
-        while (task := self._own_group.own_comm.bcast(self._claim_next(claim))) is not None:
-            if isinstance(task, Invitation):
-                self._evaluate_in_groups(task.assignment, task.workers)
-            elif task.tests is not None:
-                self._own_group.slot.discard_trainer()  # The test of a suspected worker needs fresh trainers.
-                self._evaluate_in_groups(task, (self._own_group.index,))
-            else:
-                break
-        if task is None:
-            return None
-        attempt = self._evaluate_in_groups(task, (self._own_group.index,))
-        if attempt.verdict.state != "stopped":
-            return task.params, attempt.loss, attempt.metrics
-        return self(None if claim is None else lambda: None) if self._worker_groups else None
+        while (assignment := self._group.own_comm.bcast(claim() if claim else None)) is not None:
+            if assignment.tests is not None:
+                self._group.slot.discard_trainer()  # The test of a suspected worker needs fresh trainers.
+            attempt = self._evaluate(assignment)
+            if attempt.verdict.state == "stopped":
+                return None
+            if assignment.tests is None:
+                return assignment.params, attempt.loss, attempt.metrics
+        return None
 
-    def _claim_next(self, claim: Claim | None) -> NextTask:
-        if claim is None:
-            return None
-        return self._elastic.claim_next(claim) if self._elastic else claim()
-
-    def _evaluate_in_groups(self, assignment: Assignment, workers: tuple[int, ...]) -> Attempt:
-        """Evaluate an individual on a group of workers, and on each next group to which this worker also belongs."""
-        earlier: float | None = None
-        saved, started = 0, clock.now()
-        while True:
-            if self._elastic and workers[0] == self._own_group.index:
-                self._elastic.begin_evaluation(assignment, workers, saved)
-            with (
-                self._worker_groups.form_group(workers)
-                if self._worker_groups
-                else nullcontext(self._own_group) as self._group
-            ):
-                attempt = self._evaluate_with_retries(assignment, earlier)
-                if attempt.verdict.state != "regrouped":
-                    self._finish_evaluation(attempt, started)
-            self._group = self._own_group
-            workers, earlier, saved = (
-                attempt.verdict.workers,
-                attempt.earlier_seconds,
-                len(attempt.losses) * attempt.verdict.save,
-            )
-            if self._own_group.index not in workers:
-                return attempt
-
-    def _finish_evaluation(self, attempt: Attempt, started: float) -> None:
-        if self._elastic and self._group.index == self._own_group.index:
-            self._elastic.release_reserved()
+    def _evaluate(self, assignment: Assignment) -> Attempt:
+        started = clock.now()
+        attempt = self._evaluate_with_retries(assignment)
         if self._leader:
             self._leader.finish_evaluation(attempt, attempt.earlier_seconds + clock.now() - started)
         if attempt.drafts is not None:
             attempt.drafts.close()
         self._group.slot.finish_evaluation(self._is_clean)
+        return attempt
 
-    def _evaluate_with_retries(self, assignment: Assignment, earlier: float | None) -> Attempt:
+    def _evaluate_with_retries(self, assignment: Assignment) -> Attempt:
         """Evaluate an individual, and retry if the objective did not cause the failure.
 
-        An evaluation that cannot resume from its checkpoint restarts. An evaluation that fails on several workers
-        continues only on the worker that claimed it. `earlier` is the argument `earlier_seconds` of `Attempt`.
+        An evaluation that cannot resume from its checkpoint restarts.
         """
+        earlier: float | None = None  # the argument `earlier_seconds` of `Attempt`
         previous_failure = ""
         for _ in range(_MAX_SUSPENSIONS):
             attempt = self._run_attempt(assignment, earlier)
@@ -204,8 +149,6 @@ class Evaluator:
                 attempt.verdict = replace(attempt.verdict, state="failed")
             verdict = attempt.verdict
             earlier = attempt.earlier_seconds if attempt.has_loss else earlier
-            if self._group is not self._own_group and _may_fail_due_to_ranks(attempt):
-                return self._return_to_own_worker(attempt)
             if verdict.state == "failed" and attempt.has_checkpoint and not verdict.diverged:
                 if self._leader:
                     self._leader.reject_checkpoint(
@@ -218,12 +161,6 @@ class Evaluator:
             previous_failure = verdict.failure
         reason = f"{TIMEOUT_PREFIX}the job was suspended in each of {_MAX_SUSPENSIONS} attempts"
         attempt.verdict = Verdict("failed", failure=reason)
-        return attempt
-
-    def _return_to_own_worker(self, attempt: Attempt) -> Attempt:
-        if self._elastic and self._leader:
-            self._elastic.record_failure(attempt)
-        attempt.verdict = Verdict("regrouped", workers=(self._group.index,))
         return attempt
 
     def _run_attempt(self, assignment: Assignment, earlier: float | None) -> Attempt:
@@ -259,11 +196,8 @@ class Evaluator:
             running = ProgramSupervision(group, self._watch, watched, attempt, leader, program, overdue_after)
             running.start_program(ticket, values, attempt.restored_count > 0, self._is_traced)
             return running
-        step_sync = StepSync(group, self._watch, watched, self._make_decider(attempt))
-        user_frames, spans_workers = self._context.user_frames, group is not self._own_group
-        supervision = Supervision(
-            group, watched, step_sync, attempt, leader, user_frames, overdue_after, spans_workers=spans_workers
-        )
+        step_sync = StepSync(group, self._watch, watched, partial(leader.decide, attempt) if leader else None)
+        supervision = Supervision(group, watched, step_sync, attempt, leader, self._context.user_frames, overdue_after)
         supervision.start_objective(ticket, values["seed"], values["folder"], self._is_traced)
         return supervision
 
@@ -280,13 +214,6 @@ class Evaluator:
         losses, seconds = self._leader.find_losses(assignment) if program.script.resume else ([], 0.0)
         continues = bool(losses) and program.can_resume(assignment.params, values)
         return StartingPoint(losses=losses, seconds=seconds) if continues else StartingPoint()
-
-    def _make_decider(self, attempt: Attempt) -> Decider | None:
-        leader = self._leader
-        if leader is None:
-            return None
-        decide = partial(leader.decide, attempt)
-        return partial(self._elastic.decide, decide, leader, attempt) if self._elastic else decide
 
     def _read_checkpoint_info(
         self, assignment: Assignment, start: StartingPoint

@@ -119,10 +119,6 @@ class Leader:
             self._checkpointer is not None and self._checkpointer.is_enabled and attempt.has_saved
         )
 
-    def can_move_to_workers(self, attempt: Attempt) -> bool:
-        """Return whether the evaluation can move to other workers now, with a copied checkpoint of its latest loss."""
-        return self._checkpointer is not None and self._checkpointer.can_copy and self.can_resume_elsewhere(attempt)
-
     def describe_checkpoint(self, attempt: Attempt) -> dict[str, Any]:
         """Return the losses, the metrics and the seconds that are stored in a checkpoint."""
         return {
@@ -135,8 +131,7 @@ class Leader:
         """Return the path to which the checkpoint of the latest loss must be written now; empty if no write is due."""
         if self._checkpointer is None or attempt.verdict.state == "paused":
             return ""
-        is_due = attempt.verdict.state == "regrouped" or self._checkpointer.is_write_due()
-        return self._checkpointer.make_draft_path(attempt) if is_due else ""
+        return self._checkpointer.make_draft_path(attempt) if self._checkpointer.is_write_due() else ""
 
     def record_copies(self, attempt: Attempt, verdict: Verdict, kept: Mapping[str, Any], since: float) -> None:
         """Record the copies of weights and checkpoint, which began at time `since`; print the warnings in `kept`."""

@@ -79,14 +79,13 @@ class Verdict:
     """The decision on an evaluation after a step, the same on all ranks."""
 
     state: str
-    """One of going, complete, pruned, paused, failed, stopped, again, suspended and regrouped.
+    """One of going, complete, pruned, paused, failed, stopped, again and suspended.
 
-    After the last three of these, the individual is evaluated again:
+    After the last two of these, the individual is evaluated again:
 
     - again: a trainer has ended because its template (the process that trainers are forked from) crashed, or
       connections broke although no rank of this evaluation has closed them.
     - suspended: a rank has timed out because the job was suspended.
-    - regrouped: the evaluation continues on other `workers`.
     """
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
@@ -102,8 +101,6 @@ class Verdict:
     """Whether the objective has returned with this loss on all ranks."""
     diverged: bool = False
     """Whether the evaluation has failed because the loss was not finite."""
-    workers: tuple[int, ...] = ()
-    """Workers with which a regrouped evaluation continues; the first is its own worker."""
 
 
 GOING_VERDICT = Verdict("going")

@@ -36,8 +36,7 @@ class Supervision:
     """Supervises one evaluation on one rank.
 
     On the leader (first rank of the worker), `overdue_after` is the maximum time of the evaluation in seconds. On other
-    ranks it is infinite. If `spans_workers`, the ranks belong to several workers. If the evaluation then fails, it
-    continues on the worker that claimed it.
+    ranks it is infinite.
     """
 
     _poll_seconds = POLL_SECONDS
@@ -51,7 +50,6 @@ class Supervision:
         leader: Leader | None,
         user_frames: UserFrames,
         overdue_after: float,
-        spans_workers: bool = False,
     ) -> None:
         self._group = group
         self._watched = watched
@@ -60,7 +58,6 @@ class Supervision:
         self._leader = leader
         self._user_frames = user_frames
         self._overdue_after = overdue_after
-        self._spans_workers = spans_workers
         self._trainer: TrainerClient = group.trainer
         self._frames: Sequence[FrameSummary] = ()  # stack of the objective when it was cancelled
         self._cancelled_at = self._interrupt_at = self._kill_at = math.inf
@@ -281,7 +278,7 @@ class Supervision:
         if not self._has_ended:
             self._kill_at = min(self._cancelled_at, clock.now()) + _SECONDS_TO_CLEAN_UP
             self._wait_for_end()
-        may_resume = step.stopped or self._spans_workers or clock.measure_lost() > self._lost_seconds
+        may_resume = step.stopped or clock.measure_lost() > self._lost_seconds
         if self._leader is not None and may_resume:
             self._leader.write_checkpoint(self._attempt)  # The evaluation may resume from it.
         self._group.slot.discard_trainer()
@@ -311,7 +308,7 @@ class Supervision:
         """
         if self._has_ended and (self._leader is None or not (verdict.keep or verdict.save)):
             return
-        attempt, leader, continues = self._attempt, self._leader, verdict.state in ("going", "paused", "regrouped")
+        attempt, leader, continues = self._attempt, self._leader, verdict.state in ("going", "paused")
         saves = leader is not None and verdict.save and not gathers and continues
         self._trainer.send(
             "verdict",

@@ -91,13 +91,6 @@ class SleepingComm(MPI.Intracomm):
         self.barrier()  # MPI's call uses a full core while it waits.
         return SleepingComm(self.Split(color, key))
 
-    def enter_barrier(self) -> Callable[[], bool]:
-        """Enter a barrier (a point that all ranks must reach) without waiting.
-
-        Return a function that returns whether all ranks have entered the barrier.
-        """
-        return self.Ibarrier().Test
-
     def begin_gather(self, obj: Any) -> Gathering:
         """Start to gather one object of each rank on all ranks, without waiting. Collective: call on all ranks."""
         return Gathering(self, obj)

@@ -16,8 +16,7 @@ from hpo.results.failure_reasons import summarize_failures
 from hpo.results.hypervolume import summarize_hypervolume
 from hpo.results.next_gain import summarize_next_gain
 from hpo.results.search_history import find_front_additions, find_improvements
-from hpo.store.elastic_candidates import find_help_periods
-from hpo.store.evaluations import Evaluation, group_by_individual, sort_by_end
+from hpo.store.evaluations import Evaluation, sort_by_end
 from hpo.store.inheritance import trace_lineage
 from hpo.store.pareto_front import find_front, select_top
 from hpo.store.successive_halving import HALVING_SCHEDULES, HalvingSchedule, Rung, compute_rungs
@@ -51,7 +50,6 @@ def summarize(
     objectives = run.objectives
     best, confirmed = find_front(evaluations, objectives), compare_confirmed(confirmations)
     first = best[0] if best else None
-    all_individuals = [*group_by_individual(evaluations).values(), *group_by_individual(confirmations).values()]
     islands = sorted({evaluation.island for evaluation in evaluations if evaluation.is_finished})
     return {
         "evaluations": count_by_state(evaluations, run.budget),
@@ -79,7 +77,6 @@ def summarize(
             }
             for island in islands
         ],
-        "grown": sum(any(evaluation.worker_groups for evaluation in group) for group in all_individuals),
         "taken_over": sum(bool(evaluation.imported_from) for evaluation in evaluations),
         "confirmed": [{**_make_entry(evaluations[entry["trial"]]), **entry} for entry in confirmed],
         "as_good_within": compute_margin(confirmed),
@@ -255,8 +252,6 @@ def compute_busy_fraction(evaluations: Sequence[Evaluation], workers: int, since
         return None
     session_seconds = [evaluation.seconds - evaluation.seconds_before for evaluation in ours]
     busy = sum(seconds for seconds in session_seconds if not math.isnan(seconds))
-    periods = [period for evaluation in ours for period in find_help_periods(evaluation, evaluation.ended)]
-    busy += sum(period.stop - period.start for period in periods)
     return round(min(1.0, busy / (workers * span)), 4) if span else 1.0
 
 

@@ -11,14 +11,12 @@ from functools import partial
 
 from hpo.breeding.islands import Archipelago
 from hpo.evaluation.checkpointer import Checkpointer
-from hpo.evaluation.elastic import ElasticController
 from hpo.evaluation.evaluator import Evaluator
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.limits import Limits
 from hpo.evaluation.trainer_slot import TrainerSlot
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.ranks.communicator import SleepingComm
-from hpo.ranks.helper_matching import HelperMatching
 from hpo.ranks.rank_watch import RankWatch
 from hpo.run.rank_state import RunContext
 from hpo.script_objective import Script
@@ -27,7 +25,7 @@ from hpo.store.checkpoints import CheckpointStore
 from hpo.store.evaluations import CONFIRMATION_PREFIX
 from hpo.store.study_client import StudyClient, WriterConnection
 
-MakeEvaluator = Callable[[Leader, "ElasticController | None"], Evaluator]
+MakeEvaluator = Callable[[Leader], Evaluator]
 
 
 class LeaderStages:
@@ -80,10 +78,7 @@ class LeaderStages:
         islands = Archipelago(
             *(space, run.layout, run.propagators, *exchange, run.seed, run.objectives, run.pbt), time_limit, run.budget
         )
-        elastic = self._make_elastic_controller(study)
-        islands.evolve(self._leaders, study, self._make_evaluator(leader, elastic))
-        if elastic:
-            elastic.close()
+        islands.evolve(self._leaders, study, self._make_evaluator(leader))
 
     def confirm(self, connection: WriterConnection) -> None:
         """Run all confirmations (evaluations of the best individuals with other seeds) that the study has enqueued.
@@ -97,8 +92,7 @@ class LeaderStages:
         )
         weights_saver = WeightsSaver(study, self._manifest.settings)
         leader = Leader(study, self._slot, Limits(self._timeout), self._watch.stop_run, weights_saver, checkpointer)
-        elastic = self._make_elastic_controller(study)
-        evaluate = self._make_evaluator(leader, elastic)
+        evaluate = self._make_evaluator(leader)
         worker = self._leaders.rank
         claim = partial(study.claim_waiting, island=self._manifest.layout.find_island(worker), worker=worker)
         self._leaders.barrier()  # The first rank must show progress before an evaluation ends.
@@ -106,16 +100,9 @@ class LeaderStages:
             pass
         study.flush()
         self._leaders.barrier()
-        if elastic:
-            elastic.close()
 
     def _make_study_client(self, connection: WriterConnection) -> StudyClient:
         return StudyClient(connection, self._manifest.objectives, self._is_stopping)
-
-    def _make_elastic_controller(self, study: StudyClient) -> ElasticController | None:
-        if not self._options.elastic:
-            return None
-        return ElasticController(HelperMatching(self._leaders.copy(), self._is_stopping), study)
 
     def _is_stopping(self) -> bool:
         return self._watch.active_stop is not None

@@ -59,7 +59,6 @@ class Options:
     evaluation_timeout: float | None = None
     fresh_trainers: bool = False
     checkpoint_every: float | None = None
-    elastic: bool = False
     time_limit: float | None = None
     max_failures: int | None = None
     target_loss: float | None = None
@@ -119,11 +118,6 @@ class Options:
             raise UsageError("--resume must be used with --run-dir. Give the directory of the run to resume")
 
     def _check_search(self) -> None:
-        if self.elastic and self.checkpoint_every == math.inf:
-            raise UsageError(
-                "--elastic and --checkpoint-every off exclude each other: more workers can join an evaluation only at "
-                "a checkpoint"
-            )
         if self.warm_start == "":
             raise UsageError("--warm-start must be the directory of a run, or the URL of an Optuna storage, got ''")
         for name in self.propagators:

@@ -193,14 +193,13 @@ def _check_settings(manifest: Manifest, options: Options, file: SearchDescriptio
 def check_script(options: Options, file: SearchDescription) -> None:
     """Raise a UsageError for options that are not supported if the objective is a program.
 
-    Only objective functions save checkpoints that other workers and individuals can use.
+    Only objective functions save checkpoints that other individuals can use.
     """
-    for option, is_given in (("--elastic", options.elastic), ("--pbt", options.pbt)):
-        if file.script is not None and is_given:
-            raise UsageError(
-                f"{option} must not be given for a program, got {file.script.name}. Only objective functions save "
-                "checkpoints that other workers and individuals can use"
-            )
+    if file.script is not None and options.pbt:
+        raise UsageError(
+            f"--pbt must not be given for a program, got {file.script.name}. Only objective functions save "
+            "checkpoints that other individuals can use"
+        )
     if file.script is not None and options.confirm_seeds and not file.script.has_placeholder("seed"):
         raise UsageError(
             f"--confirm-seeds {options.confirm_seeds}: the command of {file.script.name} must have a placeholder for "

@@ -99,7 +99,6 @@ class RootRank:
             CheckpointStore(self.files.checkpoints),
             mirror,
             pruner=make_pruner(run.pruner, run.budget, run.objectives),
-            halving=halving,
             inheritance=InheritancePolicy(record, space, run.layout.islands, CheckpointStore(self.files.checkpoints))
             if run.pbt
             else None,

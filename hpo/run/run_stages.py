@@ -12,7 +12,6 @@ from hpo.evaluation.evaluator import EvaluationContext, Evaluator
 from hpo.evaluation.limits import SearchGoal
 from hpo.evaluation.program_command import Program
 from hpo.evaluation.rank_group import RankGroup
-from hpo.evaluation.worker_groups import WorkerGroups
 from hpo.ranks.agreement import run_on_root
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.job import Job
@@ -21,7 +20,6 @@ from hpo.run.writer_connection import connect_writer
 from hpo.store.evaluations import CONFIRMATION_PREFIX
 
 if TYPE_CHECKING:
-    from hpo.evaluation.elastic import ElasticController
     from hpo.evaluation.leader import Leader
     from hpo.ranks.rpc import RpcClient
     from hpo.run.leader_stages import LeaderStages
@@ -57,15 +55,10 @@ class RunStages:
         self._ready = ready
         self._group = group
         self._root = root
-        self._worker_groups = (
-            WorkerGroups(group, ready.host, job.world, run.manifest.layout, self._join_group)
-            if run.options.elastic
-            else None
-        )
         self._program = Program.from_problem(ready.problem)
         self._name_prefix = ""  # prefix of the names of evaluations
         self._leader_stages: LeaderStages | None = None
-        self._join_group(group)
+        job.watch.join_worker(group.own_comm, group.index, group.patience)
         if leaders is not None:
             from hpo.run.leader_stages import LeaderStages  # imports Propulate and numpy
 
@@ -124,7 +117,7 @@ class RunStages:
         while evaluate(None) is not None:
             pass
 
-    def _make_evaluator(self, leader: Leader | None = None, elastic: ElasticController | None = None) -> Evaluator:
+    def _make_evaluator(self, leader: Leader | None = None) -> Evaluator:
         context = EvaluationContext(
             self._ready.user_frames,
             self._manifest.seed,
@@ -134,10 +127,7 @@ class RunStages:
             self._files.checkpoints,
             keeps_checkpoints=self._options.checkpoint_every != math.inf,
         )
-        return Evaluator(context, self._group, self._job.watch, leader, self._worker_groups, elastic)
-
-    def _join_group(self, group: RankGroup) -> None:
-        self._job.watch.join_worker(group.own_comm, group.index, group.patience)
+        return Evaluator(context, self._group, self._job.watch, leader)
 
     def _share_stop_request(self) -> None:
         # A rank may have stopped the run before its message has reached the other ranks.

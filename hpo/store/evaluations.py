@@ -55,9 +55,6 @@ class Evaluation:
         paused_after: Number of losses after which the evaluation was paused; 0 if it was not paused.
         cut_after: Number of losses after which the evaluation ended at the target loss; 0 if it did not end there.
         inherits: Trial from whose checkpoint the evaluation started (population based training); None without one.
-        worker_groups: Groups of workers that ran the evaluation, in order; empty if `worker` ran it alone. Each is a
-            dict with the key `workers`. The key `after` holds the number of losses when the group began. The key `at`
-            holds the time when it began, in seconds since the epoch.
         other_values: Values of all objectives except the loss; empty if there are none.
         at_rungs: Values of all objectives at each rung, by number of losses; empty if the loss is the only objective.
     """
@@ -90,7 +87,6 @@ class Evaluation:
     paused_after: int = 0
     cut_after: int = 0
     inherits: int | None = None
-    worker_groups: Sequence[Mapping[str, Any]] = ()
     other_values: tuple[float, ...] = ()
     at_rungs: Mapping[int, Sequence[float]] = field(default_factory=dict)
 
@@ -107,11 +103,6 @@ class Evaluation:
     def values(self) -> tuple[float, ...]:
         """Values of all objectives, first the loss."""
         return (self.loss, *self.other_values)
-
-    @property
-    def workers(self) -> Sequence[int]:
-        """Workers that run the evaluation now, or ran it when it ended."""
-        return self.worker_groups[-1]["workers"] if self.worker_groups else [self.worker]
 
     @property
     def label(self) -> str:

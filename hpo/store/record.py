@@ -190,12 +190,6 @@ class Record:
         """Record that a checkpoint was saved after this number of losses."""
         self._storage.set_trial_user_attr(assignment.trial_id, "checkpoint_step", losses)
 
-    def record_worker_group(self, assignment: Assignment, losses: int, workers: Sequence[int]) -> None:
-        """Record that these workers together run an evaluation from now on, after this number of losses."""
-        before = self._storage.get_trial(assignment.trial_id).user_attrs.get("worker_groups", [])
-        group = {"workers": list(workers), "after": losses, "at": time.time()}
-        self._storage.set_trial_user_attr(assignment.trial_id, "worker_groups", [*before, group])
-
     def report(self, assignment: Assignment, step: int, loss: float) -> None:
         """Record the loss of a step."""
         self._storage.set_trial_intermediate_value(assignment.trial_id, step, loss)

@@ -77,7 +77,6 @@ OPTIONS: dict[str, RecordedOption] = {
     "evaluation_timeout": RecordedOption("--evaluation-timeout", None, _is_number, off_value=math.inf),
     "fresh_trainers": RecordedOption("--fresh-trainers", False, _is_switch),
     "checkpoint_every": RecordedOption("--checkpoint-every", None, _is_number, off_value=math.inf),
-    "elastic": RecordedOption("--elastic", False, _is_switch),
     "max_failures": RecordedOption("--max-failures", None, is_whole_number),
     "pruner": RecordedOption("--pruner", "none", is_text),
     "target_loss": RecordedOption("--target-loss", None, _is_number, off_value=-math.inf),

@@ -16,7 +16,6 @@ from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.store.evaluations import LEAVE, SHARED_FIELDS, WAIT, Assignment, Evaluation
 
 if TYPE_CHECKING:
-    from hpo.store.elastic_candidates import ExpandableEvaluation
     from hpo.store.pruning import PruningDecision
     from hpo.store.study_writer import StudyWriter
 
@@ -62,7 +61,6 @@ class StudyClient:
 
     Attributes:
         objectives: Objectives of the run.
-        has_left: Whether this worker has left the run, since it is broken.
         listeners: Functions that `read_changes` calls with each changed evaluation. Its fields in
             `hpo.store.evaluations.SHARED_FIELDS` are set; other fields have their defaults.
     """
@@ -77,7 +75,6 @@ class StudyClient:
         self.objectives = objectives
         self.is_stopping = is_stopping
         self._change_count = 0
-        self.has_left = False
         self.listeners: list[Callable[[Evaluation], None]] = []
 
     def read_changes(self) -> list[Evaluation]:
@@ -106,7 +103,6 @@ class StudyClient:
         while not self.is_stopping():
             claim = self._connection.call(method, *arguments, **attributes)
             if claim == LEAVE:
-                self.has_left = True
                 return None
             if claim != WAIT:
                 return cast("Assignment | None", claim)
@@ -130,10 +126,6 @@ class StudyClient:
     def record_checkpoint(self, assignment: Assignment, losses: int) -> None:
         """Record that a checkpoint was saved after this number of losses."""
         self._connection.notify("record_checkpoint", assignment, losses)
-
-    def record_worker_group(self, assignment: Assignment, losses: int, workers: Sequence[int]) -> None:
-        """Record that these workers together run an evaluation from now on, after this number of losses."""
-        self._connection.notify("record_worker_group", assignment, losses, workers)
 
     def clear_inheritance(self, assignment: Assignment) -> None:
         """Record that an evaluation started without the checkpoint of its parent."""
@@ -230,11 +222,3 @@ class StudyClient:
     def drop_superseded(self, trial: int) -> None:
         """Remove the checkpoints of individuals that this trial displaces from the best of its island."""
         self._connection.notify("drop_superseded", trial)
-
-    def find_expandable(self) -> list[ExpandableEvaluation]:
-        """Return the running evaluations that more workers may join."""
-        return list(self._connection.call("find_expandable"))
-
-    def estimate_losses_left(self, losses: int) -> int:
-        """Estimate how many more losses an evaluation will report after `losses` losses."""
-        return int(self._connection.call("estimate_losses_left", losses))

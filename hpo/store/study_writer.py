@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from hpo.process import clock
 from hpo.store.changes import StudyChanges
-from hpo.store.elastic_candidates import ExpandableEvaluation, estimate_losses_left, find_expandable
 from hpo.store.evaluations import SHARED_FIELDS, Assignment
 from hpo.store.search_gain import is_gain_below
 
@@ -28,12 +26,11 @@ if TYPE_CHECKING:
     from hpo.store.output_log import OutputLog
     from hpo.store.pruning import Pruner, PruningDecision
     from hpo.store.record import Record
-    from hpo.store.successive_halving import HalvingSchedule
     from hpo.store.weights import BestWeights, ConfirmedWeights
 
 _RECORD_METHODS = frozenset(
     (
-        *("report", "record_resume", "record_checkpoint", "record_worker_group", "clear_inheritance", "complete"),
+        *("report", "record_resume", "record_checkpoint", "clear_inheritance", "complete"),
         *("prune", "fail", "interrupt", "count_initial_failures"),
     )
 )
@@ -58,7 +55,6 @@ class StudyWriter:
         checkpoints: Checkpoints of the evaluations.
         cached_storage: Storage that collects changes for the next commit; None to write each change at once.
         pruner: Pruner of the run; None without one.
-        halving: Schedule by which evaluations get more workers; None without elastic workers.
         inheritance: Selects the checkpoints from which individuals start; None without population based training.
         weights: Selects the evaluations whose weights are kept; None if no weights are kept.
         health_gate: Keeps broken workers from claiming trials; None if no worker is suspected.
@@ -70,7 +66,6 @@ class StudyWriter:
     checkpoints: CheckpointStore
     cached_storage: CachedStorage | None = None
     pruner: Pruner | None = None
-    halving: HalvingSchedule | None = None
     inheritance: InheritancePolicy | None = None
     weights: BestWeights | ConfirmedWeights | None = None
     health_gate: HealthGate | None = None
@@ -225,14 +220,6 @@ class StudyWriter:
         """Remove the checkpoints of individuals that this trial displaces from the best of its island."""
         if self.inheritance:
             self._drop_checkpoints(self.inheritance.find_superseded(trial))
-
-    def find_expandable(self) -> list[ExpandableEvaluation]:
-        """Return the running evaluations that more workers may join."""
-        return find_expandable(self.halving, self.record.read_evaluations(), time.time()) if self.halving else []
-
-    def estimate_losses_left(self, losses: int) -> int:
-        """Estimate how many more losses an evaluation will report after `losses` losses."""
-        return estimate_losses_left(self.record.read_evaluations(), losses)
 
     def _drop_checkpoints(self, roots: Sequence[int]) -> None:
         if roots:

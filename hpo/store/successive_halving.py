@@ -60,12 +60,6 @@ class HalvingSchedule:
         """Return whether the bracket of an individual has a rung after `epochs`."""
         return epochs in self.list_rungs(self.find_bracket(root), epochs)
 
-    def locate_in_rungs(self, root: int, epochs: int) -> tuple[int, float]:
-        """Return the number of rungs passed after `epochs`, and the epochs of the next rung (infinity without one)."""
-        first = self.first_rungs[self.find_bracket(root)]
-        passed = len(self.list_rungs(self.find_bracket(root), epochs))
-        return passed, math.inf if passed and self.promotion_limit is not None else first * self.factor**passed
-
     def count_promoted(self, reached: int) -> int:
         """Return how many individuals continue if `reached` individuals have reached a rung."""
         return max(1, reached // self.factor) if self.promotion_limit is None else self.promotion_limit

@@ -26,14 +26,6 @@ _STATE_NAMES = {
 }
 
 
-def _is_team(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    workers = value.get("workers")
-    is_known = is_number(value.get("at")) and is_whole_number(value.get("after"))
-    return is_known and type(workers) is list and bool(workers) and all(map(is_whole_number, workers))
-
-
 def _is_at_rungs(value: object) -> bool:
     if not isinstance(value, dict) or not all(isinstance(name, str) and name.isdecimal() for name in value):
         return False
@@ -51,7 +43,6 @@ _VALIDATORS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("failure", "traceback", "propagator", "imported_from"), is_text),
     **dict.fromkeys(("metrics", "immigrants"), is_mapping),
     "at_rungs": _is_at_rungs,
-    "worker_groups": lambda value: type(value) is list and all(map(_is_team, value)),
     **dict.fromkeys(("seconds", "seconds_before"), lambda value: is_number(value) and float(value) >= 0),  # type: ignore[arg-type]
 }
 

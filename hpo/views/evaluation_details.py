@@ -73,7 +73,6 @@ def make_json_content(details: EvaluationDetails) -> dict[str, Any]:
         "checkpoint_step": evaluation.checkpoint_step or None,
         "paused_after": evaluation.paused_after or None,
         "cut_after": evaluation.cut_after or None,
-        "worker_groups": [{**group, "at": _format_time(group["at"])} for group in evaluation.worker_groups],
         "started": _format_time(evaluation.started),
         "ended": _format_time(evaluation.ended),
         "seconds": evaluation.seconds if evaluation.has_ended else None,

@@ -140,20 +140,12 @@ def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
             "resumed",
             f"from the checkpoint of that trial, after {format_count(evaluation.resumed_from_step, 'epoch')}",
         )
-    yield from _list_items(
-        "worker groups", [_describe_group(group["workers"], group["after"]) for group in evaluation.worker_groups]
-    )
     if evaluation.checkpoint_step and evaluation.state in ("running", "interrupted"):
         yield "checkpoint", f"after {format_count(evaluation.checkpoint_step, 'epoch')}"
     yield from _list_items(
         "confirmed by",
         [f"{confirmation.label}: {_format_result(confirmation)}" for confirmation in details.confirmed_by],
     )
-
-
-def _describe_group(workers: Sequence[int], after: int) -> str:
-    some = f"workers {', '.join(map(str, workers))} together"
-    return f"after {format_count(after, 'epoch')}: {some if len(workers) > 1 else f'worker {workers[0]} alone again'}"
 
 
 def _list_times(details: EvaluationDetails, now: float) -> Iterator[tuple[str, str]]:

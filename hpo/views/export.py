@@ -42,7 +42,6 @@ _LAST_COLUMNS = {
     "confirms": "whole",
     "seed": "whole",
     "inherits": "whole",
-    "workers": "whole",
     "curve": "numbers",
 }
 
@@ -113,7 +112,6 @@ def _make_row(study: str, evaluation: Evaluation) -> dict[str, Any]:
         "confirms": evaluation.confirms,
         "seed": evaluation.seed,
         "inherits": evaluation.inherits,
-        "workers": len(evaluation.workers) if has_started else None,
         "curve": [_make_plain_value(evaluation.curve[epoch]) for epoch in sorted(evaluation.curve)],
     }
     return {escape_unencodable(column): _make_plain_value(value) for column, value in row.items()}

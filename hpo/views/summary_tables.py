@@ -79,8 +79,7 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
     if summary["unconfirmed"]:
         states.append(f"{summary['unconfirmed']} to confirm the best")
     imported = f"; {summary['taken_over']} imported" if summary["taken_over"] else ""
-    grown = f"; {summary['grown']} with more than one worker" if summary["grown"] else ""
-    print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}{imported}{grown}")
+    print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}{imported}")
 
 
 def print_times(summary: Mapping[str, Any]) -> None:

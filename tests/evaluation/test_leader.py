@@ -91,7 +91,7 @@ class LeaderHarness:
         verdict = self.leader.decide(attempt, Verdict("going", loss, **fields), "rank 0 | hello\n")
         is_best = loss is not None and loss < attempt.loss
         attempt.record_verdict(verdict)
-        saves = verdict.save and verdict.state in ("going", "paused", "regrouped")
+        saves = verdict.save and verdict.state in ("going", "paused")
         request = {
             "has_loss": loss is not None,
             "is_best": is_best,

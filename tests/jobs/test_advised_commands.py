@@ -109,11 +109,6 @@ NEW_RUNS: dict[str, tuple[str, RunResult, dict[str, Any]]] = {
     "epochs": ("epochs", make_result(make_curves(compute_falling_loss)), {}),
     "bounds": ("bounds", make_result(make_crowded_search(64, compute_distant_loss, lr=1.0)), {}),
     "fewer": ("idle", make_result(WAITS, last_summary=make_session_times(0.29)), {"ranks_per_worker": 4}),
-    "grow": (
-        "idle",
-        make_result([*WAITS[:4], replace(WAITS[4], checkpoint_step=3)], last_summary=make_session_times(0.29)),
-        {"elastic": True},
-    ),
 }
 
 
@@ -139,15 +134,8 @@ def test_new_run_command_keeps_options_of_the_run(mpi: Mpi, name: str) -> None:
     assert after.make_summary(3)["taken_over"] == (5 if name == "bounds" else 0)
 
 
-def test_elastic_is_not_advised_if_it_cannot_help() -> None:
-    fake_result = NEW_RUNS["grow"][1]
-    program = replace(fake_result.manifest, command="hpo search --loss x -- train.py")
-    entry = fake_result.manifest.sessions[-1]
-    given = replace(fake_result.manifest, sessions=(replace(entry, options={"elastic": True}),))
-    for about in (program, given):
-        advice = find_by_kind(replace(fake_result, manifest=about), "idle")
-        assert advice is not None
-        assert "--ranks-per-worker 4" in advice.command
+def test_fewer_workers_are_not_advised_below_one_for_each_propagator() -> None:
+    fake_result = NEW_RUNS["fewer"][1]
     many = replace(fake_result.manifest, propagators=("ga", "tpe", "random"), command="hpo search --loss x -- train.py")
     advice = find_by_kind(replace(fake_result, manifest=many), "idle")
     assert advice is not None

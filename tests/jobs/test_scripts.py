@@ -145,7 +145,7 @@ def has_checkpoint(trial: optuna.trial.FrozenTrial) -> bool:
 
 def test_program_resumes_from_its_own_files(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--space", "speed=Float(0.0, 0.5)", "--loss", r"validation loss: (\S+)", "--run-dir", "run", "--resume"]
-    options += ["--resume-args", "--resume {folder}/last.json", "--pruner", "asha", "--evaluations", 12]
+    options += ["--resume-args", "--resume {folder}/last.json", "--pruner", "asha", "--evaluations", "12"]
     # Each individual is worse than the previous, so that the first paused ones are promoted later.
     (tmp_path / "given.json").write_text(json.dumps([{"speed": 0.5 - number / 25} for number in range(12)]))
     options += ["--enqueue", "given.json"]
@@ -273,10 +273,7 @@ MISTAKES = [
         "train.py: placeholders must be among lr, trial, folder, seed, got 'lrr' in '{lrr}'. ",
     ),
     ([*LR, "--flag", "x", "--", "train.py"], "train.py: a flag must be one of the hyperparameters lr, got 'x'"),
-    (
-        [*LR, "--elastic", "--", "train.py"],
-        "--elastic must not be given for a program, got train.py. ",
-    ),
+    ([*LR, "--pbt", "--", "train.py"], "--pbt must not be given for a program, got train.py. "),
     (
         [*LR, "--confirm-seeds", "2", "--", "train.py"],
         "--confirm-seeds 2: the command of train.py must have a placeholder for the seed, such as --seed {seed}",

@@ -134,16 +134,6 @@ def test_accelerate_finds_its_ranks_on_two_hosts(two_hosts: Mpi, tmp_path: Path)
     assert [len(trial.intermediate_values) for trial in load_trials(tmp_path / "run")] == [3, 3]
 
 
-def test_elastic_workers_on_two_hosts_join(two_hosts: Mpi, tmp_path: Path) -> None:
-    start = [{"x": 1.0, "lr": 0.02}, {"x": 0.05, "lr": 0.03}]
-    (tmp_path / "start.json").write_text(json.dumps(start))
-    search = [ROOT / "run_islands.py", ROOT / "tests" / "searches" / "growing.py", "--enqueue", "start.json"]
-    options = ["--ranks-per-worker", 2, "--elastic", "--islands", 1, "--evaluations", 2, "--run-dir", "run"]
-    job = two_hosts.launch(4, *search, *options, "--set", "seconds=2", cwd=tmp_path)
-    assert (job.returncode, job.stderr) == (0, "")
-    assert "2 complete, of 2; 1 with more than one worker" in job.stdout
-
-
 def test_rank_error_ends_job_on_all_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
     program = write_changed_program(
         tmp_path,

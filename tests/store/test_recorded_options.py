@@ -38,14 +38,19 @@ def test_session_records_its_options_and_settings(tmp_path: Path) -> None:
 
 def test_resume_prints_the_options_that_differ(tmp_path: Path) -> None:
     start_session(tmp_path / "run", migration_probability=0.5)
-    now: dict[str, Any] = {"migration_probability": 0.5, "seed": 7, "propagators": ("tpe", "random"), "elastic": True}
+    now: dict[str, Any] = {
+        "migration_probability": 0.5,
+        "seed": 7,
+        "propagators": ("tpe", "random"),
+        "fresh_trainers": True,
+    }
     lines = start_session(tmp_path / "run", resume=True, evaluations=9, confirm_seeds=1, **now).headline.splitlines()[
         2:
     ]
     assert lines == [
         "--propagators was ga before, and is tpe,random now",
         "--seed was 0 before, and is 7 now: losses may not be comparable",
-        "--elastic was off before, and is on now",
+        "--fresh-trainers was off before, and is on now",
     ]
     assert start_session(tmp_path / "run", resume=True, **now).headline.splitlines()[2:] == []
 
@@ -71,7 +76,7 @@ def test_recorded_defaults_equal_command_line_defaults() -> None:
 
 
 def test_from_json_of_to_json_returns_the_same_options() -> None:
-    options = Options(QUICK, checkpoint_every=float("inf"), propagators=("tpe",), evaluation_timeout=1.5, elastic=False)
+    options = Options(QUICK, checkpoint_every=float("inf"), propagators=("tpe",), evaluation_timeout=1.5)
     values = json.loads(json.dumps(to_json(vars(options)), allow_nan=False))
     assert {name: from_json(name, value) for name, value in values.items()} == {
         name: getattr(options, name) for name in OPTIONS
@@ -94,7 +99,6 @@ KEPT_VALUES: dict[str, tuple[Any, str, Any]] = {
     "evaluation_timeout": (30.0, "--evaluation-timeout off", math.inf),
     "fresh_trainers": (True, "--no-fresh-trainers", False),
     "checkpoint_every": (math.inf, "--checkpoint-every 10", 10.0),
-    "elastic": (True, "--no-elastic", False),
     "max_failures": (7, "--max-failures 0", 0),
     "target_loss": (-0.5, "--target-loss off", -math.inf),
     "stop_gain": (0.01, "--stop-gain off", -math.inf),

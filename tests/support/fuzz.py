@@ -426,7 +426,7 @@ def _cache_commands() -> Iterator[None]:
     """Make checks faster: cache the parsers of commands, and leave out the script of Plotly in reports."""
     cached = functools.cache(typer.main.get_command)
     with (
-        mock.patch.object(html_report, "_read_plotly", return_value=b""),
+        mock.patch.object(html_report, "_compress_plotly", return_value=b""),
         mock.patch.object(typer.main, "get_command", cached),
     ):
         yield

@@ -54,7 +54,6 @@ def make_writer(
         CheckpointStore(files.checkpoints),
         cached_storage,
         pruner,
-        halving,
         weights=weights,
     )
 

@@ -80,7 +80,7 @@ COLUMNS = [
         "failure",
         "imported_from",
     ),
-    *("confirms", "seed", "inherits", "workers", "curve"),
+    *("confirms", "seed", "inherits", "curve"),
 ]
 
 

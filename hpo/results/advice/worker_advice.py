@@ -6,7 +6,6 @@ import math
 import statistics
 
 from hpo.results.advice.run_result import Advice, RunResult, format_percent
-from hpo.store.elastic_candidates import find_help_periods
 from hpo.store.json_values import is_number
 from hpo.text_format import format_duration
 
@@ -35,14 +34,7 @@ def advise_on_idle_workers(result: RunResult) -> Advice | None:
     if not (0 <= busy < _MIN_BUSY_FRACTION and wall >= _MIN_SESSION_SECONDS and 1 < workers < len(ours)):
         return None
     first, last = min(evaluation.started for evaluation in ours), max(evaluation.ended for evaluation in ours)
-    helped = [
-        (period.worker, period.stop)
-        for evaluation in ours
-        for period in find_help_periods(evaluation, evaluation.ended)
-    ]
-    ends = dict(
-        sorted([*((evaluation.worker, evaluation.ended) for evaluation in ours), *helped], key=lambda end: end[1])
-    )
+    ends = {evaluation.worker: evaluation.ended for evaluation in sorted(ours, key=lambda e: e.ended)}
     at_the_end = sum(last - ends.get(worker, first) for worker in range(workers))
     between = (1 - busy) * workers * (last - first) - at_the_end
     rarely = f"Workers were busy {format_percent(busy)} of the time"
@@ -51,15 +43,6 @@ def advise_on_idle_workers(result: RunResult) -> Advice | None:
     fewer = result.format_new_command("--ranks-per-worker", str(2 * size)) if can_halve else ""
     if at_the_end >= between:
         why = f"{rarely}. They were mostly idle at the end, while other workers ran the last evaluations."
-        can_grow = not (result.has_space_in_command or result.options.get("elastic"))
-        if (
-            can_grow
-            and any(evaluation.checkpoint_step for evaluation in ours)
-            and not any(evaluation.worker_groups for evaluation in ours)
-        ):
-            text = "Let idle workers join other workers at the end."
-            why += " These evaluations save checkpoints."
-            return Advice("idle", text, why, result.format_new_command("--elastic"))
         return Advice("idle", "Use fewer workers of more ranks each, or more evaluations.", why, fewer)
     seconds = statistics.median(evaluation.ended - evaluation.started for evaluation in ours)
     pause = format_duration(between / len(ours))

@@ -61,7 +61,6 @@ class RunStatus:
         running: The running evaluation of each worker, the oldest first.
         idle_workers: Workers that have evaluated in this session (one start of the run), but now run no evaluation of
             their own. They may help another worker.
-        helper_texts: For each worker that helps with an evaluation of another worker: a text that names that worker.
         rungs: Rungs (steps at which losses are compared), as in summary.json.
         improvements: For each new best: the working time (see `working_seconds`) when it was found, and its loss.
         working_seconds: Time until now in which at least one worker evaluated, in seconds.
@@ -85,7 +84,6 @@ class RunStatus:
     islands: list[IslandStatus]
     running: list[Evaluation]
     idle_workers: list[int]
-    helper_texts: dict[int, str]
     rungs: list[dict[str, Any]]
     improvements: list[tuple[float, float]]
     working_seconds: float
@@ -136,7 +134,6 @@ def compute_run_status(snapshot: RunSnapshot) -> RunStatus:
         islands=_summarize_islands(evaluations, snapshot.manifest.layout.islands),
         running=running,
         idle_workers=_find_idle_workers(everything, running, since) if may_be_running else [],
-        helper_texts=_describe_helpers(running) if may_be_running else {},
         rungs=summarize_rungs(evaluations, snapshot.manifest.pruner, snapshot.manifest.objectives),
         improvements=_find_improvements(evaluations, time),
         working_seconds=time.total,
@@ -201,20 +198,8 @@ def _find_running(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
 
 
 def _find_idle_workers(evaluations: Iterable[Evaluation], running: Iterable[Evaluation], since: float) -> list[int]:
-    seen = {worker for evaluation in evaluations if evaluation.started >= since for worker in evaluation.workers}
+    seen = {evaluation.worker for evaluation in evaluations if evaluation.started >= since}
     return sorted(seen - {evaluation.worker for evaluation in running})
-
-
-def _describe_helpers(running: Sequence[Evaluation]) -> dict[int, str]:
-    """Return a text for each worker that helps with the evaluation of another worker."""
-    # A helper may have left, and started an evaluation of its own, before the evaluation that it helped with ends.
-    own = {evaluation.worker for evaluation in running}
-    return {
-        worker: f"helps worker {evaluation.worker}"
-        for evaluation in running
-        for worker in evaluation.workers[1:]
-        if worker not in own
-    }
 
 
 def _find_improvements(evaluations: Sequence[Evaluation], time: WorkingTime) -> list[tuple[float, float]]:

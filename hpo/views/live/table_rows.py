@@ -226,7 +226,7 @@ def make_worker_rows(run: RunStatus, evaluations: Sequence[Evaluation] = ()) -> 
         "worker": [str(worker) for worker in workers],
         **({"evaluated": [str(ended[worker]) for worker in workers]} if ended else {}),
         **({"failed": [str(failed[worker]) for worker in workers]} if ended else {}),
-        "trial": [text or run.helper_texts.get(worker, idle) for worker, text in zip(workers, labels, strict=True)],
+        "trial": [text or idle for text in labels],
         "epochs": [str(len(evaluation.curve)) if evaluation else "" for evaluation in now],
         "loss": [
             format_number(min(evaluation.curve.values())) if evaluation and evaluation.curve else ""

@@ -8,9 +8,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from hpo.store.elastic_candidates import find_help_periods
 from hpo.store.evaluations import Evaluation
-from hpo.text_format import format_count, format_duration, format_number
+from hpo.text_format import format_duration, format_number
 from hpo.views.page.axes import make_axis
 from hpo.views.page.figure import STATE_MARKERS, Figure, Trace, find_island_colour, join_lines
 from hpo.views.working_time import WorkingTime, compute_end
@@ -46,11 +45,7 @@ def draw_timeline(evaluations: Sequence[Evaluation], workers: int, now: float | 
         line = {"color": "--good" if state == "complete" else colour, "width": 11}
         traces.append({"x": x, "y": y, "text": texts, "name": state, "mode": "lines", "line": line})
         traces[-1]["hovertemplate"] = "%{text}<extra></extra>"
-    traces += _draw_helpers(own, utc_offset, now)
-    seen_workers = {evaluation.worker for evaluation in own}.union(
-        *(group["workers"] for evaluation in own for group in evaluation.worker_groups)
-    )
-    lanes = max(workers, 1 + max(seen_workers))
+    lanes = max(workers, 1 + max(evaluation.worker for evaluation in own))
     layout = {
         "xaxis": {"type": "date", "rangebreaks": _find_pauses(WorkingTime(own, now), utc_offset)},
         "yaxis": {
@@ -62,42 +57,10 @@ def draw_timeline(evaluations: Sequence[Evaluation], workers: int, now: float | 
         },
         "hovermode": "closest",
     }
-    description = (
-        "A bar is an evaluation, a thin bar is a worker that helps another one, and a gap is a waiting worker."
-    )
-    description += " Pauses between sessions are not shown."
+    description = "A bar is an evaluation, and a gap is a waiting worker. Pauses between sessions are not shown."
     return Figure(
         "timeline", "Timeline", description, traces, layout, height=max(_MIN_HEIGHT, 110 + 18 * min(lanes, 64))
     )
-
-
-def _draw_helpers(evaluations: Sequence[Evaluation], utc_offset: float, now: float | None) -> list[Trace]:
-    """Draw a thin bar for each period in which a worker helped with an evaluation of another worker."""
-    parts = [
-        (evaluation, part)
-        for evaluation in evaluations
-        for part in find_help_periods(evaluation, compute_end(evaluation, now))
-    ]
-    if not parts:
-        return []
-    x, y = join_lines(
-        ([1000 * (part.start + utc_offset), 1000 * (part.stop + utc_offset)], [part.worker] * 2) for _, part in parts
-    )
-    labels = [
-        f"helps worker {evaluation.worker} with trial {evaluation.label}, after {format_count(part.from_step, 'epoch')}"
-        for evaluation, part in parts
-    ]
-    return [
-        {
-            "x": [None if item is None else round(item) for item in x],
-            "y": y,
-            "text": [text for label in labels for text in (label, label, None)],
-            "name": "helping",
-            "mode": "lines",
-            "line": {"color": "--island-2", "width": 5},
-            "hovertemplate": "%{text}<extra></extra>",
-        }
-    ]
 
 
 def _format_label(evaluation: Evaluation) -> str:
