@@ -18,8 +18,8 @@ class HangDetector:
     The check is needed for process groups that the objective creates. Their collectives would wait for 30 minutes, the
     default of torch. The default process group has a shorter timeout.
 
-    Only a process whose main thread uses no CPU time is asked for its stack: one that is running Python code may crash
-    then, since faulthandler reads frames that are just being made or removed (seen with Python 3.13).
+    Only a process whose main thread sleeps and uses no CPU time is asked for its stack: one that is running Python code
+    may crash then, since faulthandler reads frames that are just being made or removed (seen with Python 3.13).
 
     Args:
         trainer: The process that runs the objective.
@@ -32,7 +32,7 @@ class HangDetector:
         self._interval = patience / _CHECKS_PER_WAIT
         self._since = clock.now()
         self.next_check = self._since + self._interval
-        self._ticks = trainer.count_cpu_ticks()
+        _, self._ticks = trainer.read_thread_state()
         self.frames: Sequence[FrameSummary] = ()
 
     def is_hanging(self, now: float) -> bool:
@@ -50,10 +50,10 @@ class HangDetector:
         return now - self._since >= self._patience
 
     def _is_idle(self) -> bool:
-        """Return whether the main thread has used no CPU time since the last check."""
-        ticks = self._trainer.count_cpu_ticks()
+        """Return whether the main thread sleeps, and has used no CPU time since the last check."""
+        is_asleep, ticks = self._trainer.read_thread_state()
         used, self._ticks = ticks - self._ticks, ticks
-        return used <= _MAX_IDLE_TICKS
+        return is_asleep and used <= _MAX_IDLE_TICKS
 
 
 def _find_positions(frames: Sequence[FrameSummary]) -> list[tuple[str, int | None]]:

@@ -187,12 +187,13 @@ class TrainerClient:
                 break
         return self._read_frames(start)
 
-    def count_cpu_ticks(self) -> int:
-        """Return the CPU time of the trainer's main thread in clock ticks, 10 ms on most systems."""
+    def read_thread_state(self) -> tuple[bool, int]:
+        """Return whether the trainer's main thread sleeps, and its CPU time in clock ticks, 10 ms on most systems."""
         with suppress(OSError, ValueError, IndexError):
             stat = Path(f"/proc/{self.process}/task/{self.process}/stat").read_text()
-            return sum(map(int, stat.rpartition(")")[2].split()[11:13]))
-        return 0
+            values = stat.rpartition(")")[2].split()
+            return values[0] == "S", int(values[11]) + int(values[12])
+        return False, 0
 
     def kill(self) -> None:
         """Kill the process."""

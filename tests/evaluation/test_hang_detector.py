@@ -16,15 +16,15 @@ OBJECTIVE = FrameSummary("search.py", 10, "objective")
 
 
 class TrainerStub:
-    """A trainer with a given CPU time and stack. It counts how often it is asked for its stack."""
+    """A trainer with a given state, CPU time and stack. It counts how often it is asked for its stack."""
 
     def __init__(self) -> None:
-        self.ticks = 100
+        self.is_asleep, self.ticks = True, 100
         self.stack: Sequence[FrameSummary] = [OBJECTIVE, COLLECTIVE]
         self.requests = 0
 
-    def count_cpu_ticks(self) -> int:
-        return self.ticks
+    def read_thread_state(self) -> tuple[bool, int]:
+        return self.is_asleep, self.ticks
 
     def find_stack(self) -> Sequence[FrameSummary]:
         self.requests += 1
@@ -56,6 +56,13 @@ def test_busy_objective_is_not_asked_for_its_stack(trainer: Any) -> None:
     for seconds in range(3, 60, 3):
         trainer.ticks += 50
         assert not detector.is_hanging(began + seconds)
+    assert trainer.requests == 0
+
+
+def test_objective_that_waits_for_a_core_is_not_asked_for_its_stack(trainer: Any) -> None:
+    trainer.is_asleep = False
+    detector, began = HangDetector(trainer, 8.0), clock.now()
+    assert not any(detector.is_hanging(began + seconds) for seconds in range(3, 60, 3))
     assert trainer.requests == 0
 
 

@@ -32,7 +32,7 @@ def test_supervision_excludes_peers_from_copy_time(monkeypatch: pytest.MonkeyPat
         return ""
 
     trainer = SimpleNamespace(wait=lambda *_: next(messages), send=ignore, read_output=ignore, has_started=True)
-    trainer.count_cpu_ticks = lambda: 0
+    trainer.read_thread_state = lambda: (True, 0)
     group: Any = SimpleNamespace(trainer=trainer, patience=600.0, store_listeners=[], serve_store=ignore, rank=0)
     leader: Any = SimpleNamespace(
         describe_checkpoint=ignore, make_draft_path=ignore, record_copies=lambda *given: since.append(given[-1])

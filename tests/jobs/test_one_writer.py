@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from subprocess import PIPE
@@ -45,6 +46,7 @@ def record_file_access(folder: Path, mpi: Mpi, *arguments: object) -> list[tuple
         "AUDITED_FOLDER": str(folder / "run"),
         "AUDIT_NOTES": str(folder / "notes"),
     }
+    mpi = replace(mpi, forks_templates=False)  # so that Python imports sitecustomize.py
     process = mpi.start(4, PROGRAM, *arguments, "--run-dir", folder / "run", cwd=folder, stdout=PIPE, **variables)
     job = wait_for_job(process)
     assert job.returncode == 0, job.stderr
