@@ -59,7 +59,7 @@ def test_busy_objective_is_not_asked_for_its_stack(trainer: Any) -> None:
     assert trainer.requests == 0
 
 
-def test_objective_that_waits_for_a_core_is_not_asked_for_its_stack(trainer: Any) -> None:
+def test_objective_waiting_for_a_core_is_not_asked(trainer: Any) -> None:
     trainer.is_asleep = False
     detector, began = HangDetector(trainer, 8.0), clock.now()
     assert not any(detector.is_hanging(began + seconds) for seconds in range(3, 60, 3))

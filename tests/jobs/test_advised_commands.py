@@ -134,7 +134,7 @@ def test_new_run_command_keeps_options_of_the_run(mpi: Mpi, name: str) -> None:
     assert after.make_summary(3)["taken_over"] == (5 if name == "bounds" else 0)
 
 
-def test_fewer_workers_are_not_advised_below_one_for_each_propagator() -> None:
+def test_each_propagator_keeps_a_worker_in_advice() -> None:
     fake_result = NEW_RUNS["fewer"][1]
     many = replace(fake_result.manifest, propagators=("ga", "tpe", "random"), command="hpo search --loss x -- train.py")
     advice = find_by_kind(replace(fake_result, manifest=many), "idle")

@@ -83,8 +83,8 @@ class Mpi:
     def run(self, ranks: int, *arguments: object, cwd: Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
         """Run a Python program on a number of ranks to its end: a command of hpo in a job server, others by `launch`.
 
-        What Python or the system reads when a process starts does not reach a job server, such as PYTHONWARNINGS and
-        the umask. Use `launch` for tests of them.
+        What a process reads when it starts does not reach a job server, such as PYTHONWARNINGS. Use `launch` for tests
+        of it, and `forks_templates=False` if it is for trainers.
 
         If it takes longer than `timeout` seconds on a usual machine, kill it and fail the test.
         """
