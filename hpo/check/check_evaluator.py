@@ -195,7 +195,7 @@ class CheckEvaluator:
         evaluator(None if leader is None else lambda: assignment)
         if leader is not None and program is not None:
             self.file_snapshots.append(take_file_snapshot(Path()))
-        traces = group.own_comm.gather(Trace.from_data(evaluator.trace))
+        traces = group.comm.gather(Trace.from_data(evaluator.trace))
         if leader is None or self._record is None or traces is None:
             return None
         evaluation = self._record.read_evaluations()[-1]

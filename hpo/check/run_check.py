@@ -114,7 +114,7 @@ def _evaluate_on_all(bench: CheckEvaluator, group: RankGroup) -> list[CheckOutco
 
     Returns one outcome for each evaluation. Ranks other than the job's first return None instead of each outcome.
     """
-    comm = group.own_comm
+    comm = group.comm
     group.compares_collectives = DEBUG_VARIABLE not in os.environ
     first = bench.evaluate(group, keeps_weights=True)
     group.compares_collectives = False
@@ -128,7 +128,7 @@ def _evaluate_on_all(bench: CheckEvaluator, group: RankGroup) -> list[CheckOutco
 def _evaluate_continuation(bench: CheckEvaluator, group: RankGroup, before: CheckOutcome | None) -> CheckOutcome | None:
     """Resume from the checkpoint of the first loss of `before`, and return the outcome; None without a checkpoint."""
     has_saved = before is not None and not before.failure and before.evaluation.checkpoint_step > 0
-    return bench.evaluate(group, previous=before) if group.own_comm.bcast(has_saved) else None
+    return bench.evaluate(group, previous=before) if group.comm.bcast(has_saved) else None
 
 
 def report_stop(job: Job) -> int:

@@ -116,7 +116,7 @@ class Evaluator:
             The hyperparameters, the lowest loss of the objective, and the metrics of that loss. The loss is infinite if
             the evaluation has failed on any rank. None if the leader has claimed no individual, or the run stops.
         """
-        while (assignment := self._group.own_comm.bcast(claim() if claim else None)) is not None:
+        while (assignment := self._group.comm.bcast(claim() if claim else None)) is not None:
             if assignment.tests is not None:
                 self._group.slot.discard_trainer()  # The test of a suspected worker needs fresh trainers.
             attempt = self._evaluate(assignment)
@@ -226,7 +226,7 @@ class Evaluator:
             info = read_checkpoint_info(path, assignment.params if is_own else None, is_checked=False)
         except ValueError as error:
             reason = f"rank {self._group.rank}: {error}"
-        reasons = [reason for reason in self._group.own_comm.allgather(reason) if reason]
+        reasons = [reason for reason in self._group.comm.allgather(reason) if reason]
         if reasons:
             if self._leader:
                 self._leader.reject_checkpoint(assignment, reasons[0], is_own)

@@ -276,6 +276,6 @@ class _FinalStepSync(StepSync):
         supervision.read_last_reports()
         printed, remark = self._group.slot.output.take_printed(), step.remark or supervision.remark
         step = replace(step, printed=printed, reports=tuple(supervision.own_reports), remark=remark)
-        gathering = self._group.own_comm.begin_gather(step)
+        gathering = self._group.comm.begin_gather(step)
         sleep_until(lambda: supervision.poll_at_end(gathering.is_done()))
         return supervision.take_final_steps(gathering.unpack_objects())

@@ -24,16 +24,17 @@ _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class RankGroup:
-    """The ranks of a worker, or of several workers that share an evaluation. Collective: create it on all of them.
+    """The ranks of a worker. Collective: create it on all of them.
 
     Args:
         comm: Communicator of the ranks.
         host: The host of this rank.
-        index: Number of the worker in the run; of the first worker if there are several.
+        index: Number of the worker in the run.
         patience: Maximum seconds for which a rank waits for its peers.
         slot: Holds this rank's trainer (process that runs the objective).
 
     Attributes:
+        comm: Communicator of the ranks.
         backend: Backend of the trainers' process group: "gloo", or that of their GPUs.
         has_own_gpu: Whether this rank computes on a GPU that no other rank uses.
         compares_collectives: Whether trainers compare the collectives of all ranks before each one begins. Set it to
@@ -42,7 +43,7 @@ class RankGroup:
     """
 
     def __init__(self, comm: SleepingComm, host: Host, index: int, patience: float, slot: TrainerSlot) -> None:
-        self.own_comm = comm
+        self.comm = comm
         self.rank: int = comm.rank
         self.size: int = comm.size
         self.index = index
@@ -101,7 +102,7 @@ class RankGroup:
             parameters are None if the trainers of all ranks still have the group of the previous evaluation.
         """
         is_ready = self.slot.is_ready and self.slot.group_name == self._group_name != ""
-        states = self.own_comm.allgather((is_ready, note))
+        states = self.comm.allgather((is_ready, note))
         note = states[0][1]
         if all(is_ready for is_ready, _ in states):
             self.trainer = self.slot.trainer
@@ -111,7 +112,7 @@ class RankGroup:
             self.slot.discard_trainer()
         self.slot.variables = self._gpu_variables
         self.close_store()
-        self._group_name, file = self.own_comm.bcast(self._make_rendezvous() if self.rank == 0 else None)
+        self._group_name, file = self.comm.bcast(self._make_rendezvous() if self.rank == 0 else None)
         self.slot.output.set_label(self.index, self.rank)
         self.trainer = self.slot.trainer
         self.slot.group_name = self._group_name
@@ -171,14 +172,14 @@ class RankGroup:
             peer = next(
                 name for name, host in zip(self._host_names, self._hosts, strict=True) if host != self._hosts[0]
             )
-            address = self.own_comm.bcast(find_own_address(peer) if self.rank == 0 else None)
+            address = self.comm.bcast(find_own_address(peer) if self.rank == 0 else None)
         self._interface = find_interface(address) or ""
         port = 0
         if self.rank == 0:
             with suppress(OSError):
                 self._listener = socket.create_server((address, 0), backlog=1024)
                 port = self._listener.getsockname()[1]
-        return address, int(self.own_comm.bcast(port))
+        return address, int(self.comm.bcast(port))
 
     def _choose_interface(self) -> dict[str, str]:
         """Return variables that make gloo and NCCL use the interface to the other ranks, unless the user has set them.

@@ -44,7 +44,7 @@ class StepSync:
         verdict = None
         if self._decide is not None:
             verdict = self._decide(judge_steps(steps), "".join(step.printed for step in steps))
-        final: Verdict = self._group.own_comm.bcast(verdict)
+        final: Verdict = self._group.comm.bcast(verdict)
         return final
 
     def _gather_steps(self, step: Step) -> list[Step]:
@@ -52,7 +52,7 @@ class StepSync:
 
         A rank may time out after it has sent its step. So if any rank has failed, all ranks send their steps again.
         """
-        patience, comm, called_off = self._group.patience, self._group.own_comm, self._watched.cause is not None
+        patience, comm, called_off = self._group.patience, self._group.comm, self._watched.cause is not None
         printed = self._group.slot.output.take_printed()
         own_step = replace(step, printed=printed, called_off=called_off)
         gathering = comm.begin_gather(own_step)

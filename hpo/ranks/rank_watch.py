@@ -99,13 +99,11 @@ class RankWatch:
     # Called by the main thread
 
     def join_worker(self, worker: SleepingComm, index: int, patience: float) -> None:
-        """Set the worker, or the group of workers, to which this rank belongs from now on.
-
-        Collective: call on all ranks of the worker or group.
+        """Set the worker to which this rank belongs from now on. Collective: call on all ranks of the worker.
 
         Args:
-            worker: Communicator of the ranks of the worker or group.
-            index: Index of the worker, or of the first worker of the group.
+            worker: Communicator of the ranks of the worker.
+            index: Index of the worker.
             patience: Maximum seconds for which a rank waits for its peers.
         """
         self.control_channel.set_worker_name(worker.rank, index)

@@ -234,8 +234,6 @@ def count_by_state(evaluations: Sequence[Evaluation], budget: int) -> dict[str, 
 def compute_busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float) -> float | None:
     """Return the share of time that workers spent in evaluations, between the first start and the last end.
 
-    If several workers run an evaluation together, the time counts for each of these workers.
-
     Args:
         evaluations: The evaluations of the run.
         workers: The number of workers.

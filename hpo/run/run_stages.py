@@ -58,7 +58,7 @@ class RunStages:
         self._program = Program.from_problem(ready.problem)
         self._name_prefix = ""  # prefix of the names of evaluations
         self._leader_stages: LeaderStages | None = None
-        job.watch.join_worker(group.own_comm, group.index, group.patience)
+        job.watch.join_worker(group.comm, group.index, group.patience)
         if leaders is not None:
             from hpo.run.leader_stages import LeaderStages  # imports Propulate and numpy
 
