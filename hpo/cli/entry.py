@@ -195,9 +195,11 @@ def _start_mpi(program: str) -> TemplateProcess | None:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         # The other ranks wait for this rank to initialise MPI, so it does, and then ends the job.
+        import_mpi()
         from mpi4py import MPI
 
         MPI.COMM_WORLD.Abort(ExitStatus.CRASHED)
+        os._exit(ExitStatus.CRASHED)  # Abort may return before the job has ended.
     return template
 
 

@@ -40,7 +40,11 @@ class HangDetector:
         if now < self.next_check:
             return False
         self.next_check = now + self._interval
-        frames = self._trainer.find_stack() if self._is_idle() else ()
+        is_asleep, ticks = self._trainer.read_thread_state()
+        used, self._ticks = ticks - self._ticks, ticks
+        if not is_asleep and used <= _MAX_IDLE_TICKS:
+            return False  # It waits for a core. The next check tells more.
+        frames = self._trainer.find_stack() if used <= _MAX_IDLE_TICKS else ()
         # The innermost frame counts, since torch.distributed may call code of the user.
         if not frames or COLLECTIVES_PATH not in frames[-1].filename:
             self.frames = ()
@@ -48,12 +52,6 @@ class HangDetector:
         if _find_positions(frames) != _find_positions(self.frames):
             self.frames, self._since = frames, now
         return now - self._since >= self._patience
-
-    def _is_idle(self) -> bool:
-        """Return whether the main thread sleeps, and has used no CPU time since the last check."""
-        is_asleep, ticks = self._trainer.read_thread_state()
-        used, self._ticks = ticks - self._ticks, ticks
-        return is_asleep and used <= _MAX_IDLE_TICKS
 
 
 def _find_positions(frames: Sequence[FrameSummary]) -> list[tuple[str, int | None]]:

@@ -84,7 +84,7 @@ def test_interrupted_script_resumes_from_its_checkpoint(
     options = ["--enqueue", "given.json", "--resume", "--evaluations", 3]
     options += ["--checkpoint-every", "1s"] if signal_ == signal.SIGKILL else []
     command = ["--loss", r"val_loss=(\S+)", "--", SAVING, "--way", way, "--epochs", 60]
-    slow = {"SECONDS": "0.2"}  # An evaluation takes at least 20 s, more than a run that is stopped waits for.
+    slow = {"SAVING_SECONDS": "0.2"}  # An evaluation takes at least 20 s, more than a run that is stopped waits for.
     with kill_at_end(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log", slow)) as victim:
         wait_for_losses(tmp_path / "run", 10, evaluations=2)
         victim.job.send_signal(signal_)

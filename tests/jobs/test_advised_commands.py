@@ -134,9 +134,13 @@ def test_new_run_command_keeps_options_of_the_run(mpi: Mpi, name: str) -> None:
     assert after.make_summary(3)["taken_over"] == (5 if name == "bounds" else 0)
 
 
-def test_each_propagator_keeps_a_worker_in_advice() -> None:
+def test_advice_for_a_program_keeps_a_worker_for_each_propagator() -> None:
     fake_result = NEW_RUNS["fewer"][1]
-    many = replace(fake_result.manifest, propagators=("ga", "tpe", "random"), command="hpo search --loss x -- train.py")
+    program = replace(fake_result.manifest, command="hpo search --loss x -- train.py")
+    advice = find_by_kind(replace(fake_result, manifest=program), "idle")
+    assert advice is not None
+    assert "--ranks-per-worker 4" in advice.command
+    many = replace(program, propagators=("ga", "tpe", "random"))
     advice = find_by_kind(replace(fake_result, manifest=many), "idle")
     assert advice is not None
     assert advice.command == "", "each propagator needs a worker"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ def test_stopped_check_cluster_leaves_nothing(
 ) -> None:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    mpi = replace(mpi, forks_templates=False)  # The launcher must not interrupt the template of a user's job.
     with kill_at_end(Victim(mpi, 4, [*CHECK], tmp_path, tmp_path / "log")) as victim:
         victim.wait_for("1 host")
         # A measurement begins with a folder for each worker, and takes a second or more.

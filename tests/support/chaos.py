@@ -36,8 +36,11 @@ class Victim:
     variables: Mapping[str, str] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     job: subprocess.Popen[str] = field(init=False)
+    _template_server: int = field(default=0, init=False)  # the process that forks its templates, or 0
 
     def __post_init__(self) -> None:
+        if self.mpi.forks_templates:
+            self._template_server = start_template_server().process
         with self.log.open("a") as out:
             self.job = self.mpi.start(
                 self.ranks, *self.arguments, cwd=self.folder, stdout=out.fileno(), **{**self.variables, MARK: self.mark}
@@ -52,14 +55,14 @@ class Victim:
         pythons = [
             pid for pid, command in self.find_processes().items() if Path(command.split("\0")[0]).name[:6] == "python"
         ]
-        return [pid for pid in pythons if _find_parent(pid) not in (*pythons, start_template_server().process)]
+        return [pid for pid in pythons if _find_parent(pid) not in (*pythons, self._template_server)]
 
     def find_templates(self) -> list[int]:
         """Return the processes from which trainers are forked.
 
         These are the Python processes that ranks or the template server have started.
         """
-        parents = (*self.find_ranks(), start_template_server().process)
+        parents = (*self.find_ranks(), self._template_server)
         return [
             pid
             for pid, command in self.find_processes().items()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from hpo.evaluation import template_client
+
+_SECONDS_TO_FORK = 300.0  # of a busy server, at most
 
 
 class ForkedTemplate:
@@ -42,20 +45,31 @@ class ForkedTemplate:
         content = json.dumps(request).encode() + b"\n"
         sent = socket.send_fds(self._connection, [content], [*pass_fds, stdout, stderr])
         self._connection.sendall(content[sent:])
-        self._answers = self._connection.makefile()
-        assert self._answers.readline() == "forked\n"
+        self._connection.settimeout(_SECONDS_TO_FORK)
+        assert self._read_line() == "forked\n"
 
     def kill(self) -> None:
         """Kill the template."""
         if self.returncode is None:
             self._connection.shutdown(socket.SHUT_WR)
 
-    def wait(self, _seconds: float) -> int:
-        """Wait for the end of the template, and return its exit status."""
+    def wait(self, seconds: float) -> int:
+        """Wait for the end of the template, and return its exit status. Raise TimeoutExpired after `seconds`."""
         if self.returncode is None:
-            self.returncode = int(self._answers.readline())
+            self._connection.settimeout(seconds)
+            try:
+                self.returncode = int(self._read_line() or -signal.SIGKILL)  # It ends with its server.
+            except TimeoutError:
+                raise subprocess.TimeoutExpired("template", seconds) from None
             self._connection.close()
         return self.returncode
+
+    def _read_line(self) -> str:
+        """Return the next line from the server; empty if the server has ended."""
+        line = b""
+        while not line.endswith(b"\n") and (byte := self._connection.recv(1)):
+            line += byte
+        return line.decode()
 
 
 def fork_templates(server: str) -> None:

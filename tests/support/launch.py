@@ -88,7 +88,7 @@ class Mpi:
 
         If it takes longer than `timeout` seconds on a usual machine, kill it and fail the test.
         """
-        if not _is_hpo(arguments):
+        if not (self.forks_templates and _is_hpo(arguments)):
             return self.launch(ranks, *arguments, cwd=cwd, timeout=timeout)
         command = list(map(str, arguments))
         return run_in_job_server((self.mpirun, *self.flags), self.python, ranks, command, cwd, scale(timeout))
@@ -105,7 +105,7 @@ class Mpi:
 
 def _is_hpo(arguments: Sequence[object]) -> bool:
     """Return whether a command line of Python runs hpo."""
-    return arguments[0] == PROGRAM or arguments[:2] == HPO
+    return str(arguments[0]) == str(PROGRAM) or arguments[:2] == HPO
 
 
 def wait_for_job(process: subprocess.Popen[str], timeout: float = 100) -> subprocess.CompletedProcess[str]:
