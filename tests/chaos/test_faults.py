@@ -120,9 +120,9 @@ def test_frozen_rank_ends_job(mpi: Mpi, tmp_path: Path) -> None:
     os.kill(victim.find_ranks()[0], signal.SIGSTOP)
     status, errors = victim.wait(60)
     assert status != 0
-    assert re.search(
-        r"error: nothing has come from rank 0 of worker \d on \S+ for 2\d s \(--collective-timeout\)", errors
-    ), errors
+    # On busy cores, a rank may be stopped before it has told the others its worker.
+    rank = r"rank 0 of (worker \d|the job) on \S+"
+    assert re.search(rf"error: nothing has come from {rank} for 2\d s \(--collective-timeout\)", errors), errors
     assert find_complete_losses(load_trials(tmp_path / "run")) == {}
 
 
