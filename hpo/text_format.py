@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+_MAX_LISTED = 5
 _LARGEST_WHOLE = 2**53  # A float64 cannot represent every whole number above it.
 _LARGEST_PLAIN = 1e9  # A larger number is written with an exponent.
 _MOST_DIGITS = 9  # significant digits, which are enough to distinguish any two float32 numbers
@@ -144,3 +145,18 @@ def format_error(error: BaseException) -> str:
     except Exception:
         text = "its message cannot be shown"
     return make_printable(text) or "no message"
+
+
+def format_percent(share: float) -> str:
+    """Return a share as a percentage with two significant digits."""
+    if 0 < share < 0.001:
+        return "less than 0.1%"
+    return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
+
+
+def format_list(items: Iterable[object], limit: int = _MAX_LISTED) -> str:
+    """Return the items as text, separated by commas and "and". Only the first `limit` are listed."""
+    texts = list(map(str, items))
+    rest = len(texts) - limit
+    texts = [*texts[:limit], f"{rest} more"] if rest > 0 else texts
+    return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))

@@ -60,20 +60,12 @@ def _parse_seconds(given: str | float) -> float:
     return sum(float(number) * units[unit] for number, _, unit in re.findall(r"(\d+(\.\d+)?)([smhd]?)", text))
 
 
-def _parse_share(given: str | float) -> float:
-    text = str(given)  # typer also parses defaults.
-    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
-
-
 parse_duration = make_parser(_parse_seconds, "a duration, such as 90, 90s, 10m, 1h30m, 2d or 1:30:00")
 parse_duration_or_off = make_parser(
     lambda given: math.inf if given == "off" else _parse_seconds(given), "a duration, or off"
 )
 parse_whole_number = make_parser(int, "a whole number")
 parse_number = make_parser(float, "a number")
-parse_share_or_off = make_parser(
-    lambda given: -math.inf if given == "off" else _parse_share(given), "a percentage, such as 1%, or off"
-)
 parse_number_or_off = make_parser(lambda given: -math.inf if given == "off" else float(given), "a number, or off")
 
 

@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 GROUPS: dict[str, tuple[str, ...]] = {
     "Budget": (
         *("evaluations", "generations", "time_limit", "evaluation_timeout", "collective_timeout"),
-        *("target_loss", "stop_gain", "max_failures"),
+        *("target_loss", "max_failures"),
     ),
     "Layout": ("ranks_per_worker", "islands", "fresh_trainers"),
     "Search": (

@@ -17,7 +17,6 @@ from hpo.cli.command_line import (
     parse_duration_or_off,
     parse_number,
     parse_number_or_off,
-    parse_share_or_off,
     parse_whole_number,
 )
 from hpo.cli.option_groups import GroupedCommand
@@ -195,12 +194,6 @@ _OPTIONS: dict[str, Any] = {
         Optional[float],
         typer.Option(
             metavar="X|off", parser=parse_number_or_off, help="End the run at a loss of at most X.  [default: off]"
-        ),
-    ],
-    "stop_gain": Annotated[
-        Optional[float],
-        typer.Option(
-            metavar="P%|off", parser=parse_share_or_off, help="End if the expected gain is below P%.  [default: off]"
         ),
     ],
     "trackers": Annotated[

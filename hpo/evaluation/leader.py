@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.errors import ExitStatus, StopRequest
 from hpo.evaluation.attempt import Attempt
-from hpo.evaluation.limits import Limits, describe_missing_metric, make_gain_stop, make_target_stop
+from hpo.evaluation.limits import Limits, describe_missing_metric, make_target_stop
 from hpo.evaluation.step_verdict import TIMEOUT_PREFIX, Verdict
 from hpo.process import clock
 from hpo.process.standard_streams import warn
@@ -285,8 +285,6 @@ class Leader:
                 self._weights_saver.save_weights(assignment, copies)
             if attempt.loss <= self.limits.target_loss:
                 self._stop(make_target_stop(self.limits.target_loss))
-            elif self.limits.stop_gain > 0 and record.is_gain_below(self.limits.stop_gain):
-                self._stop(make_gain_stop(self.limits.stop_gain))
         elif verdict.state in ("pruned", "paused"):
             paused = {"paused_after": len(attempt.losses)} if verdict.state == "paused" else {}
             record.prune(assignment, attempt.loss, seconds, attempt.metrics, **paused)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from hpo.errors import ExitStatus, StopRequest
 from hpo.store.evaluations import Evaluation, find_best
-from hpo.store.search_gain import is_gain_below
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,6 @@ class Limits:
     """Number of failed evaluations after which the run stops if none has succeeded; None for no limit."""
     target_loss: float = -math.inf
     """The run stops when the loss of an evaluation is at most this value."""
-    stop_gain: float = -math.inf
-    """The run stops when the next tenth of the budget is expected to reduce the lowest loss by a smaller share."""
     has_pruner: bool = False
     """Whether a pruner decides on each loss."""
     first_judged_step: int = 1
@@ -35,31 +32,10 @@ def make_target_stop(target_loss: float) -> StopRequest:
     return StopRequest(reason, ExitStatus.BUDGET_SPENT, "a lower --target-loss, or --target-loss off")
 
 
-def make_gain_stop(stop_gain: float) -> StopRequest:
-    """Return the request to stop a run whose next evaluations are expected to gain too little."""
-    reason = f"the expected gain is less than --stop-gain {100 * stop_gain:g}%"
-    return StopRequest(reason, ExitStatus.BUDGET_SPENT, "a lower --stop-gain, or --stop-gain off")
-
-
-@dataclass(frozen=True)
-class SearchGoal:
-    """When a search is over before its budget is spent."""
-
-    target_loss: float = -math.inf
-    stop_gain: float = -math.inf
-    budget: int = 0
-
-    def list_stops(self) -> list[StopRequest]:
-        """Return the requests to stop a search that has reached the target loss, or the least expected gain."""
-        return [make_target_stop(self.target_loss), make_gain_stop(self.stop_gain)]
-
-    def find_stop(self, evaluations: Sequence[Evaluation]) -> StopRequest | None:
-        """Return the request to stop a search, if its evaluations have reached the goal."""
-        best = find_best(evaluations)
-        if best is not None and best.loss <= self.target_loss:
-            return make_target_stop(self.target_loss)
-        is_over = is_gain_below(self.stop_gain, evaluations, self.budget)
-        return make_gain_stop(self.stop_gain) if is_over else None
+def find_target_stop(evaluations: Sequence[Evaluation], target_loss: float) -> StopRequest | None:
+    """Return the request to stop a search, if its evaluations have reached the target loss."""
+    best = find_best(evaluations)
+    return make_target_stop(target_loss) if best is not None and best.loss <= target_loss else None
 
 
 def describe_missing_metric(missing: Sequence[str], metrics: Mapping[str, float]) -> str:

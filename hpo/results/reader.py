@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
-    from hpo.results.advice.run_result import Advice, RunResult
+    from hpo.results.advice import Advice
+    from hpo.results.run_result import RunResult
     from hpo.store.record import Record
 
 
@@ -107,13 +108,11 @@ class RunReader:
         """
         last_summary = _read_last_summary(self.run_dir)
         summary = summarize(self.read_evaluations(), self.manifest, top_n, self.read_confirmations())
-        exhausted = bool(last_summary.get("exhausted"))
         return {
             **summary,
-            "next": None if exhausted else summary["next"],
             "stopped": last_summary.get("stopped"),
             "remedy": last_summary.get("remedy"),
-            "exhausted": exhausted,
+            "exhausted": bool(last_summary.get("exhausted")),
         }
 
     def read_distributions(self) -> dict[str, Any]:
@@ -122,13 +121,13 @@ class RunReader:
 
     def find_advice(self) -> list[Advice]:
         """Return advice that follows from the current state of the run, the most urgent first."""
-        from hpo.results.advice.advisor import find_advice
+        from hpo.results.advice import find_advice
 
         return find_advice(self.make_result())
 
     def make_result(self) -> RunResult:
         """Return the data from which advice is derived."""
-        from hpo.results.advice.run_result import RunResult
+        from hpo.results.run_result import RunResult
 
         run_dir, last_summary = self.run_dir, _read_last_summary(self.run_dir)
         is_running = not last_summary and run_dir.is_in_use is not False

@@ -14,7 +14,6 @@ from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.results.confirmation import compare_confirmed, compute_margin, estimate_seed_noise
 from hpo.results.failure_reasons import summarize_failures
 from hpo.results.hypervolume import summarize_hypervolume
-from hpo.results.next_gain import summarize_next_gain
 from hpo.results.search_history import find_front_additions, find_improvements
 from hpo.store.evaluations import Evaluation, sort_by_end
 from hpo.store.inheritance import trace_lineage
@@ -55,7 +54,6 @@ def summarize(
         "evaluations": count_by_state(evaluations, run.budget),
         "waiting": sum(evaluation.state == "waiting" for evaluation in evaluations),
         "failures": summarize_failures([*evaluations, *confirmations]),
-        "next": summarize_next_gain(evaluations, run),
         "priors": _summarize_priors(evaluations, run) if run.priors else [],
         "propagators": summarize_propagators(evaluations, objectives),
         "rungs": summarize_rungs(evaluations, run.pruner, objectives),

@@ -67,7 +67,7 @@ class LeaderStages:
         options, run = self._options, self._manifest
         study = self._make_study_client(connection)
         prunes, first = run.pruner != "none", script.first_report if script else 1
-        limits = Limits(self._timeout, options.max_failures or None, options.target, options.least_gain, prunes, first)
+        limits = Limits(self._timeout, options.max_failures or None, options.target, prunes, first)
         checkpointer = Checkpointer(
             CheckpointStore(self._files.checkpoints), options.checkpoint_every, run.layout.islands if run.pbt else 0
         )

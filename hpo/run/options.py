@@ -62,7 +62,6 @@ class Options:
     time_limit: float | None = None
     max_failures: int | None = None
     target_loss: float | None = None
-    stop_gain: float | None = None
     pruner: str | None = None
     trackers: tuple[str, ...] = ()
     log_level: str = "warning"
@@ -73,11 +72,6 @@ class Options:
     def target(self) -> float:
         """The loss at which the search ends; minus infinity without a target."""
         return -math.inf if self.target_loss is None else self.target_loss
-
-    @property
-    def least_gain(self) -> float:
-        """The expected gain below which the search ends, as a share of the loss; minus infinity without a limit."""
-        return -math.inf if self.stop_gain is None else self.stop_gain
 
     def __post_init__(self) -> None:
         if self.evaluations is not None and self.generations is not None:
@@ -130,8 +124,6 @@ class Options:
             )
         if self.target_loss is not None and not (math.isfinite(self.target_loss) or self.target_loss == -math.inf):
             raise UsageError(f"--target-loss must be a finite number, got {self.target_loss}")
-        if self.stop_gain is not None and not (0 < self.stop_gain < 1 or self.stop_gain == -math.inf):
-            raise UsageError(f"--stop-gain must be more than 0% and less than 100%, got {100 * self.stop_gain:g}%")
 
     def compute_budget(self, workers: int) -> int | None:
         """Return the number of evaluations of the whole run; None without --evaluations and --generations.

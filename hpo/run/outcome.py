@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hpo.errors import ExitStatus, StopRequest
-from hpo.evaluation.limits import SearchGoal
+from hpo.evaluation.limits import find_target_stop
 from hpo.listing import list_individuals
 from hpo.results.summary import compute_busy_fraction, summarize
 from hpo.run.session import Session
@@ -33,7 +33,7 @@ class RunOutcome:
         stopping: A function that returns the request to stop the run, or None.
         started: The start of this session, in seconds since the epoch.
         top_n: The number of individuals in the tables.
-        goal: When the search is over before its budget is spent.
+        target_loss: The loss at which the search is over before its budget is spent; minus infinity without one.
         space: The search space.
 
     Attributes:
@@ -47,7 +47,7 @@ class RunOutcome:
         stopping: Callable[[], StopRequest | None],
         started: float,
         top_n: int,
-        goal: SearchGoal,
+        target_loss: float,
         space: SearchSpace,
     ) -> None:
         self._session = session
@@ -55,9 +55,8 @@ class RunOutcome:
         self._stopping = stopping
         self._started = started
         self._top_n = top_n
-        self._goal = goal
+        self._target_loss = target_loss
         self._space = space
-        self._reached: StopRequest | None = None
         self._status: int | None = None
         self.is_search_done = False
 
@@ -81,8 +80,6 @@ class RunOutcome:
         finished = sum(evaluation.is_finished for evaluation in evaluations)
         remaining = math.inf if individuals is None else individuals - finished
         summary["exhausted"] = remaining <= 0
-        if summary["exhausted"]:
-            summary["next"] = None
         budget = 0 if summary["exhausted"] else run.budget
         self.is_search_done = is_search_over(evaluations, budget, run.pruner, run.objectives)
         summary["wall_seconds"] = round(time.time() - self._started, 3)
@@ -108,15 +105,10 @@ class RunOutcome:
         self._status = stopped.status if stopped else _choose_exit_status(summary)
         return self._status
 
-    def note_end_of_search(self) -> None:
-        """Remember the goal that the search has reached. Evaluations that end later may change the expected gain."""
-        active = self._stopping()
-        self._reached = active if active is not None and active in self._goal.list_stops() else None
-
     def is_search_over(self) -> bool:
-        """Return whether the search is over: the budget is spent, or the goal is reached."""
+        """Return whether the search is over: the budget is spent, or the target is reached."""
         evaluations = self._session.open_record().read_evaluations()
-        return self._is_budget_spent(evaluations) or self._goal.find_stop(evaluations) is not None
+        return self._is_budget_spent(evaluations) or find_target_stop(evaluations, self._target_loss) is not None
 
     def _count_individuals(self, evaluations: Sequence[Evaluation]) -> int | None:
         # A space in which the search found nothing new before its budget was spent is worth a longer count.
@@ -138,7 +130,7 @@ class RunOutcome:
         No request counts if the budget is spent and all confirmations of the best individuals have ended.
         """
         session, stopping = self._session, self._stopping()
-        reached = self._reached or self._goal.find_stop(evaluations)
+        reached = find_target_stop(evaluations, self._target_loss)
         if reached and (stopping is None or not session.confirmation_plan.count):
             stopping = reached
         best = session.find_to_confirm(evaluations, confirmations, self._top_n)

@@ -98,12 +98,10 @@ def resolve_request(options: Options, layout: Layout, ask: AskTemplate, constrai
     make_pruner(pruner, budget)
     storage = _choose_value(options.storage, before.storage if before else None, None)
     confirm_seeds = _choose_value(options.confirm_seeds, before.confirm_seeds if before else None, 0)
-    if options.least_gain > 0 and file.objectives.is_multi_objective:
-        raise UsageError("--stop-gain needs a search with one objective. Its gain is the reduction of the loss")
     pbt = _choose_value(options.pbt, before.pbt if before else None, False)
     if pbt:
         check_pbt(file, propagators, options.checkpoint_every)
-        check_with_heirs(pruner, confirm_seeds, options.least_gain, "--pbt")
+        check_with_heirs(pruner, confirm_seeds, "--pbt")
     return RunRequest(
         options=options,
         layout=layout,
@@ -233,13 +231,12 @@ def check_pbt(file: SearchDescription, propagators: Sequence[str], checkpoint_ev
         )
 
 
-def check_with_heirs(pruner: str, confirm_seeds: int, least_gain: float, reason: str, remedy: str = "") -> None:
+def check_with_heirs(pruner: str, confirm_seeds: int, reason: str, remedy: str = "") -> None:
     """Raise a UsageError if an option cannot be used with evaluations that inherit weights.
 
     Args:
         pruner: The name of the pruner.
         confirm_seeds: The number of seeds with which the best are confirmed.
-        least_gain: The expected gain below which the search ends, as a share of the loss; minus infinity without one.
         reason: The first words of the message: why evaluations inherit weights, such as "--pbt".
         remedy: An alternative to a change of the option, for the message.
 
@@ -256,11 +253,6 @@ def check_with_heirs(pruner: str, confirm_seeds: int, least_gain: float, reason:
         raise UsageError(
             f"{reason} and --confirm-seeds {confirm_seeds} exclude each other: inherited weights are not trained again "
             f"with other seeds. {f'Give --confirm-seeds 0, or {remedy}' if remedy else 'Give one of them'}"
-        )
-    if least_gain > 0:
-        raise UsageError(
-            f"{reason} and --stop-gain {100 * least_gain:g}% exclude each other: losses of parents and children are "
-            f"close. {f'Give --stop-gain off, or {remedy}' if remedy else 'Give one of them'}"
         )
 
 

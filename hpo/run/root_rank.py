@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 from hpo.evaluation.host import RankPlace
-from hpo.evaluation.limits import SearchGoal
 from hpo.evaluation.testing_client import run_test_in_trainer
 from hpo.process.standard_streams import warn
 from hpo.ranks.job import Job
@@ -66,9 +65,8 @@ class RootRank:
         self._space = ready.problem.space
         patience = StorageRetry(mask_password(session.storage), warn, self._cannot_wait)
         self._session = replace(session, patience=patience)
-        goal = SearchGoal(options.target, options.least_gain, self.manifest.budget)
         self._outcome = RunOutcome(
-            self._session, lambda: job.watch.active_stop, job.started_at, options.top_n, goal, self._space
+            self._session, lambda: job.watch.active_stop, job.started_at, options.top_n, options.target, self._space
         )
         job.watch.set_stop_callbacks(self.files.mark_ended, self._outcome.conclude_once)
         self._places = places
@@ -82,10 +80,6 @@ class RootRank:
     def is_search_over(self) -> bool:
         """Return whether the search is over: the budget is spent, or the target is reached."""
         return self._outcome.is_search_over()
-
-    def note_end_of_search(self) -> None:
-        """Remember why the search has ended, before this no longer stops the run."""
-        self._outcome.note_end_of_search()
 
     def make_search_writer(self) -> StudyWriter:
         """Return the writer of the study of the search. Only the writer changes the study."""

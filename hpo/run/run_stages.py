@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hpo.evaluation.evaluator import EvaluationContext, Evaluator
-from hpo.evaluation.limits import SearchGoal
+from hpo.evaluation.limits import make_target_stop
 from hpo.evaluation.program_command import Program
 from hpo.evaluation.rank_group import RankGroup
 from hpo.ranks.agreement import run_on_root
@@ -79,10 +79,7 @@ class RunStages:
 
     def confirm(self) -> None:
         """Train the best individuals again with other seeds, if ``--confirm-seeds`` is given and the search is over."""
-        if self._root:
-            self._root.note_end_of_search()
-        for stop in SearchGoal(self._options.target, self._options.least_gain).list_stops():
-            self._job.watch.cancel_stop(stop)  # It ends only the search.
+        self._job.watch.cancel_stop(make_target_stop(self._options.target))  # It ends only the search.
         root, leader_stages = self._root, self._leader_stages
         if not self._manifest.confirm_seeds:
             return

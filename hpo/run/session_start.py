@@ -223,7 +223,7 @@ def _resume_study(session: Session, request: RunRequest) -> str:
         )
     check_objectives(record, session.manifest, run_dir)
     _check_trials(record, session, space)
-    _check_heirs(record, session, request.options.least_gain)
+    _check_heirs(record, session)
     with convert_storage_errors(storage):
         record.requeue_interrupted(run_dir.previous_crashed)
         confirmations = open_study(storage, session.manifest.confirmation_study)
@@ -255,14 +255,14 @@ def _check_trials(record: Record, session: Session, space: SearchSpace) -> None:
             )
 
 
-def _check_heirs(record: Record, session: Session, least_gain: float) -> None:
+def _check_heirs(record: Record, session: Session) -> None:
     """Raise a UsageError if evaluations have inherited weights, and an option cannot be used with such evaluations."""
     heir = next((evaluation for evaluation in record.read_evaluations() if evaluation.inherits is not None), None)
     if heir is not None:
         reason = f"trial {heir.trial}, which inherits from trial {heir.inherits},"
         remedy = f"start another run with --warm-start {session.run_dir.path}"
         run = session.manifest
-        check_with_heirs(run.pruner, run.confirm_seeds, least_gain, reason, remedy)
+        check_with_heirs(run.pruner, run.confirm_seeds, reason, remedy)
 
 
 def _enqueue_given(session: Session, request: RunRequest) -> list[str]:

@@ -23,7 +23,6 @@ class RecordedOption:
         off_value: Number to which the value ``off`` is converted; None if the option cannot be switched off.
         is_kept_on_resume: Whether a resumed run keeps the value. Options that depend on the machine or on the job are
             not kept.
-        is_share: Whether the value is a share, which is written as a percentage.
     """
 
     name: str
@@ -31,7 +30,6 @@ class RecordedOption:
     is_valid: Callable[[Any], bool]
     off_value: float | None = None
     is_kept_on_resume: bool = True
-    is_share: bool = False
 
     def format_words(self, value: Any) -> list[str]:
         """Return the command-line arguments that set the option to this value."""
@@ -39,8 +37,6 @@ class RecordedOption:
             return [self.name]
         if isinstance(value, list):
             return [self.name, ",".join(value)]
-        if self.is_share and value != _OFF:
-            return [self.name, f"{100 * value:.12g}%"]
         is_integral = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
         return [self.name, str(int(value) if is_integral else value)]
 
@@ -80,7 +76,6 @@ OPTIONS: dict[str, RecordedOption] = {
     "max_failures": RecordedOption("--max-failures", None, is_whole_number),
     "pruner": RecordedOption("--pruner", "none", is_text),
     "target_loss": RecordedOption("--target-loss", None, _is_number, off_value=-math.inf),
-    "stop_gain": RecordedOption("--stop-gain", None, _is_number, off_value=-math.inf, is_share=True),
 }
 
 

@@ -215,10 +215,6 @@ class StudyClient:
         """Return whether individuals may start from the checkpoint of an evaluation that ends with this loss."""
         return bool(self._connection.call("is_parent_candidate", trial, loss))
 
-    def is_gain_below(self, share: float) -> bool:
-        """Return whether the next tenth of the budget is expected to reduce the lowest loss by less than a share."""
-        return bool(self._connection.call("is_gain_below", share))
-
     def drop_superseded(self, trial: int) -> None:
         """Remove the checkpoints of individuals that this trial displaces from the best of its island."""
         self._connection.notify("drop_superseded", trial)

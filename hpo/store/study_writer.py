@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, cast
 from hpo.process import clock
 from hpo.store.changes import StudyChanges
 from hpo.store.evaluations import SHARED_FIELDS, Assignment
-from hpo.store.search_gain import is_gain_below
 
 if TYPE_CHECKING:
     from hpo.store.cached_storage import CachedStorage
@@ -211,10 +210,6 @@ class StudyWriter:
     def is_parent_candidate(self, trial: int, loss: float) -> bool:
         """Return whether individuals may start from the checkpoint of an evaluation that ends with this loss."""
         return self.inheritance is not None and self.inheritance.is_parent_candidate(trial, loss)
-
-    def is_gain_below(self, share: float) -> bool:
-        """Return whether the next tenth of the budget is expected to reduce the lowest loss by less than a share."""
-        return is_gain_below(share, self.record.read_evaluations(), self.claims.budget)
 
     def drop_superseded(self, trial: int) -> None:
         """Remove the checkpoints of individuals that this trial displaces from the best of its island."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpo.results.advice.run_result import format_list
-from hpo.text_format import format_number, format_numbers, make_show_command
+from hpo.text_format import format_list, format_number, format_numbers, make_show_command
 from hpo.views.individual_table import find_important_names, format_individuals
 
 _METHOD = "95% confidence, Hsu's multiple comparisons with the best"

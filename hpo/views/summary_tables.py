@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.results.advice.run_result import Advice
+from hpo.results.advice import Advice
 from hpo.results.display_names import collect_names, name_metrics
 from hpo.results.summary import COUNTED_STATES
 from hpo.store.evaluations import format_label
@@ -37,7 +37,6 @@ from hpo.views.front_text import (
     put_objectives_first,
 )
 from hpo.views.individual_table import find_important_names, format_individuals
-from hpo.views.next_gain_text import format_next_gain
 from hpo.views.prior_columns import make_prior_columns
 from hpo.views.rung_columns import make_rung_columns
 from hpo.views.table_format import format_table, make_empty_table, make_table
@@ -169,8 +168,8 @@ def _format_propagators(entries: Sequence[Mapping[str, Any]], improved_heading: 
 
 
 def _format_search(summary: Mapping[str, Any]) -> str:
-    """Return the expected gain, and tables of priors, of the best individual's ancestors and of rungs, if any."""
-    texts = [f"{text}\n"] if (text := format_next_gain(summary["next"])) else []
+    """Return tables of priors, of the best individual's ancestors and of rungs, if any."""
+    texts = []
     if summary["priors"]:
         texts.append(format_table("Priors", make_table(make_prior_columns(summary["priors"]))))
     if summary["lineage"]:

@@ -235,11 +235,6 @@ def test_warm_start_leaves_out_evaluations_with_a_parent(tmp_path: Path) -> None
             "trial 2, which inherits from trial 0, and --pruner asha exclude each other: .*Give --pruner none, or "
             "start another run",
         ),
-        (
-            {"stop_gain": 0.01},
-            "trial 2, which inherits from trial 0, and --stop-gain 1% exclude each other: .*Give --stop-gain off, or "
-            "start another run",
-        ),
     ],
 )
 def test_no_pbt_keeps_checks_of_a_run_with_heirs(tmp_path: Path, options: dict[str, Any], said: str) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from hpo.results.advice.run_result import Advice, RunResult
+from hpo.results.advice import Advice
 from hpo.results.reader import RunReader
+from hpo.results.run_result import RunResult
 from hpo.run.session import Session
 from hpo.store.evaluations import Evaluation, rank_evaluations
 from hpo.trainer.search_file import load_search_file

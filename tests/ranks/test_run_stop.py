@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from hpo.errors import StopRequest
-from hpo.evaluation.limits import SearchGoal
+from hpo.evaluation.limits import make_target_stop
 from hpo.ranks.run_stop import RunStop
 
 
 def test_late_requests_for_cancelled_stops_are_ignored() -> None:
-    """Two leaders reach the goal at the same time. One request arrives after the search has ended."""
+    """Two leaders reach the target at the same time. One request arrives after the search has ended."""
     run_stop = RunStop()
-    target, gain = SearchGoal(target_loss=2.0, stop_gain=0.1).list_stops()
+    target = make_target_stop(2.0)
     assert run_stop.begin_stop(target)
-    for stop in (target, gain):
-        run_stop.cancel_stop(stop)
+    run_stop.cancel_stop(target)
     assert run_stop.reason is None
-    assert [run_stop.begin_stop(stop) for stop in (target, gain)] == [False, False]
+    assert not run_stop.begin_stop(make_target_stop(2.0))
     assert run_stop.reason is None
     assert run_stop.measure_seconds() < 0
     assert run_stop.begin_stop(StopRequest("SIGTERM"))
@@ -24,9 +23,9 @@ def test_late_requests_for_cancelled_stops_are_ignored() -> None:
 
 def test_only_the_end_of_a_search_is_replaced_by_another_stop() -> None:
     run_stop = RunStop()
-    (target, gain), signal = SearchGoal().list_stops(), StopRequest("SIGTERM")
+    target, signal = make_target_stop(2.0), StopRequest("SIGTERM")
     assert run_stop.begin_stop(target)
-    assert not run_stop.begin_stop(gain)
+    assert not run_stop.begin_stop(target)
     assert run_stop.begin_stop(signal)
     assert not run_stop.begin_stop(StopRequest("SIGINT"))
     assert run_stop.reason == signal

@@ -101,7 +101,6 @@ KEPT_VALUES: dict[str, tuple[Any, str, Any]] = {
     "checkpoint_every": (math.inf, "--checkpoint-every 10", 10.0),
     "max_failures": (7, "--max-failures 0", 0),
     "target_loss": (-0.5, "--target-loss off", -math.inf),
-    "stop_gain": (0.01, "--stop-gain off", -math.inf),
 }
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.results.advice.advisor import find_advice
-from hpo.results.advice.run_result import Advice, RunResult
+from hpo.results.advice import Advice, find_advice
+from hpo.results.run_result import RunResult
 from hpo.store.evaluations import Evaluation
 from tests.support.runs import make_manifest
 

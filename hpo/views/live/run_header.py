@@ -23,7 +23,6 @@ from hpo.text_format import (
 from hpo.views.front_text import format_ranges
 from hpo.views.individual_table import MAX_HYPERPARAMETERS
 from hpo.views.live.run_status import RunStatus
-from hpo.views.next_gain_text import format_next_gain
 
 _PHASE_TITLES = {
     "searching": ("searching", "bold"),
@@ -74,8 +73,6 @@ def _format_results(run: RunStatus, path: Path) -> Iterator[Text]:
         )
     if run.front:
         yield Text(make_printable(format_ranges(run.front, run.objectives)))
-    if text := format_next_gain(run.next_gain):
-        yield Text(text)
     if run.confirmed and run.confirmed[0]["mean"] is not None:
         first = run.confirmed[0]
         mean, seeds = format_number(first["mean"]), len(first["losses"])

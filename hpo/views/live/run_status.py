@@ -9,8 +9,7 @@ from typing import Any
 
 from hpo.objectives import Objectives
 from hpo.results.confirmation import compare_confirmed
-from hpo.results.next_gain import summarize_next_gain
-from hpo.results.reader import EXHAUSTED_REASON, RunSnapshot, parse_session_start
+from hpo.results.reader import RunSnapshot, parse_session_start
 from hpo.results.search_history import find_improvements
 from hpo.results.summary import summarize_rungs
 from hpo.store.evaluations import Evaluation, find_best, group_by_individual
@@ -66,7 +65,6 @@ class RunStatus:
         losses: Losses of all complete evaluations.
         to_confirm: Whether the best will be confirmed with other seeds after the search.
         confirmed: Comparison of the confirmed individuals: the result of `hpo.results.confirmation.compare_confirmed`.
-        next_gain: Expected gain of the next tenth of the budget, as in summary.json.
     """
 
     at: float
@@ -89,7 +87,6 @@ class RunStatus:
     losses: list[float]
     to_confirm: bool
     confirmed: list[dict[str, Any]]
-    next_gain: dict[str, Any] | None
 
     @property
     def has_ended(self) -> bool:
@@ -139,7 +136,6 @@ def compute_run_status(snapshot: RunSnapshot) -> RunStatus:
         losses=find_complete_losses(evaluations),
         to_confirm=phase == "searching" and snapshot.manifest.confirm_seeds > 0,
         confirmed=compare_confirmed(confirmations) if confirmations else [],
-        next_gain=None if reason == EXHAUSTED_REASON else summarize_next_gain(evaluations, snapshot.manifest),
     )
 
 

@@ -50,7 +50,6 @@ from hpo.views.front_text import (
     put_objectives_first,
 )
 from hpo.views.individual_table import choose_names, find_important_names
-from hpo.views.next_gain_text import format_next_gain
 from hpo.views.page import front_figures, hyperparameter_figures, lineage_figures, loss_figures, rung_figure, timeline
 from hpo.views.page.figure import Figure
 from hpo.views.prior_columns import make_prior_columns
@@ -166,7 +165,6 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
             improved=make_improved_heading(objectives),
             front=_make_front_table(run, summary["front"], important, distributions),
             expected=format_expected_loss(summary),
-            next_gain=format_next_gain(summary["next"]),
             front_about=describe_front(len(summary["front"]), objectives),
             front_worth=describe_hypervolume(summary["hypervolume"], objectives),
             fronts=fronts,

@@ -1,4 +1,4 @@
-"""The result of a run as the input of advice, and the advice itself.
+"""The result of a run, from which advice is derived, and the commands that continue or change it.
 
 A session is one start of the run. A script is a training program that follows `--` on the command line.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,28 +17,12 @@ from hpo.store.evaluations import Evaluation, find_best, rank_evaluations
 from hpo.store.inheritance import has_inheritance
 from hpo.store.manifest import Manifest
 from hpo.store.recorded_options import OPTIONS, from_json
-from hpo.store.search_gain import is_gain_below
 from hpo.store.storage_url import has_hidden_password, is_url
 from hpo.store.successive_halving import is_search_over
 
 # Options that describe a training script. Each has a value.
 _SCRIPT_OPTIONS = ("--space", "--loss", "--metric", "--flag", "--resume-args", "--first-report")
 _MAX_COMMAND_LENGTH = 1000  # Characters. Longer commands are left out, because no user types them.
-_MAX_LISTED = 5
-
-
-@dataclass(frozen=True)
-class Advice:
-    """A recommendation for the next step after a run."""
-
-    kind: str
-    """The kind of advice, which is worker, failures, confirm, bounds, epochs, flat, more or idle."""
-    text: str
-    """The recommended step."""
-    evidence: str
-    """The reason for the advice."""
-    command: str = ""
-    """The command to type after `mpirun` or another launcher; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -73,19 +57,13 @@ class RunResult:
         """Whether the search is complete, so that a resumed run would train nothing more."""
         run = self.manifest
         is_over_now = is_search_over(self.evaluations, run.budget, run.pruner, run.objectives)
-        return self.is_exhausted or is_over_now or self.is_target_reached or self._has_small_gain
+        return self.is_exhausted or is_over_now or self.is_target_reached
 
     @property
     def is_target_reached(self) -> bool:
         """Whether an evaluation has reached the target loss of the latest session."""
         found, target = find_best(self.evaluations), from_json("target_loss", self.options.get("target_loss"))
         return found is not None and target is not None and found.loss <= target
-
-    @property
-    def _has_small_gain(self) -> bool:
-        """Whether further evaluations are expected to gain less than the latest session asked for."""
-        share = from_json("stop_gain", self.options.get("stop_gain"))
-        return share is not None and is_gain_below(share, self.evaluations, self.manifest.budget)
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -193,23 +171,3 @@ class RunResult:
         if not words or not words[0].endswith(".py"):
             return []
         return [words[0], search_space] if search_space in words[1:] else words[:1]
-
-
-def compute_relative_gap(first: float, second: float) -> float:
-    """Return the difference of two losses as a share of the larger absolute value."""
-    return abs(first - second) / max(abs(first), abs(second)) if first != second else 0.0
-
-
-def format_percent(share: float) -> str:
-    """Return a share as a percentage with two significant digits."""
-    if 0 < share < 0.001:
-        return "less than 0.1%"
-    return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
-
-
-def format_list(items: Iterable[object], limit: int = _MAX_LISTED) -> str:
-    """Return the items as text, separated by commas and "and". Only the first `limit` are listed."""
-    texts = list(map(str, items))
-    rest = len(texts) - limit
-    texts = [*texts[:limit], f"{rest} more"] if rest > 0 else texts
-    return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
