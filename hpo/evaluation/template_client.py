@@ -85,7 +85,10 @@ class TemplateProcess:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
         _write_text(self._output_files[0].read_new(), sys.stdout)
-        text = self._output_files[1].read_new()[-_MAX_SHOWN_CHARACTERS:].strip()
+        lines = self._output_files[1].read_new().splitlines()
+        # After a crash, faulthandler lists all extension modules, which may be longer than what is shown.
+        shown = "\n".join(line for line in lines if not line.startswith("Extension modules: "))
+        text = shown[-_MAX_SHOWN_CHARACTERS:].strip()
         return f"{describe_status(self._process.returncode)}{f':{chr(10)}{text}' if text else ''}"
 
     def kill(self) -> None:

@@ -190,6 +190,7 @@ def test_search_file_that_crashes_ends_run_with_message(mpi: Mpi, tmp_path: Path
     assert f"error: {message}" in job.stderr
     assert len(re.findall("^error:", job.stderr, re.MULTILINE)) == 1
     assert ("Fatal Python error: Segmentation fault" in job.stderr) is ("SIGSEGV" in message)
+    assert ('my_search.py", line 2 in <module>' in job.stderr) is ("SIGSEGV" in message)
     assert not (tmp_path / "run").exists()
 
 

@@ -95,11 +95,19 @@ class TemplateForker:
                 connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
 
+def import_packages():
+    """Import torch, and the packages from which most search files of the tests have their data and networks."""
+    import_torch()
+    import_compiler()
+    import sklearn.datasets  # noqa: F401
+    import torchvision.datasets
+    import torchvision.models  # noqa: F401
+
+
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[2]))
     gc.disable()
-    import_torch()
-    import_compiler()
+    import_packages()
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0{sys.argv[1]}")
