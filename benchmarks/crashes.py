@@ -2,8 +2,8 @@
 
 python -m benchmarks.crashes --sizes 1 2 3
 
-A run has 6 ranks, in workers (groups of ranks that train one network) of the given size. It has 30 evaluations with two
-losses each. Every fifth evaluation fails after its first loss.
+A run has 6 ranks, in workers of the given size. It has 30 evaluations with two losses each. Every
+fifth evaluation fails after its first loss.
 """
 
 from __future__ import annotations

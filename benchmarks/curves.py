@@ -35,7 +35,7 @@ EPOCHS = 27
 
 @dataclass(frozen=True)
 class Curve:
-    """The learning curve of one individual (set of hyperparameters).
+    """The learning curve of one individual.
 
     Attributes:
         params: Hyperparameters.

@@ -70,7 +70,7 @@ class MedianPruner(NoPruner):
 
 
 class HalvingPruner(NoPruner):
-    """Continues the best individuals at each rung (epoch at which losses are compared).
+    """Continues the best individuals at each rung.
 
     It decides as `hpo.store.successive_halving` does. It pauses the other individuals, or stops them if `pauses` is
     false.

@@ -1,8 +1,8 @@
 """Measure the time per evaluation of a run with an objective that takes no time.
 
-The run has 8 ranks in 4 workers (groups of ranks that train one network). It is compared with Optuna's own loop: 4
-processes, one journal, the default sampler and the same objective. Both are timed from the start of the first
-evaluation to the end of the last one.
+The run has 8 ranks in 4 workers. It is compared with Optuna's own loop: 4 processes, one journal,
+the default sampler and the same objective. Both are timed from the start of the first evaluation to
+the end of the last one.
 """
 
 from __future__ import annotations

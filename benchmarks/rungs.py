@@ -2,10 +2,10 @@
 
     python -m benchmarks.rungs
 
-Four workers draw individuals (sets of hyperparameters) at random. A search has 60 * 27 epochs, and an individual
-trains for at most 27. The loss of an individual falls towards a limit. A larger individual has a lower limit, but needs
-more epochs. At a rung (epoch at which a pruner decides), individuals are compared by the loss alone, or by both
-objectives (Pareto dominance).
+Four workers draw individuals at random. A search has 60 * 27 epochs, and an individual trains for
+at most 27. The loss of an individual falls towards a limit. A larger individual has a lower limit,
+but needs more epochs. At a rung (epoch at which a pruner decides), individuals are compared by the
+loss alone, or by both objectives (Pareto dominance).
 
 The script prints means over seeds: the number of complete evaluations, the number of evaluations on the Pareto front,
 and the hypervolume as a share of the best possible one.

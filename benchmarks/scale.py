@@ -2,10 +2,10 @@
 
     python -m benchmarks.scale
 
-A leader is the first rank of a worker (group of ranks that trains one network). Each MPI process runs many leaders, one
-thread each. In each evaluation, a leader claims a trial from the writer, reports ten losses, and receives the
-evaluations of all others. The first process runs the writer. Its main thread also does other work, such as training,
-which ``--work`` selects. File operations are as slow as on a parallel file system (benchmarks/slow.py).
+Each MPI process runs many leaders, one thread each. In each evaluation, a leader claims a trial
+from the writer, reports ten losses, and receives the evaluations of all others. The first process
+runs the writer. Its main thread also does other work, such as training, which ``--work`` selects.
+File operations are as slow as on a parallel file system (benchmarks/slow.py).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ WORK: dict[str, Callable[[], None]] = {
 
 
 class Leader:
-    """One simulated leader (first rank of a worker)."""
+    """One simulated leader."""
 
     def __init__(self, calls: Any, number: int, seconds: float, each: int) -> None:
         from hpo.breeding.evaluation_history import EvaluationHistory

@@ -2,9 +2,9 @@
 
     python -m benchmarks.stages
 
-The script runs benchmarks/free.py with 8 ranks. It times the functions that are listed below, on ranks and in trainers
-(processes that run the objective). The time of a function excludes listed functions that it calls. Functions that do
-not exist are skipped.
+The script runs benchmarks/free.py with 8 ranks. It times the functions that are listed below, on
+ranks and in trainers. The time of a function excludes listed functions that it calls. Functions
+that do not exist are skipped.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def time_stages(clock: Clock, stages: Mapping[str, str]) -> None:
 
 
 def time_trainers(folder: Path) -> None:
-    """Time the stages of the trainers (processes that run the objective) that are forked from this process."""
+    """Time the stages of the trainers that are forked from this process."""
     from hpo.trainer.trainer_server import TrainerServer
 
     clock = Clock()
@@ -137,7 +137,7 @@ def run_rank(folder: Path, arguments: list[str]) -> None:
 
 
 def print_table(title: str, stages: Mapping[str, str], paths: list[Path]) -> None:
-    """Print the times of each stage on the leader (first rank of the worker) and on its other rank."""
+    """Print the times of each stage on the leader and on its other rank."""
     columns = [dict(line.split("\t") for line in path.read_text().splitlines()) for path in paths]
     print(f"{title:46} {'leader':>8} {'other':>8}")
     for stage in stages:

@@ -2,10 +2,11 @@
 
     python benchmarks/training.py
 
-(a) The time of an epoch of `fit` on one rank, compared with a plain training loop in the same process. (b) The time of
-a training step on a worker (group of ranks) of two ranks. For comparison, a step is timed on one rank, and on two ranks
-that train separately at the same time. (c) The memory of a rank's parameters, gradients and optimizer state. Variants
-alternate in one job. Each ratio is the median over rounds.
+(a) The time of an epoch of `fit` on one rank, compared with a plain training loop in the same
+process. (b) The time of a training step on a worker of two ranks. For comparison, a step is timed
+on one rank, and on two ranks that train separately at the same time. (c) The memory of a rank's
+parameters, gradients and optimizer state. Variants alternate in one job. Each ratio is the median
+over rounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The layout of a job: how ranks are divided into workers (groups that train one network), and workers into islands."""
+"""The layout of a job: how ranks are divided into workers, and workers into islands."""
 
 from __future__ import annotations
 

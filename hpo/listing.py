@@ -1,4 +1,4 @@
-"""List all individuals (sets of hyperparameters) of a search space, if they are few enough."""
+"""List all individuals of a search space, if they are few enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Place workers (groups of ranks that train one network each) on hosts, if possible each worker on one host."""
+"""Place workers on hosts, if possible each worker on one host."""
 
 from __future__ import annotations
 

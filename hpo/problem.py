@@ -1,7 +1,7 @@
 """The problem of a run as data: the description of a search file, and its settings.
 
-Only the template (the process that trainers are forked from) imports the search file (see `hpo.trainer.search_file`).
-Ranks have only the description, which contains no code of the user.
+Only the template imports the search file (see `hpo.trainer.search_file`). Ranks have only the
+description, which contains no code of the user.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Problem:
     setting_values: Mapping[str, Any]
     """The values of the settings, as JSON can hold them."""
     assignments: tuple[str, ...] = ()
-    """The settings as NAME=VALUE texts. A trainer (process that runs the objective) reads them."""
+    """The settings as NAME=VALUE texts. A trainer reads them."""
 
     @classmethod
     def from_data(
@@ -181,7 +181,7 @@ class _UnavailableConstraints:
 def load_description(
     path: Path, ask: AskTemplate, constraints: ConstraintSet | None = None, source: bytes | None = None
 ) -> SearchDescription:
-    """Let the template (process that trainers are forked from) import a search file, and return its description.
+    """Let the template import a search file, and return its description.
 
     Args:
         path: Path of the search file.

@@ -1,4 +1,4 @@
-"""A training program as the objective: each rank of a worker (group of ranks) runs it, as torchrun would run it."""
+"""A training program as the objective: each rank of a worker runs it, as torchrun would run it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Breed individuals (sets of hyperparameters): propagators, surrogates, the history of evaluations, and islands."""
+"""Breed individuals: propagators, surrogates, the history of evaluations, and islands."""

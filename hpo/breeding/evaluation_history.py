@@ -125,7 +125,7 @@ class EvaluationHistory:
         return self._compute_scarcity(self.ended_count)
 
     def make_founder_sample(self) -> SurrogateSample:
-        """Return the founders (evaluations without a parent) as a sample for a surrogate (model of the losses).
+        """Return the founders (evaluations without a parent) as a sample for a surrogate.
 
         The costs of founders depend on their hyperparameters alone.
         """
@@ -133,7 +133,7 @@ class EvaluationHistory:
         return SurrogateSample(rows.genes, rows.costs, running, rows.contexts, contexts, rows.seconds, np.empty(0))
 
     def make_heir_sample(self, parent: Evaluation) -> SurrogateSample:
-        """Return the heirs (evaluations with a parent) as a sample for a surrogate (model of the losses).
+        """Return the heirs (evaluations with a parent) as a sample for a surrogate.
 
         The sample also has the context of the next heir of `parent`. The cost of an heir is the change of the loss,
         relative to the parent's loss. The context of an heir is two numbers from 0 to 1. The first is the position of

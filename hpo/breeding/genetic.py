@@ -1,4 +1,4 @@
-"""The default propagator `ga`: a genetic search that screens the offspring with a surrogate (model of the losses).
+"""The default propagator `ga`: a genetic search that screens the offspring with a surrogate.
 
 The parents of offspring pass on genes. With population based training, `parent` also means the evaluation from whose
 checkpoint another evaluation starts. An *heir* is an evaluation with such a parent, and a *founder* has none.
@@ -39,7 +39,7 @@ _FINEST_STEP = 1000.0  # The smallest step of a float is a thousandth of its ran
 
 
 class GeneticPropagator(Propagator):  # type: ignore[misc]
-    """Breeds candidates, and returns the candidate to which a surrogate (model of the losses) gives the highest merit.
+    """Breeds candidates, and returns the candidate to which a surrogate gives the highest merit.
 
     Parents are the best of the island's population. Offspring take each gene from one of two parents (uniform
     crossover). At least one gene mutates, and each active gene mutates with probability 1 / active genes. A category
@@ -77,7 +77,7 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
 
     @cached_property
     def _surrogate(self) -> Surrogate:
-        """The surrogate (model of the losses) that learns from founders."""
+        """The surrogate that learns from founders."""
         return self._make_surrogate(0)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Run the islands of Propulate on the leaders (first ranks of the workers).
+"""Run the islands of Propulate on the leaders.
 
 An island begins with the evaluations that the study already has, and breeds until the budget is spent.
 """
@@ -71,9 +71,9 @@ class Archipelago:
     def evolve(self, leaders: SleepingComm, client: StudyClient, evaluate: EvaluateClaim) -> None:
         """Breed individuals, claim them (reserve them in the study), and evaluate them until nothing is left to claim.
 
-        First, evaluations that the study already has become individuals of their islands. All leaders return at the
-        same time, after all results have been written to disk. Collective: call on all leaders (first ranks of
-        workers).
+        First, evaluations that the study already has become individuals of their islands. All
+        leaders return at the same time, after all results have been written to disk. Collective:
+        call on all leaders.
 
         Args:
             leaders: The communicator of all leaders. The rank of a leader is the index of its worker.
@@ -157,7 +157,7 @@ class Archipelago:
 
 
 class Breeder:
-    """Breeds individuals on the leader (first rank) of a worker, and claims them (reserves them in the study).
+    """Breeds individuals on the leader of a worker, and claims them (reserves them in the study).
 
     Args:
         archipelago: The islands of the run.

@@ -1,4 +1,4 @@
-"""Compute the merit of candidates by a surrogate (model of the losses of a run).
+"""Compute the merit of candidates by a surrogate.
 
 A surrogate has two models. Each suggestion (choice of one individual to evaluate) uses one of them.
 """

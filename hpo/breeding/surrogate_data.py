@@ -16,7 +16,7 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SurrogateSample:
-    """Evaluations that a surrogate (model of the losses) learns from.
+    """Evaluations that a surrogate learns from.
 
     The context of an evaluation is numbers that were known before it began, such as the loss of its parent.
     """

@@ -1,4 +1,1 @@
-"""`hpo check`: evaluate one individual briefly, twice on all ranks and once on one rank, and report problems.
-
-An individual is a set of hyperparameters.
-"""
+"""`hpo check`: evaluate one individual briefly, twice on all ranks and once on one rank, and report problems."""

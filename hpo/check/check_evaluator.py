@@ -1,6 +1,6 @@
 """Evaluate one individual several times for `hpo check`, as a run does, and record a trace of each training.
 
-An individual is a set of hyperparameters. A trace has numbers such as steps, norms of gradients, and memory.
+A trace has numbers such as steps, norms of gradients, and memory.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _FirstLossCheckpointer(Checkpointer):
 
 
 class _ShortLeader(Leader):
-    """A leader (first rank of a worker) that ends each evaluation after at most `MAX_LOSSES` losses."""
+    """A leader that ends each evaluation after at most `MAX_LOSSES` losses."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class _ShortLeader(Leader):
 class CheckEvaluator:
     """Evaluates one individual several times on the ranks of a worker, and records the evaluations in `folder`.
 
-    `params` has the hyperparameters on the leader (first rank of the worker), and is None on its other ranks.
+    `params` has the hyperparameters on the leader, and is None on its other ranks.
     """
 
     ready: RankState

@@ -170,7 +170,7 @@ def _run_and_exit(
 
 
 def _start_mpi(program: str) -> TemplateProcess | None:
-    """Start MPI. On the first rank of each host, first start the template (process that trainers are forked from).
+    """Start MPI. On the first rank of each host, first start the template.
 
     Return the template; None on other ranks. Exit the process with a message if a required package is not installed.
     End the job with a message if the template cannot be started.
@@ -241,7 +241,7 @@ def _parse_command(
 
 
 def find_layout(options: Options, ranks: int) -> Layout:
-    """Return the layout of a run: its number of islands, and its workers (groups of ranks that train a network).
+    """Return the layout of a run: its number of islands, and its workers.
 
     Without ``--islands``, a resumed run keeps its number of islands. It has at least one island per propagator, but at
     most one per worker.

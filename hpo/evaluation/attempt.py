@@ -1,7 +1,7 @@
 """The state of one attempt at an evaluation on one rank: its losses, its latest step and its verdict.
 
-All attempts at an evaluation (training of one individual) belong to the same trial of the study. For example, another
-attempt follows if the template (the process that trainers are forked from) crashes.
+All attempts at an evaluation (training of one individual) belong to the same trial of the study.
+For example, another attempt follows if the template crashes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Attempt:
     """One attempt at an evaluation, as a rank of the worker records it.
 
     Args:
-        assignment: The individual (a set of hyperparameters) and the number of its trial.
+        assignment: The individual and the number of its trial.
         checkpoint_info: Description of the evaluation's own checkpoint, from which the objective may resume. None if
             there is none.
         parent_info: Description of the parent checkpoint, from which the evaluation may start. None if there is none.
@@ -58,7 +58,7 @@ class Attempt:
         began_at: Start of the attempt on the clock of `hpo.process.clock`, plus the time spent on recording its losses.
         step: The latest step of this rank.
         copied_step: Number of losses in the latest checkpoint if it was copied and is not yet in a file, otherwise 0.
-        has_weights: Whether the leader (first rank of the worker) can write the weights of the lowest loss.
+        has_weights: Whether the leader can write the weights of the lowest loss.
         has_read_parent: Whether the objective has read the parent checkpoint.
     """
 

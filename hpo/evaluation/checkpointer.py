@@ -1,4 +1,4 @@
-"""Decide when the leader (first rank of a worker) copies and writes the checkpoints of its evaluations."""
+"""Decide when the leader copies and writes the checkpoints of its evaluations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEFAULT_INTERVAL = 10.0  # minimum seconds between writes without --checkpoint-
 
 
 class Checkpointer:
-    """Copies and writes the checkpoints of the evaluations of one worker (group of ranks that trains one network).
+    """Copies and writes the checkpoints of the evaluations of one worker.
 
     After a loss, the trainer copies the latest checkpoint in memory. The copy is written to a file at intervals, and
     when the run stops.

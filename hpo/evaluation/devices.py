@@ -116,7 +116,7 @@ def has_separated_worker(layout: Layout, hosts: Sequence[int], gpus: Sequence[Gp
 def make_gpu_variables(
     peers: Sequence[Gpus], rank: int, environment: Mapping[str, str]
 ) -> tuple[dict[str, str], list[int]]:
-    """Return environment variables for a trainer (process that runs the objective for one rank), and GPU indices.
+    """Return environment variables for a trainer, and GPU indices.
 
     The variables let the trainer see all GPUs of its worker on this host: first the first GPU of each rank, in the
     order of the ranks. Then `cuda:LOCAL_RANK` is the GPU of the rank itself, as scripts for torchrun expect. If the

@@ -1,6 +1,6 @@
 """Drafts: temporary files with a checkpoint, or with the weights of a loss, that a training program writes.
 
-The leader (first rank of a worker) keeps the drafts that the evaluation needs, and removes the others.
+The leader keeps the drafts that the evaluation needs, and removes the others.
 """
 
 from __future__ import annotations

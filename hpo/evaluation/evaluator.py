@@ -1,4 +1,4 @@
-"""Evaluate individuals (sets of hyperparameters) on one worker (group of ranks that trains one network).
+"""Evaluate individuals on one worker.
 
 The trainer of each rank runs the objective. After each step, the ranks agree whether the evaluation continues.
 """
@@ -107,7 +107,7 @@ class Evaluator:
         self.trace: dict[str, Any] = {}
 
     def __call__(self, claim: Claim | None) -> EvaluationResult | None:
-        """Evaluate the individual that the leader (first rank of the worker) claims.
+        """Evaluate the individual that the leader claims.
 
         Args:
             claim: Claims the next individual; None on all ranks except the leader.

@@ -1,4 +1,4 @@
-"""The leader (first rank of a worker) decides on each loss of its evaluations, and records how they end."""
+"""The leader decides on each loss of its evaluations, and records how they end."""
 
 from __future__ import annotations
 

@@ -234,13 +234,14 @@ def _check_number(value: Any) -> float:
 
 
 class ReportMerger:
-    """Merges the reports of all ranks of a worker (group of ranks that trains one network).
+    """Merges the reports of all ranks of a worker.
 
     For each loss, the report of one rank counts. The losses of the other ranks must agree with it.
 
-    While `leader_decides` is true, the report of the leader (first rank of the worker) counts, since drafts belong to
-    it. Other ranks' reports of the same loss wait. A waiting rank that reports another loss shows that the leader has
-    skipped one. Then `leader_decides` becomes false, and the first report of each loss counts.
+    While `leader_decides` is true, the report of the leader counts, since drafts belong to it.
+    Other ranks' reports of the same loss wait. A waiting rank that reports another loss shows that
+    the leader has skipped one. Then `leader_decides` becomes false, and the first report of each
+    loss counts.
 
     Args:
         size: Number of ranks.

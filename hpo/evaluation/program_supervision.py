@@ -1,8 +1,8 @@
 """Supervise a training program on one rank of a worker: its trainer runs it, and its reports are read.
 
-Ranks do not synchronize at each loss, since a program may report on one rank alone, and any rank may end first. The
-leader (first rank of the worker) decides on each loss when the report arrives. It cancels the evaluation if it must not
-continue.
+Ranks do not synchronize at each loss, since a program may report on one rank alone, and any rank
+may end first. The leader decides on each loss when the report arrives. It cancels the evaluation if
+it must not continue.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class ProgramSupervision(Supervision):
     def poll_at_end(self, is_done: bool) -> bool:
         """Read new reports while this rank waits for its peers, and return `is_done`.
 
-        On the leader (first rank of the worker), cancel an evaluation that takes too long.
+        On the leader, cancel an evaluation that takes too long.
         """
         self._poll()
         if self._leader is not None and clock.now() > self._overdue_at and self._watched.cause is None:
@@ -253,7 +253,7 @@ class ProgramSupervision(Supervision):
         """Send no message: the program has ended."""
 
     def _await_copies(self, verdict: Verdict, since: float) -> None:
-        """Return at once: the leader (first rank) has the files that the program has written, and needs no copies."""
+        """Return at once: the leader has the files that the program has written, and needs no copies."""
 
 
 class _FinalStepSync(StepSync):

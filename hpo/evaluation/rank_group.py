@@ -31,7 +31,7 @@ class RankGroup:
         host: The host of this rank.
         index: Number of the worker in the run.
         patience: Maximum seconds for which a rank waits for its peers.
-        slot: Holds this rank's trainer (process that runs the objective).
+        slot: Holds this rank's trainer.
 
     Attributes:
         comm: Communicator of the ranks.
@@ -95,7 +95,7 @@ class RankGroup:
         """Prepare the process group of the trainers for an evaluation. Collective: call on all ranks.
 
         Args:
-            note: A value that the leader (first rank) sends to all ranks. It is ignored on other ranks.
+            note: A value that the leader sends to all ranks. It is ignored on other ranks.
 
         Returns:
             The parameters with which this rank's trainer creates the process group, and the leader's `note`. The
@@ -133,7 +133,7 @@ class RankGroup:
     def store_listeners(self) -> list[socket.socket]:
         """Sockets that become readable when the user's code connects to the port of torch's store (`TCPStore`).
 
-        The list is empty while the store is running, and on all ranks except the leader (first rank).
+        The list is empty while the store is running, and on all ranks except the leader.
         """
         return [self._listener] if self._listener is not None and self._store_server is None else []
 

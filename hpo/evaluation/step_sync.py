@@ -26,7 +26,7 @@ class StepSync:
         group: The ranks of the worker.
         watch: The watch over this rank: a thread that handles signals and messages.
         watched: The evaluation, which the watch can cancel.
-        decide: Returns the final verdict on a step, on the leader (first rank of the worker). None on other ranks.
+        decide: Returns the final verdict on a step, on the leader. None on other ranks.
     """
 
     def __init__(self, group: RankGroup, watch: RankWatch, watched: WatchedEvaluation, decide: Decider | None) -> None:

@@ -42,7 +42,7 @@ class Step:
     suspended: bool = False
     """Whether this process was stopped, for example by a scheduler, while the rank waited for its peers."""
     orphaned: bool = False
-    """Whether the trainer has ended because its template (the process that trainers are forked from) crashed."""
+    """Whether the trainer has ended because its template crashed."""
     stopped: bool = False
     """Whether the step failed because the whole run stops."""
     at: float = math.inf
@@ -83,8 +83,8 @@ class Verdict:
 
     After the last two of these, the individual is evaluated again:
 
-    - again: a trainer has ended because its template (the process that trainers are forked from) crashed, or
-      connections broke although no rank of this evaluation has closed them.
+    - again: a trainer has ended because its template crashed, or connections broke although no rank
+      of this evaluation has closed them.
     - suspended: a rank has timed out because the job was suspended.
     """
     loss: float | None = None

@@ -35,8 +35,8 @@ _STEP_FIELDS = tuple(Step.__dataclass_fields__)
 class Supervision:
     """Supervises one evaluation on one rank.
 
-    On the leader (first rank of the worker), `overdue_after` is the maximum time of the evaluation in seconds. On other
-    ranks it is infinite.
+    On the leader, `overdue_after` is the maximum time of the evaluation in seconds. On other ranks
+    it is infinite.
     """
 
     _poll_seconds = POLL_SECONDS

@@ -1,4 +1,4 @@
-"""A rank's connection to the template of its host (the process that trainers are forked from)."""
+"""A rank's connection to the template of its host."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _write_text(text: str, stream: TextIO) -> None:
 
 
 class TemplateProcess:
-    """A template (the process that trainers are forked from) that this rank has started.
+    """A template that this rank has started.
 
     Attributes:
         address: Address of the socket to which the ranks of the host connect.
@@ -104,7 +104,7 @@ def start_template() -> TemplateProcess | None:
 
 
 class TemplateClient:
-    """Connection to the template (the process that trainers are forked from) that this rank uses.
+    """Connection to the template that this rank uses.
 
     If the template crashes, this rank starts a new one for itself alone, which loads the same search file.
 

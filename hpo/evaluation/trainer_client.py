@@ -1,4 +1,4 @@
-"""A trainer (process that runs the objective for one rank) as its rank sees it: messages, output, stacks and end."""
+"""A trainer as its rank sees it: messages, output, stacks and end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TrainerOptions:
 
 
 class TrainerClient:
-    """A trainer, forked for this rank from the template (the process that trainers are forked from).
+    """A trainer, forked for this rank from the template.
 
     Args:
         template: Connection to the template.

@@ -1,4 +1,4 @@
-"""The trainer (process that runs the objective) of a rank: when it is forked, reused and replaced."""
+"""The trainer of a rank: when it is forked, reused and replaced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TrainerSlot:
     """Holds the trainer of this rank. There is at most one, and it is forked when it is needed.
 
     Args:
-        template: Connection to the template (the process that trainers are forked from).
+        template: Connection to the template.
         output: Takes the lines that trainers print.
         options: Options of the trainers.
         fresh: Whether each evaluation gets a new trainer.

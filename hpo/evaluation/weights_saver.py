@@ -1,4 +1,4 @@
-"""Save the weights of the best evaluations of the run, on the leader (first rank of a worker)."""
+"""Save the weights of the best evaluations of the run, on the leader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class WeightsSaver:
-    """Writes the weights of the best individuals, on the leader (first rank of a worker).
+    """Writes the weights of the best individuals, on the leader.
 
     The first rank of the job moves the files to their final paths. The leader knows only the evaluations that it has
     received from the study. So it may write weights that are not the best of the run.

@@ -1,4 +1,4 @@
-"""Messages between a rank and its template or trainers (child processes), over a Unix socket.
+"""Messages between a rank and its template or trainers, over a Unix socket.
 
 A message is JSON, and its length precedes it. A message is never unpickled, since a trainer runs code of the user,
 which may write any bytes to any descriptor.

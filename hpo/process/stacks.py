@@ -1,4 +1,4 @@
-"""Read the stacks that faulthandler writes in a trainer (child process) that crashes, or is asked for its stack."""
+"""Read the stacks that faulthandler writes in a trainer that crashes, or is asked for its stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line and the environment of a template (the process that trainers are forked from).
+"""The command line and the environment of a template.
 
 The template imports from the same paths as its rank. It gets no variables of MPI.
 """

@@ -21,7 +21,7 @@ class Job:
     watch: RankWatch
     """The watch over this rank."""
     template: Any = None
-    """The template (the process that trainers are forked from) that this rank has started, if any."""
+    """The template that this rank has started, if any."""
     started_at: float = field(default_factory=time.time)
     """Start of the job, in seconds since the epoch."""
 

@@ -11,7 +11,7 @@ from hpo.ranks.control_channel import ControlChannel
 
 @dataclass(frozen=True)
 class Peers:
-    """The other ranks of a worker (group of ranks that trains one network)."""
+    """The other ranks of a worker."""
 
     leader: int
     """Index in the job of the worker's leader (its first rank)."""

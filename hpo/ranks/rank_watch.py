@@ -1,7 +1,7 @@
 """The watch over a rank: a thread that handles signals, deadlines and messages while the main thread works.
 
-The main thread mostly waits for its trainer (process that runs the objective) or for other ranks. It also proposes
-individuals, and writes the summary. To cancel an evaluation, the watch wakes the main thread, which then cancels the
+The main thread mostly waits for its trainer or for other ranks. It also proposes individuals, and
+writes the summary. To cancel an evaluation, the watch wakes the main thread, which then cancels the
 objective in its trainer.
 """
 

@@ -17,7 +17,7 @@ class WatchedEvaluation:
             worker.
         event: File descriptor of the rank's eventfd (counter of Linux that wakes a waiting thread).
         notify_peers: Called with `number` and the cause to cancel the evaluation on the other ranks.
-        notify_leader: Called with `number` and a report for the leader (first rank of the worker).
+        notify_leader: Called with `number` and a report for the leader.
 
     Attributes:
         cause: Why the evaluation was cancelled; None if it was not.

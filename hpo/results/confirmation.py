@@ -1,7 +1,8 @@
 """Confirm the winner: train the best individuals again with other seeds, and compare their losses.
 
-The loss that selected an individual (a set of hyperparameters) is too optimistic, because it is the lowest of many. The
-confirmations (trainings with other seeds) are recorded in a separate study. They do not count against the budget.
+The loss that selected an individual is too optimistic, because it is the lowest of many. The
+confirmations (trainings with other seeds) are recorded in a separate study. They do not count
+against the budget.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def summarize_lineage(evaluations: Sequence[Evaluation], best: Evaluation | None
 def summarize_rungs(
     evaluations: Sequence[Evaluation], pruner: str, objectives: Objectives = ONLY_LOSS
 ) -> list[dict[str, Any]]:
-    """Return the rungs (steps at which losses are compared) of a pruner that pauses evaluations; empty for others.
+    """Return the rungs of a pruner that pauses evaluations; empty for others.
 
     Args:
         evaluations: The evaluations of the run.

@@ -1,6 +1,6 @@
-"""The stages of a run on a leader (first rank of a worker): search and confirmation.
+"""The stages of a run on a leader: search and confirmation.
 
-A worker is a group of ranks that trains one network. Its leader breeds individuals, and records their evaluations.
+A leader breeds individuals, and records their evaluations.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ MakeEvaluator = Callable[[Leader], Evaluator]
 
 
 class LeaderStages:
-    """The stages of a run on a leader (first rank of a worker). Collective: call each method on all leaders.
+    """The stages of a run on a leader. Collective: call each method on all leaders.
 
     Args:
         run: The options, the manifest (content of run.json) and the directory of the run.
         watch: Knows whether the run is being stopped.
         leaders: The communicator of all leaders. The rank of a leader in it is the index of its worker.
-        slot: Holds the trainer (process that runs the objective) of this rank.
+        slot: Holds the trainer of this rank.
         make_evaluator: A function that returns an evaluator, which runs evaluations on all ranks of this worker.
     """
 

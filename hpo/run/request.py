@@ -71,8 +71,8 @@ def resolve_request(options: Options, layout: Layout, ask: AskTemplate, constrai
     Args:
         options: The options of this session.
         layout: The layout of the job.
-        ask: Sends requests to the template (process that imports the search file): "load", "check_setting" for each
-            setting, and "bind" once, with all settings.
+        ask: Sends requests to the template: "load", "check_setting" for each setting, and "bind"
+            once, with all settings.
         constraints: Checks the constraints of the space. It can be used only after the request "bind".
 
     Raises:

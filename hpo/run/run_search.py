@@ -125,8 +125,7 @@ def prepare_rank(
         options: The options of this session.
         layout: The layout of all ranks.
         job: The MPI job.
-        is_attended: Whether the output of trainers (processes that run the objective) is shown to the user, as in `hpo
-            check`.
+        is_attended: Whether the output of trainers is shown to the user, as in `hpo check`.
         shows_progress: Whether the first rank prints that data are prepared, which may take long.
     """
     from hpo.evaluation.constraint_client import ConstraintClient
@@ -184,7 +183,7 @@ def prepare_rank(
 
 
 def _load_search_file(template: TemplateClient, problem: Problem, is_to_load: bool) -> None:
-    """Let the template (process that trainers are forked from) load the search file that the first rank has read.
+    """Let the template load the search file that the first rank has read.
 
     `is_to_load` is true on one rank per template, and false if the template has loaded the file already. The template
     receives the content and does not read the file, because the file may change during a run, and hosts may see

@@ -35,7 +35,7 @@ class RunStages:
         job: The MPI job.
         ready: The data of this rank after the search file is loaded.
         group: The ranks of this worker.
-        leaders: The communicator of all leaders (first ranks of workers); None on other ranks.
+        leaders: The communicator of all leaders; None on other ranks.
         root: The tasks of the first rank; None on other ranks.
     """
 
@@ -109,7 +109,7 @@ class RunStages:
             yield connection
 
     def _follow_leader(self) -> None:
-        """Run all evaluations that the leader (first rank) of this worker claims."""
+        """Run all evaluations that the leader of this worker claims."""
         evaluate = self._make_evaluator()
         while evaluate(None) is not None:
             pass

@@ -1,4 +1,4 @@
-"""Connect the leaders (first ranks of workers) of a job to the writer of the study on the first rank."""
+"""Connect the leaders of a job to the writer of the study on the first rank."""
 
 from __future__ import annotations
 

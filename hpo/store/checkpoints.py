@@ -1,4 +1,4 @@
-"""Store checkpoints of evaluations, one safetensors file for each individual (a set of hyperparameters).
+"""Store checkpoints of evaluations, one safetensors file for each individual.
 
 A new checkpoint replaces the file atomically. Files are read without pickle, so they cannot execute code.
 """
@@ -50,8 +50,8 @@ class CheckpointInfo:
 class CheckpointStore:
     """Manage the checkpoint files of a study in one folder.
 
-    An individual (a set of hyperparameters) has one file. All its trials share this file, because they never run at the
-    same time.
+    An individual has one file. All its trials share this file, because they never run at the same
+    time.
 
     Args:
         folder: Folder of the files; it is created when needed.

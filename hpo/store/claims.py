@@ -1,4 +1,4 @@
-"""Choose the next trial for a worker (group of ranks that trains one network), and start it within the budget."""
+"""Choose the next trial for a worker, and start it within the budget."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Claims:
-    """Start the trials of a run for its workers (groups of ranks that train one network each).
+    """Start the trials of a run for its workers.
 
-    No other process may start trials of the study. The budget limits the number of individuals (sets of
-    hyperparameters) that are trained. An individual counts once, even if it is retried or promoted (trained further).
-    Imported individuals do not count.
+    No other process may start trials of the study. The budget limits the number of individuals that
+    are trained. An individual counts once, even if it is retried or promoted. Imported individuals
+    do not count.
 
     Args:
         record: Record of the run.

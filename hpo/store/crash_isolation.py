@@ -1,4 +1,4 @@
-"""Find the individual (a set of hyperparameters) that crashes the job, by retrying the individuals in small groups.
+"""Find the individual that crashes the job, by retrying the individuals in small groups.
 
 This is group testing in two stages (Dorfman, "The detection of defective members of large populations", 1943). All
 individuals that were running at a crash are suspects. In the first stage, sqrt(n) of n suspects are retried at the same

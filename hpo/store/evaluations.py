@@ -25,10 +25,10 @@ class Evaluation:
 
     Attributes:
         trial: Number of the trial in its study.
-        state: "running", "waiting", "complete", "pruned", "paused", "failed", "interrupted" or "promoted". An
-            interrupted trial does not count: its job has ended, or its worker was broken, and another trial retries it;
-            or it was the test of a worker. A promoted trial was paused at a rung (step at which losses are compared),
-            and another trial trains its individual further.
+        state: "running", "waiting", "complete", "pruned", "paused", "failed", "interrupted" or
+            "promoted". An interrupted trial does not count: its job has ended, or its worker was
+            broken, and another trial retries it; or it was the test of a worker. A promoted trial
+            was paused at a rung, and another trial trains its individual further.
         loss: Lowest loss; infinite unless the state is complete, pruned, paused or promoted.
         params: Values of the active hyperparameters.
         island: Island that the individual belongs to.
@@ -171,7 +171,7 @@ def format_label(trial: int, confirms: bool) -> str:
 
 
 def group_by_individual(evaluations: Iterable[Evaluation]) -> dict[int, list[Evaluation]]:
-    """Group evaluations by individual (a set of hyperparameters). The keys are the numbers of first trials."""
+    """Group evaluations by individual. The keys are the numbers of first trials."""
     roots: dict[int, int] = {}
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in evaluations:

@@ -1,4 +1,4 @@
-"""Decide from which trial's checkpoint a new individual (a set of hyperparameters) starts.
+"""Decide from which trial's checkpoint a new individual starts.
 
 This is population based training (Jaderberg et al., 2017), asynchronous and on islands. The parent (the trial whose
 checkpoint is used) must be one of the best of the island. Parent and individual may differ only in mutable parameters.

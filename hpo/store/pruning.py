@@ -27,7 +27,7 @@ class PruningDecision:
 
     Attributes:
         state: "going" if the evaluation continues, "pruned" or "paused".
-        may_be_promoted: Whether a paused evaluation can still be promoted (trained further) in this run.
+        may_be_promoted: Whether a paused evaluation can still be promoted in this run.
         eliminated: First trials of the paused individuals that can no longer be promoted.
     """
 
@@ -49,7 +49,7 @@ class StoppingPruner:
 
 @dataclass(frozen=True)
 class PausingPruner:
-    """Pause an evaluation at a rung (step at which losses are compared) unless it is among the best.
+    """Pause an evaluation at a rung unless it is among the best.
 
     Several objectives are compared by dominance.
 

@@ -1,7 +1,7 @@
 """Rank the individuals at a rung, by the loss, or by dominance if there are several objectives.
 
-A rung is a step at which individuals (sets of hyperparameters) are compared. Individuals are added and removed one at a
-time. The cost of such an update hardly depends on the number of individuals.
+A rung is a step at which individuals are compared. Individuals are added and removed one at a time.
+The cost of such an update hardly depends on the number of individuals.
 """
 
 from __future__ import annotations

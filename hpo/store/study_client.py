@@ -24,7 +24,7 @@ _SECONDS_BETWEEN_CLAIMS = 0.5  # of a worker that must wait
 
 
 class WriterConnection(Protocol):
-    """Let a leader (first rank of a worker) call methods in the process that writes the study."""
+    """Let a leader call methods in the process that writes the study."""
 
     def notify(self, name: str, *arguments: Any, **options: Any) -> None:
         """Call a method of the writer by its name, without waiting for it."""

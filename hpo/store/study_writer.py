@@ -1,4 +1,4 @@
-"""Write the study of a run for the leaders (first ranks) of all workers, and answer their calls."""
+"""Write the study of a run for the leaders of all workers, and answer their calls."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _COMMIT_TIME_FACTOR = 4.0
 
 @dataclass
 class StudyWriter:
-    """Write the record of a run, and answer the calls of leaders (first ranks of workers), in one thread.
+    """Write the record of a run, and answer the calls of leaders, in one thread.
 
     Calls are answered at once. A change is durable when it is on disk. Without a cached storage, each change is durable
     at once. With a cached storage, changes become durable at the next commit: in `commit`, in `commit_if_due`, or when
@@ -154,7 +154,7 @@ class StudyWriter:
     def decide_pruning(self, assignment: Assignment, losses: int, values: Sequence[float] = ()) -> PruningDecision:
         """Let the pruner decide whether an evaluation continues after this number of losses.
 
-        Also remove the checkpoints of paused individuals that can no longer be promoted (trained further).
+        Also remove the checkpoints of paused individuals that can no longer be promoted.
         """
         assert self.pruner is not None
         decision = self.pruner.decide_pruning(self.record, assignment, losses, values)

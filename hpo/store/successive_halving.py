@@ -1,10 +1,10 @@
 """Decide by successive halving which evaluations continue at a rung, pause there, or are promoted later.
 
-A rung is a step at which losses are compared. A paused evaluation is promoted (trained further) when it is among the
-best of its rung. This is ASHA, with promotion as in its algorithm 2 (Li et al., "A system for massively parallel
-hyperparameter tuning", 2020) and with Hyperband's brackets. The pruner "one-epoch" has one rung (Egele et al., "Is one
-epoch all you need for multi-fidelity hyperparameter optimization?", 2023). Several objectives are compared by dominance
-(`hpo.store.ranking`).
+A paused evaluation is promoted when it is among the best of its rung. This is ASHA, with promotion
+as in its algorithm 2 (Li et al., "A system for massively parallel hyperparameter tuning", 2020) and
+with Hyperband's brackets. The pruner "one-epoch" has one rung (Egele et al., "Is one epoch all you
+need for multi-fidelity hyperparameter optimization?", 2023). Several objectives are compared by
+dominance (`hpo.store.ranking`).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Rung:
 
     @property
     def promotable(self) -> list[Evaluation]:
-        """Paused evaluations that are now among the best, so that they should be promoted (trained further)."""
+        """Paused evaluations that are now among the best, so that they should be promoted."""
         return [self.paused[root] for root in self.ranking.select_best(self.promoted_count, self.paused, self.stopped)]
 
     @property

@@ -1,4 +1,4 @@
-"""Find workers (groups of ranks that train one network each) that fail because their GPU or host is broken.
+"""Find workers that fail because their GPU or host is broken.
 
 A broken worker fails at once, and claims the next individual: in an hour, it can fail the whole budget. On the other
 hand, failures are common in some search spaces, for example because a third of all networks need too much memory. So

@@ -1,4 +1,4 @@
-"""Group the trials of a study by individual (a set of hyperparameters). Trackers show each individual as a run."""
+"""Group the trials of a study by individual. Trackers show each individual as a run."""
 
 from __future__ import annotations
 

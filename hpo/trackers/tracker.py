@@ -55,7 +55,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Interface of a tracker, which shows the individuals (sets of hyperparameters) of a run to the user.
+    """Interface of a tracker, which shows the individuals of a run to the user.
 
     `show_individual` is called when the evaluation of an individual starts, repeatedly while it runs, and when it ends.
     Several individuals are evaluated at the same time. A paused or interrupted evaluation counts as ended until a later

@@ -12,7 +12,7 @@ from hpo.trackers.tracker import Tracker
 
 
 class TrackerUpdater:
-    """Sends new and changed individuals (sets of hyperparameters) of studies to a tracker.
+    """Sends new and changed individuals of studies to a tracker.
 
     An individual that was retried or promoted is sent again as a whole. Individuals that a warm start has imported from
     another run are not sent.

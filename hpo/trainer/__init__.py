@@ -1,4 +1,4 @@
-"""Trainers (processes that run the objective, one for each rank), and the template that they are forked from.
+"""Trainers, and the template that they are forked from.
 
 They use torch, but never MPI. Ranks use MPI, but never torch.
 """

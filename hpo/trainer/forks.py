@@ -1,7 +1,7 @@
 """Handle processes that an objective forks, such as the loader processes of a DataLoader.
 
-Such a process is a copy of the trainer (process that runs the objective for one rank). It must end when it leaves the
-objective; otherwise it would continue as a second trainer.
+Such a process is a copy of the trainer. It must end when it leaves the objective; otherwise it
+would continue as a second trainer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _trainer_pid = os.getpid()
 
 
 def register_trainer_process(ignored: tuple[signal.Signals, ...]) -> None:
-    """Register this process as the trainer (process that runs the objective), and let it ignore the signals `ignored`.
+    """Register this process as the trainer, and let it ignore the signals `ignored`.
 
     Processes that it forks do not ignore these signals.
     """

@@ -1,7 +1,7 @@
 """Replace `torch.distributed.init_process_group`, which code for torchrun calls in an objective.
 
-The process group of the worker (group of ranks that trains one network) exists before the objective starts. The
-replacement keeps this group if it has the requested backend and ranks. Otherwise, it makes a new group instead.
+The process group of the worker exists before the objective starts. The replacement keeps this group
+if it has the requested backend and ranks. Otherwise, it makes a new group instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _init_process_group = dist.init_process_group
 
 
 class DefaultGroup:
-    """The default process group of this trainer (process that runs the objective for one rank).
+    """The default process group of this trainer.
 
     It counts how often the objective has replaced the group.
     """

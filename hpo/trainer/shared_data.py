@@ -1,7 +1,6 @@
 """Share the data that the user's `prepare` returns among all trainers of a host, with one copy in memory.
 
-A trainer is the process that runs the objective for one rank. Each evaluation gets the original data, even if an
-earlier evaluation has changed its copy.
+Each evaluation gets the original data, even if an earlier evaluation has changed its copy.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class SnapshotBuffer:
     """Copies the weights and states that an objective offers, if the supervisor requests it.
 
-    Only the trainer of the leader (first rank of the worker) keeps copies. The other trainers help to gather tensors.
+    Only the trainer of the leader keeps copies. The other trainers help to gather tensors.
 
     Args:
         params: The hyperparameters, which are written into checkpoints.

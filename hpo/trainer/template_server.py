@@ -1,8 +1,8 @@
 """The template: a process that imports torch and the search file once, and from which trainers are forked.
 
-A trainer is the process that runs the objective for one rank. The template is started as a new program before its rank
-initialises MPI. It computes nothing, since a process in which OpenMP, autograd or CUDA has run is not safe to fork.
-Several ranks of a host may use one template. Each rank has its own connection.
+The template is started as a new program before its rank initialises MPI. It computes nothing, since
+a process in which OpenMP, autograd or CUDA has run is not safe to fork. Several ranks of a host may
+use one template. Each rank has its own connection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The rank, the devices and the process group of a trainer in its worker.
-
-A trainer is the process that runs the objective for one rank. A worker is the group of ranks that trains one network.
-"""
+"""The rank, the devices and the process group of a trainer in its worker."""
 
 from __future__ import annotations
 

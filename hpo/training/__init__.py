@@ -1,4 +1,4 @@
-"""Data sets, networks and training on the ranks of a worker (ranks that train one network), for use in search files."""
+"""Data sets, networks and training on the ranks of a worker, for use in search files."""
 
 from hpo.training.fit import fit
 from hpo.training.image_data import ImageDataset, ImagesOnDevice, LabelledImages, load_data, load_test_data

@@ -181,7 +181,7 @@ class Training:
         return loss
 
     def make_state(self, network: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Return the state for a checkpoint, complete only on the leader (first rank). Collective: call on all ranks.
+        """Return the state for a checkpoint, complete only on the leader. Collective: call on all ranks.
 
         Its format does not depend on the strategy or on the number of ranks. `network` is the result of the strategy's
         `state_dict`.

@@ -1,4 +1,4 @@
-"""Describe the loss that a surrogate (a model of the losses) predicts for the best individual."""
+"""Describe the loss that a surrogate predicts for the best individual."""
 
 from __future__ import annotations
 

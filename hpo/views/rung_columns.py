@@ -1,4 +1,4 @@
-"""Format rungs (steps at which a pruner compares losses and pauses evaluations) as columns of a table."""
+"""Format rungs as columns of a table."""
 
 from __future__ import annotations
 

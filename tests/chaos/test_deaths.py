@@ -1,7 +1,6 @@
 """Test crashes, hangs and kills of trainers, templates, ranks and mpirun in MPI jobs.
 
-A template is the process that trainers are forked from. A trainer runs the objective for one rank. The expected
-evaluations fail, and no process stays.
+A trainer runs the objective for one rank. The expected evaluations fail, and no process stays.
 """
 
 from __future__ import annotations
@@ -152,7 +151,7 @@ def wait_for_starts(victim: Victim, count: int) -> None:
 
 
 def kill_templates(victim: Victim) -> int:
-    """Kill all templates (processes that trainers are forked from) of a job, and return their number.
+    """Kill all templates of a job, and return their number.
 
     Their trainers have also ended then.
     """

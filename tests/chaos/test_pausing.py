@@ -1,6 +1,6 @@
 """Test evaluations that pause at rungs and are promoted later, in MPI jobs that are also killed.
 
-A rung is a step at which losses are compared. A promoted evaluation continues from its checkpoint.
+A promoted evaluation continues from its checkpoint.
 """
 
 from __future__ import annotations

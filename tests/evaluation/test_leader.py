@@ -1,4 +1,4 @@
-"""Test the decisions of a leader (first rank of a worker) on losses, and the record after each; without MPI."""
+"""Test the decisions of a leader on losses, and the record after each; without MPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fork templates (processes that trainers are forked from) from a process with torch: serve_templates.py SOCKET PID.
+"""Fork templates from a process with torch: serve_templates.py SOCKET PID.
 
 A rank sends a template's environment, folder, umask and paths, with the descriptors of its listening socket and its
 output. It gets "forked", and later the exit status. If the rank closes its connection, the template is killed. This

@@ -1,4 +1,4 @@
-"""A search whose trainers (processes that run the objective) crash or hang, on one rank, in chosen evaluations.
+"""A search whose trainers crash or hang, on one rank, in chosen evaluations.
 
 `ways` are taken in turn; the second worker begins with the middle one. Before a crash, all ranks meet in a collective.
 In the next collective, the other ranks wait for the crashing rank. Each rank notes its start and its crash.

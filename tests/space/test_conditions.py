@@ -201,7 +201,7 @@ def test_draw_returns_all_allowed_individuals_and_no_others() -> None:
 
 
 class ConstraintServerStub:
-    """Checks constraints as a trainer (process that runs the objective) does for its rank, through JSON.
+    """Checks constraints as a trainer does for its rank, through JSON.
 
     `batches` lists the number of individuals in each request that it answered.
     """

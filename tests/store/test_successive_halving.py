@@ -1,6 +1,6 @@
 """Test successive halving on made-up evaluations: which of them continue, pause and are promoted at a rung.
 
-A rung is a step at which losses are compared. A promoted evaluation continues after its pause.
+A promoted evaluation continues after its pause.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ def test_writer_cuts_off_line_of_killed_writer(tmp_path: Path) -> None:
 
 
 class RandomLeaders:
-    """Three leaders (first ranks of workers) that make random calls to the writer."""
+    """Three leaders that make random calls to the writer."""
 
     def __init__(self, run: WriterRun, seed: int) -> None:
         self.chance = random.Random(seed)

@@ -70,7 +70,7 @@ class Victim:
         ]
 
     def find_trainers(self) -> list[int]:
-        """Return the trainers (processes forked from templates), without the processes that trainers have started."""
+        """Return the trainers, without the processes that trainers have started."""
         templates = self.find_templates()
         return [pid for pid in self.find_processes() if _find_parent(pid) in templates]
 

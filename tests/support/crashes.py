@@ -1,6 +1,6 @@
 """Run tests/searches/dying.py, whose trainers crash or hang, and read the notes that its ranks write.
 
-A trainer is the process that runs the objective for one rank. It notes the times of starts and crashes in a file.
+The times of starts and crashes are noted in a file.
 """
 
 from __future__ import annotations

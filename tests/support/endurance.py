@@ -42,9 +42,9 @@ class Tally:
 
     kills: int = 0
     trainers: int = 0
-    """Number of trainers (processes that run the objective) that were killed while the job continued."""
+    """Number of trainers that were killed while the job continued."""
     templates: int = 0
-    """Number of templates (processes that trainers are forked from) that were killed while the job continued."""
+    """Number of templates that were killed while the job continued."""
     failed: int = 0
     """Number of evaluations that failed because their trainer was killed."""
     resumes: int = 0

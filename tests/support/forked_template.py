@@ -1,4 +1,4 @@
-"""Let a rank have its template (the process that trainers are forked from) forked by the template server of the tests.
+"""Let a rank have its template forked by the template server of the tests.
 
 A template of its own would import torch and torch's compiler, which takes most of the CPU time of a short job.
 """

@@ -1,7 +1,7 @@
 """Answer requests in the process of the test as the template and a trainer would do in their own processes.
 
-The template is the process that trainers are forked from. A trainer is the process that runs the objective. The content
-of each answer is converted to JSON and back, as between processes.
+The template is the process that trainers are forked from. The content of each answer is converted
+to JSON and back, as between processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def send_through_json(content: Any) -> Any:
 
 
 class InProcessTemplate:
-    """A template (process that trainers are forked from) that answers requests in this process instead.
+    """A template that answers requests in this process instead.
 
     `requests` lists the kinds of all requests that were received.
     """

@@ -1,6 +1,6 @@
 """A process with torch, from which the templates of jobs are forked. Jobs share nothing else.
 
-A template is the process that trainers are forked from. `tests.support.forked_template` is the side of the ranks.
+`tests.support.forked_template` is the side of the ranks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Make the writer of a study, a leader and a trainer in one process, without MPI.
-
-A leader is the first rank of a worker. A trainer is the process that runs the objective for one rank.
-"""
+"""Make the writer of a study, a leader and a trainer in one process, without MPI."""
 
 from __future__ import annotations
 
@@ -107,7 +104,7 @@ def make_trainer_stub(weights: Mapping[str, Tensor]) -> Any:
 
 
 class LeaderStub:
-    """A stub of a leader (first rank of a worker), which claims and records evaluations, and saves the best weights.
+    """A stub of a leader, which claims and records evaluations, and saves the best weights.
 
     It does not make the decisions of a leader, such as to prune an evaluation.
     """

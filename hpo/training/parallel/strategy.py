@@ -98,11 +98,11 @@ class ParallelStrategy(ABC):
 
     @abstractmethod
     def state_dict(self) -> Mapping[str, torch.Tensor]:
-        """Return the state dict of the whole network on the leader (first rank). It is undefined on other ranks."""
+        """Return the state dict of the whole network on the leader. It is undefined on other ranks."""
 
     @abstractmethod
     def gather_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Return whole tensors on the leader (first rank). On other ranks, the result is undefined.
+        """Return whole tensors on the leader. On other ranks, the result is undefined.
 
         `tensors` has this rank's tensors, or its shards of them, such as optimizer state. The result has the same
         names.

@@ -195,7 +195,7 @@ def make_failure_rows(evaluations: Sequence[Evaluation]) -> TableRows:
 
 
 def make_rung_rows(run: RunStatus) -> TableRows:
-    """Return a row for each rung (step at which losses are compared), with the trial that is promoted next."""
+    """Return a row for each rung, with the trial that is promoted next."""
     labels = [str(rung["next"]["trial"]) if rung["next"] else "" for rung in run.rungs]
     return _make_table_rows(dict(make_rung_columns(run.rungs)), labels)
 

@@ -1,4 +1,4 @@
-"""Draw the outcome of individuals at each rung (step at which a pruner compares losses and pauses evaluations)."""
+"""Draw the outcome of individuals at each rung."""
 
 from __future__ import annotations
 
