@@ -119,7 +119,6 @@ def find_constraint_problem(constraints: Sequence[Constraint], draw: Callable[[]
     reads an inactive parameter. Constraints are unsound together if they allow nothing or next to nothing of the space.
 
     Args:
-        constraints: The constraints of the space.
         draw: A function that returns random hyperparameters from the whole space.
     """
     allowed_counts, applied = [0] * len(constraints), [False] * len(constraints)

@@ -24,7 +24,6 @@ def list_individuals(
     """Return the hyperparameters of every individual that the constraints of a space allow.
 
     Args:
-        space: The search space.
         most_candidates: Give up after this number of candidates, whether or not constraints allow them.
         most_seconds: Give up after this time, since constraints may be slow.
         is_stopping: A function that returns whether to give up now.

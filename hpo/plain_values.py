@@ -30,7 +30,6 @@ def round_inwards(value: float, inside: float) -> float:
     """Round a bound of a range to 12 significant digits, so that it does not leave the range.
 
     Args:
-        value: The bound.
         inside: A number in the range. It shows the direction in which the bound may be moved.
     """
     rounded = round_float(value)

@@ -206,7 +206,6 @@ def load_space(data: Mapping[str, Any], constraints: ConstraintSet | None = None
     """Return the search space from the data that `dump_space` returned.
 
     Args:
-        data: Data of a space.
         constraints: Checks the constraints of the space. Without it, any check raises RuntimeError.
     """
     space = SearchSpace(**{name: _load_parameter(parameter) for name, parameter in data["parameters"].items()})

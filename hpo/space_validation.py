@@ -64,7 +64,6 @@ def make_condition(name: str, parameter: Parameter, earlier: Mapping[str, Parame
     """Return the condition under which a parameter is active; empty if the parameter has no condition.
 
     Args:
-        name: The name of the parameter.
         parameter: The parameter. Its `when` is not yet checked, and may have any type.
         earlier: The parameters before it in the space, by name.
 

@@ -40,9 +40,7 @@ class EvaluationHistory:
     because their losses cannot be compared.
 
     Args:
-        space: The search space of the run.
         source: A function that returns the evaluations that have started or ended since its previous call.
-        objectives: The objectives of the run.
         is_stopping: A function that returns whether the run is being stopped. If so, no new hyperparameters are drawn.
         parent_pool: The possible parents. Default: an empty pool.
         compute_scarcity: A function of the number of ended evaluations, which returns how scarce time is, from 0 to 1.

@@ -52,7 +52,6 @@ class GeneticPropagator(Propagator):  # type: ignore[misc]
     islands.
 
     Args:
-        history: The evaluations of the run.
         rng: The random number generator.
     """
 

@@ -160,8 +160,6 @@ class Breeder:
     """Breeds individuals on the leader of a worker, and claims them (reserves them in the study).
 
     Args:
-        archipelago: The islands of the run.
-        worker: The index of the worker.
         client: Reads and changes the study.
         rng: The random number generator.
         known: The evaluations that the study already has.

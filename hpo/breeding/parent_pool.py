@@ -28,9 +28,6 @@ class ParentPool:
     with population-based bandits, 2020). The age of an evaluation is the number of its ancestors.
 
     Args:
-        space: The search space of the run.
-        island: The index of the island.
-        islands: The number of islands.
         uses_pbt: Whether new evaluations can have parents.
 
     Attributes:

@@ -31,7 +31,6 @@ class RandomSearch(Propagator):  # type: ignore[misc]
     """Draws individuals at random from the whole search space.
 
     Args:
-        history: The evaluations of the run.
         rng: The random number generator.
     """
 
@@ -52,9 +51,6 @@ class CopyOffspring(Propagator):  # type: ignore[misc]
 
     If no step of a composed propagator applies, Propulate returns the parent object itself. Without a copy, this parent
     would be changed and would be in the population twice.
-
-    Args:
-        propagator: The propagator that breeds.
     """
 
     def __init__(self, propagator: Propagator) -> None:
@@ -74,8 +70,6 @@ class Deduplicate(Propagator):  # type: ignore[misc]
     After 10 tries, an individual is drawn at random.
 
     Args:
-        propagator: The propagator that breeds.
-        history: The evaluations of the run.
         rng: The random number generator.
     """
 
@@ -104,7 +98,6 @@ class UnitCubeAdapter(Propagator):  # type: ignore[misc]
     """Breeds with a propagator that supports only floats, by converting each parameter to a float from 0 to 1.
 
     Args:
-        history: The evaluations of the run.
         make_on_cube: A function that takes a dict with the limits (0.0, 1.0) of each parameter, and returns the
             propagator.
     """
@@ -185,7 +178,6 @@ def make_propagator(name: str, history: EvaluationHistory, rng: random.Random, w
 
     Args:
         name: A name in `hpo.breeding.propagator_names.PROPAGATORS`.
-        history: The evaluations of the run.
         rng: The random number generator.
         workers: The number of workers of the island.
         index: The index of the worker on its island.

@@ -51,7 +51,6 @@ class Surrogate:
     evaluation fails, the less the user's priors expect it to be good, and, while time is scarce, the longer it takes.
 
     Args:
-        history: The evaluations of the run.
         rng: The random number generator.
         context_size: The number of context values of an evaluation, which are additional inputs of the models.
     """

@@ -46,7 +46,6 @@ class EvaluationRows:
     """Evaluations as rows of genes, costs and contexts, in the order in which they ended.
 
     Args:
-        genes: The number of genes.
         costs: The number of objectives.
         contexts: The number of context values.
 
@@ -104,7 +103,6 @@ class EvaluationRows:
         If it was promoted from a paused evaluation (which was then trained further), it replaces that evaluation.
 
         Args:
-            evaluation: The evaluation.
             *parts: Its genes, its costs, its context and its duration.
         """
         row = None if evaluation.retry_of is None else self._repeatable_rows.pop(evaluation.retry_of, None)

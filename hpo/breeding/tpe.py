@@ -44,7 +44,6 @@ class TPEPropagator(Propagator):  # type: ignore[misc]
     are ranked by their losses, and evaluations with a parent by the relative changes of their losses.
 
     Args:
-        history: The evaluations of the run.
         rng: The random number generator.
     """
 

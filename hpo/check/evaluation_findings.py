@@ -21,7 +21,6 @@ def inspect_outcomes(
     """Return the findings about the evaluations of a check.
 
     Args:
-        problem: The problem that is checked.
         outcomes: The outcomes of two evaluations on all ranks, and of one evaluation on 1 rank. Later ones may be
             missing.
         went_on: The outcome of the evaluation that resumed from the checkpoint of the second one; None without a

@@ -47,7 +47,6 @@ def run_cluster_check(options: Options, layout: Layout, job: Job) -> int:
 
     Args:
         options: The options, with the search file that measures process groups.
-        layout: The layout of a run in this job.
         job: The MPI job. Its ranks are sorted by host.
 
     Raises:
@@ -126,8 +125,6 @@ def _test_folder(
     """Test the folder of a run directory, and return the facts on the first rank. Collective: call on all ranks.
 
     Args:
-        run_dir: The run directory.
-        job: The MPI job.
         heads: Communicator of one rank of each host; None on other ranks.
         leftovers: Gets a callback that removes the temporary folder, for a stop of the job.
     """
@@ -159,7 +156,6 @@ class _GroupMeter:
 
     Args:
         ready: The data of this rank. Its search file measures process groups.
-        job: The MPI job.
         patience: Maximum seconds for which a rank waits for its peers.
     """
 
@@ -179,7 +175,6 @@ class _GroupMeter:
         """Measure the process group of the ranks of `comm`, and return it on its first rank. Collective.
 
         Args:
-            comm: The ranks.
             index: Number of the worker.
         """
         self._job.watch.join_worker(comm, index, self._patience)

@@ -28,9 +28,6 @@ class FolderTest:
 
     It writes into a temporary folder, which `close` removes.
 
-    Args:
-        run_dir: The run directory.
-
     Raises:
         UsageError: The folder cannot be used.
     """
@@ -62,7 +59,6 @@ def compare_views(heads: SleepingComm, folder: Path, is_stopping: Callable[[], b
 
     Args:
         heads: Communicator of one rank of each host. Its first rank has made the folder.
-        folder: The temporary folder.
         is_stopping: Returns whether the check must end soon. It then waits no longer for other hosts.
     """
 

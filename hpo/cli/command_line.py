@@ -73,7 +73,6 @@ def run_app(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
     """Run a typer app. If the command line has a mistake, print it as one message to stderr.
 
     Args:
-        app: The typer app.
         program: The name of the program, for messages.
         arguments: The arguments of the command line.
 

@@ -55,9 +55,6 @@ def propose_search(path: Path) -> str:
     Its search space contains the options with choices, and options that are usually searched on a logarithmic scale,
     such as a learning rate. All other options are in comments.
 
-    Args:
-        path: The script.
-
     Raises:
         UsageError: The script cannot be read, or has no options.
     """

@@ -116,7 +116,6 @@ class Checkpointer:
         """Record that a checkpoint was copied, and perhaps also written.
 
         Args:
-            attempt: The attempt with the checkpoint.
             kept: The trainer's answer. `state_error` is the message if the copy has failed. `written` describes the
                 file if the trainer has also written it.
             since: Time at which the copy began, on the clock of `hpo.process.clock`.
@@ -161,7 +160,6 @@ class Checkpointer:
         """Return whether there is a checkpoint of the latest loss, as a copy or in a file.
 
         Args:
-            attempt: The evaluation.
             checkpoint_step: Number of losses in the checkpoint file; 0 without a file.
         """
         return len(attempt.losses) in (attempt.copied_step, checkpoint_step)

@@ -16,9 +16,6 @@ class ConstraintClient:
 
     The trainer is forked at the first request. If it ends, it is replaced once.
 
-    Args:
-        fork: Forks a trainer.
-
     Raises:
         RunError: The trainer does not answer in time, or has ended twice.
     """

@@ -103,7 +103,6 @@ def has_separated_worker(layout: Layout, hosts: Sequence[int], gpus: Sequence[Gp
     Args:
         layout: Assigns ranks to workers.
         hosts: Number of the host of each rank.
-        gpus: GPUs of each rank.
     """
     for worker in range(layout.workers):
         ranks = layout.list_ranks(worker)
@@ -146,7 +145,6 @@ def describe_gpus(gpus_of_ranks: Sequence[Gpus], backends: Sequence[str]) -> str
     """Return which GPUs a run uses, for its first line; "on CPUs" without any.
 
     Args:
-        gpus_of_ranks: GPUs of all ranks.
         backends: Backends of all workers.
     """
     used = {gpu_id for gpus in gpus_of_ranks for gpu_id in gpus.own_ids}

@@ -70,7 +70,6 @@ class DraftStore:
         """Keep a checkpoint draft, and remove the previous one.
 
         Args:
-            name: Name of the draft.
             info: Losses, metrics and seconds of the evaluation until the checkpoint.
             has_weights: Whether the weights of the lowest of these losses were kept. The checkpoint then includes them.
 

@@ -58,7 +58,6 @@ class Leader:
         The time of this call does not count as training time, since a pruner may wait for an unavailable database.
 
         Args:
-            attempt: The evaluation.
             verdict: Verdict of all ranks.
             printed: Lines that the ranks have printed in the step.
         """
@@ -148,8 +147,6 @@ class Leader:
         """Keep or remove the drafts (temporary files) that a program has written with a loss, as the verdict requires.
 
         Args:
-            attempt: The evaluation.
-            verdict: Verdict on the loss.
             names: Names of the checkpoint draft and of the weights draft; empty if there is none.
             since: Time at which the leader began to process these drafts.
         """

@@ -39,7 +39,6 @@ class Program:
         """Return the command line of an evaluation.
 
         Args:
-            params: Hyperparameters.
             known: Trial, folder and seed of the evaluation, by name.
             continues: Whether to add the arguments with which the program resumes from its own checkpoint files.
         """
@@ -62,7 +61,6 @@ def advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) -
 
     Args:
         lines: The last lines that the program printed.
-        program: The program.
         unparsed_text: The latest match of `--loss` that is not a number; empty if there is none.
     """
     script, found_none = program.script, "no loss was found in what the program printed"

@@ -257,8 +257,6 @@ class ReportMerger:
         """Add reports of a rank, and return the reports that count, which may describe mistakes.
 
         Args:
-            rank: Index of the rank.
-            reports: Its reports.
             first: Number of earlier reports of this rank. Reports that were added before are skipped.
         """
         new = [

@@ -27,8 +27,6 @@ class RankGroup:
     """The ranks of a worker. Collective: create it on all of them.
 
     Args:
-        comm: Communicator of the ranks.
-        host: The host of this rank.
         index: Number of the worker in the run.
         patience: Maximum seconds for which a rank waits for its peers.
         slot: Holds this rank's trainer.

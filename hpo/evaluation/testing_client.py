@@ -18,7 +18,6 @@ def run_test_in_trainer(
     "failure".
 
     Args:
-        fork: Forks a trainer.
         params: Hyperparameters of the network.
         weights: File with the weights of the network.
     """

@@ -63,9 +63,7 @@ class TrainerClient:
     """A trainer, forked for this rank from the template.
 
     Args:
-        template: Connection to the template.
         output: Takes the lines that the trainer prints.
-        options: Options of the trainer.
         variables: Additional environment variables if the trainer runs evaluations. None if it has another task.
     """
 

@@ -14,9 +14,7 @@ class TrainerSlot:
     """Holds the trainer of this rank. There is at most one, and it is forked when it is needed.
 
     Args:
-        template: Connection to the template.
         output: Takes the lines that trainers print.
-        options: Options of the trainers.
         fresh: Whether each evaluation gets a new trainer.
     """
 

@@ -25,7 +25,6 @@ class WeightsSaver:
 
     Args:
         recorder: The leader's connection to the study.
-        settings: Settings of the run.
     """
 
     def __init__(self, recorder: StudyClient, settings: Mapping[str, Any]) -> None:
@@ -49,7 +48,6 @@ class WeightsSaver:
         """Write the weights of a recorded evaluation to all files that the study wants, possibly none.
 
         Args:
-            assignment: The evaluation.
             copies: Holds the weights of its lowest loss.
         """
         paths = self._recorder.list_weight_files(assignment.number)

@@ -68,7 +68,6 @@ class Channel:
         """Send a message.
 
         Args:
-            kind: Kind of the message.
             descriptors: File descriptors to send with it, at most 8.
             **content: Items of the message; JSON values.
 

@@ -51,7 +51,6 @@ def format_traceback(error: BaseException, frames: Sequence[traceback.FrameSumma
     """Return the traceback of an objective's exception, from the objective's own frame on.
 
     Args:
-        error: The exception.
         frames: Frames to show if no frame of the exception belongs to the objective, as after an invalid yielded value.
     """
     outer = traceback.TracebackException.from_exception(error)

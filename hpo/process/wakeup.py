@@ -16,9 +16,6 @@ class WakeupPipe:
     """Receives signals inside `with`, and wakes the thread that calls `wait`. The main thread must enter the `with`.
 
     Inside `with`, the usual handlers of the signals are not called.
-
-    Args:
-        signals: Signals to receive.
     """
 
     def __init__(self, signals: Sequence[signal.Signals]) -> None:

@@ -217,7 +217,6 @@ class Gathering:
     """A non-blocking gather of one object per rank, which has begun.
 
     Args:
-        comm: The communicator.
         obj: Object of this rank.
     """
 

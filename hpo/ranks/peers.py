@@ -28,7 +28,6 @@ def find_peers(worker: SleepingComm, control_channel: ControlChannel, patience: 
 
     Args:
         worker: Communicator of the worker's ranks.
-        control_channel: Control channel of this rank.
         patience: Maximum seconds for which a rank waits for its peers.
     """
     names = dict(worker.allgather((control_channel.rank, control_channel.name)))

@@ -103,7 +103,6 @@ class RankWatch:
 
         Args:
             worker: Communicator of the ranks of the worker.
-            index: Index of the worker.
             patience: Maximum seconds for which a rank waits for its peers.
         """
         self.control_channel.set_worker_name(worker.rank, index)

@@ -43,8 +43,6 @@ class RpcClient:
         """Call a function of the first rank by its name, and return its result.
 
         Args:
-            name: Name of the function.
-            *arguments: Positional arguments.
             limit: Maximum seconds to wait.
             **options: Keyword arguments.
 

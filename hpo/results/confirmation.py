@@ -71,9 +71,7 @@ class ConfirmationPlan:
         """Enqueue the planned confirmations that the record lacks, and cancel waiting ones that are not planned.
 
         Args:
-            record: The record of the confirmations.
             best: The individuals to confirm.
-            space: The search space of the run.
 
         Returns:
             The number of confirmations in the record, without interrupted ones.

@@ -27,10 +27,6 @@ def compute_expected_losses(evaluations: Sequence[Evaluation], space: SearchSpac
     Evaluations that started from a parent's checkpoint are left out, because their losses do not depend on their
     hyperparameters alone.
 
-    Args:
-        evaluations: The evaluations of the run.
-        space: The search space of the run.
-
     Returns:
         The expected losses. Empty if there are fewer than 20 different losses, or fewer than twice the number of
         parameters.

@@ -80,10 +80,6 @@ def make_box(evaluations: Sequence[Evaluation], objectives: Objectives) -> Refer
 def summarize_hypervolume(evaluations: Sequence[Evaluation], objectives: Objectives) -> dict[str, Any] | None:
     """Summarize the hypervolume of the front for summary.json.
 
-    Args:
-        evaluations: The evaluations of the run.
-        objectives: The objectives of the run.
-
     Returns:
         A dict with `share`, the share of the reference box that the front dominates, and the corners of the box,
         `ideal` and `reference`, as values of the objectives. None without a box, see `make_box`.
@@ -101,7 +97,6 @@ def compute_shares_over_time(evaluations: Sequence[Evaluation], objectives: Obje
 
     Args:
         evaluations: The evaluations of the run. Imported evaluations count from the beginning.
-        objectives: The objectives of the run.
 
     Returns:
         One pair for each growth of the front: the number of evaluations that had ended by then, and the share of the

@@ -64,7 +64,6 @@ def compute_importances(evaluations: Sequence[Evaluation], described: Mapping[st
     because their losses do not depend on their hyperparameters alone.
 
     Args:
-        evaluations: The evaluations of the run.
         described: The definition of each parameter by its name, as in run.json.
 
     Returns:

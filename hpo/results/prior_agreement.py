@@ -44,10 +44,8 @@ def compare_priors(
     """Return for each prior whether the evaluations agree with it.
 
     Args:
-        evaluations: The evaluations of the run.
         space: Each parameter of the search space as text, by name.
         priors: Each parameter that has a prior as text, with its prior, by name.
-        objectives: The objectives of the run.
 
     Raises:
         ValueError: A text does not describe a parameter.

@@ -43,7 +43,6 @@ class RunReader:
     """Read access to a run. All methods return the current content of its study.
 
     Args:
-        path: The run directory.
         storage: The URL of the study's storage. Needed only if it has a password, which run.json does not keep.
 
     Attributes:
@@ -87,9 +86,6 @@ class RunReader:
 
     def find_best_by(self, name: str) -> Evaluation | None:
         """Return the evaluation of the Pareto front that is best in one objective; None if none has succeeded yet.
-
-        Args:
-            name: The name of the objective.
 
         Raises:
             UsageError: If the run has no such objective.

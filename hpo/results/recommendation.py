@@ -44,11 +44,6 @@ def find_winner(
     first. Otherwise, it is the evaluation with the lowest loss. With several objectives, it is always on the Pareto
     front.
 
-    Args:
-        evaluations: The evaluations of the search.
-        confirmations: The planned confirmations.
-        objectives: The objectives of the run.
-
     Returns:
         The evaluation; None if no evaluation has succeeded.
     """
@@ -65,11 +60,6 @@ def find_winner(
 
 def find_best_by(name: str, evaluations: Sequence[Evaluation], objectives: Objectives) -> Evaluation | None:
     """Return the evaluation of the Pareto front that is best in one objective.
-
-    Args:
-        name: The name of the objective.
-        evaluations: The evaluations of the search.
-        objectives: The objectives of the run.
 
     Returns:
         The evaluation; the lowest loss decides between equal values. None if no evaluation has succeeded.
@@ -96,7 +86,6 @@ def find_confirmed_entry(chosen: Evaluation, confirmations: Sequence[Evaluation]
 
     Args:
         chosen: The evaluation of the search.
-        confirmations: The planned confirmations.
 
     Returns:
         The entry; None if the evaluation was not confirmed, or if some confirmations have not finished.
@@ -120,11 +109,9 @@ def run_winner_test(
     session trained with other settings are not tested.
 
     Args:
-        run_dir: The run directory.
         problem: The objective of the run and its test.
         winner: The evaluation that the run recommends. `find_network` chooses its network.
         run_test: The function that runs the test, such as `hpo.trainer.final_test.run_test`.
-        confirmations: The planned confirmations.
 
     Returns:
         The content of test.json; None without a test or suitable weights, or if this network was tested earlier.
@@ -159,7 +146,6 @@ def read_winner_test(run_dir: RunDir, winner: Evaluation) -> dict[str, Any] | No
     """Return the result of the test of the winner; None if it was not tested.
 
     Args:
-        run_dir: The run directory.
         winner: The evaluation that the run recommends.
 
     Returns:

@@ -105,9 +105,6 @@ class RunResult:
         """Return the command that trains the best individuals again with other seeds.
 
         If the run trains a script without the placeholder `{seed}`, the arguments `--seed '{seed}'` are added.
-
-        Args:
-            seeds: The number of seeds.
         """
         command = self.format_resume_command("--confirm-seeds", str(seeds))
         return f"{command} --seed '{{seed}}'" if command and self.lacks_seed else command

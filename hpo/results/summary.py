@@ -39,10 +39,8 @@ def summarize(
     """Return a summary of a run: the content of summary.json that follows from its evaluations.
 
     Args:
-        evaluations: The evaluations of the run.
         run: The content of run.json.
         top_n: The number of best evaluations to list.
-        confirmations: The planned confirmations.
         ask_models: Whether to compute the expected loss of the best evaluation and the importances. They take seconds
             if there are many hyperparameters, so a run that is being stopped leaves them out.
     """
@@ -147,10 +145,6 @@ def _summarize_importances(evaluations: Sequence[Evaluation], run: Manifest) -> 
 def summarize_propagators(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[dict[str, Any]]:
     """Return the results of each propagator.
 
-    Args:
-        evaluations: The evaluations of the run.
-        objectives: The objectives of the run.
-
     Returns:
         One dict for each propagator: its name, the number of its `evaluations`, the number of them that `improved` the
         best result, and its `best` loss. For several objectives, joining the Pareto front is an improvement.
@@ -187,11 +181,6 @@ def summarize_rungs(
     evaluations: Sequence[Evaluation], pruner: str, objectives: Objectives = ONLY_LOSS
 ) -> list[dict[str, Any]]:
     """Return the rungs of a pruner that pauses evaluations; empty for others.
-
-    Args:
-        evaluations: The evaluations of the run.
-        pruner: The name of the pruner.
-        objectives: The objectives of the run.
 
     Returns:
         One dict for each rung, with counts of the evaluations that have reached it. `next` describes the paused
@@ -233,8 +222,6 @@ def compute_busy_fraction(evaluations: Sequence[Evaluation], workers: int, since
     """Return the share of time that workers spent in evaluations, between the first start and the last end.
 
     Args:
-        evaluations: The evaluations of the run.
-        workers: The number of workers.
         since: The start of the session in seconds since the epoch. Earlier evaluations are ignored.
 
     Returns:

@@ -39,9 +39,7 @@ def find_network(run_dir: RunDir, chosen: Evaluation, confirmations: Sequence[Ev
     current settings of the run are preferred.
 
     Args:
-        run_dir: The run directory.
         chosen: The individual, an evaluation of the search.
-        confirmations: The planned confirmations.
 
     Returns:
         The network; None if the individual has no saved weights that can be read.

@@ -21,7 +21,6 @@ def read_enqueued(path: Path, space: SearchSpace, seed: int) -> list[dict[str, V
 
     Args:
         path: The JSON file.
-        space: The search space.
         seed: Seed of the random numbers for missing values.
 
     Raises:

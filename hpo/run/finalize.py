@@ -22,7 +22,6 @@ def finalize_run(run_dir: Path, storage: str | None, problem: Problem, run_test:
     run is already recorded, so each failure is only a warning.
 
     Args:
-        run_dir: The run directory.
         storage: The URL of the storage of the study, with its password. None: the storage in run.json.
         problem: The search file, which may have a function `test`, and its settings.
         run_test: A function that runs the user's `test` in a trainer (see `hpo.results.recommendation`). None if the

@@ -61,7 +61,6 @@ class LeaderStages:
 
         Args:
             connection: Connection to the writer of the study, which runs on the first rank.
-            space: The search space.
             script: The program that is the objective; None if the objective is a function.
         """
         options, run = self._options, self._manifest

@@ -49,7 +49,6 @@ def plan_start(launcher: Launcher, ranks_per_worker: int, is_stopped: Callable[[
 
     Args:
         launcher: The command line for all hosts.
-        ranks_per_worker: Ranks of each worker.
         is_stopped: A function that returns whether the user wants to stop. Then, hosts are not waited for.
     """
     hosts = find_live_hosts(launcher, is_stopped)

@@ -29,12 +29,10 @@ class RunOutcome:
     """The outcome of a run, determined on its first rank.
 
     Args:
-        session: The session of the run.
         stopping: A function that returns the request to stop the run, or None.
         started: The start of this session, in seconds since the epoch.
         top_n: The number of individuals in the tables.
         target_loss: The loss at which the search is over before its budget is spent; minus infinity without one.
-        space: The search space.
 
     Attributes:
         is_search_done: Whether the budget is spent or the search space is exhausted, and no evaluation is left to

@@ -69,8 +69,6 @@ def resolve_request(options: Options, layout: Layout, ask: AskTemplate, constrai
     """Load the search file, and check and resolve all options.
 
     Args:
-        options: The options of this session.
-        layout: The layout of the job.
         ask: Sends requests to the template: "load", "check_setting" for each setting, and "bind"
             once, with all settings.
         constraints: Checks the constraints of the space. It can be used only after the request "bind".
@@ -235,7 +233,6 @@ def check_with_heirs(pruner: str, confirm_seeds: int, reason: str, remedy: str =
     """Raise a UsageError if an option cannot be used with evaluations that inherit weights.
 
     Args:
-        pruner: The name of the pruner.
         confirm_seeds: The number of seeds with which the best are confirmed.
         reason: The first words of the message: why evaluations inherit weights, such as "--pbt".
         remedy: An alternative to a change of the option, for the message.

@@ -43,9 +43,6 @@ class RootRank:
     """The tasks of the first rank in a session (one start of a run).
 
     Args:
-        options: The options of this session.
-        job: The MPI job.
-        session: The session.
         ready: The data of this rank after the search file is loaded.
         places: The host and the GPUs of each rank.
 

@@ -35,9 +35,7 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
     """Run a search to its end. Collective: call on all ranks.
 
     Args:
-        options: The options of this session.
         layout: The layout of all ranks of the job.
-        job: The MPI job.
 
     Returns:
         The exit status.
@@ -122,9 +120,7 @@ def prepare_rank(
     find the files that `prepare` has downloaded.
 
     Args:
-        options: The options of this session.
         layout: The layout of all ranks.
-        job: The MPI job.
         is_attended: Whether the output of trainers is shown to the user, as in `hpo check`.
         shows_progress: Whether the first rank prints that data are prepared, which may take long.
     """

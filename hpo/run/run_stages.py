@@ -32,7 +32,6 @@ class RunStages:
 
     Args:
         run: The options, the manifest (content of run.json) and the directory of the run.
-        job: The MPI job.
         ready: The data of this rank after the search file is loaded.
         group: The ranks of this worker.
         leaders: The communicator of all leaders; None on other ranks.

@@ -77,7 +77,6 @@ def begin_session(run_dir: RunDir, request: RunRequest, places: Sequence[RankPla
 
     Args:
         run_dir: The run directory, which `enter_run_dir` has locked.
-        request: The run to start.
         places: The host and the GPUs of each rank.
 
     Raises:

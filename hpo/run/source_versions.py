@@ -23,9 +23,6 @@ def keep_source(
     """Copy the search file, with the content that was imported, to the run directory.
 
     Args:
-        run_dir: The run directory.
-        search: The search file.
-        earlier: The earlier sessions.
         started: The time when this session began, as text.
 
     Returns:
@@ -39,14 +36,7 @@ def keep_source(
 def describe_source_changes(
     run_dir: RunDir, search: SearchDescription, earlier: Sequence[SessionEntry], now: SessionEntry
 ) -> list[str]:
-    """Return lines of text about changes of the search file, or of its repository, since the previous session.
-
-    Args:
-        run_dir: The run directory.
-        search: The search file.
-        earlier: The earlier sessions.
-        now: This session.
-    """
+    """Return lines of text about changes of the search file, or of its repository, since the previous session."""
     if not earlier:
         return []
     before = earlier[-1]

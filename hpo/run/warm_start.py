@@ -54,7 +54,6 @@ def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> 
     Args:
         source: A run directory, or the URL or the file of an Optuna storage. If the storage has several studies, it
             must be followed by ``#`` and the name of a study.
-        space: The search space of this run.
         objectives: The objectives of this run. The source may have them only as metrics.
 
     Raises:
@@ -96,10 +95,6 @@ def record_warm_start(
 
     Args:
         warm_start: The evaluations to import.
-        record: The study of this run.
-        space: The search space of this run.
-        layout: The layout of this run.
-        settings: The settings of this run.
 
     Returns:
         Lines of text for the user about these evaluations.
@@ -143,7 +138,6 @@ def describe_setting_changes(before: Mapping[str, Any], then: str, settings: Map
     Args:
         before: The settings of an earlier session, or of another run.
         then: The word for `before` in the text, such as "before".
-        settings: The settings of this session.
         now: The word for `settings` in the text, such as "now".
     """
     return [

@@ -23,7 +23,6 @@ def connect_writer(
     When all ranks have left the ``with`` block, the results of all calls in it are on disk.
 
     Args:
-        job: The MPI job.
         make_writer: A function that returns the writer, on the first rank; None on other ranks.
 
     Yields:

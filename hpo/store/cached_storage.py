@@ -35,8 +35,6 @@ class CachedStorage(BaseStorage):
     `commit`. All other changes are durable at once.
 
     Args:
-        storage: Storage to wrap.
-        study_id: Id of the study that is cached.
         retry: Repeats writes of losses while a database is unavailable; None to raise the error at once.
     """
 

@@ -26,7 +26,6 @@ class Claims:
     do not count.
 
     Args:
-        record: Record of the run.
         distributions: Distributions of all parameters of the search space.
         budget: Maximum number of individuals to train.
         is_stopping: Function that returns whether the run is stopping. If it is, no trial starts.

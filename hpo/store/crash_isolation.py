@@ -25,7 +25,6 @@ def select_next_waiting(
     """Return the waiting trial to start next; None if no waiting trial may start yet.
 
     Args:
-        waiting: Waiting trials.
         trials: All trials of the study.
         is_last: Whether the run will start no new individuals.
     """

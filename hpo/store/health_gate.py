@@ -20,7 +20,6 @@ class HealthGate:
     """Decides before each claim whether a worker may claim, must wait, must pass a test, or leaves the run.
 
     Args:
-        record: Record of the run.
         health: Judges workers by their failures.
         dismiss: Called with a broken worker, which leaves the run, and its failures in a row.
     """

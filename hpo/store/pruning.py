@@ -100,7 +100,6 @@ def make_pruner(name: str, budget: int, objectives: Objectives = ONLY_LOSS) -> P
     Args:
         name: Name of the pruner, which is the value of the option --pruner.
         budget: Number of evaluations of the run.
-        objectives: Objectives of the run.
 
     Returns:
         The pruner, or None.

@@ -47,7 +47,6 @@ class Record:
 
     Args:
         storage: Path of a journal file, URL of an Optuna storage, or an open storage.
-        study_name: Name of an existing study.
         retry: Repeats storage calls while a database is unavailable; None to raise the error at once.
     """
 

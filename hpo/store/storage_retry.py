@@ -34,7 +34,6 @@ class StorageRetry:
     """Repeat calls of a storage while it is unavailable, for at most ten minutes. Threads may share an instance.
 
     Args:
-        storage_name: Name of the storage in messages.
         report: Function that prints a message at the start and at the end of an outage.
         is_over: Function that returns True if calls must stop waiting.
     """

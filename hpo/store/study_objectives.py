@@ -25,11 +25,6 @@ def make_study(storage: BaseStorage, name: str, objectives: Objectives) -> int:
     The names of the objectives are stored for Optuna's plots and dashboard. If the study exists with these objectives,
     but has neither a search space nor trials, its creation was interrupted. Then its id is returned.
 
-    Args:
-        storage: Open storage.
-        name: Name of the study.
-        objectives: Objectives of the study.
-
     Returns:
         The id of the study.
 

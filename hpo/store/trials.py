@@ -104,7 +104,6 @@ def make_evaluation(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation
     Invalid attributes, which another program has written, are ignored.
 
     Args:
-        trial: Trial to convert.
         is_repeated: Whether another trial retries or continues this one. Then a paused trial has the state "promoted",
             and a failed trial has the state "interrupted".
     """

@@ -88,7 +88,6 @@ class WorkerHealth:
     """Judges the workers of a session (one start of a run) by their failures in a row.
 
     Args:
-        hosts: The host of each worker.
         left: Workers that have left the run before. Workers that leave are added.
     """
 

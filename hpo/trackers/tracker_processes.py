@@ -30,8 +30,6 @@ class TrackerProcesses:
     """Processes, one per tracker, that send the evaluations of studies to trackers until `finish` is called.
 
     Args:
-        names: Names of trackers.
-        run_dir: The run directory.
         niceness: Added to the niceness of this process; higher values give the trackers less CPU time.
         notify: Function that is called with each message for the user, of one line; default: print to stderr.
     """
@@ -143,8 +141,6 @@ def track_run(run_dir: Path, names: Sequence[str], storage: str | None) -> bool:
     """Send all evaluations of a run to trackers that do not have them yet, and return whether all trackers succeeded.
 
     Args:
-        run_dir: The run directory.
-        names: Names of trackers.
         storage: Storage URL of the study; default: the storage recorded in run.json.
     """
     run_directory = RunDir(run_dir)

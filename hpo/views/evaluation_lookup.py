@@ -26,10 +26,8 @@ class EvaluationLookup:
     """Evaluations of a run, as they were when they were read, with a search by label.
 
     Args:
-        run_dir: The run directory.
         manifest: Content of run.json.
         in_use: Whether the run is active now; None if this host cannot see that.
-        evaluations: Evaluations of the search.
         confirmations: Evaluations that train the best individuals again with other seeds.
     """
 

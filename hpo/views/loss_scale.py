@@ -70,7 +70,6 @@ def make_loss_scale(drawn_losses: Sequence[float], losses: Sequence[float] = ())
     without outliers.
 
     Args:
-        drawn_losses: Losses in the figure.
         losses: Losses of all complete evaluations, which determine the usual loss; default: `drawn_losses`.
     """
     shown = sorted(loss for loss in drawn_losses if math.isfinite(loss))

@@ -29,7 +29,6 @@ class ProgressLines:
     Args:
         past: Evaluations recorded so far. Those that have ended get no line.
         budget: Number of evaluations that the run has to do. Callers may change this attribute later.
-        objectives: The objectives of the run.
     """
 
     def __init__(self, past: Sequence[Evaluation], budget: int, objectives: Objectives = ONLY_LOSS) -> None:
@@ -109,7 +108,6 @@ class ProgressPrinter:
         budget: Number of evaluations of the run.
         out: Stream to print to; default: standard output, even if an objective replaces sys.stdout.
         on_error: Called with a traceback if printing fails.
-        objectives: The objectives of the run.
     """
 
     def __init__(

@@ -54,7 +54,6 @@ def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectiv
     Args:
         summary: Content of summary.json.
         run_dir: The run directory, which printed commands name.
-        objectives: The objectives of the run.
     """
     for island in summary["islands"]:
         if island["top"]:

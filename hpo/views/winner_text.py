@@ -21,7 +21,6 @@ def print_winner(run: RunReader, chosen: Evaluation, objective: str | None = Non
     """Print the results of the best individual and the location of its weights to stderr.
 
     Args:
-        run: Reader of the run.
         chosen: The best individual.
         objective: Name of the objective by which the user has chosen the individual; None if by no objective.
     """
@@ -46,7 +45,6 @@ def format_test_result(run: RunReader, winner: Evaluation, content: Mapping[str,
     """Return lines about the test of the winner's network: its metrics, and which network was tested.
 
     Args:
-        run: Reader of the run.
         winner: The individual that the run recommends.
         content: Result of the test, with its `metrics`.
     """

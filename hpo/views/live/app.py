@@ -59,7 +59,6 @@ class WatchApp(App[int]):
     """Terminal app, made with Textual, that shows a run and follows its changes.
 
     Args:
-        path: The run directory.
         updates: Yields a snapshot of the run, its status, and the seconds to wait before the next update.
 
     Attributes:

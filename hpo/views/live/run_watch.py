@@ -30,7 +30,6 @@ def watch_run(path: Path, storage: str | None = None) -> int:
     """Show a run until the user quits, or print lines until it ends; return the exit status.
 
     Args:
-        path: The run directory.
         storage: Storage URL of the study; default: the storage recorded in run.json.
 
     Raises:

@@ -25,7 +25,6 @@ def make_axis(title: str, values: Sequence[float] = (), *, log: bool = False, wh
     """Return a plotly axis.
 
     Args:
-        title: Title of the axis.
         values: Values on the axis; needed only for `log` and `whole`.
         log: Whether the scale is logarithmic.
         whole: Whether the ticks are whole numbers.

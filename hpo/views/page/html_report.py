@@ -64,7 +64,6 @@ def write_report(run: RunReader, path: Path, ask_models: bool = True) -> None:
     """Write the report of the current state of a run.
 
     Args:
-        run: Reader of the run.
         path: The HTML file.
         ask_models: Whether surrogates (models of the loss) compute importances and expected losses. This takes
             seconds.
@@ -84,7 +83,6 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
     """Return the report of a run as HTML.
 
     Args:
-        run: Reader of the run.
         top_n: Number of individuals in the table of the best.
         now: Current time, in seconds since the epoch. Running evaluations are drawn until then.
         ask_models: Whether surrogates (models of the loss) compute importances and expected losses.
