@@ -109,9 +109,9 @@ class Leader:
         began = time.perf_counter()
         for step in range(1, LOSSES + 1):
             time.sleep(self._seconds / LOSSES)
-            self._recorder.report(assignment, step, 1 / step)
+            self._recorder.writer.record.report(assignment, step, 1 / step)
         seconds = time.perf_counter() - began
-        self._recorder.complete(assignment, 1 / LOSSES + self._rng.random(), seconds, {"accuracy": 0.5})
+        self._recorder.writer.record.complete(assignment, 1 / LOSSES + self._rng.random(), seconds, {"accuracy": 0.5})
         self.busy += seconds
 
 

@@ -106,7 +106,7 @@ class Archipelago:
             propulator.propulate(logging_interval=1000, debug=0)
         leaders.drop_messages()
         propulator.island_comm.drop_messages()
-        client.flush()
+        client.writer.commit()
         leaders.barrier()
 
     def _join_island(

@@ -28,7 +28,7 @@ class Leader:
     """Decides on the losses of a worker's evaluations, and records them in the study.
 
     Args:
-        recorder: The leader's connection to the study.
+        study: The leader's connection to the study.
         slot: Holds the leader's trainer, which has copies of weights and checkpoints.
         limits: When evaluations and the run must end.
         stop: Called with a request to stop the run.
@@ -38,7 +38,7 @@ class Leader:
 
     def __init__(
         self,
-        recorder: StudyClient,
+        study: StudyClient,
         slot: TrainerSlot,
         limits: Limits,
         stop: Callable[[StopRequest], None],
@@ -46,7 +46,8 @@ class Leader:
         checkpointer: Checkpointer | None = None,
     ) -> None:
         self.limits = limits
-        self._recorder = recorder
+        self._writer = study.writer
+        self._objectives = study.objectives
         self._slot = slot
         self._stop = stop
         self._weights_saver = weights_saver
@@ -62,10 +63,11 @@ class Leader:
             printed: Lines that the ranks have printed in the step.
         """
         since, seconds = clock.now(), attempt.total_seconds
-        self._recorder.log_output(attempt.assignment.number, printed)
+        if printed:
+            self._writer.log_output(attempt.assignment.number, printed)
         if verdict.loss is not None:
             self._record_resumption(attempt)
-            self._recorder.report(attempt.assignment, len(attempt.losses) + 1, verdict.loss)
+            self._writer.record.report(attempt.assignment, len(attempt.losses) + 1, verdict.loss)
             verdict = self._apply_limits(attempt, verdict, verdict.loss, seconds)
             keep, save = self._wants_weights(attempt, verdict), self._wants_checkpoint(attempt, verdict)
             verdict = replace(verdict, keep=keep, save=save)
@@ -87,11 +89,11 @@ class Leader:
     def _record_resumption(self, attempt: Attempt) -> None:
         """Record the losses before the interruption, if the evaluation has resumed from its checkpoint."""
         if attempt.restored_count and attempt.is_first and not attempt.has_loss:
-            self._recorder.record_resume(attempt.assignment, attempt.losses, attempt.restored_seconds)
+            self._writer.record.record_resume(attempt.assignment, attempt.losses, attempt.restored_seconds)
 
     def _apply_limits(self, attempt: Attempt, verdict: Verdict, loss: float, seconds: float) -> Verdict:
         limits = self.limits
-        if missing := self._recorder.objectives.find_missing(verdict.metrics):
+        if missing := self._objectives.find_missing(verdict.metrics):
             return replace(verdict, state="failed", failure=describe_missing_metric(missing, verdict.metrics))
         if loss <= limits.target_loss:
             return replace(verdict, state="complete")
@@ -106,7 +108,7 @@ class Leader:
         assert verdict.loss is not None
         is_lowest = verdict.loss < attempt.loss
         loss, metrics = (verdict.loss, verdict.metrics) if is_lowest else (attempt.loss, attempt.metrics)
-        judgement = self._recorder.decide_pruning(attempt.assignment, len(attempt.losses) + 1, loss, metrics)
+        judgement = self._writer.decide_pruning(attempt.assignment, len(attempt.losses) + 1, loss, dict(metrics))
         if judgement.state != "paused":
             return replace(verdict, state=judgement.state)
         can_pause = self.can_resume_elsewhere(attempt)
@@ -141,7 +143,7 @@ class Leader:
         if self._checkpointer is None or not verdict.save:
             return
         if losses := self._checkpointer.record_copy(attempt, kept, since):
-            self._recorder.record_checkpoint(attempt.assignment, losses)
+            self._writer.record.record_checkpoint(attempt.assignment, losses)
 
     def keep_drafts(self, attempt: Attempt, verdict: Verdict, names: tuple[str, str], since: float) -> None:
         """Keep or remove the drafts (temporary files) that a program has written with a loss, as the verdict requires.
@@ -181,16 +183,16 @@ class Leader:
         """
         if assignment.number == assignment.root:
             return [], 0.0
-        return self._recorder.read_previous_losses(assignment.number)
+        return self._writer.read_previous_losses(assignment.number)
 
     def stop_without_losses(self, reason: str, remedy: str) -> None:
         """Stop the run if no evaluation has reported a loss. Without `remedy`, later evaluations would not either."""
-        if not self._recorder.has_losses():
+        if not self._writer.has_losses():
             self._stop(StopRequest(reason, ExitStatus.NOTHING_SUCCEEDED, remedy))
 
     def warn_once(self, attempt: Attempt, text: str, kind: str = "") -> None:
         """Print a warning about an evaluation, unless the run has printed the same text or the same kind before."""
-        if self._recorder.is_first_warning(kind or text):
+        if self._writer.is_first_warning(kind or text):
             warn(f"warning: trial {attempt.assignment.number}: {text}")
 
     def find_start(self, assignment: Assignment) -> tuple[Path | None, bool]:
@@ -224,7 +226,7 @@ class Leader:
             return
         copies = self._find_copies(attempt)
         if copies is not None and (losses := self._checkpointer.write_checkpoint(attempt, copies)):
-            self._recorder.record_checkpoint(attempt.assignment, losses)
+            self._writer.record.record_checkpoint(attempt.assignment, losses)
 
     def _find_copies(self, attempt: Attempt) -> CopyHolder | None:
         own = self._slot.trainer if self._slot.is_ready else None
@@ -234,11 +236,11 @@ class Leader:
         """Record an evaluation that ends after `seconds`; stop the run at its target, or after too many failures."""
         assignment, verdict = attempt.assignment, attempt.verdict
         if attempt.is_test and verdict.state != "stopped":
-            self._recorder.end_test(assignment, verdict.failure)
+            self._writer.end_test(assignment, verdict.failure)
             return
         if verdict.state == "stopped":
             self.write_checkpoint(attempt)
-            self._recorder.interrupt(assignment)
+            self._writer.record.interrupt(assignment)
             return
         self._record_resumption(attempt)
         if assignment.parent is not None and not attempt.has_read_parent and not attempt.restored_count:
@@ -249,13 +251,13 @@ class Leader:
             self.write_checkpoint(attempt)
         self._record_end(attempt, seconds)
         if self._checkpointer is not None and is_parent:
-            self._recorder.drop_superseded(assignment.number)
+            self._writer.drop_superseded(assignment.number)
         elif self._checkpointer is not None and not verdict.save and self._checkpointer.has_file(assignment):
-            self._recorder.flush()  # Otherwise a crash at this point would lose both the result and the checkpoint.
+            self._writer.commit()  # Otherwise a crash at this point would lose both the result and the checkpoint.
             self._checkpointer.discard_checkpoint(assignment)
 
     def _record_lost_parent(self, assignment: Assignment, reason: str) -> None:
-        self._recorder.clear_inheritance(assignment)
+        self._writer.record.clear_inheritance(assignment)
         if self._checkpointer is not None and reason:
             text = f"trial {assignment.number} starts without the checkpoint of trial {assignment.parent}: {reason}"
             self._checkpointer.warn_once("inherited", text)
@@ -265,18 +267,18 @@ class Leader:
         saver, number = self._checkpointer, attempt.assignment.number
         if saver is None or not saver.islands:
             return False
-        if not saver.has_last_checkpoint(attempt, self._recorder.read_checkpoint_step(number)):
+        if not saver.has_last_checkpoint(attempt, self._writer.read_checkpoint_step(number)):
             text = f"trial {number} cannot be a parent: it has not called worker.save_checkpoint before its last loss"
             saver.warn_once("parent", text)
             return False
-        return self._recorder.is_parent_candidate(number, attempt.loss)
+        return self._writer.is_parent_candidate(number, attempt.loss)
 
     def _record_end(self, attempt: Attempt, seconds: float) -> None:
-        assignment, verdict, record = attempt.assignment, attempt.verdict, self._recorder
+        assignment, verdict, record = attempt.assignment, attempt.verdict, self._writer.record
         if verdict.state == "complete":
             is_cut = attempt.loss <= self.limits.target_loss and not verdict.is_last
             cut = {"cut_after": len(attempt.losses)} if is_cut else {}
-            record.complete(assignment, attempt.loss, seconds, attempt.metrics, **cut)
+            record.complete(assignment, attempt.loss, seconds, dict(attempt.metrics), **cut)
             copies = self._find_copies(attempt)
             if self._weights_saver and attempt.has_weights and copies is not None:
                 self._weights_saver.save_weights(assignment, copies)
@@ -284,7 +286,7 @@ class Leader:
                 self._stop(make_target_stop(self.limits.target_loss))
         elif verdict.state in ("pruned", "paused"):
             paused = {"paused_after": len(attempt.losses)} if verdict.state == "paused" else {}
-            record.prune(assignment, attempt.loss, seconds, attempt.metrics, **paused)
+            record.prune(assignment, attempt.loss, seconds, dict(attempt.metrics), **paused)
         else:
             record.fail(assignment, verdict.failure, verdict.traceback, seconds)
             maximum = self.limits.max_failures

@@ -24,14 +24,15 @@ class WeightsSaver:
     received from the study. So it may write weights that are not the best of the run.
 
     Args:
-        recorder: The leader's connection to the study.
+        study: The leader's connection to the study.
     """
 
-    def __init__(self, recorder: StudyClient, settings: Mapping[str, Any]) -> None:
-        self._recorder = recorder
+    def __init__(self, study: StudyClient, settings: Mapping[str, Any]) -> None:
+        self._writer = study.writer
+        self._objectives = study.objectives
         self._settings = settings
-        self._archive = FrontArchive(recorder.objectives)
-        recorder.listeners.append(self._add_to_archive)
+        self._archive = FrontArchive(study.objectives)
+        study.listeners.append(self._add_to_archive)
 
     def is_wanted(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:
         """Return whether an evaluation with these values would be the best, or on the Pareto front, as far as is known.
@@ -40,8 +41,8 @@ class WeightsSaver:
         individual.
         """
         if assignment.confirms is not None:
-            return self._recorder.should_keep_weights(assignment.number, loss)
-        values = (loss, *self._recorder.objectives.select_metric_values(metrics))
+            return self._writer.should_keep_weights(assignment.number, loss)
+        values = (loss, *self._objectives.select_metric_values(metrics))
         return self._archive.would_join(assignment.number, values)
 
     def save_weights(self, assignment: Assignment, copies: CopyHolder) -> None:
@@ -50,11 +51,11 @@ class WeightsSaver:
         Args:
             copies: Holds the weights of its lowest loss.
         """
-        paths = self._recorder.list_weight_files(assignment.number)
+        paths = self._writer.list_weight_files(assignment.number)
         for path in map(Path, paths):
             self._write_weights(path, assignment, copies)
         if paths:
-            self._recorder.move_weights(assignment.number)
+            self._writer.move_weights(assignment.number)
 
     def _write_weights(self, path: Path, assignment: Assignment, copies: CopyHolder) -> None:
         draft = make_weights_draft_path(path, assignment.number)

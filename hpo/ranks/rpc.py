@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -39,20 +38,10 @@ class RpcClient:
         """Call a function by its name, without waiting for it. The calls of a rank are answered in their order."""
         self._send_call(_CALL_TAG, name, arguments, options)
 
-    def call(self, name: str, *arguments: Any, limit: float = math.inf, **options: Any) -> Any:
-        """Call a function of the first rank by its name, and return its result.
-
-        Args:
-            limit: Maximum seconds to wait.
-            **options: Keyword arguments.
-
-        Raises:
-            DuplicateError: The function has raised it.
-            TimeoutError: The answer does not come within `limit` seconds.
-        """
+    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Call a function of the first rank by its name, and return its result, or raise its DuplicateError."""
         tag = self._send_call(None, name, arguments, options)
-        if not sleep_until(lambda: bool(self._comm.iprobe(source=0, tag=tag)), limit):
-            raise TimeoutError(f"no answer from the job's first rank in {limit:g} s")
+        sleep_until(lambda: bool(self._comm.iprobe(source=0, tag=tag)))  # If the first rank ends, so does the job.
         is_known, answer = self._comm.recv(source=0, tag=tag)
         if is_known:
             raise DuplicateError

@@ -97,7 +97,7 @@ class LeaderStages:
         self._leaders.barrier()  # The first rank must show progress before an evaluation ends.
         while evaluate(claim) is not None:
             pass
-        study.flush()
+        study.writer.commit()
         self._leaders.barrier()
 
     def _make_study_client(self, connection: WriterConnection) -> StudyClient:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from hpo.process import clock
@@ -27,12 +28,6 @@ if TYPE_CHECKING:
     from hpo.store.record import Record
     from hpo.store.weights import BestWeights, ConfirmedWeights
 
-_RECORD_METHODS = frozenset(
-    (
-        *("report", "record_resume", "record_checkpoint", "clear_inheritance", "complete"),
-        *("prune", "fail", "interrupt", "count_initial_failures"),
-    )
-)
 # The time between two commits is at least a tenth of a second, since file systems write many lines as fast as one. It
 # is also four times the duration of the last commit, so that leaders are answered at once most of the time.
 _MIN_COMMIT_INTERVAL = 0.1
@@ -88,10 +83,9 @@ class StudyWriter:
             self.commit()
 
     def __call__(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Call the method `name` of the record or of this writer for a leader, and return its result."""
+        """Call a method for a leader, such as "claim" or "record.complete", and return its result."""
         self._has_changed = True
-        method: Callable[..., Any] = getattr(self.record if name in _RECORD_METHODS else self, name)
-        return method(*arguments, **options)
+        return attrgetter(name)(self)(*arguments, **options)
 
     def commit_if_due(self) -> None:
         """Commit all changes, unless the previous commit was only a moment ago."""
@@ -151,12 +145,17 @@ class StudyWriter:
         self._collect_changes()
         return b"".join(self._pickled_changes[since:]), len(self._pickled_changes)
 
-    def decide_pruning(self, assignment: Assignment, losses: int, values: Sequence[float] = ()) -> PruningDecision:
+    def decide_pruning(
+        self, assignment: Assignment, losses: int, loss: float, metrics: Mapping[str, float]
+    ) -> PruningDecision:
         """Let the pruner decide whether an evaluation continues after this number of losses.
 
-        Also remove the checkpoints of paused individuals that can no longer be promoted.
+        `loss` is its lowest loss so far, and `metrics` were reported with this loss. Also remove the checkpoints of
+        paused individuals that can no longer be promoted.
         """
         assert self.pruner is not None
+        objectives = self.record.objectives
+        values = (loss, *objectives.select_metric_values(metrics)) if objectives.is_multi_objective else ()
         decision = self.pruner.decide_pruning(self.record, assignment, losses, values)
         self._drop_checkpoints(decision.eliminated)
         return decision

@@ -73,7 +73,7 @@ class Run:
         """Complete a confirmation, by default the next one. Return whether its weights are to be saved."""
         assignment = assignment or self.claim()
         wants = self.keeper.is_wanted(assignment, loss, {})
-        self.recorder.complete(assignment, loss, 1.0, {})
+        self.recorder.writer.record.complete(assignment, loss, 1.0, {})
         if wants:
             self.keeper.save_weights(assignment, make_trainer_stub({"seed": torch.tensor([assignment.seed])}))
         return wants
@@ -113,7 +113,7 @@ def test_confirmed_weights_if_another_worker_is_faster(tmp_path: Path) -> None:
     first, second = run.claim(), run.claim()
     assert run.keeper.is_wanted(first, 0.9, {})
     assert run.complete(0.8, second)
-    run.recorder.complete(first, 0.9, 1.0, {})
+    run.recorder.writer.record.complete(first, 0.9, 1.0, {})
     run.keeper.save_weights(first, make_trainer_stub({"seed": torch.tensor([1])}))
     assert run.kept(0) == second.number
     assert list_names(run.files.confirmed_weights) == ["0.safetensors"]

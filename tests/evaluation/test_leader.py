@@ -290,7 +290,7 @@ def test_leader_at_stop_writes_last_checkpoint(tmp_path: Path) -> None:
     harness.leader.finish_evaluation(attempt, 1.0)
     info = read_checkpoint_info(path)
     assert (info.losses, info.tree, info.has_weights) == ([0.5, 0.25], {"dict": [["epoch", 2]]}, True)
-    assert harness.own.recorder.read_checkpoint_step(attempt.assignment.number) == 2
+    assert harness.own.recorder.writer.read_checkpoint_step(attempt.assignment.number) == 2
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 

@@ -94,7 +94,7 @@ def test_claims_by_several_leaders_stay_in_budget_and_unique(tmp_path: Path, see
         while leaders or running:
             if running and (not leaders or chance.random() < 0.4):
                 leader, ended = running.pop(chance.randrange(len(running)))
-                leader.complete(ended, 1.0, 0.0, {})
+                leader.writer.record.complete(ended, 1.0, 0.0, {})
                 continue
             leader = chance.choice(list(leaders))
             with suppress(DuplicateError):

@@ -30,7 +30,7 @@ from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.store.evaluations import SHARED_FIELDS, Assignment, Evaluation
 from hpo.store.journal import Journal
 from hpo.store.record import Record
-from hpo.store.study_client import DirectConnection, StudyClient
+from hpo.store.study_client import WITHOUT_RESULT, DirectConnection, StudyClient
 from hpo.store.study_writer import StudyWriter
 from hpo.store.successive_halving import HALVING_SCHEDULES, HalvingSchedule
 from hpo.store.weights import read_weights
@@ -120,18 +120,18 @@ def test_journal_change_is_durable_only_after_commit(tmp_path: Path) -> None:
             "a claim must be durable at once"
         )
         assert [trial.state for trial in run.load_with_optuna().trials] == [TrialState.RUNNING] * 2
-        leader.report(first, 1, 0.5)
-        leader.complete(first, 0.5, 1.0, {"accuracy": 0.25})
+        leader.writer.record.report(first, 1, 0.5)
+        leader.writer.record.complete(first, 0.5, 1.0, {"accuracy": 0.25})
         assert list_states(leader.read_changes())[2:] == [(0, "complete")], "leaders must receive uncommitted changes"
         assert run.writer.take_committed() == []
         assert run.load_with_optuna().trials[0].state == TrialState.RUNNING
-        leader.flush()
+        leader.writer.commit()
         assert list_states(run.writer.take_committed()) == [(0, "complete")]
         trial, running = run.load_with_optuna().trials
         assert (trial.value, trial.intermediate_values, trial.params) == (0.5, {1: 0.5}, make_params(1))
         assert (trial.user_attrs["metrics"], running.state) == ({"accuracy": 0.25}, TrialState.RUNNING)
         assert run.writer.take_committed() == []
-        leader.fail(second, "rank 0: ValueError: no", "", 1.0)
+        leader.writer.record.fail(second, "rank 0: ValueError: no", "", 1.0)
         assert list_states(leader.read_changes()) == [(1, "failed")]
         assert run.writer.take_committed() == []
         assert run.load_with_optuna().trials[1].state == TrialState.RUNNING
@@ -145,15 +145,15 @@ def test_database_change_is_durable_at_once_except_losses(tmp_path: Path) -> Non
     leader = run.make_leader()
     with run.writer.batch_writes():
         assignment = claim_params(leader, 1)
-        leader.report(assignment, 1, 0.5)
+        leader.writer.record.report(assignment, 1, 0.5)
         assert list_states(leader.read_changes()) == [(0, "running")]
         (trial,) = run.load_with_optuna().trials
         assert (trial.state, trial.intermediate_values) == (TrialState.RUNNING, {})
         assert list_states(run.writer.take_committed()) == [(0, "running")]
-        leader.flush()
+        leader.writer.commit()
         assert run.load_with_optuna().trials[0].intermediate_values == {1: 0.5}
-        leader.report(assignment, 2, 0.25)
-        leader.complete(assignment, 0.25, 1.0, {})
+        leader.writer.record.report(assignment, 2, 0.25)
+        leader.writer.record.complete(assignment, 0.25, 1.0, {})
         leader.read_changes()
         (trial,) = run.load_with_optuna().trials
         assert (trial.value, trial.intermediate_values) == (0.25, {1: 0.5, 2: 0.25}), (
@@ -171,9 +171,9 @@ def test_commit_with_many_leaders_flushes_once(tmp_path: Path, monkeypatch: pyte
         with count_flushes(monkeypatch) as flushed:
             for number, (leader, assignment) in enumerate(zip(leaders, assignments, strict=True)):
                 for epoch in (1, 2, 3):
-                    leader.report(assignment, epoch, number / epoch)
-                leader.complete(assignment, number / 3, 1.0, {})
-                leader.log_output(assignment.number, "hello\n")
+                    leader.writer.record.report(assignment, epoch, number / epoch)
+                leader.writer.record.complete(assignment, number / 3, 1.0, {})
+                leader.writer.log_output(assignment.number, "hello\n")
                 leader.read_changes()
             assert flushed == []
             run.writer.commit()
@@ -190,7 +190,7 @@ def test_direct_connection_makes_change_durable_at_once(tmp_path: Path, monkeypa
     assignment = claim_params(leader, 1)
     with count_flushes(monkeypatch) as flushed:
         for epoch in (1, 2, 3):
-            leader.report(assignment, epoch, 1 / epoch)
+            leader.writer.record.report(assignment, epoch, 1 / epoch)
             assert len(Record(tmp_path / "run" / "study.log", "run").read_evaluations()[0].curve) == epoch
     assert len(flushed) == 3
 
@@ -208,7 +208,7 @@ def test_commit_if_due_waits_longer_after_slow_commit(
         assignment = claim_params(leader, 1)
         run.writer.commit_if_due()
         assert list_states(run.writer.take_committed()) == [(0, "running")]
-        leader.complete(assignment, 0.5, 1.0, {})
+        leader.writer.record.complete(assignment, 0.5, 1.0, {})
         leader.read_changes()
         for waited, is_settled in ((0.0, False), (0.9 * pause, False), (0.2 * pause, True)):
             now[0] += waited
@@ -228,8 +228,8 @@ def test_commit_on_full_disk_writes_nothing(tmp_path: Path) -> None:
             run.writer.commit()
             written.append(run.journal.read_bytes())
             resource.setrlimit(resource.RLIMIT_FSIZE, (len(written[0]) + 100, limits[1]))
-            leader.complete(assignment, 0.5, 1.0, {})
-            leader.flush()
+            leader.writer.record.complete(assignment, 0.5, 1.0, {})
+            leader.writer.commit()
 
     written: list[bytes] = []
     try:
@@ -249,8 +249,8 @@ def test_writer_cuts_off_line_of_killed_writer(tmp_path: Path) -> None:
         for number in (1, 2):
             with run.journal.open("ab") as file:
                 file.write(torn)
-            leader.complete(claim_params(leader, number), 0.5, 1.0, {})
-            leader.flush()
+            leader.writer.record.complete(claim_params(leader, number), 0.5, 1.0, {})
+            leader.writer.commit()
             run.rest()
     assert torn not in run.journal.read_bytes()
     assert list_states(run.reopen().read_evaluations()) == [(0, "complete"), (1, "complete")]
@@ -288,14 +288,14 @@ class RandomLeaders:
     def report(self) -> None:
         leader, assignment = self.chance.choice(self.running)
         self.reported[assignment.number] = epoch = self.reported.get(assignment.number, 0) + 1
-        leader.report(assignment, self.chance.choice([epoch, epoch, 1]), self.loss())
+        leader.writer.record.report(assignment, self.chance.choice([epoch, epoch, 1]), self.loss())
 
     def note(self) -> None:
         (leader, assignment), losses = self.chance.choice(self.running), self.chance.randrange(9)
         actions: list[Callable[[], None]] = [
-            lambda: leader.record_checkpoint(assignment, losses),
-            lambda: leader.clear_inheritance(assignment),
-            lambda: leader.record_resume(assignment, [self.loss() for _ in range(losses)], 1.5),
+            lambda: leader.writer.record.record_checkpoint(assignment, losses),
+            lambda: leader.writer.record.clear_inheritance(assignment),
+            lambda: leader.writer.record.record_resume(assignment, [self.loss() for _ in range(losses)], 1.5),
         ]
         self.chance.choice(actions)()
 
@@ -303,18 +303,18 @@ class RandomLeaders:
         leader, assignment = self.running.pop(self.chance.randrange(len(self.running)))
         loss, metrics = self.chance.random(), {"accuracy": self.chance.random(), "\N{SNOWMAN}": 1.0}
         actions: list[Callable[[], None]] = [
-            lambda: leader.complete(assignment, loss, 1.25, metrics),
-            lambda: leader.prune(assignment, loss, 1.25, metrics),
-            lambda: leader.prune(assignment, loss, 1.25, {}, paused_after=1),
-            lambda: leader.fail(assignment, "rank 0: '\"\n", "Traceback \N{PILE OF POO}", 0.5),
-            lambda: leader.fail(assignment, "rank 0", "", 0.5),
-            lambda: leader.interrupt(assignment),
+            lambda: leader.writer.record.complete(assignment, loss, 1.25, metrics),
+            lambda: leader.writer.record.prune(assignment, loss, 1.25, metrics),
+            lambda: leader.writer.record.prune(assignment, loss, 1.25, {}, paused_after=1),
+            lambda: leader.writer.record.fail(assignment, "rank 0: '\"\n", "Traceback \N{PILE OF POO}", 0.5),
+            lambda: leader.writer.record.fail(assignment, "rank 0", "", 0.5),
+            lambda: leader.writer.record.interrupt(assignment),
         ]
         self.chance.choice(actions)()
 
     def commit(self) -> None:
         for leader in self.leaders:
-            leader.flush()
+            leader.writer.commit()
 
 
 def describe_trial(trial: FrozenTrial) -> str:
@@ -399,7 +399,7 @@ def test_trial_of_other_program_keeps_number_and_is_claimed(tmp_path: Path, stor
         other.set_user_attr("note", "look at 1")
         add_waiting(other, 77)
         add_waiting(other, 78)
-        leader.report(first, 1, 0.5)
+        leader.writer.record.report(first, 1, 0.5)
         second = claim_params(leader, 2)
         assert (first.number, second.number) == (0, 3)
         third, fourth = claim_params(leader, 3), claim_params(leader, 3)
@@ -408,8 +408,8 @@ def test_trial_of_other_program_keeps_number_and_is_claimed(tmp_path: Path, stor
             (2, make_params(78)),
         ]
         for assignment in (second, third, fourth, first):
-            leader.complete(assignment, assignment.number / 8, 1.0, {})
-        leader.flush()
+            leader.writer.record.complete(assignment, assignment.number / 8, 1.0, {})
+        leader.writer.commit()
         assert dict(list_states(leader.read_changes())) == dict.fromkeys(range(4), "complete")
         assert_trials_equal(list(run.record.read_trials()), run.load_with_optuna().trials)
         run.rest()
@@ -425,8 +425,8 @@ def test_journal_written_by_two_programs_has_valid_checksums(tmp_path: Path) -> 
     leader, other = run.make_leader(), run.load_with_optuna()
     with run.writer.batch_writes():
         for turn in range(3):
-            leader.complete(claim_params(leader, turn), 0.5, 1.0, {})
-            leader.flush()
+            leader.writer.record.complete(claim_params(leader, turn), 0.5, 1.0, {})
+            leader.writer.commit()
             run.rest()
             other.set_user_attr("note", f"look at {turn}")
     record = run.reopen()
@@ -452,8 +452,8 @@ def test_other_program_waits_until_writer_rests(tmp_path: Path) -> None:
         assert run.lock.is_symlink(), "the first entry must take the lock"
         others.start()
         for epoch in range(1, 11):
-            leader.report(assignment, epoch, 1 / epoch)
-            leader.flush()
+            leader.writer.record.report(assignment, epoch, 1 / epoch)
+            leader.writer.commit()
             time.sleep(0.05)
             assert run.lock.is_symlink()
         assert others.is_alive()
@@ -464,7 +464,7 @@ def test_other_program_waits_until_writer_rests(tmp_path: Path) -> None:
         others.join(10)
         assert not others.is_alive()
         assert run.load_with_optuna().user_attrs["note"] == "look at 1"
-        leader.complete(assignment, 0.1, 1.0, {})
+        leader.writer.record.complete(assignment, 0.1, 1.0, {})
     assert not run.lock.is_symlink()
     assert len(run.reopen().read_evaluations()[0].curve) == 10
 
@@ -494,8 +494,8 @@ def test_writer_without_rest_releases_lock_after_limit(tmp_path: Path, monkeypat
         assignment = claim_params(leader, 1)
         for step in range(120):
             now[0] += 0.1
-            leader.report(assignment, step, 0.5)
-            leader.flush()
+            leader.writer.record.report(assignment, step, 0.5)
+            leader.writer.commit()
             free += not run.lock.is_symlink()
     assert free == 2, "the lock must be released every 5 s, in 12 s"
     assert len(run.load_with_optuna().trials[0].intermediate_values) == 120
@@ -614,20 +614,20 @@ def test_leader_receives_each_change_once_in_order(tmp_path: Path) -> None:
         assert read_new() == [(0, "running"), (1, "running"), (2, "running")]
         assert read_new() == []
         for assignment, loss in zip(begun, (0.9, 0.5, 0.7), strict=True):
-            early.report(assignment, 1, loss)
-            early.prune(assignment, loss, 1.0, {"accuracy": 0.5}, paused_after=1)
+            early.writer.record.report(assignment, 1, loss)
+            early.writer.record.prune(assignment, loss, 1.0, {"accuracy": 0.5}, paused_after=1)
         assert read_new() == [(0, "paused"), (1, "paused"), (2, "paused")]
         promoted = claim_params(early, 3)
         assert (promoted.number, promoted.root) == (3, 1)
         assert read_new() == [(1, "promoted"), (3, "running")]
         for epoch in range(1, 10):
-            early.report(promoted, epoch, 0.5)
-        early.complete(promoted, 0.5, 1.0, {})
+            early.writer.record.report(promoted, epoch, 0.5)
+        early.writer.record.complete(promoted, 0.5, 1.0, {})
         interrupted = claim_params(early, 4)
-        early.interrupt(interrupted)
+        early.writer.record.interrupt(interrupted)
         assert read_new() == [(3, "complete"), (4, "running"), (4, "interrupted"), (5, "waiting")]
         assert list_states(late.read_changes()) == list_states(received)
-        late.complete(claim_params(late, 4), 0.25, 1.0, {})
+        late.writer.record.complete(claim_params(late, 4), 0.25, 1.0, {})
         assert list_states(late.read_changes()) == read_new() == [(5, "running"), (5, "complete")]
         assert late.read_changes() == []
     assert list_states(by_listener) == list_states(received)
@@ -641,9 +641,9 @@ def test_leaders_receive_only_shared_fields(tmp_path: Path) -> None:
     first, second = (leader.claim(make_params(number), **attributes) for number in (1, 2))
     assert first is not None
     assert second is not None
-    leader.report(first, 1, 0.5)
-    leader.complete(first, 0.5, 1.5, {"parameters": 9.0, "accuracy": 0.75})
-    leader.interrupt(second)
+    leader.writer.record.report(first, 1, 0.5)
+    leader.writer.record.complete(first, 0.5, 1.5, {"parameters": 9.0, "accuracy": 0.75})
+    leader.writer.record.interrupt(second)
     received = leader.read_changes()[2:]
     assert list_states(received) == [(0, "complete"), (1, "interrupted"), (2, "waiting")]
     for evaluation, recorded in zip(received, record.read_evaluations(), strict=True):
@@ -668,7 +668,7 @@ def test_resumed_run_sends_all_evaluations_at_first(tmp_path: Path) -> None:
     run = WriterRun(tmp_path)
     leader = run.make_leader()
     with run.writer.batch_writes():
-        leader.complete(claim_params(leader, 1), 0.5, 1.0, {})
+        leader.writer.record.complete(claim_params(leader, 1), 0.5, 1.0, {})
         claim_params(leader, 2)
     record, cached_storage = open_cached(run.storage)
     record.requeue_interrupted()
@@ -687,7 +687,7 @@ def test_claim_while_run_is_stopping_returns_none(tmp_path: Path) -> None:
     stopping = [False]
     leader = StudyClient(DelayedConnection(run.writer), ONLY_LOSS, lambda: stopping[0])
     with run.writer.batch_writes():
-        leader.interrupt(claim_params(leader, 1))
+        leader.writer.record.interrupt(claim_params(leader, 1))
         stopping[0] = True
         assert leader.claim(make_params(2), **ISLAND_FIELDS) is None
         assert leader.claim_waiting(**ISLAND_FIELDS) is None
@@ -709,17 +709,17 @@ def test_losses_in_database_share_one_transaction(tmp_path: Path) -> None:
     losses = {1: 0.5, 2: math.nan, 3: math.inf, 4: -math.inf, 5: 1e-300}
     with run.writer.batch_writes():
         for leader, assignment in zip(leaders, assignments, strict=True):
-            leader.report(assignment, 5, 0.125)
+            leader.writer.record.report(assignment, 5, 0.125)
             for step, loss in losses.items():
-                leader.report(assignment, step, loss)
+                leader.writer.record.report(assignment, step, loss)
             leader.read_changes()
         assert happened == []
         run.writer.commit()
         assert happened == ["commit"]
         run.writer.commit()
         assert happened == ["commit"], "a commit without changes must not open a transaction"
-        leaders[0].report(assignments[0], 6, 0.25)
-        leaders[0].flush()
+        leaders[0].writer.record.report(assignments[0], 6, 0.25)
+        leaders[0].writer.commit()
         assert happened == ["commit"] * 2
     found = [trial.intermediate_values for trial in run.load_with_optuna().trials]
     assert str([dict(sorted(values.items())) for values in found]) == str([{**losses, 6: 0.25}, losses, losses, losses])
@@ -775,8 +775,8 @@ with writer.batch_writes():
     held = take_all()
     for number in (1, 2):
         params = {"layers": number, "activation": "relu", "lr": 0.5, "gamma": 0.75}
-        leader.complete(leader.claim(params, island=0, worker=0, generation=0), 0.5, 1.0, {})
-        leader.flush()
+        leader.writer.record.complete(leader.claim(params, island=0, worker=0, generation=0), 0.5, 1.0, {})
+        leader.writer.commit()
         time.sleep(0.25)
         writer.commit()
     give_back(held)
@@ -846,8 +846,13 @@ def test_leader_behind_unread_best_keeps_no_weights(tmp_path: Path) -> None:
     best = tmp_path / "run" / "best.safetensors"
     before = best.stat()
     assert late.keeper.is_wanted(begun[0], 0.4, {}), "the leader has not read the better loss"
-    late.recorder.complete(begun[0], 0.4, 1.0, {})
+    late.recorder.writer.record.complete(begun[0], 0.4, 1.0, {})
     late.keeper.save_weights(begun[0], make_trainer_stub({"w": torch.tensor([4.0])}))
     assert (best.stat().st_ino, best.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert not list((tmp_path / "run").rglob(".*"))
     assert not late.is_wanted(begun[0], 0.4)
+
+
+def test_leaders_wait_for_all_methods_with_a_result() -> None:
+    methods = {**vars(Record), **vars(StudyWriter)}
+    assert [name for name in WITHOUT_RESULT if methods[name].__annotations__["return"] != "None"] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,9 +75,8 @@ class DelayedConnection:
         """Queue a call to the writer. The next `call` or `deliver` makes it."""
         self._notifications.append((name, arguments, options))
 
-    def call(self, name: str, *arguments: Any, limit: float = math.inf, **options: Any) -> Any:
+    def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Deliver all queued notifications, then call the writer and return its answer."""
-        assert limit > 0
         self.deliver()
         return self._writer(name, *arguments, **options)
 
@@ -137,7 +135,7 @@ class LeaderStub:
         """Complete an evaluation whose last loss is its lowest, and return whether its weights were wanted."""
         is_wanted = self.is_wanted(assignment, loss, metrics)
         trainer = make_trainer_stub(weights) if is_wanted else None
-        self.recorder.complete(assignment, loss, 1.0, metrics or {})
+        self.recorder.writer.record.complete(assignment, loss, 1.0, metrics or {})
         if trainer is not None:
             self.keeper.save_weights(assignment, trainer)
         return is_wanted
