@@ -86,7 +86,7 @@ class TemplateProcess:
             self._process.wait(_SECONDS_TO_END)
         _write_text(self._output_files[0].read_new(), sys.stdout)
         lines = self._output_files[1].read_new().splitlines()
-        # After a crash, faulthandler lists all extension modules, which may be longer than what is shown.
+        # After a crash, faulthandler lists all extension modules. The list may be longer than the shown text.
         shown = "\n".join(line for line in lines if not line.startswith("Extension modules: "))
         text = shown[-_MAX_SHOWN_CHARACTERS:].strip()
         return f"{describe_status(self._process.returncode)}{f':{chr(10)}{text}' if text else ''}"
