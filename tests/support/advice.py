@@ -78,16 +78,10 @@ def compute_distant_loss(params: Mapping[str, Any]) -> float:
     return float((math.log10(params["lr"]) - 1) ** 2 + 0.1 * (params["gamma"] - 0.5) ** 2)
 
 
-def make_flat_search(count: int = 64, found: int = 10, step: float = 1e-4) -> list[Evaluation]:
-    """Return a search that finds its lowest loss early. The other losses are multiples of `step` above it.
-
-    Args:
-        count: Number of evaluations.
-        found: Index of the best evaluation.
-        step: Distance between two losses.
-    """
-    losses = [0.5 + step * (1 + (7 * index) % count) for index in range(count)]
-    losses[found] = 0.5
+def make_flat_search(count: int = 64) -> list[Evaluation]:
+    """Return a search of `count` evaluations. Its eleventh has the lowest loss, and all others are close to it."""
+    losses = [0.5 + 1e-4 * (1 + (7 * index) % count) for index in range(count)]
+    losses[10] = 0.5
     return [make_ended(trial, loss) for trial, loss in enumerate(losses)]
 
 
