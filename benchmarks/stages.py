@@ -47,12 +47,13 @@ RANK_STAGES = {
     "broadcast, and wait for the leader": "hpo.evaluation.evaluator:Evaluator.__call__",
     "check that trainers are ready": "hpo.evaluation.rank_group:RankGroup.connect",
     COUNTED: "hpo.evaluation.evaluator:Evaluator._run_attempt",
-    "begin": "hpo.evaluation.supervision:Supervision.start_objective",
+    "begin": "hpo.evaluation.function_supervision:FunctionSupervision.start_objective",
     "wait for the trainer": "hpo.evaluation.trainer_client:TrainerClient.wait",
-    "around each step": "hpo.evaluation.supervision:Supervision.step",
-    "agree on a step": "hpo.evaluation.step_sync:StepSync.agree_on_verdict",
+    "supervise": "hpo.evaluation.supervision:Supervision.supervise",
+    "gather the ends of all ranks": "hpo.evaluation.supervision:Supervision._gather_ends",
+    "answer a report": "hpo.evaluation.function_supervision:FunctionSupervision._answer_report",
     "decide": "hpo.evaluation.leader:Leader.decide",
-    "wait for the objective's end": "hpo.evaluation.supervision:Supervision.end",
+    "wait for the objective's end": "hpo.evaluation.supervision:Supervision._finish",
     "end": "hpo.evaluation.leader:Leader.finish_evaluation",
 }
 TRAINER_STAGES = {

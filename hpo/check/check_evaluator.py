@@ -20,9 +20,10 @@ from hpo.evaluation.leader import Leader
 from hpo.evaluation.limits import Limits
 from hpo.evaluation.program_command import Program
 from hpo.evaluation.rank_group import RankGroup
-from hpo.evaluation.step_verdict import Verdict
+from hpo.evaluation.report import Report
 from hpo.evaluation.testing_client import run_test_in_trainer
 from hpo.evaluation.trainer_slot import TrainerSlot
+from hpo.evaluation.verdict import Verdict
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.process.trace import Trace
 from hpo.ranks.rank_watch import RankWatch
@@ -123,10 +124,10 @@ class _ShortLeader(Leader):
         self.checkpointer = saver
         self.has_offered = False
 
-    def decide(self, attempt: Attempt, verdict: Verdict, printed: str) -> Verdict:
-        """Return the verdict of `Leader.decide` on a step, but end the evaluation after `MAX_LOSSES` losses."""
-        self.has_offered |= attempt.offers_weights
-        decided = super().decide(attempt, verdict, printed)
+    def decide(self, attempt: Attempt, report: Report, printed: str) -> Verdict:
+        """Return the verdict of `Leader.decide` on a report, but end the evaluation after `MAX_LOSSES` losses."""
+        self.has_offered |= report.offers_weights
+        decided = super().decide(attempt, report, printed)
         is_last = decided.loss is not None and len(attempt.losses) + 1 >= MAX_LOSSES
         return replace(decided, is_last=True) if is_last else decided
 

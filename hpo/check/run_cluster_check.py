@@ -25,7 +25,7 @@ from hpo.check.shared_folder import FolderTest, compare_views
 from hpo.errors import ExitStatus
 from hpo.evaluation.limits import Limits
 from hpo.evaluation.rank_group import RankGroup
-from hpo.evaluation.step_verdict import TIMEOUT_PREFIX
+from hpo.evaluation.verdict import TIMEOUT_PREFIX
 from hpo.layout import Layout, list_usable_cores
 from hpo.process import clock
 from hpo.process.launcher import describe_launcher, describe_scheduler

@@ -1,4 +1,4 @@
-"""The state of one attempt at an evaluation on one rank: its losses, its latest step and its verdict.
+"""The state of one attempt at an evaluation on one rank: its losses, its latest report and its verdict.
 
 All attempts at an evaluation (training of one individual) belong to the same trial of the study.
 For example, another attempt follows if the template crashes.
@@ -10,13 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hpo.evaluation.step_verdict import GOING_VERDICT, Step, Verdict
+from hpo.evaluation.verdict import GOING_VERDICT, RankEnd, Verdict
 from hpo.process import clock
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hpo.evaluation.draft_store import DraftStore
+    from hpo.evaluation.report import Report
     from hpo.store.checkpoints import CheckpointInfo
     from hpo.store.evaluations import Assignment
 
@@ -40,7 +41,7 @@ class CopyHolder(Protocol):
 
 
 class Attempt:
-    """One attempt at an evaluation, as a rank of the worker records it.
+    """One attempt at an evaluation, as a rank of the worker records it. Only the leader's has losses.
 
     Args:
         assignment: The individual and the number of its trial.
@@ -50,16 +51,17 @@ class Attempt:
         path: File of the checkpoint that `checkpoint_info` or `parent_info` describes.
         earlier_seconds: Seconds of training before the evaluation was interrupted or paused, from an earlier attempt.
             None if no earlier attempt has reported a loss.
+        previous_failure: Failure of the previous attempt; empty if there was none.
 
     Attributes:
         losses: All losses so far. They include the losses before an interruption if the objective has resumed.
         loss: The lowest of `losses`; infinite before the first loss.
         metrics: Metrics that were reported with `loss`.
         began_at: Start of the attempt on the clock of `hpo.process.clock`, plus the time spent on recording its losses.
-        step: The latest step of this rank.
+        report: The latest report.
         copied_step: Number of losses in the latest checkpoint if it was copied and is not yet in a file, otherwise 0.
         has_weights: Whether the leader can write the weights of the lowest loss.
-        has_read_parent: Whether the objective has read the parent checkpoint.
+        has_read_parent: Whether the objective has read the parent checkpoint on any rank.
     """
 
     def __init__(
@@ -69,8 +71,10 @@ class Attempt:
         parent_info: CheckpointInfo | None = None,
         path: Path | None = None,
         earlier_seconds: float | None = None,
+        previous_failure: str = "",
     ) -> None:
         self.assignment = assignment
+        self.previous_failure = previous_failure
         self.is_first = earlier_seconds is None
         self.earlier_seconds = earlier_seconds or 0.0
         self.checkpoint_info = checkpoint_info
@@ -80,7 +84,7 @@ class Attempt:
         self.losses: list[float] = []
         self.restored_count = 0  # losses of the interrupted attempt
         self.restored_seconds = 0.0  # time of the restored losses
-        self.step: Step | None = None
+        self.report: Report | None = None
         self.copied_step = 0
         self.has_weights = False
         self.saves_own_checkpoints = False  # true for programs that write their own files: they can be paused
@@ -89,11 +93,6 @@ class Attempt:
         self.verdict: Verdict = GOING_VERDICT
         self.loss = math.inf
         self.metrics: Mapping[str, float] = {}
-
-    @property
-    def has_next_step(self) -> bool:
-        """Whether the evaluation continues with another step."""
-        return self.verdict.state == "going"
 
     @property
     def is_test(self) -> bool:
@@ -114,19 +113,19 @@ class Attempt:
     def has_checkpoint(self) -> bool:
         """Whether the attempt has a checkpoint and no new loss, so that a failure may come from the checkpoint.
 
-        A parent checkpoint counts only if the objective has read it on some rank. The value is the same on all ranks.
+        A parent checkpoint counts only if the objective has read it on some rank.
         """
-        return self.checkpoint_info is not None or (self.parent_info is not None and self.verdict.inherited)
+        return self.checkpoint_info is not None or (self.parent_info is not None and self.has_read_parent)
 
     @property
     def offers_weights(self) -> bool:
-        """Whether the objective has called `offer_weights` in its latest step on this rank."""
-        return self.step is not None and self.step.offers
+        """Whether weights were offered with the latest report."""
+        return self.report is not None and self.report.offers_weights
 
     @property
     def has_saved(self) -> bool:
-        """Whether the objective has saved a checkpoint in its latest step on this rank."""
-        return self.step is not None and self.step.has_saved
+        """Whether a checkpoint was saved with the latest report."""
+        return self.report is not None and self.report.has_saved
 
     @property
     def total_seconds(self) -> float:
@@ -138,16 +137,24 @@ class Attempt:
         """Whether a failure or an external cause has ended the attempt. Ranks may then still run the objective."""
         return self.verdict.state in ("failed", "again", "suspended", "stopped")
 
-    def record_step(self, step: Step) -> None:
-        """Record a step of the objective on this rank.
+    def record_report(self, report: Report) -> None:
+        """Record a report before the verdict on it; call it on the leader."""
+        self.report = report
+        self._record_reads(report)
 
-        If the objective has read its checkpoint, the losses before the checkpoint are restored.
-        """
-        self.step = step
-        self.has_read_parent |= step.inherited
-        if step.went_on and self.checkpoint_info is not None and not self.losses:
+    def record_ends(self, ends: Sequence[RankEnd]) -> None:
+        """Record how the objective has ended on all ranks, in the order of ranks; call it on the leader."""
+        self._record_reads(ends[0])
+        self.has_read_parent |= any(end.has_read_parent for end in ends)
+
+    def _record_reads(self, reader: Report | RankEnd) -> None:
+        """If the objective has read its checkpoint, restore the losses before the checkpoint."""
+        self.has_read_parent |= reader.has_read_parent
+        if reader.has_resumed and self.checkpoint_info is not None and not self.losses:
             self.restore_losses(self.checkpoint_info.losses, self.checkpoint_info.seconds, self.checkpoint_info.metrics)
             self.has_weights = self.checkpoint_info.has_weights
+            if self.has_weights and self.drafts is not None and self.path is not None:
+                self.drafts.restore_weights(self.path)
 
     def restore_losses(self, losses: Sequence[float], seconds: float, metrics: Mapping[str, float]) -> None:
         """Restore the losses, seconds and metrics from before the evaluation was interrupted or paused."""
@@ -156,7 +163,7 @@ class Attempt:
         self.loss, self.metrics = min(losses, default=math.inf), metrics
 
     def record_verdict(self, verdict: Verdict) -> None:
-        """Record the verdict (the decision of all ranks on a step), and add its loss, if any, to `losses`."""
+        """Record the verdict on a report or on the end, and add its loss, if any, to `losses`."""
         self.verdict = verdict
         if verdict.loss is not None:
             self.losses.append(verdict.loss)

@@ -1,26 +1,25 @@
 """Evaluate individuals on one worker.
 
-The trainer of each rank runs the objective. After each step, the ranks agree whether the evaluation continues.
+The trainer of each rank runs the objective. The leader decides on each report, and the ranks agree on the end.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.draft_store import reset_drafts
+from hpo.evaluation.function_supervision import FunctionSupervision
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.program_command import Program
 from hpo.evaluation.program_supervision import ProgramSupervision
 from hpo.evaluation.rank_group import RankGroup
-from hpo.evaluation.step_sync import StepSync
-from hpo.evaluation.step_verdict import TIMEOUT_PREFIX, Verdict
 from hpo.evaluation.supervision import Supervision
+from hpo.evaluation.verdict import TIMEOUT_PREFIX, Verdict
 from hpo.process import clock
 from hpo.process.user_frames import UserFrames
 from hpo.ranks.rank_watch import RankWatch
@@ -144,40 +143,27 @@ class Evaluator:
         earlier: float | None = None  # the argument `earlier_seconds` of `Attempt`
         previous_failure = ""
         for _ in range(_MAX_SUSPENSIONS):
-            attempt = self._run_attempt(assignment, earlier)
-            if attempt.verdict.state == "again" and previous_failure:
-                attempt.verdict = replace(attempt.verdict, state="failed")
-            verdict = attempt.verdict
-            earlier = attempt.earlier_seconds if attempt.has_loss else earlier
-            if verdict.state == "failed" and attempt.has_checkpoint and not verdict.diverged:
-                if self._leader:
-                    self._leader.reject_checkpoint(
-                        assignment, verdict.failure, is_own=attempt.checkpoint_info is not None
-                    )
-                if attempt.checkpoint_info is None:
-                    assignment = replace(assignment, parent=None)
-            elif verdict.state not in ("suspended", "again"):
+            attempt = self._run_attempt(assignment, earlier, previous_failure)
+            if attempt.verdict.state not in ("suspended", "again"):
                 return attempt
-            previous_failure = verdict.failure
+            assignment = attempt.assignment
+            earlier = attempt.earlier_seconds if attempt.has_loss else earlier
+            previous_failure = attempt.verdict.failure
         reason = f"{TIMEOUT_PREFIX}the job was suspended in each of {_MAX_SUSPENSIONS} attempts"
         attempt.verdict = Verdict("failed", failure=reason)
         return attempt
 
-    def _run_attempt(self, assignment: Assignment, earlier: float | None) -> Attempt:
+    def _run_attempt(self, assignment: Assignment, earlier: float | None, previous_failure: str) -> Attempt:
         """Run one attempt at an evaluation on this rank, until a verdict of all ranks ends it."""
         ticket, start = self._group.connect(self._find_start(assignment) if self._leader else None)
-        attempt = Attempt(assignment, *self._read_checkpoint_info(assignment, start), start.path, earlier)
+        own, parent = self._read_checkpoint_info(assignment, start)
+        attempt = Attempt(assignment, own, parent, start.path, earlier, previous_failure)
         if start.losses is not None:
             attempt.restore_losses(start.losses, start.seconds, {})
         attempt.saves_own_checkpoints = self._context.program is not None and bool(self._context.program.script.resume)
-        overdue_after = self._leader.limits.evaluation_timeout if self._leader else math.inf
-        if self._context.program is None:  # an objective gets time to reach its next loss, and ends there
-            overdue_after += self._group.patience
         with self._watch.watch_evaluation() as watched:
-            supervision = self._start_supervision(watched, attempt, overdue_after, ticket)
-            while attempt.has_next_step:
-                supervision.step()
-            supervision.end()
+            supervision = self._start_supervision(watched, attempt, ticket)
+            supervision.supervise()
         if attempt.is_aborted:
             attempt.loss = math.inf
         self._is_clean, self.trace = supervision.is_clean, supervision.trace
@@ -187,18 +173,20 @@ class Evaluator:
         return attempt
 
     def _start_supervision(
-        self, watched: WatchedEvaluation, attempt: Attempt, overdue_after: float, ticket: dict[str, Any] | None
+        self, watched: WatchedEvaluation, attempt: Attempt, ticket: dict[str, Any] | None
     ) -> Supervision:
         self._group.slot.output.forget_errors()
-        group, program, leader = self._group, self._context.program, self._leader
+        program = self._context.program
         values = self._context.describe_evaluation(attempt.assignment)
+        overdue_after = self._leader.limits.evaluation_timeout if self._leader else math.inf
+        common = (self._group, self._watch, watched, attempt, self._leader)
         if program is not None:
-            running = ProgramSupervision(group, self._watch, watched, attempt, leader, program, overdue_after)
-            running.start_program(ticket, values, attempt.restored_count > 0, self._is_traced)
+            running = ProgramSupervision(*common, program, overdue_after, self._is_traced)
+            running.start_program(ticket, values, attempt.restored_count > 0)
             return running
-        step_sync = StepSync(group, self._watch, watched, partial(leader.decide, attempt) if leader else None)
-        supervision = Supervision(group, watched, step_sync, attempt, leader, self._context.user_frames, overdue_after)
-        supervision.start_objective(ticket, values["seed"], values["folder"], self._is_traced)
+        overdue_after += self._group.patience  # An objective gets time to reach its next loss, and ends there.
+        supervision = FunctionSupervision(*common, self._context.user_frames, overdue_after, self._is_traced)
+        supervision.start_objective(ticket, values["seed"], values["folder"])
         return supervision
 
     def _find_start(self, assignment: Assignment) -> StartingPoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hpo.errors import ExitStatus, StopRequest
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.limits import Limits, describe_missing_metric, make_target_stop
-from hpo.evaluation.step_verdict import TIMEOUT_PREFIX, Verdict
+from hpo.evaluation.report import Report
+from hpo.evaluation.verdict import TIMEOUT_PREFIX, Verdict
 from hpo.process import clock
 from hpo.process.standard_streams import warn
 
@@ -53,26 +55,47 @@ class Leader:
         self._weights_saver = weights_saver
         self._checkpointer = checkpointer
 
-    def decide(self, attempt: Attempt, verdict: Verdict, printed: str) -> Verdict:
-        """Record the verdict of all ranks on a step, and return the final verdict.
+    def decide(self, attempt: Attempt, report: Report, printed: str) -> Verdict:
+        """Record a report, and return the verdict on it.
 
         The time of this call does not count as training time, since a pruner may wait for an unavailable database.
 
         Args:
-            verdict: Verdict of all ranks.
-            printed: Lines that the ranks have printed in the step.
+            printed: Lines that the ranks have printed since the last report.
         """
         since, seconds = clock.now(), attempt.total_seconds
+        self.log_output(attempt, printed)
+        attempt.record_report(report)
+        if report.mistake:
+            return Verdict("failed", failure=report.mistake, diverged=not math.isfinite(report.loss))
+        self._record_resumption(attempt)
+        self._writer.record.report(attempt.assignment, len(attempt.losses) + 1, report.loss)
+        verdict = Verdict("going", report.loss, report.metrics, is_last=report.is_last)
+        verdict = self._apply_limits(attempt, verdict, report.loss, seconds)
+        keep, save = self._wants_weights(attempt, verdict), self._wants_checkpoint(attempt, verdict)
+        attempt.began_at += clock.now() - since
+        return replace(verdict, keep=keep, save=save)
+
+    def log_output(self, attempt: Attempt, printed: str) -> None:
+        """Append lines that the ranks have printed to the log of the evaluation."""
         if printed:
             self._writer.log_output(attempt.assignment.number, printed)
-        if verdict.loss is not None:
-            self._record_resumption(attempt)
-            self._writer.record.report(attempt.assignment, len(attempt.losses) + 1, verdict.loss)
-            verdict = self._apply_limits(attempt, verdict, verdict.loss, seconds)
-            keep, save = self._wants_weights(attempt, verdict), self._wants_checkpoint(attempt, verdict)
-            verdict = replace(verdict, keep=keep, save=save)
-        attempt.began_at += clock.now() - since
-        return verdict
+
+    def decide_on_retry(self, attempt: Attempt, verdict: Verdict) -> Verdict:
+        """Return the final verdict on an attempt.
+
+        If the checkpoint may have caused a failure, the evaluation is repeated without the checkpoint. If two attempts
+        in a row must be repeated for another reason, the evaluation fails.
+        """
+        if verdict.state == "again" and attempt.previous_failure:
+            verdict = replace(verdict, state="failed")
+        if verdict.state != "failed" or verdict.diverged or not attempt.has_checkpoint:
+            return verdict
+        is_own = attempt.checkpoint_info is not None
+        self.reject_checkpoint(attempt.assignment, verdict.failure, is_own)
+        if not is_own:
+            attempt.assignment = replace(attempt.assignment, parent=None)
+        return replace(verdict, state="again")
 
     def _wants_weights(self, attempt: Attempt, verdict: Verdict) -> bool:
         saver, loss, has_value = self._weights_saver, verdict.loss, verdict.state in ("going", "complete", "paused")

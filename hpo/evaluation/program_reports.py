@@ -12,9 +12,9 @@ import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
+from hpo.evaluation.report import Report
 from hpo.script_objective import Script
 
 _MAX_SEARCHED_CHARACTERS = 4000  # length of the part of a line in which a pattern is searched
@@ -48,20 +48,6 @@ def _limit_time() -> Iterator[None]:
 
 
 _NOTE_NAMES = ("checkpoint", "weights", "asked")
-
-
-@dataclass(frozen=True)
-class Report:
-    """A loss with its metrics, or a mistake in a report."""
-
-    loss: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    mistake: str = ""
-    """Description of the mistake; empty if there is none."""
-    checkpoint: str = ""
-    """Name of the checkpoint draft (temporary file) that belongs to the loss; empty if there is none."""
-    weights: str = ""
-    """Name of the weights draft (temporary file) that belongs to the loss; empty if there is none."""
 
 
 class ReportReader:
@@ -219,7 +205,17 @@ class ReportReader:
     def _add_report(self, loss: float, metrics: Mapping[str, float], stream: str) -> None:
         mistake = "" if math.isfinite(loss) else f"the validation loss is {loss}"
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        self._new_reports.append(Report(loss, finite, mistake, **self._drafts[stream]))
+        drafts = self._drafts[stream]
+        report = Report(
+            loss,
+            finite,
+            mistake,
+            offers_weights="weights" in drafts,
+            has_saved="checkpoint" in drafts,
+            checkpoint=drafts.get("checkpoint", ""),
+            weights=drafts.get("weights", ""),
+        )
+        self._new_reports.append(report)
         self._drafts[stream], self._last_stream = {}, stream
 
 

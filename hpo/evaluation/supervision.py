@@ -1,39 +1,59 @@
-"""Supervise an objective on one rank of a worker: wait for its trainer, cancel it, and agree on verdicts."""
+"""Supervise an evaluation on one rank of a worker: wait for its trainer, cancel it, and agree on the verdict.
+
+The ranks agree once, when the objective has ended on all of them. Until then, only the leader decides, on each report.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from traceback import FrameSummary
 from typing import Any
 
+from hpo.errors import RunError
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.hang_detector import HangDetector
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.rank_group import RankGroup
-from hpo.evaluation.step_sync import StepSync, describe_timeout
-from hpo.evaluation.step_verdict import NOT_JOINED, Step, Verdict
+from hpo.evaluation.report import Report
 from hpo.evaluation.trainer_client import TrainerClient, TrainerEnd
+from hpo.evaluation.verdict import NOT_JOINED, TIMEOUT_PREFIX, RankEnd, Verdict, judge_ends
 from hpo.process import clock
 from hpo.process.channel import Message
 from hpo.process.failure import format_stack
 from hpo.process.user_frames import UserFrames
-from hpo.ranks.rank_watch import RUN_STOPS
+from hpo.ranks.communicator import Gathering, sleep_until
+from hpo.ranks.rank_watch import RUN_STOPS, RankWatch
 from hpo.ranks.watched_evaluation import WatchedEvaluation
 
 _SECONDS_TO_ACKNOWLEDGE = 1.0  # time to acknowledge a cancellation, which native code does not
 _SECONDS_TO_CLEAN_UP = 5.0  # time for `finally` blocks of a cancelled objective
+_SECONDS_TO_END_TRAINER = 30.0  # time in which a supervisor can end its trainer on busy cores
+_SECONDS_TO_RECEIVE_NEWS = 5.0
+_SECONDS_BETWEEN_LOGS = 5.0  # time after which printed lines are logged if no report is
 POLL_SECONDS = 0.5
 # A trainer's own limit to connect is 5 minutes, but NCCL's start has none. Another 30 s are for memory to become free.
 SECONDS_TO_JOIN = 340.0
-_STEP_FIELDS = tuple(Step.__dataclass_fields__)
+_END_FIELDS = tuple(RankEnd.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class RankNews:
+    """The news of one rank, for the leader."""
+
+    rank: int
+    printed: str = ""
+    """Lines that the rank has printed."""
+    reports: Sequence[Report] = ()
+    """New reports of a program."""
+    first: int = 0
+    """Number of earlier reports."""
 
 
 class Supervision:
-    """Supervises one evaluation on one rank.
+    """Supervises one evaluation on one rank; subclasses start it, and receive its reports.
 
     On the leader, `overdue_after` is the maximum time of the evaluation in seconds. On other ranks
     it is infinite.
@@ -44,69 +64,154 @@ class Supervision:
     def __init__(  # noqa: PLR0913 - all arguments are bound once, before an evaluation starts
         self,
         group: RankGroup,
+        watch: RankWatch,
         watched: WatchedEvaluation,
-        step_sync: StepSync,
         attempt: Attempt,
         leader: Leader | None,
         user_frames: UserFrames,
         overdue_after: float,
+        is_watched: bool,
     ) -> None:
         self._group = group
+        self._watch = watch
         self._watched = watched
-        self._step_sync = step_sync
         self._attempt = attempt
         self._leader = leader
         self._user_frames = user_frames
         self._overdue_after = overdue_after
+        self._is_watched = is_watched
         self._trainer: TrainerClient = group.trainer
         self._frames: Sequence[FrameSummary] = ()  # stack of the objective when it was cancelled
         self._cancelled_at = self._interrupt_at = self._kill_at = math.inf
-        self.is_clean = self._is_watched = False
         self._has_joined = self._has_ended = False
+        self._crash = ""  # describes how the trainer has ended by itself
         self._must_join_by = math.inf
-        self.remains = ""  # describes memory that the evaluation has left on the GPU
         self._lost_seconds = clock.measure_lost()
+        self._printed = ""  # lines of other ranks that are not logged yet; on the leader
+        self._news_count = 0  # messages with news that were sent to the leader, or received by it
+        self._log_at = clock.now() + _SECONDS_BETWEEN_LOGS
+        self._decided: Verdict | None = None  # the verdict on a report that ends the evaluation; on the leader
+        self.is_clean = False
+        self.remains = ""  # describes memory that the evaluation has left on the GPU
         self.trace: dict[str, Any] = {}
 
-    def start_objective(self, ticket: dict[str, Any] | None, seed: int, folder: Path, is_watched: bool) -> None:
-        """Let the trainer start the objective, after it has joined the process group of `ticket`, if that is given."""
-        attempt, path = self._attempt, str(self._attempt.path) if self._attempt.path else None
-        self._is_watched = is_watched
-        self._trainer.send(
-            "evaluate",
-            params=attempt.assignment.params,
-            seed=seed,
-            trial=attempt.assignment.root,
-            folder=str(folder),
-            ticket=ticket,
-            free_memory=self._group.slot.first_free_memory,
-            restored=path if attempt.checkpoint_info is not None else None,
-            inherited=path if attempt.parent_info is not None else None,
-            is_watched=is_watched,
-            is_compared=self._group.compares_collectives,
-        )
+    def supervise(self) -> None:
+        """Wait for the end of the evaluation, agree with the other ranks on the verdict, and end the trainer if needed.
 
-    def step(self) -> None:
-        """Wait for the objective's next loss, or for its end, and agree on the verdict with the other ranks."""
-        step = self._receive_step("step")
-        self._attempt.record_step(step)
-        verdict, since = self._step_sync.agree_on_verdict(step), clock.now()
-        gathers = (verdict.keep and step.gathers) or (verdict.save and step.saves)
-        if gathers:
-            self._send_verdict(verdict, gathers=True)
-            gathered = self._step_sync.agree_on_verdict(self._receive_step("gathered"))
-            if gathered.state != "complete":
-                verdict = replace(gathered, loss=verdict.loss)
-        is_best = verdict.loss is not None and verdict.loss < self._attempt.loss
-        self._attempt.record_verdict(verdict)
-        self._send_verdict(verdict, gathers=False, is_best=is_best)
-        if self._leader is not None and (verdict.keep or verdict.save):
-            self._await_copies(verdict, since)
-        if self._attempt.has_next_step and verdict.is_last:  # The objective has returned with this loss.
-            self._attempt.record_verdict(Verdict("complete", inherited=verdict.inherited))
+        Collective: call on all ranks of the worker.
+        """
+        ends = self._gather_ends(self._receive_end())
+        verdict = None
+        if self._leader is not None:
+            verdict = self._leader.decide_on_retry(self._attempt, self._conclude(self._leader, ends))
+        self._attempt.record_verdict(self._group.comm.bcast(verdict))
+        self._finish()
 
-    def end(self) -> None:
-        """Wait until the objective has ended; if it was aborted, write its last checkpoint, and kill the trainer."""
+    # Reports
+
+    def _poll(self) -> None:
+        """Exchange news with the other ranks: reports of programs, and printed lines."""
+        self._watched.clear_event()
+        others: list[RankNews] = self._watched.take_reports() if self._leader is not None else []
+        # A rank reports a loss only after the leader has reported the loss before, so the leader's are handled first.
+        reports, first = self._take_reports()
+        is_due = clock.now() > self._log_at
+        if is_due:
+            self._log_at = clock.now() + _SECONDS_BETWEEN_LOGS
+        if self._leader is None:
+            printed = self._group.slot.output.take_printed() if reports or is_due else ""
+            if reports or printed:
+                self._watched.send_report(RankNews(self._group.rank, printed, reports, first))
+                self._news_count += 1
+            return
+        self._news_count += len(others)
+        self._printed += "".join(news.printed for news in others)
+        for news in [RankNews(self._group.rank, reports=reports, first=first), *others]:
+            self._process_reports(news)
+        if is_due:
+            self._leader.log_output(self._attempt, self._take_printed())
+
+    def _take_reports(self) -> tuple[Sequence[Report], int]:
+        """Return the new reports of this rank, and the number of its earlier ones; only programs have any."""
+        return (), 0
+
+    def _process_reports(self, news: RankNews) -> None:
+        """Process the reports of a rank, on the leader."""
+
+    def _take_printed(self) -> str:
+        """Return the lines of all ranks that are not logged yet, on the leader."""
+        printed, self._printed = self._group.slot.output.take_printed() + self._printed, ""
+        return printed
+
+    # The end of the evaluation
+
+    def _receive_end(self) -> RankEnd:
+        """Wait until the objective has ended on this rank. If it has failed, cancel the evaluation on all ranks."""
+        found = self._receive_message("end")
+        end = self._describe_crash(found) if isinstance(found, TrainerEnd) else self._make_end(found.content)
+        self._trainer.read_output()
+        if end.failure is not None:
+            if self._watched.cause is None:
+                self._watched.cancel_on_all(f"a peer failed: {end.failure}")
+            self._end_failed_objective(end)
+        return end
+
+    def _gather_ends(self, end: RankEnd) -> Sequence[RankEnd]:
+        """Wait for the end on the other ranks, in whatever order, and return the ends of all ranks."""
+        self._poll()
+        printed, count = self._group.slot.output.take_printed(), 0 if self._leader else self._news_count
+        end = self._complete_end(replace(end, printed=printed, news_count=count))
+        gathering = self._group.comm.begin_gather(end)
+        sleep_until(lambda: self._is_gathered(gathering))
+        ends: list[RankEnd] = gathering.unpack_objects()
+        if self._leader is not None:  # Another thread receives the news, perhaps after the ends.
+            sleep_until(lambda: self._has_all_news(ends), _SECONDS_TO_RECEIVE_NEWS)
+        return ends
+
+    def _has_all_news(self, ends: Sequence[RankEnd]) -> bool:
+        self._poll()
+        return self._news_count >= sum(end.news_count for end in ends)
+
+    def _complete_end(self, end: RankEnd) -> RankEnd:
+        """Return the end of this rank with all that its peers need."""
+        return end
+
+    def _is_gathered(self, gathering: Gathering) -> bool:
+        """Continue to poll while this rank waits for its peers, and return whether all have ended.
+
+        Raises:
+            RunError: A peer does not answer, long after the evaluation was cancelled.
+        """
+        self._poll()
+        if self._leader is not None and clock.now() > self._overdue_at and self._watched.cause is None:
+            self._watched.cancel_on_all(f"{TIMEOUT_PREFIX}it ran for longer than --evaluation-timeout")
+        if gathering.is_done():
+            return True
+        if self._watched.cause is not None and self._cancelled_at == math.inf:
+            self._cancelled_at = clock.now()
+        if clock.now() > self._cancelled_at + self._group.patience + _SECONDS_TO_END_TRAINER:
+            raise RunError(
+                f"{self._watch.control_channel.name} gets no answer from {self._watch.peer_names}: their evaluation "
+                f"was cancelled {clock.now() - self._cancelled_at:.0f} s ago, and one of them has ended"
+            )
+        return False
+
+    def _conclude(self, leader: Leader, ends: Sequence[RankEnd]) -> Verdict:
+        """Return the final verdict, on the leader. A verdict on a report comes before the end that followed it."""
+        attempt = self._attempt
+        attempt.record_ends(ends)
+        verdict = judge_ends(ends)
+        # The objective may have returned with its last loss, and a function that it has offered fails afterwards.
+        is_offer_lost = self._decided is not None and self._decided.is_last and any(end.is_offer for end in ends)
+        if self._decided is not None and verdict.state != "stopped" and not is_offer_lost:
+            verdict = replace(self._decided, loss=None, keep=False)
+        elif verdict.state == "complete" and (self._watched.cause or "").startswith(TIMEOUT_PREFIX):
+            verdict = Verdict("failed", failure=self._watched.cause or "")  # The objective has caught the exception.
+        leader.log_output(attempt, self._take_printed() + "".join(end.printed for end in ends))
+        return verdict
+
+    def _finish(self) -> None:
+        """Wait until the trainer is idle; if the evaluation was aborted, write its last checkpoint, and kill it."""
         is_aborted = self._attempt.is_aborted
         if not self._has_ended:
             self._kill_at = clock.now() + (_SECONDS_TO_CLEAN_UP if is_aborted else self._group.patience)
@@ -117,17 +222,6 @@ class Supervision:
             self._group.slot.discard_trainer()
 
     # Waiting for the trainer
-
-    def _receive_step(self, kind: str) -> Step:
-        """Return the objective's next step, or a failed step if its trainer has ended."""
-        found = self._receive_message(kind)
-        step = self._make_end_step(found) if isinstance(found, TrainerEnd) else self._make_step(found.content)
-        self._trainer.read_output()
-        if step.failure is not None:
-            if self._watched.cause is None:
-                self._watched.cancel_on_all(f"a peer failed: {step.failure}")
-            self._end_failed_objective(step)
-        return step
 
     def _receive_message(self, kind: str) -> Message | TrainerEnd:
         """Wait for a message of kind `kind`, or for the trainer's end; cancel the evaluation if necessary."""
@@ -149,9 +243,6 @@ class Supervision:
                 return found
             if found is not None:
                 self._handle_message(found)
-
-    def _poll(self) -> None:
-        """Do periodic work while this rank waits for its trainer; subclasses extend it."""
 
     @property
     def _overdue_at(self) -> float:
@@ -218,33 +309,34 @@ class Supervision:
         self._cancelled_at = clock.now()  # The signal takes effect when its peers have ended, which ends its wait.
         self._trainer.interrupt()
         content = {
-            "failure": describe_timeout(self._group.patience),
+            "failure": _describe_timeout(self._group.patience),
             "gave_up": True,
             "seconds": self._group.patience,
             "at": time.time(),
             "place": self._user_frames.find_position(frames),
             "traceback": format_stack(frames),
         }
-        return Message("step", content)
+        return Message("end", content)
 
-    def _make_step(self, content: Any) -> Step:
-        if "is_clean" in content:  # The objective has returned with this step.
-            self._record_end(content)
-        values = {name: value for name, value in content.items() if name in _STEP_FIELDS}
+    def _make_end(self, content: Mapping[str, Any]) -> RankEnd:
+        """Return the end of the objective that the trainer has described."""
+        if "is_clean" in content:  # The process of a program ends with it.
+            self._record_idle(content)
+        values = {name: value for name, value in content.items() if name in _END_FIELDS}
         if content.get("is_status"):
             values["failure"] += self._trainer.describe_last_error()
-        step = Step(**{**values, "rank": self._group.rank})
-        if step.failure is None:
-            return step
+        end = RankEnd(**{**values, "rank": self._group.rank})
+        if end.failure is None:
+            return end
         gave_up, cause = bool(content.get("gave_up")), self._watched.cause
         timeout = gave_up and content["seconds"] >= self._group.patience
         is_cancelled = bool(content.get("is_cancelled")) and cause is not None
         if is_cancelled:
-            step = replace(step, failure=cause)
+            end = replace(end, failure=cause)
         elif timeout:
-            step = replace(step, failure=describe_timeout(self._group.patience))
+            end = replace(end, failure=_describe_timeout(self._group.patience))
         return replace(
-            step,
+            end,
             own=not is_cancelled,
             timeout=timeout,
             suspended=gave_up and clock.measure_lost() > self._lost_seconds,
@@ -252,16 +344,17 @@ class Supervision:
             has_begun=self._has_joined,
         )
 
-    def _make_end_step(self, ended: TrainerEnd) -> Step:
-        """Return the failed step of a trainer that has ended by itself, or did not react to a cancellation."""
+    def _describe_crash(self, ended: TrainerEnd) -> RankEnd:
+        """Return the end of a trainer that has ended by itself, or did not react to a cancellation."""
+        self._crash = ended.text
         cause, is_own = self._watched.cause, not self._trainer.is_killed
         frames = () if is_own else self._frames
         frames = frames or ended.frames
         failure = ended.text if is_own or cause is None else cause
         timeout = is_own and self._trainer.has_watchdog_aborted(ended)
-        return Step(
+        return RankEnd(
             self._group.rank,
-            failure=describe_timeout(self._group.patience) if timeout else failure,
+            failure=_describe_timeout(self._group.patience) if timeout else failure,
             own=is_own,
             timeout=timeout,
             suspended=timeout and clock.measure_lost() > self._lost_seconds,
@@ -273,12 +366,12 @@ class Supervision:
             traceback=format_stack(frames),
         )
 
-    def _end_failed_objective(self, step: Step) -> None:
+    def _end_failed_objective(self, end: RankEnd) -> None:
         """End a failed objective, and kill its trainer, so that peers that wait for it fail at once."""
         if not self._has_ended:
             self._kill_at = min(self._cancelled_at, clock.now()) + _SECONDS_TO_CLEAN_UP
             self._wait_for_end()
-        may_resume = step.stopped or clock.measure_lost() > self._lost_seconds
+        may_resume = end.stopped or clock.measure_lost() > self._lost_seconds
         if self._leader is not None and may_resume:
             self._leader.write_checkpoint(self._attempt)  # The evaluation may resume from it.
         self._group.slot.discard_trainer()
@@ -290,43 +383,16 @@ class Supervision:
             found = self._trainer.wait(min(max(self._kill_at - clock.now(), 0.01), POLL_SECONDS))
             if isinstance(found, TrainerEnd):
                 self._has_ended = True
-            elif found is not None and found.kind == "ended":
-                self._record_end(found.content)
+            elif found is not None and found.kind == "idle":
+                self._record_idle(found.content)
             elif found is not None:
                 self._handle_message(found)
 
-    def _record_end(self, content: Mapping[str, Any]) -> None:
+    def _record_idle(self, content: Mapping[str, Any]) -> None:
         self._has_ended, self.is_clean = True, bool(content["is_clean"])
         self.remains = content.get("remains", "")
 
-    # Messages to the trainer
 
-    def _send_verdict(self, verdict: Verdict, gathers: bool, is_best: bool = False) -> None:
-        """Send a verdict to the trainer.
-
-        No message is needed if the objective has ended and no weights or checkpoint of its latest loss are kept.
-        """
-        if self._has_ended and (self._leader is None or not (verdict.keep or verdict.save)):
-            return
-        attempt, leader, continues = self._attempt, self._leader, verdict.state in ("going", "paused")
-        saves = leader is not None and verdict.save and not gathers and continues
-        self._trainer.send(
-            "verdict",
-            goes_on=verdict.state == "going" and not verdict.is_last,
-            has_loss=verdict.loss is not None,
-            is_best=is_best,
-            gathers=gathers,
-            keep=verdict.keep,
-            save=verdict.save if gathers else saves,
-            about=leader.describe_checkpoint(attempt) if saves and leader else None,
-            draft=leader.make_draft_path(attempt) if saves and leader else "",
-        )
-
-    def _await_copies(self, verdict: Verdict, since: float) -> None:
-        found = self._receive_message("kept")
-        if self._leader is None:
-            return
-        if isinstance(found, Message):
-            self._leader.record_copies(self._attempt, verdict, found.content, since)
-        else:
-            self._leader.record_lost_copies(self._attempt, verdict, found.text)
+def _describe_timeout(patience: float) -> str:
+    """Return the failure of a rank that has waited for its peers for `patience` seconds."""
+    return f"waited {patience:g} s (--collective-timeout)"

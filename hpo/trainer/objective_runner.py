@@ -1,7 +1,7 @@
-"""Run one evaluation in a trainer: send each loss to the supervisor, and continue or end as the supervisor decides.
+"""Run one evaluation in a trainer: agree with the other trainers on each loss, and obey the leader's answer.
 
-The trainer is the process that runs the objective for one rank. The supervisor is the MPI process of that rank. The
-trainer sends steps (a loss, the end of the objective, or a failure), and the supervisor answers with a verdict.
+The trainers of a worker agree among themselves. Only the trainer of rank 0 asks the leader, which is its supervisor,
+and forwards the answer. Each trainer sends its own supervisor how its objective has ended.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from hpo.trainer.interrupts import Cancelled, InterruptHandler
 from hpo.trainer.objective_call import ObjectiveCall, has_diverged, parse_report
 from hpo.trainer.process_group import default_group
 from hpo.trainer.process_state import ProcessState
+from hpo.trainer.report_exchange import ReportAnswer, ReportPart, find_difference
 from hpo.trainer.snapshot_buffer import SnapshotBuffer
 from hpo.trainer.trainer_group import TrainerGroup
 from hpo.trainer.worker import Worker, WorkerCallbacks
@@ -44,6 +45,7 @@ TIMEOUT_ERRORS = (
 )
 
 _MAX_MESSAGES = 10
+_NO_ANSWER = ReportAnswer(continues=False)  # if the objective has ended on all ranks
 
 T = TypeVar("T")
 Frames = Sequence[traceback.FrameSummary]
@@ -70,9 +72,8 @@ class ObjectiveRunner:
         self._group = group
         self._interrupts = interrupts
         self._snapshots = snapshots
-        self._is_over = self._has_ended = False
-        self._last_step: dict[str, Any] | None = None
-        self._is_processing_step = False
+        self._is_over = self._has_failed = self._has_ended = False
+        self._is_reporting = self._is_waiting = False
         self._start_time = time.monotonic()
         self.on_loss: Callable[[], object] = lambda: None
         self.failure_messages: list[str] = []
@@ -83,10 +84,8 @@ class ObjectiveRunner:
 
     def run(
         self, seed: int, data: Callable[[], Any], ticket: Mapping[str, Any] | None, is_compared: bool = False
-    ) -> dict[str, Any] | None:
-        """Run the objective to its end. Return its final step if the caller must still send it; None otherwise.
-
-        The caller sends it after checking this process. Failures, and steps that gather data, are sent at once.
+    ) -> None:
+        """Run the objective to its end, and send the supervisor how it has ended.
 
         Args:
             seed: The seed of all random generators.
@@ -97,10 +96,24 @@ class ObjectiveRunner:
         self._interrupts.begin_evaluation()
         joined = self._catch_failure(lambda: self._enter_group(ticket, is_compared))
         if isinstance(joined, dict):
-            self._send_message("step", **{**joined, "place": "", "traceback": ""})
-            return None
+            self._send_message("end", **{**joined, "place": "", "traceback": ""})
+            return
         free, warning = joined
         self._send_message("joined", free_memory=free, warning=warning)
+        worker = self._make_worker(seed, data)
+        state = ProcessState()
+        self._group.memory.begin_evaluation()
+        set_worker(worker)
+        while not self._is_over:
+            self._advance(worker)
+        if not self._has_failed:
+            self._send_message("end", **self._snapshots.reads)
+        self._close_objective()
+        set_worker(None)
+        self.is_restored = state.restore()
+        self._has_ended = True
+
+    def _make_worker(self, seed: int, data: Callable[[], Any]) -> Worker:
         calls = WorkerCallbacks(
             data,
             self._snapshots.offer_weights,
@@ -111,16 +124,7 @@ class ObjectiveRunner:
         )
         worker = self._group.make_worker(seed, calls)
         worker.trial, worker._folder = self.trial, self.folder
-        state = ProcessState()
-        self._group.memory.begin_evaluation()
-        set_worker(worker)
-        while not self._is_over:
-            self._advance(worker)
-        self._close_objective()
-        set_worker(None)
-        self.is_restored = state.restore()
-        self._has_ended = True
-        return self._last_step
+        return worker
 
     def _enter_group(self, ticket: Mapping[str, Any] | None, is_compared: bool) -> tuple[int, str]:
         """Join the process group, and return the free memory of the device, and a warning if it is too little."""
@@ -129,17 +133,20 @@ class ObjectiveRunner:
         self._group.compare_collectives(is_compared)
         return self._group.memory.await_free(self.free_memory)
 
-    # Steps
+    # Reports
 
     def _advance(self, worker: Worker) -> None:
-        """Run the objective to its next yield, or to its end, and process the step."""
+        """Run the objective to its next yield, or to its end, and report it."""
         result = self._catch_failure(lambda: self._objective_call.advance_to_loss(worker))
-        if not self._is_over:
-            frames = self._objective_call.list_frames()
-            self._process_step(result if isinstance(result, dict) else self._make_step(result, frames), frames)
+        if self._is_over:
+            return
+        if isinstance(result, dict):
+            self._send_failure(result)
+        else:
+            self._report(result, self._objective_call.list_frames())
 
     def _process_report(self, loss: Any, metrics: Mapping[str, Any]) -> None:
-        """Process a loss that the objective passes to `worker.report`.
+        """Report a loss that the objective passes to `worker.report`.
 
         Raises Cancelled if the evaluation is over, and RuntimeError if the caller is not the objective.
         """
@@ -148,77 +155,107 @@ class ObjectiveRunner:
         if threading.current_thread() is not threading.main_thread():
             name = threading.current_thread().name
             raise RuntimeError(f"worker.report must be called in the main thread, got a call in {name}")
-        if self._is_processing_step:
+        if self._is_reporting:
             raise RuntimeError("worker.report must not be called in a function given to worker.offer_weights")
         if self._has_ended or not self._interrupts.allows_cancellation:
             raise RuntimeError("worker.report must not be called after the evaluation of its worker has ended")
         with self._interrupts.block_cancellation():
             if not self._is_over:
-                self._process_step(
-                    self._make_report_step(loss, metrics, extract_current_frames()), extract_current_frames()
-                )
-        if self._is_over:
+                self._check_and_report(loss, metrics, extract_current_frames())
+        if self._is_over or self._interrupts.is_cancel_requested:
             raise Cancelled
         self._start_time = time.monotonic()
 
-    def _make_report_step(self, loss: Any, metrics: Mapping[str, Any], frames: Frames) -> dict[str, Any]:
+    def _check_and_report(self, loss: Any, metrics: Mapping[str, Any], frames: Frames) -> None:
         try:
             if self._interrupts.is_cancel_requested:  # The objective has caught Cancelled.
                 raise Cancelled
             report = parse_report(loss, metrics)
         except (Cancelled, RuntimeError, TypeError, ValueError) as error:
-            return self._make_failed_step(error, frames)
+            self._send_failure(self._make_failed_end(error, frames))
+            return
         self._objective_call.has_loss = True
-        return self._make_step(report, frames)
+        self._report(report, frames)
 
-    def _process_step(self, step: dict[str, Any], frames: Frames) -> None:
-        """Send a step to the supervisor, and obey the verdict: copy weights and state, then continue or end."""
-        self._is_processing_step = True
-        try:
-            if step.get("failure") is not None:
-                self._send_message("step", **step)
-                self._is_over = True
-                return
-            if step["ended"] and not (step["gathers"] or step["saves"]):
-                self._is_over, self._last_step = True, step
-                return
-            verdict = self._request_verdict("step", **step)
-            if verdict["gathers"]:
-                failed = self._catch_failure(
-                    lambda: self._snapshots.gather_offers(self._objective_call, verdict), frames
-                )
-                if failed is not None:
-                    self._send_message("gathered", **failed)
-                    self._is_over = True
-                    return
-                verdict = self._request_verdict("gathered", place=step["place"])
-            if (kept := self._snapshots.copy_requested(verdict)) is not None:
-                self._send_message("kept", **kept)
-            self._is_over = not verdict["goes_on"]
-            if verdict["has_loss"]:
-                self.on_loss()
-        finally:
-            self._is_processing_step = False
-            if self._last_step is None:
-                self._snapshots.clear_offers()
-
-    def _make_step(self, report: tuple[float, dict[str, float]] | None, frames: Frames) -> dict[str, Any]:
+    def _report(self, report: tuple[float, dict[str, float]] | None, frames: Frames) -> None:
+        """Agree with the other ranks on a loss, or on the end of the objective if `report` is None."""
         _flush_streams()
-        loss, metrics = report if report is not None else (None, {})
-        line, ended = self._objective_call.find_line(frames), self._objective_call.has_ended
-        return {"loss": loss, "metrics": metrics, "place": line, "ended": ended, **self._snapshots.make_flags()}
+        self._start_time = time.monotonic()
+        self._is_reporting = True
+        try:
+            self._agree_on_report(report, frames)
+        except BaseException as error:
+            end_if_forked(error)
+            self._send_failure(self._make_failed_end(error, frames))
+        finally:
+            self._is_reporting = self._is_waiting = False
+            self._snapshots.clear_offers()
 
-    def _make_failed_step(self, error: BaseException, frames: Frames) -> dict[str, Any]:
-        """Return a step that describes an exception of the objective."""
+    def _agree_on_report(self, report: tuple[float, dict[str, float]] | None, frames: Frames) -> None:
+        """Exchange the report with the other ranks, and obey the leader's answer."""
+        exchange, request, answer = self._group.exchange, None, None
+        self._is_waiting = True
+        with self._interrupts.allow_cancellation():
+            parts = exchange.collect(self._make_part(report, frames))
+        if parts is not None:
+            request = self._ask_leader(parts, report)
+            answer = ReportAnswer(request["goes_on"], request["keep"], request["save"]) if request else _NO_ANSWER
+        with self._interrupts.allow_cancellation():
+            answer = exchange.broadcast(answer)
+            self._is_waiting = False
+            self._snapshots.gather_offers(self._objective_call, answer)
+        if request is not None and (kept := self._snapshots.copy_requested(request)) is not None:
+            self._send_message("kept", **kept)
+        self._is_over = not answer.continues
+        if report is not None:
+            self._snapshots.forget_read_checkpoints()
+            self.on_loss()
+
+    def _make_part(self, report: tuple[float, dict[str, float]] | None, frames: Frames) -> ReportPart:
+        return ReportPart(
+            self._group.rank,
+            loss=None if report is None else report[0],
+            position=self._objective_call.find_line(frames),
+            has_ended=self._objective_call.has_ended,
+            gathers_weights=self._snapshots.gathers_weights,
+            gathers_checkpoint=self._snapshots.gathers_checkpoint,
+        )
+
+    def _ask_leader(self, parts: Sequence[ReportPart], report: tuple[float, dict[str, float]] | None) -> Message | None:
+        """Send a report to the leader, and return its answer; None if the objective has ended on all ranks.
+
+        Only the trainer of rank 0 calls this: its supervisor is the leader.
+        """
+        mistake = find_difference(parts)
+        if report is None and not mistake:
+            return None
+        self._send_message(
+            "report",
+            loss=next(part.loss for part in parts if part.loss is not None),
+            metrics={} if report is None else report[1],
+            mistake=mistake,
+            is_last=all(part.has_ended for part in parts),
+            offers_weights=self._snapshots.offers_weights,
+            has_saved=self._snapshots.has_saved,
+            **self._snapshots.reads,
+        )
+        return self._receive_answer()
+
+    # The end of the objective
+
+    def _send_failure(self, end: dict[str, Any]) -> None:
+        self._send_message("end", **end)
+        self._is_over = self._has_failed = True
+
+    def _make_failed_end(self, error: BaseException, frames: Frames = ()) -> dict[str, Any]:
+        """Return the content of a message about the exception that has ended the objective."""
         _flush_streams()
         seconds = time.monotonic() - self._start_time
         reason = f"{type(error).__name__}: {format_with_hint(error)}"
         is_cancelled = isinstance(error, Cancelled) or self._interrupts.is_cancel_requested
-        frames = (
-            [*frames, *extract_error_frames(error)]
-            or self._objective_call.list_frames()
-            or self._objective_call.list_definition_frames()
-        )
+        frames = [*frames, *extract_error_frames(error)]
+        if not frames and not self._is_waiting:  # A rank that waits without a frame has ended its objective.
+            frames = self._objective_call.list_frames() or self._objective_call.list_definition_frames()
         self.failure_messages, self.failure_line = _list_messages(error), self._objective_call.find_line(frames)
         return {
             "failure": reason,
@@ -230,15 +267,14 @@ class ObjectiveRunner:
             "seconds": seconds,
             "at": time.time(),
             "place": self.failure_line,
+            "has_reported": self._is_waiting,
+            "is_offer": self._is_reporting and not self._is_waiting,
             "traceback": format_stack(frames) if isinstance(error, Cancelled) else format_traceback(error, frames),
-            **self._snapshots.make_flags(),
+            **self._snapshots.reads,
         }
 
-    def _catch_failure(self, act: Callable[[], T], frames: Frames = ()) -> T | dict[str, Any]:
-        """Call `act`, which runs code of the objective. Return its result, or a failed step if it raises an exception.
-
-        If `act` does not run the objective itself, `frames` are the objective's frames, which begin the traceback.
-        """
+    def _catch_failure(self, act: Callable[[], T]) -> T | dict[str, Any]:
+        """Call `act`, which runs code of the objective. Return its result, or a description of its exception."""
         self._start_time = time.monotonic()
         try:
             with self._interrupts.allow_cancellation():
@@ -246,7 +282,7 @@ class ObjectiveRunner:
         except BaseException as error:
             end_if_forked(error)
             if not self._is_over:
-                return self._make_failed_step(error, frames)
+                return self._make_failed_end(error)
             _log_error(error)  # It was raised because the evaluation was over.
             return {}
         end_if_forked()
@@ -277,9 +313,8 @@ class ObjectiveRunner:
         except ChannelClosed:
             os._exit(1)  # The objective could catch an exception.
 
-    def _request_verdict(self, kind: str, **content: Any) -> Message:
-        """Send a message, and return the verdict of the supervisor. End this process if the connection is closed."""
-        self._send_message(kind, **content)
+    def _receive_answer(self) -> Message:
+        """Return the leader's answer to a report. End this process if the connection is closed."""
         try:
             message = self._channel.receive()
         except ChannelClosed:

@@ -48,28 +48,28 @@ class ProgramRunner:
         self._probe = ProgramProbe()
 
     def run(self, environment: Mapping[str, str]) -> NoReturn:
-        """Run the program, send its final step (its end or its failure) to the supervisor, and end this process."""
+        """Run the program, send the supervisor how it has ended, and end this process."""
         os.environ.update(environment)
         reset_process()
         self._interrupts.begin_evaluation()
         self._channel.send("joined")
-        step, status = self._run_to_end()
+        end, status = self._run_to_end()
         for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             with suppress(Exception):
                 stream.flush()  # type: ignore[union-attr]
         with suppress(ChannelClosed):
             if self._probe is not None:
-                trace = self._probe.stop_probe(is_cut=bool(step.get("is_cancelled")))
+                trace = self._probe.stop_probe(is_cut=bool(end.get("is_cancelled")))
                 self._channel.send("seen", **trace.to_data())
-            self._channel.send("step", **step, is_clean=False)
+            self._channel.send("end", **end, is_clean=False)
         os._exit(status)  # This skips destructors of native code, in which torch sometimes aborts.
 
     def _run_to_end(self) -> tuple[dict[str, Any], int]:
-        """Run the program, and return its final step (its end or its failure) and its exit status.
+        """Run the program. Return the content of a message about its failure, empty without one, and its exit status.
 
         Functions of atexit also run after a failure, but not if the program was cancelled.
         """
-        step: dict[str, Any] = {"ended": True}
+        end: dict[str, Any] = {}
         status = 0
         try:
             with self._interrupts.allow_cancellation():
@@ -77,10 +77,10 @@ class ProgramRunner:
         except BaseException as error:
             end_if_forked(error)
             if status := _compute_exit_status(error):
-                step = self._make_failed_step(self._find_cause(error))
+                end = self._make_failed_end(self._find_cause(error))
         end_if_forked()
-        if step.get("is_cancelled"):
-            return step, status
+        if end.get("is_cancelled"):
+            return end, status
         try:
             # Cancelled is not raised here, since functions of atexit would print it. A cancelled program has some
             # seconds to end: it needs more than one on busy cores, and `hpo check` needs its trace.
@@ -89,8 +89,8 @@ class ProgramRunner:
         except BaseException as error:
             end_if_forked(error)
             if not status:
-                step, status = self._make_failed_step(error), 1
-        return step, status
+                end, status = self._make_failed_end(error), 1
+        return end, status
 
     def _find_cause(self, error: BaseException) -> BaseException:
         """Return Cancelled if `error` is a connection error, and a cancellation follows it; otherwise return `error`.
@@ -105,8 +105,8 @@ class ProgramRunner:
                 return cancelled
         return error
 
-    def _make_failed_step(self, error: BaseException) -> dict[str, Any]:
-        """Return a step that describes the failure of the program. Print an exception as Python does."""
+    def _make_failed_end(self, error: BaseException) -> dict[str, Any]:
+        """Return the content of a message about the failure of the program. Print an exception as Python does."""
         is_status = isinstance(error, (ExitStatusError, SystemExit))
         reason = f"{type(error).__name__}: {format_with_hint(error)}"
         if isinstance(error, ExitStatusError):

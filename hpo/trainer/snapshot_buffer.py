@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpo.trainer.objective_call import ObjectiveCall
+    from hpo.trainer.report_exchange import ReportAnswer
 
 
 class SnapshotBuffer:
@@ -89,57 +90,71 @@ class SnapshotBuffer:
         self._has_loaded_parent = True
         return join_state(self._parent_checkpoint.metadata.tree, self._parent_checkpoint.tensors)
 
-    # For a step
+    # For a report
 
-    def make_flags(self) -> dict[str, Any]:
-        """Return booleans for the supervisor: which weights, states and checkpoints were offered or read."""
-        saving = self._saved_state
-        return {
-            "offers": self._offered_weights is not None,
-            "gathers": callable(self._offered_weights),
-            "has_saved": saving is not None,
-            "saves": saving is not None and (not isinstance(saving, StateParts) or saving.is_sharded),
-            "went_on": self._has_resumed,
-            "inherited": self._has_loaded_parent,
-        }
+    @property
+    def offers_weights(self) -> bool:
+        """Whether the objective has offered weights with the next loss."""
+        return self._offered_weights is not None
 
-    def gather_offers(self, objective: ObjectiveCall, verdict: Message) -> None:
-        """Gather the weights and the state that `verdict` requests. Collective: call on all ranks.
+    @property
+    def gathers_weights(self) -> bool:
+        """Whether all ranks must work together to gather these weights."""
+        return callable(self._offered_weights)
 
-        `verdict` is the supervisor's answer to a loss. If it requests weights or the state, the function that the
-        objective has passed to `offer_weights` or `save_checkpoint` is called. A sharded state is gathered. Afterwards,
-        `copy_requested` keeps the gathered weights and state in the memory of the leader.
+    @property
+    def has_saved(self) -> bool:
+        """Whether the objective has saved a checkpoint with the next loss."""
+        return self._saved_state is not None
+
+    @property
+    def gathers_checkpoint(self) -> bool:
+        """Whether all ranks must work together to gather this checkpoint."""
+        saved = self._saved_state
+        return saved is not None and (not isinstance(saved, StateParts) or saved.is_sharded)
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        """Which checkpoints the objective has read."""
+        return {"has_resumed": self._has_resumed, "has_read_parent": self._has_loaded_parent}
+
+    def gather_offers(self, objective: ObjectiveCall, answer: ReportAnswer) -> None:
+        """Gather the weights and the state that `answer` requests. Collective: call on all ranks.
+
+        The function that the objective has passed to `offer_weights` or `save_checkpoint` is called, and a sharded
+        state is gathered. Afterwards, `copy_requested` keeps both in the memory of the leader.
         """
-        if verdict["keep"] and callable(self._offered_weights):
+        if answer.keeps_weights and callable(self._offered_weights):
             weights = objective.call_gather_function(self._offered_weights)
             self._offered_weights = check_weights(weights) if self._is_leader else None
-        flags = self.make_flags()
-        if verdict["save"] and flags["saves"]:
-            saving = self._saved_state
-            assert saving is not None
-            parts = saving if isinstance(saving, StateParts) else split_state(objective.call_gather_function(saving))
+        if answer.saves_checkpoint and self.gathers_checkpoint:
+            saved = self._saved_state
+            assert saved is not None
+            parts = saved if isinstance(saved, StateParts) else split_state(objective.call_gather_function(saved))
             self._gathered_state = copy_parts(parts, is_kept=self._is_leader)
 
-    def copy_requested(self, verdict: Message) -> dict[str, Any] | None:
-        """Copy the weights and the state that `verdict` requests, on the leader.
+    def forget_read_checkpoints(self) -> None:
+        """Drop the checkpoints that could be read before the first loss: their files may be replaced from now on."""
+        self._checkpoint = self._parent_checkpoint = None
+
+    def copy_requested(self, answer: Message) -> dict[str, Any] | None:
+        """Copy the weights and the state that the supervisor's answer to a loss requests, on the leader.
 
         Return a dict with the booleans "has_weights" and "has_state", and a list of "warnings". Return None without a
-        request, and on other ranks.
+        request.
         """
-        if verdict["has_loss"]:
-            self._checkpoint = self._parent_checkpoint = None  # Their files may be replaced from now on.
-        if verdict["is_best"]:
+        if answer["is_best"]:
             self._best_weights = None
-        if not self._is_leader or not (verdict["keep"] or verdict["save"]):
+        if not (answer["keep"] or answer["save"]):
             return None
         found: dict[str, Any] = {"warnings": [], "has_weights": False, "has_state": False}
-        if verdict["keep"]:
+        if answer["keep"]:
             found["warnings"] += self._copy_weights()
             found["has_weights"] = self._best_weights is not None
-        if verdict["save"]:
-            found |= self._copy_checkpoint(verdict["about"])
-            if verdict["draft"] and found["has_state"]:
-                found["written"] = self.write_checkpoint(verdict["draft"])
+        if answer["save"]:
+            found |= self._copy_checkpoint(answer["about"])
+            if answer["draft"] and found["has_state"]:
+                found["written"] = self.write_checkpoint(answer["draft"])
         return found
 
     def clear_offers(self) -> None:

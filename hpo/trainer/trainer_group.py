@@ -19,6 +19,7 @@ from hpo.trainer.accelerator import DeviceMemory, select_device
 from hpo.trainer.collective_check import CollectiveCheck, disable_torch_check, is_check_always_on
 from hpo.trainer.object_comm import Comm
 from hpo.trainer.process_group import default_group
+from hpo.trainer.report_exchange import ReportExchange
 from hpo.trainer.worker import Worker, WorkerCallbacks, seed_torch
 
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
@@ -35,6 +36,7 @@ class TrainerGroup:
         self.devices: tuple[torch.device, ...] = (torch.device("cpu"),)
         self.memory = DeviceMemory(self.devices[0])
         self.comm = Comm(0, 1)
+        self.exchange = ReportExchange(HashStore(), 0, 1, _CONNECT_TIMEOUT, 0.0)
         self._check: CollectiveCheck | None = None
 
     @property
@@ -61,6 +63,8 @@ class TrainerGroup:
                 default_group.make_process_group(self.devices[0])
             default_group.set_timeout(timeout)
             self.comm = Comm(self.rank, self.size)
+            store, patience = default_group.store, ticket["timeout"]
+            self.exchange = ReportExchange(store, self.rank, self.size, _CONNECT_TIMEOUT, patience)
             # An objective that fails at once would break the connections that its peers are still making.
             self.comm.barrier()
         except RuntimeError as error:  # torch's connection errors are subclasses.

@@ -78,10 +78,8 @@ class TrainerServer:
                 read_optional_checkpoint(message["inherited"]),
             )
         except ValueError as error:
-            self._channel.send(
-                "step", failure=f"ValueError: {error}", **SnapshotBuffer(params, False, None, None).make_flags()
-            )
-            self._channel.send("ended", is_clean=False)
+            self._channel.send("end", failure=f"ValueError: {error}")
+            self._channel.send("idle", is_clean=False)
             return
         is_leader = (ticket["rank"] if ticket is not None else self._group.rank) == 0
         self._snapshots = SnapshotBuffer(params, is_leader, restored, inherited)
@@ -95,22 +93,16 @@ class TrainerServer:
 
             with Probe() as probe:
                 evaluation.on_loss = probe.record_loss
-                last = evaluation.run(message["seed"], self._data.load, ticket, message.get("is_compared", False))
-                if last is not None and last["loss"] is not None:
-                    evaluation.on_loss()
+                evaluation.run(message["seed"], self._data.load, ticket, message.get("is_compared", False))
             probe.trace.failures, probe.trace.place = evaluation.failure_messages, evaluation.failure_line
             self._channel.send("seen", **probe.trace.to_data())
         else:
-            last = evaluation.run(message["seed"], self._data.load, ticket)
+            evaluation.run(message["seed"], self._data.load, ticket)
         is_restored = evaluation.is_restored
         del evaluation, restored, inherited
         remains = self._group.memory.find_remains()
         is_clean = is_restored and remains is None and self._is_clean(threads)
-        end = {"is_clean": is_clean, "remains": remains or ""}
-        if last is not None:
-            self._channel.send("step", **last, **end)
-        else:
-            self._channel.send("ended", **end)
+        self._channel.send("idle", is_clean=is_clean, remains=remains or "")
 
     def _on_run(self, message: Message) -> None:
         """Run a program. This process ends when the program ends."""
@@ -120,13 +112,6 @@ class TrainerServer:
         if message["is_watched"]:
             program.start_probe()
         program.run(message["environment"])
-
-    def _on_verdict(self, message: Message) -> None:
-        """Copy the weights and the state that belong to the final loss, after the objective has returned."""
-        assert self._snapshots is not None
-        if (kept := self._snapshots.copy_requested(message)) is not None:
-            self._channel.send("kept", **kept)
-        self._snapshots.clear_offers()
 
     def _is_clean(self, before: set[threading.Thread]) -> bool:
         """Return whether an evaluation has left no threads, processes or pending messages behind.

@@ -217,16 +217,16 @@ def test_stop_before_objective_begins_ends_at_once(mpi: Mpi, tmp_path: Path) -> 
         tmp_path,
         """
 import os, signal, time
-from hpo.evaluation.supervision import Supervision
+from hpo.evaluation.function_supervision import FunctionSupervision
 
-begin = Supervision.start_objective
+begin = FunctionSupervision.start_objective
 
 def begin_and_stop(self, *arguments):
     begin(self, *arguments)
     open("asked", "w").write(str(time.time()))
     os.kill(os.getpid(), signal.SIGUSR1)
 
-Supervision.start_objective = begin_and_stop
+FunctionSupervision.start_objective = begin_and_stop
 """,
     )
     victim = Victim(mpi, 2, [program, ENDLESS, "--run-dir", "run", "--islands", 1], tmp_path, tmp_path / "log")

@@ -17,7 +17,8 @@ from hpo import Categorical, Float
 from hpo.cli.program_options import make_script, parse_space, split_command
 from hpo.errors import UsageError
 from hpo.evaluation.host_network import reserve_port
-from hpo.evaluation.program_reports import Report, ReportMerger, ReportReader
+from hpo.evaluation.program_reports import ReportMerger, ReportReader
+from hpo.evaluation.report import Report
 from hpo.script_objective import Script, propose_loss_pattern
 from tests.support.launch import Hpo
 from tests.support.limits import scale

@@ -15,7 +15,8 @@ from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.checkpointer import Checkpointer
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.limits import Limits
-from hpo.evaluation.step_verdict import Step, Verdict
+from hpo.evaluation.report import Report
+from hpo.evaluation.verdict import RankEnd, Verdict
 from hpo.process.channel import Message
 from hpo.store.checkpoints import CheckpointInfo, CheckpointStore, read_checkpoint_info
 from hpo.store.pruning import Pruner, StoppingPruner
@@ -78,38 +79,39 @@ class LeaderHarness:
         self.holder.begin(assignment.params, None if known is None else Checkpoint(known, {}, weights))
         return Attempt(assignment, known)
 
-    def step(self, attempt: Attempt, loss: float | None, saved: Any = None, **fields: Any) -> Verdict:
+    def step(self, attempt: Attempt, loss: float, saved: Any = None, **fields: Any) -> Verdict:
         """Let the ranks agree on a loss.
 
         Then let the leader decide, and its trainer copy the weights and the checkpoint.
         """
         keeper, since = self.holder.keeper, attempt.began_at
-        keeper.offer_weights({"w": torch.full((1,), loss or 0.0)})
+        keeper.offer_weights({"w": torch.full((1,), loss)})
         if saved is not None:
             keeper.save_checkpoint(saved)
-        attempt.record_step(Step(0, loss, **keeper.make_flags()))
-        verdict = self.leader.decide(attempt, Verdict("going", loss, **fields), "rank 0 | hello\n")
-        is_best = loss is not None and loss < attempt.loss
+        flags: dict[str, Any] = {"offers_weights": keeper.offers_weights, "has_saved": keeper.has_saved}
+        report = Report(loss, **flags, **keeper.reads, **fields)
+        verdict = self.leader.decide(attempt, report, "rank 0 | hello\n")
+        is_best = verdict.loss is not None and verdict.loss < attempt.loss
         attempt.record_verdict(verdict)
         saves = verdict.save and verdict.state in ("going", "paused")
         request = {
-            "has_loss": loss is not None,
             "is_best": is_best,
             "keep": verdict.keep,
             "save": saves,
             "about": self.leader.describe_checkpoint(attempt) if saves else None,
             "draft": self.leader.make_draft_path(attempt) if saves else "",
         }
-        kept = keeper.copy_requested(Message("verdict", send_through_json(request)))
+        kept = keeper.copy_requested(Message("answer", send_through_json(request)))
         if kept is not None:
             self.leader.record_copies(attempt, verdict, send_through_json(kept), since)
+        keeper.forget_read_checkpoints()
         keeper.clear_offers()
         return verdict
 
     def resume(self, attempt: Attempt) -> Any:
         """Simulate that the objective reads its checkpoint."""
         state, _ = self.holder.keeper.load_checkpoint(attempt.has_loss)
-        attempt.record_step(Step(0, **self.holder.keeper.make_flags()))
+        attempt.record_ends([RankEnd(0, **self.holder.keeper.reads)])
         return state
 
     def curve(self, attempt: Attempt) -> dict[int, float]:
@@ -215,7 +217,8 @@ def test_leader_keeps_only_best_weights_of_run(tmp_path: Path) -> None:
     second = harness.begin()
     assert [harness.step(second, loss).keep for loss in (0.45, 0.41, 0.3)] == [False, False, True]
     nothing = harness.begin()
-    assert harness.step(nothing, None).keep is False
+    mistaken = harness.step(nothing, 0.1, mistake="the ranks yielded different losses")
+    assert (mistaken.state, mistaken.keep, nothing.losses) == ("failed", False, [])
 
 
 def test_leader_stops_run_after_max_failures(tmp_path: Path) -> None:

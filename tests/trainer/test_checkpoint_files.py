@@ -448,14 +448,15 @@ def test_describe_shortage_with_small_disk_warns(tmp_path: Path, monkeypatch: py
     assert shortage(0.5e9) == f"0.5 GB {some} at least 0.8 GB are needed"
 
 
-def copy_after_loss(buffer: SnapshotBuffer, **verdict: Any) -> dict[str, Any] | None:
+def copy_after_loss(buffer: SnapshotBuffer, **answer: Any) -> dict[str, Any] | None:
     """Let a snapshot buffer copy weights and checkpoint after a loss. Return its report.
 
-    `verdict` changes fields of the message with which the supervisor requests copies.
+    `answer` changes fields of the message with which the supervisor requests copies.
     """
     info = {"losses": [0.5], "metrics": {}, "seconds": 1.5}
-    verdict = {"has_loss": True, "is_best": True, "keep": False, "save": False, "about": info, "draft": "", **verdict}
-    kept = buffer.copy_requested(Message("verdict", verdict))
+    answer = {"is_best": True, "keep": False, "save": False, "about": info, "draft": "", **answer}
+    kept = buffer.copy_requested(Message("answer", answer))
+    buffer.forget_read_checkpoints()
     buffer.clear_offers()
     return kept
 
@@ -479,12 +480,11 @@ def test_snapshot_buffer_writes_state_of_last_loss(tmp_path: Path) -> None:
 
 
 def test_snapshot_buffer_without_request_copies_nothing(tmp_path: Path) -> None:
-    for is_leader, wanted in ((False, True), (True, False)):
-        buffer = SnapshotBuffer(PARAMS, is_leader, None, None)
-        buffer.offer_weights({"w": torch.zeros(3)})
-        buffer.save_checkpoint({"a": torch.zeros(3)})
-        assert copy_after_loss(buffer, keep=wanted, save=wanted, draft=str(tmp_path / "draft")) is None
-        assert buffer.write_checkpoint(str(tmp_path / "draft"))["losses"] == 0
+    buffer = SnapshotBuffer(PARAMS, True, None, None)
+    buffer.offer_weights({"w": torch.zeros(3)})
+    buffer.save_checkpoint({"a": torch.zeros(3)})
+    assert copy_after_loss(buffer, draft=str(tmp_path / "draft")) is None
+    assert buffer.write_checkpoint(str(tmp_path / "draft"))["losses"] == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -501,9 +501,9 @@ def test_snapshot_buffer_with_failing_write_reports_error(tmp_path: Path) -> Non
 def test_snapshot_buffer_restores_until_next_loss(tmp_path: Path) -> None:
     state = make_state({"epoch": 2}, {"w": torch.ones(2)})
     buffer = SnapshotBuffer(PARAMS, True, state, None)
-    assert buffer.make_flags()["went_on"] is False
+    assert buffer.reads["has_resumed"] is False
     assert buffer.load_checkpoint(has_loss=False) == buffer.load_checkpoint(has_loss=True) == ({"epoch": 2}, 2)
-    assert buffer.make_flags()["went_on"] is True
+    assert buffer.reads["has_resumed"] is True
     assert buffer.write_weights(str(tmp_path / "weights"), {}) == {"error": ""}, (
         "the weights of the lowest loss must be written"
     )

@@ -1,0 +1,154 @@
+"""The verdict (decision) on an evaluation, made from how the objective has ended on all ranks of the worker."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpo.evaluation.report import Report
+
+NOT_JOINED = (
+    "the ranks cannot connect to each other: NCCL or gloo does not answer. NCCL_DEBUG=INFO shows what it does; "
+    "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME select the network interface"
+)
+TIMEOUT_PREFIX = "timeout: "  # in failures of evaluations that have taken too long
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """The end of the objective on one rank: it has returned, or it has failed."""
+
+    rank: int
+    failure: str | None = None
+    """Description of the failure; None if there is none."""
+    own: bool = True
+    """Whether the failure has a cause of its own; false if it is the effect of a cancelled evaluation."""
+    echo: bool = False
+    """Whether the failure is a broken connection, as after the end of a peer."""
+    timeout: bool = False
+    """Whether the rank has waited for its peers for the maximum time."""
+    diverged: bool = False
+    """Whether the loss was not finite."""
+    suspended: bool = False
+    """Whether this process was stopped, for example by a scheduler, while the rank waited for its peers."""
+    orphaned: bool = False
+    """Whether the trainer has ended because its template crashed."""
+    stopped: bool = False
+    """Whether the objective has failed because the whole run stops."""
+    has_begun: bool = True
+    """Whether the trainer has joined the process group. Otherwise the objective did not cause the failure."""
+    at: float = math.inf
+    """Time of the failure, in seconds since the epoch."""
+    place: str = ""
+    """Line of the objective at the failure."""
+    has_reported: bool = False
+    """Whether the failure ended a wait for the reports of other ranks, or for the leader's answer."""
+    is_offer: bool = False
+    """Whether a function that the objective has offered with its loss has failed."""
+    traceback: str = ""
+    has_resumed: bool = False
+    """Whether the objective has read its own checkpoint."""
+    has_read_parent: bool = False
+    """Whether the objective has read its parent checkpoint."""
+    printed: str = ""
+    """Lines that the rank has printed since its latest news."""
+    news_count: int = 0
+    """Number of messages with news that the rank has sent to the leader."""
+    reports: tuple[Report, ...] = ()
+    """All reports of a program on this rank."""
+    aborted: str = ""
+    """How the program aborted while it exited, or empty. It is a failure only if no rank has reported a loss."""
+    remark: str = ""
+    """A warning about the evaluation; empty if there is none."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The leader's decision on a report, or on the end of an evaluation."""
+
+    state: str
+    """One of going, complete, pruned, paused, failed, stopped, again and suspended.
+
+    After the last two of these, the individual is evaluated again:
+
+    - again: a trainer has ended because its template crashed, or connections broke although no rank of this evaluation
+      has closed them, or the evaluation cannot start from its checkpoint.
+    - suspended: a rank has timed out because the job was suspended.
+    """
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    failure: str = ""
+    traceback: str = ""
+    keep: bool = False
+    """Whether the weights of this loss must be kept, since they may be the best of the run."""
+    save: bool = False
+    """Whether the checkpoint of this loss must be copied."""
+    is_last: bool = False
+    """Whether the objective has returned with this loss on all ranks."""
+    diverged: bool = False
+    """Whether the evaluation has failed because the loss was not finite."""
+
+
+GOING_VERDICT = Verdict("going")
+
+
+def judge_ends(ends: Sequence[RankEnd]) -> Verdict:
+    """Return the verdict on how the objective has ended on a worker's ranks, in the order of the ranks."""
+    if any(end.stopped for end in ends):
+        return Verdict("stopped")
+    if any(end.orphaned for end in ends):
+        return Verdict("again", failure="the template has crashed")
+    if any(end.failure is not None for end in ends):
+        return _make_failure_verdict(ends)
+    return Verdict("complete")
+
+
+def _make_failure_verdict(ends: Sequence[RankEnd]) -> Verdict:
+    """Return the verdict on the first failure. Later failures are its effects."""
+    failures = [end for end in ends if end.failure is not None]
+    first = min(failures, key=lambda end: (not end.own, end.echo, end.at))
+    if first.suspended:
+        return Verdict("suspended")
+    if first.timeout:
+        return _make_timeout_verdict(first, [end for end in ends if end is not first])
+    if first.own:
+        position = f", {first.place}" if first.place else ""
+        failure = f"rank {first.rank}{position}: {first.failure}"
+        is_echo = len(ends) > 1 and all(end.echo or not end.own for end in failures)
+        ended = [end.rank for end in ends if end.failure is None]
+        if is_echo and ended:  # The process of a program has ended, while peers still communicate with it.
+            failure += f"; rank {ended[0]} had ended before"
+        state = "again" if not first.has_begun or (is_echo and not ended) else "failed"
+        return Verdict(state, failure=failure, traceback=first.traceback, diverged=first.diverged)
+    if not any(end.has_begun for end in failures):
+        return Verdict("again", failure=first.failure or "")
+    positions = ", ".join(f"rank {end.rank} was{_describe_position(end) or ' at an unknown place'}" for end in failures)
+    return Verdict("failed", failure=f"{first.failure}; {positions}", traceback=_join_tracebacks(failures))
+
+
+def _make_timeout_verdict(waiting: RankEnd, others: Sequence[RankEnd]) -> Verdict:
+    """Return the verdict on a timeout, with the line at which `waiting` waited and the lines of its late peers."""
+    cut = [end for end in others if end.failure is not None and not end.own]
+    busy = [end for end in cut if not end.echo and not end.has_reported]
+    late = busy or cut or list(others)
+    awaited = ", ".join(f"rank {end.rank}, which {_describe_progress(end)}" for end in late)
+    position = _describe_position(waiting) or " at its end"
+    failure = f"{TIMEOUT_PREFIX}rank {waiting.rank} {waiting.failure}{position} for {awaited}"
+    return Verdict("failed", failure=failure, traceback=_join_tracebacks([*late, waiting]))
+
+
+def _describe_progress(end: RankEnd) -> str:
+    if end.failure is None or (end.has_reported and not end.place):
+        return "had ended"
+    if end.has_reported:
+        return f"had yielded{_describe_position(end)}"
+    return f"was{_describe_position(end) or ' at an unknown place'}"
+
+
+def _describe_position(end: RankEnd) -> str:
+    return f" at {end.place}" if end.place else ""
+
+
+def _join_tracebacks(ends: Sequence[RankEnd]) -> str:
+    return "\n\n".join(f"Rank {end.rank}:\n{end.traceback.rstrip()}" for end in ends if end.traceback)
