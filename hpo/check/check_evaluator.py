@@ -22,7 +22,6 @@ from hpo.evaluation.program_command import Program
 from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.report import Report
 from hpo.evaluation.testing_client import run_test_in_trainer
-from hpo.evaluation.trainer_slot import TrainerSlot
 from hpo.evaluation.verdict import Verdict
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.process.trace import Trace
@@ -115,12 +114,11 @@ class _ShortLeader(Leader):
     def __init__(
         self,
         recorder: StudyClient,
-        slot: TrainerSlot,
         limits: Limits,
         keeper: WeightsSaver | None,
         saver: _FirstLossCheckpointer,
     ) -> None:
-        super().__init__(recorder, slot, limits, lambda _: None, keeper, saver)
+        super().__init__(recorder, limits, lambda _: None, keeper, saver)
         self.checkpointer = saver
         self.has_offered = False
 
@@ -175,11 +173,11 @@ class CheckEvaluator:
         """
         leader, assignment = None, None
         if self._record is not None and self.params is not None:
-            problem, slot = self.ready.problem, self.ready.slot
+            problem = self.ready.problem
             recorder = StudyClient(DirectConnection(self._make_writer(self._record)), self._record.objectives)
             keeper = WeightsSaver(recorder, problem.setting_values) if keeps_weights else None
             leader = _ShortLeader(
-                recorder, slot, self.limits, keeper, _FirstLossCheckpointer(CheckpointStore(self._run_dir.checkpoints))
+                recorder, self.limits, keeper, _FirstLossCheckpointer(CheckpointStore(self._run_dir.checkpoints))
             )
             origin = {"island": 0, "worker": 0, "generation": 0}
             assignment = self._record.start_trial(self.params, problem.space.make_distributions(), origin)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from hpo.evaluation.verdict import GOING_VERDICT, RankEnd, Verdict
 from hpo.process import clock
@@ -20,24 +20,6 @@ if TYPE_CHECKING:
     from hpo.evaluation.report import Report
     from hpo.store.checkpoints import CheckpointInfo
     from hpo.store.evaluations import Assignment
-
-
-class CopyHolder(Protocol):
-    """Interface of an object that can write an evaluation's latest checkpoint, and the weights of its lowest loss."""
-
-    def write_checkpoint(self, path: str) -> Mapping[str, Any]:
-        """Write the latest checkpoint to the file `path`.
-
-        Returns:
-            A mapping with `losses`, the number of losses in the checkpoint, and `seconds`, the time to write it. If the
-            write has failed, `losses` is 0, and `error` is the message.
-        """
-
-    def write_weights(self, path: str, metadata: Mapping[str, str]) -> str:
-        """Write the weights of the lowest loss, with `metadata`, to `path`.
-
-        Return an error message, or an empty string.
-        """
 
 
 class Attempt:
@@ -59,7 +41,8 @@ class Attempt:
         metrics: Metrics that were reported with `loss`.
         began_at: Start of the attempt on the clock of `hpo.process.clock`, plus the time spent on recording its losses.
         report: The latest report.
-        copied_step: Number of losses in the latest checkpoint if it was copied and is not yet in a file, otherwise 0.
+        drafts: Copies of checkpoints and weights; set on the leader.
+        copied_step: Number of losses in the latest checkpoint if it was copied and is not yet in its file, otherwise 0.
         has_weights: Whether the leader can write the weights of the lowest loss.
         has_read_parent: Whether the objective has read the parent checkpoint on any rank.
     """
@@ -88,7 +71,7 @@ class Attempt:
         self.copied_step = 0
         self.has_weights = False
         self.saves_own_checkpoints = False  # true for programs that write their own files: they can be paused
-        self.drafts: DraftStore | None = None  # set for a program, on the leader
+        self.drafts: DraftStore | None = None
         self.began_at = clock.now()
         self.verdict: Verdict = GOING_VERDICT
         self.loss = math.inf
@@ -152,9 +135,8 @@ class Attempt:
         self.has_read_parent |= reader.has_read_parent
         if reader.has_resumed and self.checkpoint_info is not None and not self.losses:
             self.restore_losses(self.checkpoint_info.losses, self.checkpoint_info.seconds, self.checkpoint_info.metrics)
-            self.has_weights = self.checkpoint_info.has_weights
-            if self.has_weights and self.drafts is not None and self.path is not None:
-                self.drafts.restore_weights(self.path)
+            if self.checkpoint_info.has_weights and self.drafts is not None and self.path is not None:
+                self.has_weights = self.drafts.restore_weights(self.path)
 
     def restore_losses(self, losses: Sequence[float], seconds: float, metrics: Mapping[str, float]) -> None:
         """Restore the losses, seconds and metrics from before the evaluation was interrupted or paused."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpo.process import clock
 from hpo.process.standard_streams import warn
@@ -14,7 +13,7 @@ from hpo.text_format import format_error
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpo.evaluation.attempt import Attempt, CopyHolder
+    from hpo.evaluation.attempt import Attempt
     from hpo.store.evaluations import Assignment
 
 # Copying takes at most 1% of the training time, and so do copying and writing together.
@@ -25,8 +24,8 @@ _DEFAULT_INTERVAL = 10.0  # minimum seconds between writes without --checkpoint-
 class Checkpointer:
     """Copies and writes the checkpoints of the evaluations of one worker.
 
-    After a loss, the trainer copies the latest checkpoint in memory. The copy is written to a file at intervals, and
-    when the run stops.
+    After a loss, the trainer copies the latest checkpoint to a draft. The draft is written to the evaluation's
+    checkpoint file at intervals, and when the run stops.
 
     Args:
         states: The store of the checkpoint files.
@@ -97,64 +96,40 @@ class Checkpointer:
             self.is_enabled and (elapsed >= _TIME_RATIO * self._seconds_to_copy or self.is_write_due())
         )
 
-    def make_draft_path(self, attempt: Attempt) -> str:
-        """Return the temporary path to which the next checkpoint of an evaluation must be written.
-
-        If the path cannot be prepared, print a warning, and return an empty string.
-        """
-        try:
-            return str(self._checkpoints.make_draft_path(attempt.assignment).absolute())
-        except OSError as error:
-            self._warn_unsaved(attempt, format_error(error))
-            return ""
-
-    def drop_draft(self, attempt: Attempt) -> None:
-        """Remove the incomplete checkpoint file of a trainer that has crashed."""
-        self._checkpoints.remove_draft(attempt.assignment)
-
-    def record_copy(self, attempt: Attempt, kept: Mapping[str, Any], since: float) -> int:
-        """Record that a checkpoint was copied, and perhaps also written.
+    def record_copy(self, attempt: Attempt, since: float) -> None:
+        """Record that the checkpoint of the latest loss was copied.
 
         Args:
-            kept: The trainer's answer. `state_error` is the message if the copy has failed. `written` describes the
-                file if the trainer has also written it.
             since: Time at which the copy began, on the clock of `hpo.process.clock`.
-
-        Returns:
-            The number of losses in the checkpoint if it was written to its file, otherwise 0.
         """
         self._copied_at = clock.now()
-        if error := kept.get("state_error"):
-            self._warn_unsaved(attempt, error)
-            return 0
-        written = kept.get("written")
-        self._seconds_to_copy = self._copied_at - since - (written["seconds"] if written else 0.0)
+        self._seconds_to_copy = self._copied_at - since
         attempt.copied_step = len(attempt.losses)
-        return self._commit_draft(attempt, written) if written else 0
 
-    def write_checkpoint(self, attempt: Attempt, copies: CopyHolder) -> int:
+    def record_failed_copy(self, attempt: Attempt, reason: str) -> None:
+        """Record that a copy has failed, and print a warning."""
+        self._copied_at = clock.now()
+        self._warn_unsaved(attempt, reason)
+
+    def write_checkpoint(self, attempt: Attempt) -> int:
         """Write the latest checkpoint of an evaluation to its file.
 
         Returns:
             The number of losses in the checkpoint, or 0 after an error, which is printed as a warning.
         """
-        draft = self.make_draft_path(attempt)
-        return self._commit_draft(attempt, copies.write_checkpoint(draft)) if draft else 0
-
-    def _commit_draft(self, attempt: Attempt, written: Mapping[str, Any]) -> int:
-        """Move the checkpoint file that `written` describes to its final path; return its number of losses, or 0."""
-        self._written_at, self._seconds_to_write = clock.now(), written["seconds"]
+        assert attempt.drafts is not None
+        began, losses = clock.now(), 0
+        try:
+            losses = attempt.drafts.write_checkpoint(self._checkpoints.make_draft_path(attempt.assignment))
+            self._checkpoints.commit_draft(attempt.assignment)
+        except (OSError, ValueError) as error:
+            self._checkpoints.remove_draft(attempt.assignment)
+            self._warn_unsaved(attempt, format_error(error))
+            losses = 0
+        self._written_at = clock.now()
+        self._seconds_to_write = self._written_at - began
         attempt.copied_step = 0
-        error = written.get("error", "")
-        if not error:
-            try:
-                self._checkpoints.commit_draft(attempt.assignment)
-                return int(written["losses"])
-            except OSError as problem:
-                error = format_error(problem)
-        self._checkpoints.remove_draft(attempt.assignment)
-        self._warn_unsaved(attempt, error)
-        return 0
+        return losses
 
     def has_last_checkpoint(self, attempt: Attempt, checkpoint_step: int) -> bool:
         """Return whether there is a checkpoint of the latest loss, as a copy or in a file.

@@ -1,6 +1,7 @@
-"""Drafts: temporary files with a checkpoint, or with the weights of a loss, that a training program writes.
+"""Drafts: temporary files with a checkpoint, or with the weights of a loss, that trainers write.
 
-The leader keeps the drafts that the evaluation needs, and removes the others.
+A training program writes its drafts next to the checkpoints. The trainer of an objective writes them to memory. The
+leader keeps the drafts that the evaluation needs, makes checkpoint and weights files from them, and removes the others.
 """
 
 from __future__ import annotations
@@ -8,16 +9,38 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hpo.process import clock
 from hpo.store.checkpoints import STATE_PREFIX, WEIGHTS_PREFIX, CheckpointInfo, check_space
 from hpo.store.tensors import TensorSource, copy_tensors, read_header
-from hpo.text_format import format_error
+
+
+@dataclass(eq=False)
+class Draft:
+    """A temporary file with tensors."""
+
+    path: Path
+    prefix: str = ""
+    """Beginning of the names of its tensors."""
+    descriptor: int = -1
+    """File descriptor that this process owns, and by which it finds the file; -1 if the file has a name."""
+
+    @classmethod
+    def from_descriptor(cls, descriptor: int, prefix: str = "") -> Draft:
+        """Return the draft in an open file, and take ownership of its file descriptor."""
+        return cls(Path(f"/proc/self/fd/{descriptor}"), prefix, descriptor)
+
+    def remove(self) -> None:
+        """Remove the file, or close it if it has no name."""
+        with suppress(OSError):
+            if self.descriptor >= 0:
+                os.close(self.descriptor)
+            else:
+                self.path.unlink(missing_ok=True)
 
 
 def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
@@ -32,7 +55,7 @@ def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
     Returns:
         The link; `state` itself if the file system has no hard links; None if `state` is None.
     """
-    _remove_drafts(prefix)
+    remove_named_drafts(prefix)
     if state is None:
         return None
     kept = _make_path(prefix, "continued")
@@ -44,12 +67,10 @@ def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
 
 
 class DraftStore:
-    """Keeps the drafts (temporary files) of one evaluation, and makes checkpoint and weights files from them.
-
-    A draft that is kept is renamed, so that the program does not remove it.
+    """Keeps the drafts of one attempt at an evaluation.
 
     Args:
-        prefix: First part of the path of each draft, to which a name is appended.
+        prefix: First part of the path of each draft of a program, to which a name is appended.
         params: Hyperparameters of the evaluation.
     """
 
@@ -57,109 +78,92 @@ class DraftStore:
         self._prefix = prefix
         self._params = dict(params)
         self._numbers = itertools.count()
-        self._checkpoint: Path | None = None
+        self._checkpoint: Draft | None = None
         self._checkpoint_info: Mapping[str, Any] = {}
-        self._weights: TensorSource | None = None
-        self._saved_weights: TensorSource | None = None  # those of the lowest loss before the checkpoint
+        self._weights: Draft | None = None
+        self._saved_weights: Draft | None = None  # those of the lowest loss before the checkpoint
 
-    def restore_weights(self, path: Path) -> None:
-        """Take the weights of the lowest loss from `path`, the checkpoint file from which the evaluation resumes."""
-        self._weights = TensorSource(path, prefix=WEIGHTS_PREFIX)
+    def restore_weights(self, path: Path) -> bool:
+        """Take the weights of the lowest loss from the checkpoint file from which the evaluation resumes.
 
-    def keep_checkpoint(self, name: str, info: Mapping[str, Any], has_weights: bool) -> bool:
-        """Keep a checkpoint draft, and remove the previous one.
-
-        Args:
-            info: Losses, metrics and seconds of the evaluation until the checkpoint.
-            has_weights: Whether the weights of the lowest of these losses were kept. The checkpoint then includes them.
-
-        Returns:
-            Whether the draft exists.
+        Return false if the file cannot be opened. It stays open, since a later checkpoint may replace it.
         """
-        kept = self._keep_draft(name)
-        if kept is not None:
-            self._delete_file(self._checkpoint)
-            self._checkpoint, self._checkpoint_info = kept, info
-            previous, self._saved_weights = self._saved_weights, self._weights if has_weights else None
-            self._drop_unused(previous)
-        return kept is not None
-
-    def keep_weights(self, name: str) -> bool:
-        """Keep a weights draft, and return whether it exists.
-
-        The previous weights draft is removed, unless the latest checkpoint includes its weights.
-        """
-        kept = self._keep_draft(name)
-        previous, self._weights = self._weights, TensorSource(kept) if kept is not None else None
-        self._drop_unused(previous)
-        return kept is not None
-
-    def drop_draft(self, name: str) -> None:
-        """Remove the draft with this name, if the name is not empty."""
-        self._delete_file(_make_path(self._prefix, name) if name else None)
-
-    def write_checkpoint(self, path: str) -> dict[str, Any]:
-        """Write the latest checkpoint of the evaluation to the file `path`.
-
-        Returns:
-            A mapping with `losses`, the number of losses in the checkpoint, and `seconds`, the time to write it. If the
-            write has failed, `losses` is 0, and `error` is the message.
-        """
-        began, losses = clock.now(), self._checkpoint_info.get("losses", [])
-        if self._checkpoint is None:
-            return {"losses": 0, "seconds": 0.0}
         try:
-            sources = [TensorSource(self._checkpoint, STATE_PREFIX, STATE_PREFIX)]
-            if (weights := self._saved_weights) is not None:
-                sources.append(TensorSource(weights.path, weights.prefix, WEIGHTS_PREFIX))
-            info = CheckpointInfo(
-                self._params, **self._checkpoint_info, tree=_read_tree(self._checkpoint), has_weights=len(sources) > 1
-            )
-            _write_tensors(Path(path), sources, {"about": json.dumps(asdict(info))}, checked="about")
-        except (OSError, ValueError, KeyError) as error:
-            return {"error": format_error(error), "losses": 0, "seconds": clock.now() - began}
-        return {"losses": len(losses), "seconds": clock.now() - began}
+            self._weights = Draft.from_descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC), WEIGHTS_PREFIX)
+        except OSError:
+            return False
+        return True
 
-    def write_weights(self, path: str, metadata: Mapping[str, str]) -> str:
-        """Write the weights of the lowest loss, with `metadata`, to `path`.
-
-        Return an error message, or an empty string.
-        """
-        if self._weights is None:
-            return "the script has removed the draft of the weights"
-        try:
-            _write_tensors(Path(path), [self._weights], metadata)
-        except (OSError, ValueError) as error:
-            return format_error(error)
-        return ""
-
-    def close(self) -> None:
-        """Remove all drafts of the evaluation."""
-        _remove_drafts(self._prefix)
-
-    def _keep_draft(self, name: str) -> Path | None:
+    def take_named(self, name: str) -> Draft | None:
+        """Take a draft from the program that has written it, by renaming it; None if it does not exist."""
         kept = _make_path(self._prefix, f"kept-{next(self._numbers)}")
         try:
             _make_path(self._prefix, name).replace(kept)
         except OSError:
             return None
-        return kept
+        return Draft(kept)
 
-    def _drop_unused(self, source: TensorSource | None) -> None:
-        if source is not None and source not in (self._weights, self._saved_weights):
-            self._delete_file(source.path)
+    def keep_checkpoint(self, draft: Draft, info: Mapping[str, Any], has_weights: bool) -> None:
+        """Keep a checkpoint, and remove the previous one.
 
-    def _delete_file(self, path: Path | None) -> None:
-        if path is not None:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
+        Args:
+            info: Losses, metrics and seconds of the evaluation until the checkpoint.
+            has_weights: Whether the weights of the lowest of these losses were kept. The checkpoint then includes them.
+        """
+        previous = [self._checkpoint, self._saved_weights]
+        self._checkpoint, self._checkpoint_info = draft, info
+        self._saved_weights = self._weights if has_weights else None
+        self._remove_unused(previous)
+
+    def keep_weights(self, draft: Draft) -> None:
+        """Keep weights. The previous weights are removed, unless the latest checkpoint includes them."""
+        previous, self._weights = self._weights, draft
+        self._remove_unused([previous])
+
+    def write_checkpoint(self, path: Path) -> int:
+        """Write the latest checkpoint of the evaluation to the file `path`, and return its number of losses.
+
+        Raises:
+            OSError: The file cannot be written.
+            ValueError: The draft is damaged.
+        """
+        assert self._checkpoint is not None
+        sources = [TensorSource(self._checkpoint.path, STATE_PREFIX, STATE_PREFIX)]
+        if (weights := self._saved_weights) is not None:
+            sources.append(TensorSource(weights.path, weights.prefix, WEIGHTS_PREFIX))
+        tree, has_weights = _read_tree(self._checkpoint.path), self._saved_weights is not None
+        info = CheckpointInfo(self._params, **self._checkpoint_info, tree=tree, has_weights=has_weights)
+        _write_tensors(path, sources, {"about": json.dumps(asdict(info))}, checked="about")
+        return len(info.losses)
+
+    def write_weights(self, path: Path, metadata: Mapping[str, str]) -> None:
+        """Write the weights of the lowest loss, with `metadata`, to `path`.
+
+        Raises:
+            OSError: The file cannot be written.
+            ValueError: The draft is damaged.
+        """
+        assert self._weights is not None
+        _write_tensors(path, [TensorSource(self._weights.path, self._weights.prefix)], metadata)
+
+    def close(self) -> None:
+        """Remove all drafts."""
+        previous = [self._checkpoint, self._weights, self._saved_weights]
+        self._checkpoint = self._weights = self._saved_weights = None
+        self._remove_unused(previous)
+
+    def _remove_unused(self, drafts: Iterable[Draft | None]) -> None:
+        used = (self._checkpoint, self._weights, self._saved_weights)
+        for draft in {draft for draft in drafts if draft is not None and draft not in used}:
+            draft.remove()
 
 
 def _make_path(prefix: Path, name: str) -> Path:
     return prefix.with_name(f"{prefix.name}-{name}.safetensors")
 
 
-def _remove_drafts(prefix: Path) -> None:
+def remove_named_drafts(prefix: Path) -> None:
+    """Remove all drafts that a program has written, and the link to its checkpoint."""
     for path in prefix.parent.glob(f"{prefix.name}-*.safetensors"):
         with suppress(OSError):
             path.unlink(missing_ok=True)
@@ -167,7 +171,10 @@ def _remove_drafts(prefix: Path) -> None:
 
 def _read_tree(path: Path) -> Any:
     with path.open("rb") as file:
-        return json.loads(read_header(file)[0]["__metadata__"]["tree"])
+        metadata = read_header(file)[0].get("__metadata__", {})
+    if "tree" not in metadata:
+        raise ValueError("the draft has no state")
+    return json.loads(metadata["tree"])
 
 
 def _write_tensors(path: Path, sources: list[TensorSource], texts: Mapping[str, str], checked: str = "") -> None:

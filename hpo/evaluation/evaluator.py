@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.evaluation.attempt import Attempt
-from hpo.evaluation.draft_store import reset_drafts
+from hpo.evaluation.draft_store import DraftStore, remove_named_drafts, reset_drafts
 from hpo.evaluation.function_supervision import FunctionSupervision
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.program_command import Program
@@ -130,8 +130,7 @@ class Evaluator:
         attempt = self._evaluate_with_retries(assignment)
         if self._leader:
             self._leader.finish_evaluation(attempt, attempt.earlier_seconds + clock.now() - started)
-        if attempt.drafts is not None:
-            attempt.drafts.close()
+        self._close_drafts(attempt)
         self._group.slot.finish_evaluation(self._is_clean)
         return attempt
 
@@ -146,6 +145,7 @@ class Evaluator:
             attempt = self._run_attempt(assignment, earlier, previous_failure)
             if attempt.verdict.state not in ("suspended", "again"):
                 return attempt
+            self._close_drafts(attempt)
             assignment = attempt.assignment
             earlier = attempt.earlier_seconds if attempt.has_loss else earlier
             previous_failure = attempt.verdict.failure
@@ -158,6 +158,8 @@ class Evaluator:
         ticket, start = self._group.connect(self._find_start(assignment) if self._leader else None)
         own, parent = self._read_checkpoint_info(assignment, start)
         attempt = Attempt(assignment, own, parent, start.path, earlier, previous_failure)
+        if self._leader is not None:
+            attempt.drafts = DraftStore(self._context.describe_evaluation(assignment)["drafts"], assignment.params)
         if start.losses is not None:
             attempt.restore_losses(start.losses, start.seconds, {})
         attempt.saves_own_checkpoints = self._context.program is not None and bool(self._context.program.script.resume)
@@ -171,6 +173,12 @@ class Evaluator:
             text = f"it leaves GPU memory behind, so its trainers are replaced: {supervision.remains}"
             self._leader.warn_once(attempt, text, "remains")
         return attempt
+
+    def _close_drafts(self, attempt: Attempt) -> None:
+        if attempt.drafts is not None:
+            attempt.drafts.close()
+            if self._context.program is not None:
+                remove_named_drafts(self._context.describe_evaluation(attempt.assignment)["drafts"])
 
     def _start_supervision(
         self, watched: WatchedEvaluation, attempt: Attempt, ticket: dict[str, Any] | None

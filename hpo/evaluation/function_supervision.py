@@ -1,4 +1,4 @@
-"""Supervise an objective function on one rank: answer its reports, and record the copies that its trainer makes."""
+"""Supervise an objective function on one rank: answer its reports, and keep the copies that its trainer makes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hpo.evaluation.draft_store import Draft
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.report import Report
 from hpo.evaluation.supervision import Supervision
@@ -43,34 +44,32 @@ class FunctionSupervision(Supervision):
         if message.kind == "report" and self._leader is not None:
             self._answer_report(self._leader, Report(**message.content))
         elif message.kind == "kept" and self._leader is not None and self._awaited is not None:
-            verdict, since = self._awaited
-            self._awaited = None
-            self._leader.record_copies(self._attempt, verdict, message.content, since)
+            self._keep_copies(self._leader, self._awaited, message)
         else:
             super()._handle_message(message)
+
+    def _keep_copies(self, leader: Leader, awaited: tuple[Verdict, float], message: Message) -> None:
+        """Keep the copies of weights and checkpoint that the trainer has made in memory."""
+        drafts = dict(zip(message["kinds"], map(Draft.from_descriptor, message.descriptors), strict=True))
+        verdict, since = awaited
+        self._awaited = None
+        errors = message["errors"]
+        leader.warn_about_copies(self._attempt, errors.get("weights", ""), errors.get("checkpoint", ""))
+        leader.keep_drafts(self._attempt, verdict, drafts.get("checkpoint"), drafts.get("weights"), since)
 
     def _answer_report(self, leader: Leader, report: Report) -> None:
         """Decide on a report, and send the trainer the answer, with what it must copy."""
         attempt = self._attempt
         verdict = leader.decide(attempt, report, self._take_printed())
-        is_best = verdict.loss is not None and verdict.loss < attempt.loss
         attempt.record_verdict(verdict)
         if verdict.state != "going" or verdict.is_last:
             self._decided = replace(verdict, state="complete") if verdict.state == "going" else verdict
-        saves = verdict.save and verdict.state in ("going", "paused")
-        if verdict.keep or saves:
+        if verdict.keep or verdict.save:
             self._awaited = (verdict, clock.now())
-        self._trainer.send(
-            "answer",
-            goes_on=verdict.state == "going" and not verdict.is_last,
-            is_best=is_best,
-            keep=verdict.keep,
-            save=saves,
-            about=leader.describe_checkpoint(attempt) if saves else None,
-            draft=leader.make_draft_path(attempt) if saves else "",
-        )
+        goes_on = verdict.state == "going" and not verdict.is_last
+        self._trainer.send("answer", goes_on=goes_on, keep=verdict.keep, save=verdict.save)
 
     def _finish(self) -> None:
         super()._finish()
         if self._awaited is not None and self._leader is not None:
-            self._leader.record_lost_copies(self._attempt, self._awaited[0], self._crash)
+            self._leader.warn_about_lost_weights(self._attempt, self._awaited[0], self._crash)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,8 @@ from hpo.process.standard_streams import warn
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpo.evaluation.attempt import CopyHolder
     from hpo.evaluation.checkpointer import Checkpointer
-    from hpo.evaluation.trainer_slot import TrainerSlot
+    from hpo.evaluation.draft_store import Draft
     from hpo.evaluation.weights_saver import WeightsSaver
     from hpo.store.evaluations import Assignment
     from hpo.store.study_client import StudyClient
@@ -31,7 +30,6 @@ class Leader:
 
     Args:
         study: The leader's connection to the study.
-        slot: Holds the leader's trainer, which has copies of weights and checkpoints.
         limits: When evaluations and the run must end.
         stop: Called with a request to stop the run.
         weights_saver: Writes the weights of the best evaluations; None if they are not kept.
@@ -41,7 +39,6 @@ class Leader:
     def __init__(
         self,
         study: StudyClient,
-        slot: TrainerSlot,
         limits: Limits,
         stop: Callable[[StopRequest], None],
         weights_saver: WeightsSaver | None = None,
@@ -50,7 +47,6 @@ class Leader:
         self.limits = limits
         self._writer = study.writer
         self._objectives = study.objectives
-        self._slot = slot
         self._stop = stop
         self._weights_saver = weights_saver
         self._checkpointer = checkpointer
@@ -151,53 +147,41 @@ class Leader:
             "seconds": attempt.total_seconds,
         }
 
-    def make_draft_path(self, attempt: Attempt) -> str:
-        """Return the path to which the checkpoint of the latest loss must be written now; empty if no write is due."""
-        if self._checkpointer is None or attempt.verdict.state == "paused":
-            return ""
-        return self._checkpointer.make_draft_path(attempt) if self._checkpointer.is_write_due() else ""
-
-    def record_copies(self, attempt: Attempt, verdict: Verdict, kept: Mapping[str, Any], since: float) -> None:
-        """Record the copies of weights and checkpoint, which began at time `since`; print the warnings in `kept`."""
-        for text in kept["warnings"]:
-            warn(f"warning: {text}")
-        if verdict.keep:
-            attempt.has_weights = bool(kept["has_weights"])
-        if self._checkpointer is None or not verdict.save:
-            return
-        if losses := self._checkpointer.record_copy(attempt, kept, since):
-            self._writer.record.record_checkpoint(attempt.assignment, losses)
-
-    def keep_drafts(self, attempt: Attempt, verdict: Verdict, names: tuple[str, str], since: float) -> None:
-        """Keep or remove the drafts (temporary files) that a program has written with a loss, as the verdict requires.
+    def keep_drafts(
+        self, attempt: Attempt, verdict: Verdict, checkpoint: Draft | None, weights: Draft | None, since: float
+    ) -> None:
+        """Keep the drafts that were written with a loss as the verdict requires, and remove the others.
 
         Args:
-            names: Names of the checkpoint draft and of the weights draft; empty if there is none.
-            since: Time at which the leader began to process these drafts.
+            checkpoint: None if there is none, for example because of an error.
+            weights: None if there are none.
+            since: Time at which copying began, on the clock of `hpo.process.clock`.
         """
-        drafts, (checkpoint, weights) = attempt.drafts, names
-        assert drafts is not None
-        attempt.has_weights = drafts.keep_weights(weights) if verdict.keep else attempt.has_weights
-        if not verdict.keep:
-            drafts.drop_draft(weights)
-        kept: dict[str, Any] = {"warnings": [], "has_weights": attempt.has_weights}
-        if not verdict.save:
-            drafts.drop_draft(checkpoint)
-        elif checkpoint and drafts.keep_checkpoint(checkpoint, self.describe_checkpoint(attempt), attempt.has_weights):
-            if draft := self.make_draft_path(attempt):
-                kept["written"] = drafts.write_checkpoint(draft)
-            self.record_copies(attempt, verdict, kept, since)
+        assert attempt.drafts is not None
+        if verdict.keep and weights is not None:
+            attempt.drafts.keep_weights(weights)
+            attempt.has_weights = True
+        elif weights is not None:
+            weights.remove()
+        if verdict.save and checkpoint is not None and self._checkpointer is not None:
+            attempt.drafts.keep_checkpoint(checkpoint, self.describe_checkpoint(attempt), attempt.has_weights)
+            self._checkpointer.record_copy(attempt, since)
+            if verdict.state != "paused" and self._checkpointer.is_write_due():
+                self.write_checkpoint(attempt)
+        elif checkpoint is not None:
+            checkpoint.remove()
 
-    def record_lost_copies(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
-        """Record that the trainer has ended before it copied the weights or the checkpoint of a loss.
+    def warn_about_copies(self, attempt: Attempt, weights_error: str, checkpoint_error: str) -> None:
+        """Warn that weights or a checkpoint could not be copied; the evaluation itself is not affected."""
+        if weights_error:
+            self.warn_once(attempt, f"the weights of the best so far cannot be kept: {weights_error}", "weights")
+        if checkpoint_error and self._checkpointer is not None:
+            self._checkpointer.record_failed_copy(attempt, checkpoint_error)
 
-        Print a warning if the weights of the best loss are lost, and remove the incomplete checkpoint file.
-        """
-        attempt.has_weights &= not verdict.keep
+    def warn_about_lost_weights(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
+        """Warn if the trainer has ended before it copied the weights of the best loss."""
         if verdict.keep and (verdict.is_last or verdict.state == "complete"):  # otherwise the evaluation fails
             warn(f"warning: trial {attempt.assignment.number} keeps no weights of its best loss: {reason}")
-        if self._checkpointer is not None:
-            self._checkpointer.drop_draft(attempt)
 
     def find_losses(self, assignment: Assignment) -> tuple[list[float], float]:
         """Return the losses of the individual's previous trial, and the seconds of training until the last of them.
@@ -244,16 +228,11 @@ class Leader:
             self._record_lost_parent(assignment, reason)
 
     def write_checkpoint(self, attempt: Attempt) -> None:
-        """Let the trainer write the last checkpoint of an evaluation that ends here and will be resumed."""
-        if self._checkpointer is None or not attempt.copied_step:
-            return
-        copies = self._find_copies(attempt)
-        if copies is not None and (losses := self._checkpointer.write_checkpoint(attempt, copies)):
-            self._writer.record.record_checkpoint(attempt.assignment, losses)
-
-    def _find_copies(self, attempt: Attempt) -> CopyHolder | None:
-        own = self._slot.trainer if self._slot.is_ready else None
-        return own if attempt.drafts is None else attempt.drafts
+        """Write the latest checkpoint of an evaluation to its file, unless it is there already."""
+        if self._checkpointer is not None and attempt.copied_step:
+            losses = self._checkpointer.write_checkpoint(attempt)
+            if losses:
+                self._writer.record.record_checkpoint(attempt.assignment, losses)
 
     def finish_evaluation(self, attempt: Attempt, seconds: float) -> None:
         """Record an evaluation that ends after `seconds`; stop the run at its target, or after too many failures."""
@@ -302,9 +281,8 @@ class Leader:
             is_cut = attempt.loss <= self.limits.target_loss and not verdict.is_last
             cut = {"cut_after": len(attempt.losses)} if is_cut else {}
             record.complete(assignment, attempt.loss, seconds, dict(attempt.metrics), **cut)
-            copies = self._find_copies(attempt)
-            if self._weights_saver and attempt.has_weights and copies is not None:
-                self._weights_saver.save_weights(assignment, copies)
+            if self._weights_saver and attempt.has_weights and attempt.drafts is not None:
+                self._weights_saver.save_weights(assignment, attempt.drafts)
             if attempt.loss <= self.limits.target_loss:
                 self._stop(make_target_stop(self.limits.target_loss))
         elif verdict.state in ("pruned", "paused"):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from hpo.evaluation.attempt import Attempt
-from hpo.evaluation.draft_store import DraftStore
 from hpo.evaluation.host_network import reserve_port
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.program_command import Program, advise_on_loss, format_last_lines
@@ -68,8 +67,6 @@ class ProgramSupervision(Supervision):
         """
         if self._program.script.has_placeholder("folder"):
             known["folder"].mkdir(parents=True, exist_ok=True)
-        if self._leader is not None:
-            self._attempt.drafts = DraftStore(known["drafts"], self._attempt.assignment.params)
         drafts, path = str(known["drafts"]), self._attempt.path if self._attempt.checkpoint_info else None
         self._trainer.send(
             "run",
@@ -126,7 +123,10 @@ class ProgramSupervision(Supervision):
         verdict = leader.decide(self._attempt, report, self._take_printed())
         since = clock.now()
         self._attempt.record_verdict(verdict)
-        leader.keep_drafts(self._attempt, verdict, (report.checkpoint, report.weights), since)
+        assert self._attempt.drafts is not None
+        take = self._attempt.drafts.take_named
+        checkpoint, weights = take(report.checkpoint), take(report.weights)
+        leader.keep_drafts(self._attempt, verdict, checkpoint, weights, since)
         return replace(verdict, state="complete") if verdict.is_last else verdict
 
     # The end of the program

@@ -153,7 +153,7 @@ class Supervision:
         if end.failure is not None:
             if self._watched.cause is None:
                 self._watched.cancel_on_all(f"a peer failed: {end.failure}")
-            self._end_failed_objective(end)
+            self._end_failed_objective()
         return end
 
     def _gather_ends(self, end: RankEnd) -> Sequence[RankEnd]:
@@ -211,14 +211,17 @@ class Supervision:
         return verdict
 
     def _finish(self) -> None:
-        """Wait until the trainer is idle; if the evaluation was aborted, write its last checkpoint, and kill it."""
+        """Wait until the trainer is idle, or kill it if the evaluation was aborted.
+
+        If the evaluation is repeated, write its last checkpoint, so that it resumes from there.
+        """
         is_aborted = self._attempt.is_aborted
         if not self._has_ended:
             self._kill_at = clock.now() + (_SECONDS_TO_CLEAN_UP if is_aborted else self._group.patience)
             self._wait_for_end()
+        if self._leader is not None and self._attempt.verdict.state in ("suspended", "again"):
+            self._leader.write_checkpoint(self._attempt)
         if is_aborted:
-            if self._leader is not None and self._attempt.verdict.state in ("stopped", "suspended"):
-                self._leader.write_checkpoint(self._attempt)
             self._group.slot.discard_trainer()
 
     # Waiting for the trainer
@@ -366,14 +369,11 @@ class Supervision:
             traceback=format_stack(frames),
         )
 
-    def _end_failed_objective(self, end: RankEnd) -> None:
+    def _end_failed_objective(self) -> None:
         """End a failed objective, and kill its trainer, so that peers that wait for it fail at once."""
         if not self._has_ended:
             self._kill_at = min(self._cancelled_at, clock.now()) + _SECONDS_TO_CLEAN_UP
             self._wait_for_end()
-        may_resume = end.stopped or clock.measure_lost() > self._lost_seconds
-        if self._leader is not None and may_resume:
-            self._leader.write_checkpoint(self._attempt)  # The evaluation may resume from it.
         self._group.slot.discard_trainer()
 
     def _wait_for_end(self) -> None:

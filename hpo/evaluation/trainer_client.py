@@ -142,24 +142,6 @@ class TrainerClient:
         self.send(kind, descriptors, **content)
         return self.wait_for_kind(answer)
 
-    def write_checkpoint(self, path: str) -> Mapping[str, Any]:
-        """Let the trainer write the latest checkpoint that it has copied to the file `path`.
-
-        Returns:
-            A mapping with `losses`, the number of losses in the checkpoint, and `seconds`, the time to write it. If the
-            write has failed, `losses` is 0, and `error` is the message.
-        """
-        answer = self.ask("write_state", "written", path=path)
-        return {"error": answer.text, "losses": 0, "seconds": 0.0} if isinstance(answer, TrainerEnd) else answer.content
-
-    def write_weights(self, path: str, metadata: Mapping[str, str]) -> str:
-        """Let the trainer write the weights of the lowest loss, with `metadata`, to `path`.
-
-        Return an error message, or an empty string.
-        """
-        answer = self.ask("write_weights", "written", path=path, about=metadata)
-        return answer.text if isinstance(answer, TrainerEnd) else str(answer["error"])
-
     def wait_for_kind(self, kind: str) -> Message | TrainerEnd:
         """Return the trainer's next message of kind `kind`, or the trainer's end."""
         while True:

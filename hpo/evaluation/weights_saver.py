@@ -12,7 +12,7 @@ from hpo.store.pareto_front import FrontArchive
 from hpo.store.weights import make_weights_draft_path, warn_about_weights
 
 if TYPE_CHECKING:
-    from hpo.evaluation.attempt import CopyHolder
+    from hpo.evaluation.draft_store import DraftStore
     from hpo.store.evaluations import Assignment, Evaluation
     from hpo.store.study_client import StudyClient
 
@@ -45,19 +45,19 @@ class WeightsSaver:
         values = (loss, *self._objectives.select_metric_values(metrics))
         return self._archive.would_join(assignment.number, values)
 
-    def save_weights(self, assignment: Assignment, copies: CopyHolder) -> None:
+    def save_weights(self, assignment: Assignment, drafts: DraftStore) -> None:
         """Write the weights of a recorded evaluation to all files that the study wants, possibly none.
 
         Args:
-            copies: Holds the weights of its lowest loss.
+            drafts: Holds the weights of its lowest loss.
         """
         paths = self._writer.list_weight_files(assignment.number)
         for path in map(Path, paths):
-            self._write_weights(path, assignment, copies)
+            self._write_weights(path, assignment, drafts)
         if paths:
             self._writer.move_weights(assignment.number)
 
-    def _write_weights(self, path: Path, assignment: Assignment, copies: CopyHolder) -> None:
+    def _write_weights(self, path: Path, assignment: Assignment, drafts: DraftStore) -> None:
         draft = make_weights_draft_path(path, assignment.number)
         try:
             path.parent.mkdir(exist_ok=True)
@@ -65,9 +65,8 @@ class WeightsSaver:
             if assignment.confirms is not None:
                 metadata |= {"trial": assignment.confirms, "confirmation": assignment.number, "seed": assignment.seed}
             texts = {name: json.dumps(value) for name, value in metadata.items()}
-            if error := copies.write_weights(str(draft.absolute()), texts):
-                raise OSError(error)
-        except OSError as error:  # The evaluation is recorded; a lost file must not fail it.
+            drafts.write_weights(draft, texts)
+        except (OSError, ValueError) as error:  # The evaluation is recorded; a lost file must not fail it.
             warn_about_weights(error, path)
             with suppress(OSError):
                 draft.unlink(missing_ok=True)

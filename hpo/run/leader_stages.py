@@ -14,7 +14,6 @@ from hpo.evaluation.checkpointer import Checkpointer
 from hpo.evaluation.evaluator import Evaluator
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.limits import Limits
-from hpo.evaluation.trainer_slot import TrainerSlot
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.rank_watch import RankWatch
@@ -35,7 +34,6 @@ class LeaderStages:
         run: The options, the manifest (content of run.json) and the directory of the run.
         watch: Knows whether the run is being stopped.
         leaders: The communicator of all leaders. The rank of a leader in it is the index of its worker.
-        slot: Holds the trainer of this rank.
         make_evaluator: A function that returns an evaluator, which runs evaluations on all ranks of this worker.
     """
 
@@ -44,7 +42,6 @@ class LeaderStages:
         run: RunContext,
         watch: RankWatch,
         leaders: SleepingComm,
-        slot: TrainerSlot,
         make_evaluator: MakeEvaluator,
     ) -> None:
         self._options = run.options
@@ -52,7 +49,6 @@ class LeaderStages:
         self._files = run.files
         self._watch = watch
         self._leaders = leaders
-        self._slot = slot
         self._make_evaluator = make_evaluator
         self._timeout = run.options.evaluation_timeout or math.inf
 
@@ -71,7 +67,7 @@ class LeaderStages:
             CheckpointStore(self._files.checkpoints), options.checkpoint_every, run.layout.islands if run.pbt else 0
         )
         weights_saver = WeightsSaver(study, run.settings)
-        leader = Leader(study, self._slot, limits, self._watch.stop_run, weights_saver, checkpointer)
+        leader = Leader(study, limits, self._watch.stop_run, weights_saver, checkpointer)
         exchange = (options.migration_probability, options.pollination)
         time_limit = math.inf if options.time_limit is None else options.time_limit
         islands = Archipelago(
@@ -90,7 +86,7 @@ class LeaderStages:
             CheckpointStore(self._files.checkpoints, CONFIRMATION_PREFIX), self._options.checkpoint_every
         )
         weights_saver = WeightsSaver(study, self._manifest.settings)
-        leader = Leader(study, self._slot, Limits(self._timeout), self._watch.stop_run, weights_saver, checkpointer)
+        leader = Leader(study, Limits(self._timeout), self._watch.stop_run, weights_saver, checkpointer)
         evaluate = self._make_evaluator(leader)
         worker = self._leaders.rank
         claim = partial(study.claim_waiting, island=self._manifest.layout.find_island(worker), worker=worker)

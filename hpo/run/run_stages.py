@@ -61,7 +61,7 @@ class RunStages:
         if leaders is not None:
             from hpo.run.leader_stages import LeaderStages  # imports Propulate and numpy
 
-            self._leader_stages = LeaderStages(run, job.watch, leaders, ready.slot, self._make_evaluator)
+            self._leader_stages = LeaderStages(run, job.watch, leaders, self._make_evaluator)
 
     def search(self) -> None:
         """Search until the budget is spent or the target is reached. Return at once if the search is already over."""

@@ -7,7 +7,6 @@ the path `drafts` with a unique suffix.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -17,11 +16,11 @@ from typing import Any
 import torch
 
 from hpo.evaluation_api import count_reports, reads_lines, send_draft
-from hpo.store.checkpoints import STATE_PREFIX, check_space
+from hpo.store.checkpoints import check_space
 from hpo.text_format import format_error
 from hpo.trainer.checkpoint_file import read_checkpoint_file
-from hpo.trainer.state_tree import copy_parts, is_state_function, join_state, split_state
-from hpo.trainer.tensor_writer import write_tensors
+from hpo.trainer.draft_file import write_checkpoint_draft, write_weights_draft
+from hpo.trainer.state_tree import gather_parts, is_state_function, join_state, split_state
 from hpo.trainer.worker import check_weights
 
 _draft_numbers = itertools.count()
@@ -35,10 +34,9 @@ def write_checkpoint(drafts: Path, state: Any) -> None:
     parts = split_state(state() if is_state_function(state) else state)
     if not is_first and not parts.is_sharded:
         return
-    parts = copy_parts(parts, is_kept=is_first)
+    parts = gather_parts(parts, is_kept=is_first)
     if is_first:
-        tensors = {STATE_PREFIX + name: tensor for name, tensor in parts.leaves.items()}
-        _write_draft("checkpoint", drafts, tensors, {"tree": json.dumps(parts.tree)})
+        _write_draft("checkpoint", drafts, parts.leaves, lambda path: write_checkpoint_draft(path, parts))
 
 
 def write_weights(drafts: Path, weights: Mapping[str, Any] | Callable[[], Any]) -> None:
@@ -46,8 +44,8 @@ def write_weights(drafts: Path, weights: Mapping[str, Any] | Callable[[], Any]) 
     is_function_given = callable(weights) and not isinstance(weights, (Mapping, torch.nn.Module))
     whole = weights() if is_function_given else weights  # type: ignore[operator]
     if _find_rank() == 0:
-        checked = check_weights(whole).items()
-        _write_draft("weights", drafts, {name: t.detach().cpu().clone().contiguous() for name, t in checked}, {})
+        checked = check_weights(whole)
+        _write_draft("weights", drafts, checked, lambda path: write_weights_draft(path, checked))
 
 
 def read_checkpoint(path: Path) -> Any:
@@ -67,18 +65,17 @@ def _find_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def _write_draft(kind: str, drafts: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str]) -> None:
-    """Write a draft file, and send its name to the supervisor.
+def _write_draft(kind: str, drafts: Path, tensors: Mapping[str, torch.Tensor], write: Callable[[Path], None]) -> None:
+    """Let `write` write a draft file of these tensors, and send its name to the supervisor.
 
-    `kind` is "checkpoint" or "weights", and `texts` is the metadata of the file. If the file cannot be written, print a
-    warning, and let the evaluation continue.
+    `kind` is "checkpoint" or "weights". If the file cannot be written, print a warning, and continue.
     """
     name = f"{os.getpid()}-{next(_draft_numbers)}"
     path = drafts.with_name(f"{drafts.name}-{name}.safetensors")
     try:
         path.parent.mkdir(exist_ok=True)
         check_space(path, sum(tensor.nbytes for tensor in tensors.values()))
-        write_tensors(path, tensors, texts, is_flushed=False)
+        write(path)
     except Exception as error:  # The file system and safetensors raise exceptions of many types.
         path.unlink(missing_ok=True)
         if kind not in _warned_kinds:

@@ -25,10 +25,10 @@ from hpo.text_format import format_error
 from hpo.trainer.forks import end_if_forked, is_forked
 from hpo.trainer.interrupts import Cancelled, InterruptHandler
 from hpo.trainer.objective_call import ObjectiveCall, has_diverged, parse_report
+from hpo.trainer.offers import Offers
 from hpo.trainer.process_group import default_group
 from hpo.trainer.process_state import ProcessState
 from hpo.trainer.report_exchange import ReportAnswer, ReportPart, find_difference
-from hpo.trainer.snapshot_buffer import SnapshotBuffer
 from hpo.trainer.trainer_group import TrainerGroup
 from hpo.trainer.worker import Worker, WorkerCallbacks
 
@@ -45,7 +45,6 @@ TIMEOUT_ERRORS = (
 )
 
 _MAX_MESSAGES = 10
-_NO_ANSWER = ReportAnswer(continues=False)  # if the objective has ended on all ranks
 
 T = TypeVar("T")
 Frames = Sequence[traceback.FrameSummary]
@@ -65,13 +64,13 @@ class ObjectiveRunner:
         objective: ObjectiveCall,
         group: TrainerGroup,
         interrupts: InterruptHandler,
-        snapshots: SnapshotBuffer,
+        offers: Offers,
     ) -> None:
         self._channel = channel
         self._objective_call = objective
         self._group = group
         self._interrupts = interrupts
-        self._snapshots = snapshots
+        self._offers = offers
         self._is_over = self._has_failed = self._has_ended = False
         self._is_reporting = self._is_waiting = False
         self._start_time = time.monotonic()
@@ -107,7 +106,7 @@ class ObjectiveRunner:
         while not self._is_over:
             self._advance(worker)
         if not self._has_failed:
-            self._send_message("end", **self._snapshots.reads)
+            self._send_message("end", **self._offers.reads)
         self._close_objective()
         set_worker(None)
         self.is_restored = state.restore()
@@ -116,9 +115,9 @@ class ObjectiveRunner:
     def _make_worker(self, seed: int, data: Callable[[], Any]) -> Worker:
         calls = WorkerCallbacks(
             data,
-            self._snapshots.offer_weights,
+            self._offers.offer_weights,
             self._process_report,
-            self._snapshots.save_checkpoint,
+            self._offers.save_checkpoint,
             self._load_checkpoint,
             self._load_parent_checkpoint,
         )
@@ -189,26 +188,25 @@ class ObjectiveRunner:
             self._send_failure(self._make_failed_end(error, frames))
         finally:
             self._is_reporting = self._is_waiting = False
-            self._snapshots.clear_offers()
+            self._offers.clear()
 
     def _agree_on_report(self, report: tuple[float, dict[str, float]] | None, frames: Frames) -> None:
         """Exchange the report with the other ranks, and obey the leader's answer."""
-        exchange, request, answer = self._group.exchange, None, None
+        exchange, answer = self._group.exchange, None
         self._is_waiting = True
         with self._interrupts.allow_cancellation():
             parts = exchange.collect(self._make_part(report, frames))
         if parts is not None:
-            request = self._ask_leader(parts, report)
-            answer = ReportAnswer(request["goes_on"], request["keep"], request["save"]) if request else _NO_ANSWER
+            answer = self._ask_leader(parts, report)
         with self._interrupts.allow_cancellation():
             answer = exchange.broadcast(answer)
             self._is_waiting = False
-            self._snapshots.gather_offers(self._objective_call, answer)
-        if request is not None and (kept := self._snapshots.copy_requested(request)) is not None:
-            self._send_message("kept", **kept)
+            self._offers.gather(self._objective_call, answer)
+        if parts is not None:
+            self._send_copies(answer)
         self._is_over = not answer.continues
         if report is not None:
-            self._snapshots.forget_read_checkpoints()
+            self._offers.forget_read_checkpoints()
             self.on_loss()
 
     def _make_part(self, report: tuple[float, dict[str, float]] | None, frames: Frames) -> ReportPart:
@@ -217,29 +215,37 @@ class ObjectiveRunner:
             loss=None if report is None else report[0],
             position=self._objective_call.find_line(frames),
             has_ended=self._objective_call.has_ended,
-            gathers_weights=self._snapshots.gathers_weights,
-            gathers_checkpoint=self._snapshots.gathers_checkpoint,
+            gathers_weights=self._offers.gathers_weights,
+            gathers_checkpoint=self._offers.gathers_checkpoint,
         )
 
-    def _ask_leader(self, parts: Sequence[ReportPart], report: tuple[float, dict[str, float]] | None) -> Message | None:
-        """Send a report to the leader, and return its answer; None if the objective has ended on all ranks.
+    def _ask_leader(self, parts: Sequence[ReportPart], report: tuple[float, dict[str, float]] | None) -> ReportAnswer:
+        """Send a report to the leader, and return its answer. If the objective has ended on all ranks, there is none.
 
         Only the trainer of rank 0 calls this: its supervisor is the leader.
         """
         mistake = find_difference(parts)
         if report is None and not mistake:
-            return None
+            return ReportAnswer(continues=False)
         self._send_message(
             "report",
             loss=next(part.loss for part in parts if part.loss is not None),
             metrics={} if report is None else report[1],
             mistake=mistake,
             is_last=all(part.has_ended for part in parts),
-            offers_weights=self._snapshots.offers_weights,
-            has_saved=self._snapshots.has_saved,
-            **self._snapshots.reads,
+            offers_weights=self._offers.offers_weights,
+            has_saved=self._offers.has_saved,
+            **self._offers.reads,
         )
-        return self._receive_answer()
+        answer = self._receive_answer()
+        return ReportAnswer(answer["goes_on"], answer["keep"], answer["save"])
+
+    def _send_copies(self, answer: ReportAnswer) -> None:
+        """Send the leader copies of the weights and the checkpoint that it has requested."""
+        if answer.keeps_weights or answer.saves_checkpoint:
+            copies = self._offers.copy(answer)
+            self._send_message("kept", copies.descriptors, kinds=copies.kinds, errors=copies.errors)
+            copies.close()
 
     # The end of the objective
 
@@ -270,7 +276,7 @@ class ObjectiveRunner:
             "has_reported": self._is_waiting,
             "is_offer": self._is_reporting and not self._is_waiting,
             "traceback": format_stack(frames) if isinstance(error, Cancelled) else format_traceback(error, frames),
-            **self._snapshots.reads,
+            **self._offers.reads,
         }
 
     def _catch_failure(self, act: Callable[[], T]) -> T | dict[str, Any]:
@@ -298,18 +304,18 @@ class ObjectiveRunner:
     # Callbacks of the worker
 
     def _load_checkpoint(self) -> Any:
-        state, losses = self._snapshots.load_checkpoint(self._objective_call.has_loss)
+        state, losses = self._offers.load_checkpoint(self._objective_call.has_loss)
         self._objective_call.has_loss |= losses > 0
         return state
 
     def _load_parent_checkpoint(self) -> Any:
-        return self._snapshots.load_parent_checkpoint(self._objective_call.has_loss)
+        return self._offers.load_parent_checkpoint(self._objective_call.has_loss)
 
     # Messages
 
-    def _send_message(self, kind: str, **content: Any) -> None:
+    def _send_message(self, kind: str, descriptors: Sequence[int] = (), /, **content: Any) -> None:
         try:
-            self._channel.send(kind, **content)
+            self._channel.send(kind, descriptors, **content)
         except ChannelClosed:
             os._exit(1)  # The objective could catch an exception.
 

@@ -94,7 +94,7 @@ class ReportExchange:
         """
         flags = [False] * 3 if answer is None else [answer.continues, answer.keeps_weights, answer.saves_checkpoint]
         if self._group is not None:
-            tensor = torch.tensor(flags, dtype=torch.uint8)
+            tensor = torch.tensor(flags, dtype=torch.uint8, device="cpu")  # The objective may change the default.
             options = BroadcastOptions()
             options.rootRank = options.rootTensor = 0
             options.timeout = _UNLIMITED

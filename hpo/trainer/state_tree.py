@@ -57,23 +57,23 @@ def split_state(state: Any) -> StateParts:
     return StateParts(_make_tree(state, add_leaf), leaves)
 
 
-def copy_parts(parts: StateParts, is_kept: bool = True) -> StateParts:
-    """Return the parts with copies of the tensors on the CPU, and with arrays as tensors of bytes.
+def gather_parts(parts: StateParts, is_kept: bool = True) -> StateParts:
+    """Return the parts with whole tensors on the CPU, and with arrays as tensors of bytes.
 
     Sharded tensors are gathered, so the call is collective if there are any: call on all ranks. If not `is_kept`, this
     rank only helps to gather them, and returns no tensors.
     """
-    copies: dict[str, torch.Tensor] = {}
+    gathered: dict[str, torch.Tensor] = {}
     for name, value in parts.leaves.items():
         whole = value.full_tensor() if _is_sharded(value) else value
         if not is_kept:
             continue
         if isinstance(whole, np.ndarray):
-            copies[name] = torch.from_numpy(np.frombuffer(whole.tobytes(), np.uint8).copy())
+            gathered[name] = torch.from_numpy(np.frombuffer(whole.tobytes(), np.uint8).copy())
         else:
             plain = torch.view_as_real(whole.detach().resolve_conj()) if whole.is_complex() else whole.detach()
-            copies[name] = plain.to("cpu", copy=True).contiguous()
-    return StateParts(parts.tree, copies)
+            gathered[name] = plain.to("cpu").contiguous()
+    return StateParts(parts.tree, gathered)
 
 
 def _is_sharded(value: Any) -> bool:

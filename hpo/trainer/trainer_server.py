@@ -28,10 +28,10 @@ from hpo.trainer.forks import IGNORED_SIGNALS, register_trainer_process
 from hpo.trainer.interrupts import InterruptHandler
 from hpo.trainer.objective_call import ObjectiveCall
 from hpo.trainer.objective_runner import ObjectiveRunner
+from hpo.trainer.offers import Offers, read_optional_checkpoint
 from hpo.trainer.program_runner import ProgramRunner
 from hpo.trainer.search_file import BoundSearch, SearchFile, SearchSource
 from hpo.trainer.shared_data import SharedData, pack_data
-from hpo.trainer.snapshot_buffer import SnapshotBuffer, read_optional_checkpoint
 from hpo.trainer.trainer_group import TrainerGroup, serve_store
 
 _EXIT_SECONDS = 5
@@ -47,7 +47,6 @@ class TrainerServer:
         self._data = SharedData(data)
         self._group = TrainerGroup()
         self._interrupts = InterruptHandler(self._acknowledge_interrupt)
-        self._snapshots: SnapshotBuffer | None = None
         self._stores: list[object] = []
 
     @property
@@ -82,9 +81,9 @@ class TrainerServer:
             self._channel.send("idle", is_clean=False)
             return
         is_leader = (ticket["rank"] if ticket is not None else self._group.rank) == 0
-        self._snapshots = SnapshotBuffer(params, is_leader, restored, inherited)
+        offers = Offers(is_leader, restored, inherited)
         evaluation = ObjectiveRunner(
-            self._channel, ObjectiveCall(self.search, params), self._group, self._interrupts, self._snapshots
+            self._channel, ObjectiveCall(self.search, params), self._group, self._interrupts, offers
         )
         evaluation.trial, evaluation.folder = message["trial"], Path(message["folder"])
         evaluation.free_memory = message["free_memory"]
@@ -99,7 +98,7 @@ class TrainerServer:
         else:
             evaluation.run(message["seed"], self._data.load, ticket)
         is_restored = evaluation.is_restored
-        del evaluation, restored, inherited
+        del evaluation, offers, restored, inherited
         remains = self._group.memory.find_remains()
         is_clean = is_restored and remains is None and self._is_clean(threads)
         self._channel.send("idle", is_clean=is_clean, remains=remains or "")
@@ -127,14 +126,6 @@ class TrainerServer:
         if sys.stdout.closed or sys.stderr.closed:
             return False
         return self._group.is_clean and not has_children()
-
-    def _on_write_state(self, message: Message) -> None:
-        assert self._snapshots is not None
-        self._channel.send("written", **self._snapshots.write_checkpoint(message["path"]))
-
-    def _on_write_weights(self, message: Message) -> None:
-        assert self._snapshots is not None
-        self._channel.send("written", **self._snapshots.write_weights(message["path"], message["about"]))
 
     def _on_prepare(self, _: Message) -> None:
         """Call the user's `prepare`, write the result to a file without a name, and send its descriptor."""

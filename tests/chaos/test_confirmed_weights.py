@@ -28,12 +28,13 @@ from hpo.store.study_writer import StudyWriter
 from hpo.store.weights import ConfirmedWeights, make_weights_draft_path, read_weights, read_weights_info
 from hpo.trainer.search_file import load_search_file
 from hpo.views.page.html_report import render_report
+from tests.support.checkpoints import make_drafts
 from tests.support.in_process_template import load_problem, make_run_test
 from tests.support.launch import ALONE, PROGRAM, SEARCH, SEARCHES, Mpi, run_hpo
 from tests.support.limits import scale
 from tests.support.run_output import load_trials
 from tests.support.runs import make_run
-from tests.support.writer_stubs import LeaderStub, make_trainer_stub, make_writer
+from tests.support.writer_stubs import LeaderStub, make_writer
 
 LUCKY = SEARCHES / "lucky.py"
 PROBLEM = load_problem(LUCKY)
@@ -75,7 +76,7 @@ class Run:
         wants = self.keeper.is_wanted(assignment, loss, {})
         self.recorder.writer.record.complete(assignment, loss, 1.0, {})
         if wants:
-            self.keeper.save_weights(assignment, make_trainer_stub({"seed": torch.tensor([assignment.seed])}))
+            self.keeper.save_weights(assignment, make_drafts({"seed": torch.tensor([assignment.seed])}))
         return wants
 
     def hand_over(self) -> None:
@@ -114,7 +115,7 @@ def test_confirmed_weights_if_another_worker_is_faster(tmp_path: Path) -> None:
     assert run.keeper.is_wanted(first, 0.9, {})
     assert run.complete(0.8, second)
     run.recorder.writer.record.complete(first, 0.9, 1.0, {})
-    run.keeper.save_weights(first, make_trainer_stub({"seed": torch.tensor([1])}))
+    run.keeper.save_weights(first, make_drafts({"seed": torch.tensor([1])}))
     assert run.kept(0) == second.number
     assert list_names(run.files.confirmed_weights) == ["0.safetensors"]
 

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from hpo.evaluation.draft_store import DraftStore
 from hpo.store.checkpoints import read_checkpoint_info
 from hpo.store.weights import read_weights
-from hpo.trainer.checkpoint_file import read_checkpoint_file
 from tests.support.chaos import Victim, kill_at_end
+from tests.support.checkpoints import read_checkpoint_weights
 from tests.support.launch import HPO, ROOT, Mpi
 from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials
@@ -246,16 +246,18 @@ def test_checkpoint_has_weights_of_its_own_lowest_loss(tmp_path: Path) -> None:
     for number, content in enumerate(("a", "b")):
         save_file({"w": torch.tensor([number])}, tmp_path / f".0-weights-{content}.safetensors")
     save_file({"state/0": torch.ones(3)}, tmp_path / ".0-state.safetensors", {"tree": '{"tensor": "0"}'})
-    assert drafts.keep_weights("weights-a")
-    assert drafts.keep_checkpoint("state", {"losses": [1.0], "metrics": {}, "seconds": 0.1}, has_weights=True)
-    assert drafts.keep_weights("weights-b")
-    assert not drafts.keep_checkpoint("missing", {}, has_weights=True)
-    assert drafts.write_checkpoint(str(tmp_path / "0.safetensors"))["losses"] == 1
-    state = read_checkpoint_file(tmp_path / "0.safetensors")
+    first, second, state = (drafts.take_named(name) for name in ("weights-a", "weights-b", "state"))
+    assert first is not None
+    assert second is not None
+    assert state is not None
+    assert drafts.take_named("missing") is None
+    drafts.keep_weights(first)
+    drafts.keep_checkpoint(state, {"losses": [1.0], "metrics": {}, "seconds": 0.1}, has_weights=True)
+    drafts.keep_weights(second)
+    assert drafts.write_checkpoint(tmp_path / "0.safetensors") == 1
     assert read_checkpoint_info(tmp_path / "0.safetensors").losses == [1.0]
-    assert state.weights is not None
-    assert state.weights["w"].item() == 0
-    assert drafts.write_weights(str(tmp_path / "best.safetensors"), {}) == ""
+    assert read_checkpoint_weights(tmp_path / "0.safetensors")["w"].item() == 0
+    drafts.write_weights(tmp_path / "best.safetensors", {})
     assert load_file(tmp_path / "best.safetensors")["w"].item() == 1
     drafts.close()
     assert {path.name for path in tmp_path.iterdir()} == {"0.safetensors", "best.safetensors"}

@@ -13,48 +13,22 @@ from optuna.pruners import ThresholdPruner
 from hpo.errors import ExitStatus, StopRequest
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.checkpointer import Checkpointer
+from hpo.evaluation.draft_store import DraftStore
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.limits import Limits
 from hpo.evaluation.report import Report
 from hpo.evaluation.verdict import RankEnd, Verdict
-from hpo.process.channel import Message
 from hpo.store.checkpoints import CheckpointInfo, CheckpointStore, read_checkpoint_info
 from hpo.store.pruning import Pruner, StoppingPruner
 from hpo.store.record import Record
 from hpo.store.weights import read_weights
-from hpo.trainer.checkpoint_file import Checkpoint
-from hpo.trainer.snapshot_buffer import SnapshotBuffer
-from tests.support.in_process_template import send_through_json
+from hpo.trainer.checkpoint_file import read_checkpoint_file
+from hpo.trainer.offers import Offers
+from tests.support.checkpoints import copy_offers, write_checkpoint
 from tests.support.runs import make_run
 from tests.support.writer_stubs import LeaderStub, make_writer
 
 PARAMS = {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}
-
-
-class SlotStub:
-    """The leader's trainer and the slot that holds it, in this process. It copies offered weights and checkpoints."""
-
-    is_ready = True
-
-    def __init__(self) -> None:
-        self.keeper = SnapshotBuffer({}, True, None, None)
-
-    @property
-    def trainer(self) -> SlotStub:
-        """This object, which also acts as the trainer."""
-        return self
-
-    def begin(self, params: dict[str, Any], restored: Checkpoint | None) -> None:
-        """Begin an evaluation, from a restored checkpoint if there is one."""
-        self.keeper = SnapshotBuffer(params, True, restored, None)
-
-    def write_checkpoint(self, path: str) -> dict[str, Any]:
-        """Write the latest checkpoint."""
-        return dict(send_through_json(self.keeper.write_checkpoint(path)))
-
-    def write_weights(self, path: str, metadata: dict[str, str]) -> str:
-        """Write the weights that belong to the lowest loss."""
-        return str(self.keeper.write_weights(path, send_through_json(metadata))["error"])
 
 
 class LeaderHarness:
@@ -66,52 +40,42 @@ class LeaderHarness:
         self.record: Record = make_run(folder / "run")
         self.stops: list[StopRequest] = []
         self.own = LeaderStub(make_writer(self.record, folder / "run", pruner=pruner))
-        self.holder = SlotStub()
+        self.folder = folder
+        self.offers = Offers(True, None, None)
         limits = replace(limits, has_pruner=pruner is not None)
-        slot: Any = self.holder
-        self.leader = Leader(self.own.recorder, slot, limits, self.stops.append, self.own.keeper, saver)
+        self.leader = Leader(self.own.recorder, limits, self.stops.append, self.own.keeper, saver)
         self.begun = 0
 
     def begin(self, restored: CheckpointInfo | None = None, weights: dict[str, torch.Tensor] | None = None) -> Attempt:
         self.begun += 1
         assignment = self.own.begin({**PARAMS, "lr": self.begun / 10})
-        known = None if restored is None else replace(restored, params=assignment.params)
-        self.holder.begin(assignment.params, None if known is None else Checkpoint(known, {}, weights))
-        return Attempt(assignment, known)
+        path = self.folder / "restored.safetensors"
+        if restored is not None:
+            write_checkpoint(path, {"epoch": 3}, replace(restored, params=assignment.params), weights)
+        checkpoint = None if restored is None else read_checkpoint_file(path)
+        self.offers = Offers(True, checkpoint, None)
+        attempt = Attempt(assignment, None if checkpoint is None else checkpoint.metadata, path=path)
+        attempt.drafts = DraftStore(self.folder / ".draft", assignment.params)
+        return attempt
 
     def step(self, attempt: Attempt, loss: float, saved: Any = None, **fields: Any) -> Verdict:
-        """Let the ranks agree on a loss.
-
-        Then let the leader decide, and its trainer copy the weights and the checkpoint.
-        """
-        keeper, since = self.holder.keeper, attempt.began_at
-        keeper.offer_weights({"w": torch.full((1,), loss)})
+        """Let the leader decide on a loss of all ranks. Then let its trainer copy the weights and the checkpoint."""
+        offers, since = self.offers, attempt.began_at
+        offers.offer_weights({"w": torch.full((1,), loss)})
         if saved is not None:
-            keeper.save_checkpoint(saved)
-        flags: dict[str, Any] = {"offers_weights": keeper.offers_weights, "has_saved": keeper.has_saved}
-        report = Report(loss, **flags, **keeper.reads, **fields)
+            offers.save_checkpoint(saved)
+        flags: dict[str, Any] = {"offers_weights": offers.offers_weights, "has_saved": offers.has_saved}
+        report = Report(loss, **flags, **offers.reads, **fields)
         verdict = self.leader.decide(attempt, report, "rank 0 | hello\n")
-        is_best = verdict.loss is not None and verdict.loss < attempt.loss
         attempt.record_verdict(verdict)
-        saves = verdict.save and verdict.state in ("going", "paused")
-        request = {
-            "is_best": is_best,
-            "keep": verdict.keep,
-            "save": saves,
-            "about": self.leader.describe_checkpoint(attempt) if saves else None,
-            "draft": self.leader.make_draft_path(attempt) if saves else "",
-        }
-        kept = keeper.copy_requested(Message("answer", send_through_json(request)))
-        if kept is not None:
-            self.leader.record_copies(attempt, verdict, send_through_json(kept), since)
-        keeper.forget_read_checkpoints()
-        keeper.clear_offers()
+        copies = copy_offers(offers, keeps_weights=verdict.keep, saves_checkpoint=verdict.save)
+        self.leader.keep_drafts(attempt, verdict, copies.get("checkpoint"), copies.get("weights"), since)
         return verdict
 
     def resume(self, attempt: Attempt) -> Any:
         """Simulate that the objective reads its checkpoint."""
-        state, _ = self.holder.keeper.load_checkpoint(attempt.has_loss)
-        attempt.record_ends([RankEnd(0, **self.holder.keeper.reads)])
+        state, _ = self.offers.load_checkpoint(attempt.has_loss)
+        attempt.record_ends([RankEnd(0, **self.offers.reads)])
         return state
 
     def curve(self, attempt: Attempt) -> dict[int, float]:
@@ -135,7 +99,8 @@ def test_leader_warns_of_weights_lost_with_trainer(tmp_path: Path, capsys: pytes
     assert attempt.has_weights
     for is_last in (False, True):
         verdict = Verdict("going", 0.25, keep=True, is_last=is_last)
-        harness.leader.record_lost_copies(attempt, verdict, "the trainer was ended by SIGKILL")
+        attempt.record_verdict(verdict)
+        harness.leader.warn_about_lost_weights(attempt, verdict, "the trainer was ended by SIGKILL")
     assert not attempt.has_weights
     assert capsys.readouterr().err == (
         "warning: trial 0 keeps no weights of its best loss: the trainer was ended by SIGKILL\n"

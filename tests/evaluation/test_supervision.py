@@ -30,7 +30,7 @@ def test_supervision_excludes_decision_from_copy_time(monkeypatch: pytest.Monkey
     messages = iter(
         [
             Message("report", vars(Report(1.0, has_saved=True))),
-            Message("kept", {"has_state": True}),
+            Message("kept", {"kinds": [], "errors": {}}),
             Message("end", {}),
             Message("idle", {"is_clean": True}),
         ]
@@ -50,10 +50,9 @@ def test_supervision_excludes_decision_from_copy_time(monkeypatch: pytest.Monkey
     leader: Any = SimpleNamespace(
         decide=decide,
         decide_on_retry=lambda _, verdict: verdict,
-        describe_checkpoint=ignore,
+        keep_drafts=lambda *given: since.append(given[-1]),
         log_output=ignore,
-        make_draft_path=ignore,
-        record_copies=lambda *given: since.append(given[-1]),
+        warn_about_copies=ignore,
     )
     watched: Any = SimpleNamespace(cause=None, clear_event=ignore, take_reports=list)
     attempt, watch = Attempt(Assignment(0, 0, {}, 0)), Any

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,10 +25,11 @@ from hpo.store.record import Record
 from hpo.store.weights import read_weights
 from hpo.trainer.search_file import load_search_file
 from hpo.training import Net, evaluate_net, load_data, load_test_data
+from tests.support.checkpoints import make_drafts
 from tests.support.in_process_template import load_problem, make_run_test
 from tests.support.launch import SEARCHES, run_hpo
 from tests.support.runs import add_evaluation, make_run
-from tests.support.writer_stubs import LeaderStub, make_trainer_stub, make_writer
+from tests.support.writer_stubs import LeaderStub, make_writer
 
 WEIGHING = SEARCHES / "weighing.py"
 
@@ -73,7 +76,7 @@ def test_best_weights_are_kept_over_all_leaders(tmp_path: Path) -> None:
     assert read_kept(folder) == (2, 1.0)
     # Both losses are lower than the saved one. The second trial completes before the first is saved.
     assert one.is_wanted(assignments[0], 0.4)
-    better = make_trainer_stub({"w": torch.tensor([3.0])})
+    better = make_drafts({"w": torch.tensor([3.0])})
     other.complete(assignments[1], 0.3, {"w": torch.tensor([4.0])})
     one.recorder.writer.record.complete(assignments[0], 0.4, 1.0, {})
     one.keeper.save_weights(assignments[0], better)
@@ -95,11 +98,12 @@ def test_best_weights_of_equal_losses_are_of_the_first_trial(tmp_path: Path) -> 
 
 def test_offered_weights_are_copied_at_once(tmp_path: Path) -> None:
     weights = torch.ones(2, 3).t()
-    trainer = make_trainer_stub({"w": weights})
+    drafts = make_drafts({"w": weights})
     weights += 1  # The training continues.
     about = {"trial": "0", "params": "{}", "settings": "{}"}
     path = tmp_path / "best.safetensors"
-    assert trainer.write_weights(str(path), about) == ""
+    drafts.write_weights(path, about)
+    drafts.close()
     written = read_weights(path)
     assert written is not None
     assert written.state["w"].tolist() == [[1.0, 1.0]] * 3
@@ -117,11 +121,15 @@ def test_weights_of_any_dtype_are_restored(tmp_path: Path, dtype: torch.dtype) -
     }
 
 
-def test_weights_that_cannot_be_saved_print_a_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_weights_that_cannot_be_saved_print_a_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "run"
     make_run(folder)
     leader = make_leader(folder)
-    leader.complete(begin_evaluation(leader, 0.1), 0.5, {"w": torch.ones(1, dtype=torch.complex128)})
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=60e6))
+        leader.complete(begin_evaluation(leader, 0.1), 0.5, {"w": torch.ones(1)})
     assert "warning: the weights of the best so far cannot be kept" in capfd.readouterr().err
     (evaluation,) = RunReader(folder).read_evaluations()
     assert (evaluation.loss, evaluation.state) == (0.5, "complete"), "the loss must be recorded anyway"

@@ -34,10 +34,11 @@ from hpo.store.study_client import WITHOUT_RESULT, DirectConnection, StudyClient
 from hpo.store.study_writer import StudyWriter
 from hpo.store.successive_halving import HALVING_SCHEDULES, HalvingSchedule
 from hpo.store.weights import read_weights
+from tests.support.checkpoints import make_drafts
 from tests.support.launch import ROOT
 from tests.support.limits import scale
 from tests.support.runs import SPACE, make_run
-from tests.support.writer_stubs import DelayedConnection, LeaderStub, make_trainer_stub, make_writer, open_cached
+from tests.support.writer_stubs import DelayedConnection, LeaderStub, make_writer, open_cached
 
 TWO = Objectives(("loss", "parameters"))
 ISLAND_FIELDS = {"island": 0, "worker": 0, "generation": 0}
@@ -847,7 +848,7 @@ def test_leader_behind_unread_best_keeps_no_weights(tmp_path: Path) -> None:
     before = best.stat()
     assert late.keeper.is_wanted(begun[0], 0.4, {}), "the leader has not read the better loss"
     late.recorder.writer.record.complete(begun[0], 0.4, 1.0, {})
-    late.keeper.save_weights(begun[0], make_trainer_stub({"w": torch.tensor([4.0])}))
+    late.keeper.save_weights(begun[0], make_drafts({"w": torch.tensor([4.0])}))
     assert (best.stat().st_ino, best.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert not list((tmp_path / "run").rglob(".*"))
     assert not late.is_wanted(begun[0], 0.4)

@@ -1,17 +1,15 @@
-"""Make the writer of a study, a leader and a trainer in one process, without MPI."""
+"""Make the writer of a study and a leader in one process, without MPI."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
 from hpo import SearchSpace
 from hpo.evaluation.weights_saver import WeightsSaver
-from hpo.process.channel import Message
 from hpo.store.cached_storage import CachedStorage
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.claims import Claims
@@ -25,7 +23,7 @@ from hpo.store.study_client import DirectConnection, StudyClient, WriterConnecti
 from hpo.store.study_writer import StudyWriter
 from hpo.store.successive_halving import HalvingSchedule
 from hpo.store.weights import BestWeights
-from hpo.trainer.snapshot_buffer import SnapshotBuffer
+from tests.support.checkpoints import make_drafts
 from tests.support.runs import SPACE
 
 
@@ -87,20 +85,6 @@ class DelayedConnection:
             self._writer(name, *arguments, **options)
 
 
-def make_trainer_stub(weights: Mapping[str, Tensor]) -> Any:
-    """Return a stub of a trainer that has copied these weights and writes them on request."""
-    keeper = SnapshotBuffer({}, True, None, None)
-    keeper.offer_weights(weights)
-    kept = keeper.copy_requested(Message("verdict", {"has_loss": True, "is_best": True, "keep": True, "save": False}))
-    assert kept is not None
-    assert kept["has_weights"]
-
-    def write_weights(path: str, metadata: Mapping[str, str]) -> str:
-        return str(keeper.write_weights(path, metadata)["error"])
-
-    return SimpleNamespace(write_weights=write_weights)
-
-
 class LeaderStub:
     """A stub of a leader, which claims and records evaluations, and saves the best weights.
 
@@ -134,8 +118,7 @@ class LeaderStub:
     ) -> bool:
         """Complete an evaluation whose last loss is its lowest, and return whether its weights were wanted."""
         is_wanted = self.is_wanted(assignment, loss, metrics)
-        trainer = make_trainer_stub(weights) if is_wanted else None
         self.recorder.writer.record.complete(assignment, loss, 1.0, metrics or {})
-        if trainer is not None:
-            self.keeper.save_weights(assignment, trainer)
+        if is_wanted:
+            self.keeper.save_weights(assignment, make_drafts(weights))
         return is_wanted

@@ -21,13 +21,15 @@ import pytest
 import torch
 from torch import nn
 
-from hpo.process.channel import Message
+from hpo.evaluation.draft_store import DraftStore
 from hpo.store.checkpoints import CheckpointInfo, CheckpointStore, read_checkpoint_info
 from hpo.store.evaluations import Assignment
-from hpo.trainer.checkpoint_file import Checkpoint, read_checkpoint_file, write_checkpoint_file
-from hpo.trainer.snapshot_buffer import SnapshotBuffer
-from hpo.trainer.state_tree import StateParts, copy_parts, is_state_function, join_state, split_state
+from hpo.trainer.checkpoint_file import Checkpoint, read_checkpoint_file
+from hpo.trainer.offers import Offers
+from hpo.trainer.report_exchange import ReportAnswer
+from hpo.trainer.state_tree import StateParts, gather_parts, is_state_function, join_state, split_state
 from hpo.trainer.tensor_writer import write_tensors
+from tests.support.checkpoints import copy_offers, read_checkpoint_weights, write_checkpoint
 from tests.support.launch import ROOT
 from tests.support.limits import scale
 
@@ -38,16 +40,13 @@ def make_assignment(number: int, root: int | None = None) -> Assignment:
     return Assignment(number, number, PARAMS, number if root is None else root)
 
 
-def make_state(saved: Any, weights: dict[str, torch.Tensor] | None = None) -> Checkpoint:
-    parts = copy_parts(split_state(saved))
-    return Checkpoint(CheckpointInfo(PARAMS, [0.5, 0.25], {"accuracy": 0.5}, 12.5, parts.tree), parts.leaves, weights)
-
-
-def write(store: CheckpointStore, assignment: Assignment, state: Checkpoint) -> None:
-    """Write a checkpoint as a trainer and its leader do: the trainer writes a draft, and the leader commits it."""
+def write(
+    store: CheckpointStore, assignment: Assignment, saved: Any, weights: dict[str, torch.Tensor] | None = None
+) -> None:
+    """Write a checkpoint as a trainer and its leader do: the trainer copies the state, and the leader writes it."""
     draft = store.make_draft_path(assignment)
     try:
-        write_checkpoint_file(draft, state)
+        write_checkpoint(draft, saved, CheckpointInfo(PARAMS, [0.5, 0.25], {"accuracy": 0.5}, 12.5), weights)
     except Exception:
         store.remove_draft(assignment)
         raise
@@ -56,7 +55,7 @@ def write(store: CheckpointStore, assignment: Assignment, state: Checkpoint) -> 
 
 def save_and_load(store: CheckpointStore, saved: Any) -> Any:
     """Write a state as a checkpoint, and return the state that is read from it."""
-    write(store, make_assignment(0), make_state(saved))
+    write(store, make_assignment(0), saved)
     read_checkpoint_info(store.get_path(0), PARAMS)
     state = read_checkpoint_file(store.get_path(0))
     return join_state(state.metadata.tree, state.tensors)
@@ -203,18 +202,28 @@ def test_checkpoint_converts_numpy_and_parameters(tmp_path: Path) -> None:
     assert not read["c"].requires_grad
 
 
-def test_copied_state_is_independent_and_keeps_shared_tensors() -> None:
+def test_copied_state_is_independent_and_keeps_shared_tensors(tmp_path: Path) -> None:
     tensor, history = torch.zeros(3), [0.5]
     state = {"epoch": 1, "history": history}
-    parts = split_state({"a": tensor, "b": [tensor], "state": state})
+    offers = Offers(True, None, None)
+    offers.save_checkpoint({"a": tensor, "b": [tensor], "state": state})
     history.append(0.25)
     state.clear()
-    kept = copy_parts(parts)
+    drafts = DraftStore(tmp_path / ".0", PARAMS)
+    copy = copy_offers(offers, keeps_weights=False, saves_checkpoint=True)["checkpoint"]
+    drafts.keep_checkpoint(copy, {"losses": [], "metrics": {}, "seconds": 0.0}, has_weights=False)
     tensor += 1
-    assert len(kept.leaves) == 1
+    drafts.write_checkpoint(tmp_path / "0.safetensors")
+    drafts.close()
+    kept = read_checkpoint_file(tmp_path / "0.safetensors")
+    assert len(kept.tensors) == 1
     expected = {"a": torch.zeros(3), "b": [torch.zeros(3)], "state": {"epoch": 1, "history": [0.5]}}
-    assert_equal(join_state(kept.tree, kept.leaves), expected)
-    assert copy_parts(parts, is_kept=False) == StateParts(parts.tree, {})
+    assert_equal(join_state(kept.metadata.tree, kept.tensors), expected)
+
+
+def test_gather_parts_on_other_ranks_keeps_no_tensors() -> None:
+    parts = split_state({"a": torch.zeros(3)})
+    assert gather_parts(parts, is_kept=False) == StateParts(parts.tree, {})
 
 
 def make_cycle() -> list[Any]:
@@ -252,7 +261,7 @@ def test_is_state_function_accepts_functions_only() -> None:
 def test_checkpoint_keeps_description_of_evaluation(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
     assert store.find_checkpoint(make_assignment(5, root=2)) is None
-    write(store, make_assignment(5, root=2), make_state({"epoch": 2}, {"bias": torch.ones(2)}))
+    write(store, make_assignment(5, root=2), {"epoch": 2}, {"bias": torch.ones(2)})
     assert store.find_checkpoint(make_assignment(6, root=2)) == store.get_path(2)
     state = read_checkpoint_file(store.get_path(2))
     assert (
@@ -268,8 +277,7 @@ def test_checkpoint_keeps_description_of_evaluation(tmp_path: Path) -> None:
         "tree": {"dict": [["epoch", 2]]},
         "has_weights": True,
     }
-    assert state.weights is not None
-    assert torch.equal(state.weights["bias"], torch.ones(2))
+    assert torch.equal(read_checkpoint_weights(store.get_path(2))["bias"], torch.ones(2))
     assert not state.tensors
     with pytest.raises(ValueError, match="belongs to other hyperparameters"):
         read_checkpoint_info(store.get_path(2), {**PARAMS, "lr": 0.2})
@@ -297,10 +305,11 @@ def test_checkpoint_with_any_damage_is_refused(tmp_path: Path, damage: Callable[
     write(
         CheckpointStore(tmp_path),
         make_assignment(0),
-        make_state({"a": torch.arange(4), "b": [1, "x"]}, {"w": torch.ones(2)}),
+        {"a": torch.arange(4), "b": [1, "x"]},
+        {"w": torch.ones(2)},
     )
     content = path.read_bytes()
-    whole = read_checkpoint_file(path)
+    whole, weights = read_checkpoint_file(path), read_checkpoint_weights(path)
     unnoticed = 0
     for position in range(len(content)):
         path.write_bytes(damage(content, position))
@@ -316,13 +325,13 @@ def test_checkpoint_with_any_damage_is_refused(tmp_path: Path, damage: Callable[
             continue
         unnoticed += 1
         assert_equal(dict(state.tensors), dict(whole.tensors))
-        assert_equal(dict(state.weights or {}), dict(whole.weights or {}))
+        assert_equal(read_checkpoint_weights(path), weights)
     assert unnoticed < 20
 
 
 def test_read_info_of_cut_file_without_check_fails(tmp_path: Path) -> None:
     path = tmp_path / "0.safetensors"
-    write(CheckpointStore(tmp_path), make_assignment(0), make_state({"a": torch.arange(4)}, {"w": torch.ones(2)}))
+    write(CheckpointStore(tmp_path), make_assignment(0), {"a": torch.arange(4)}, {"w": torch.ones(2)})
     content = path.read_bytes()
     for position in range(len(content)):
         path.write_bytes(content[:position])
@@ -333,7 +342,7 @@ def test_read_info_of_cut_file_without_check_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", ["9" * 23, "9223372036854775807", "1e308", "-5", "1.5", "NaN", "null", "[]", '""'])
 def test_read_info_with_any_wrong_number_fails(tmp_path: Path, number: str) -> None:
     path = tmp_path / "0.safetensors"
-    write(CheckpointStore(tmp_path), make_assignment(0), make_state({"a": torch.arange(4)}, {"w": torch.ones(2)}))
+    write(CheckpointStore(tmp_path), make_assignment(0), {"a": torch.arange(4)}, {"w": torch.ones(2)})
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     for match in re.finditer(rb"(?<=[\[,])\d+(?=[\],])", content[:end]):
@@ -386,13 +395,13 @@ def test_checkpoint_with_invalid_info_is_refused(tmp_path: Path, info: Any) -> N
 
 def test_failed_write_keeps_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = CheckpointStore(tmp_path)
-    write(store, make_assignment(0), make_state({"a": torch.zeros(3)}))
+    write(store, make_assignment(0), {"a": torch.zeros(3)})
     before = (tmp_path / "0.safetensors").read_bytes()
     with pytest.raises(TypeError):
-        write(store, make_assignment(0), Checkpoint(CheckpointInfo(PARAMS, [], {}, 0.0, object()), {}))
+        write(store, make_assignment(0), object())
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=60e6))
     with pytest.raises(OSError, match="it needs 0 MB, but 60 MB are free and 67 MB must stay free for the record"):
-        write(store, make_assignment(0), make_state({"a": torch.ones(3)}))
+        write(store, make_assignment(0), {"a": torch.ones(3)})
     assert [path.name for path in tmp_path.iterdir()] == ["0.safetensors"]
     assert (tmp_path / "0.safetensors").read_bytes() == before
 
@@ -420,8 +429,8 @@ def test_checkpoint_store_removes_only_ended_evaluations(tmp_path: Path) -> None
         CheckpointStore(tmp_path / "checkpoints", "confirm-"),
     )
     for number in (0, 1, 12):
-        write(store, make_assignment(number), make_state({}))
-        write(confirming, make_assignment(number), make_state({}))
+        write(store, make_assignment(number), {})
+        write(confirming, make_assignment(number), {})
     (tmp_path / "checkpoints" / ".3.safetensors").write_bytes(b"draft")
     (tmp_path / "checkpoints" / "mine.txt").write_bytes(b"mine")
     store.remove_all_except({1})
@@ -443,74 +452,61 @@ def test_describe_shortage_with_small_disk_warns(tmp_path: Path, monkeypatch: py
     some = "are free for checkpoints (--checkpoint-every):"
     assert shortage(0.5e9) == f"0.5 GB {some} that may be too little"
     monkeypatch.undo()
-    write(store, make_assignment(0), make_state({"a": torch.zeros(10_000_000)}))
+    write(store, make_assignment(0), {"a": torch.zeros(10_000_000)})
     assert shortage(0.9e9) == ""
     assert shortage(0.5e9) == f"0.5 GB {some} at least 0.8 GB are needed"
 
 
-def copy_after_loss(buffer: SnapshotBuffer, **answer: Any) -> dict[str, Any] | None:
-    """Let a snapshot buffer copy weights and checkpoint after a loss. Return its report.
-
-    `answer` changes fields of the message with which the supervisor requests copies.
-    """
-    info = {"losses": [0.5], "metrics": {}, "seconds": 1.5}
-    answer = {"is_best": True, "keep": False, "save": False, "about": info, "draft": "", **answer}
-    kept = buffer.copy_requested(Message("answer", answer))
-    buffer.forget_read_checkpoints()
-    buffer.clear_offers()
-    return kept
-
-
-def test_snapshot_buffer_writes_state_of_last_loss(tmp_path: Path) -> None:
-    buffer, tensor = SnapshotBuffer(PARAMS, True, None, None), torch.zeros(3)
-    assert buffer.write_checkpoint(str(tmp_path / "draft")) == {"losses": 0, "seconds": 0.0}
+def test_offers_copy_state_of_last_loss(tmp_path: Path) -> None:
+    offers, tensor, drafts = Offers(True, None, None), torch.zeros(3), DraftStore(tmp_path / ".0", PARAMS)
     for step in (1.0, 2.0):
-        buffer.offer_weights({"w": tensor})
-        buffer.save_checkpoint({"a": tensor})
-        assert copy_after_loss(buffer, keep=True, save=True) == {"warnings": [], "has_weights": True, "has_state": True}
+        offers.offer_weights({"w": tensor})
+        offers.save_checkpoint({"a": tensor})
+        copies = copy_offers(offers, keeps_weights=True, saves_checkpoint=True)
+        drafts.keep_weights(copies["weights"])
+        info = {"losses": [step], "metrics": {}, "seconds": 1.5}
+        drafts.keep_checkpoint(copies["checkpoint"], info, has_weights=True)
         tensor += step
-    written = buffer.write_checkpoint(str(tmp_path / "draft"))
-    assert (written["losses"], "error" in written) == (1, False)
+    assert drafts.write_checkpoint(tmp_path / "draft") == 1
+    drafts.close()
     state = read_checkpoint_file(tmp_path / "draft")
     assert state.metadata == CheckpointInfo(
-        PARAMS, [0.5], {}, 1.5, {"dict": [["a", {"tensor": "0"}]]}, has_weights=True
+        PARAMS, [2.0], {}, 1.5, {"dict": [["a", {"tensor": "0"}]]}, has_weights=True
     )
     assert_equal(dict(state.tensors), {"0": torch.ones(3)})
-    assert_equal(state.weights, {"w": torch.ones(3)})
+    assert_equal(read_checkpoint_weights(tmp_path / "draft"), {"w": torch.ones(3)})
+    assert [path.name for path in tmp_path.iterdir()] == ["draft"], "copies have no names on disk"
 
 
-def test_snapshot_buffer_without_request_copies_nothing(tmp_path: Path) -> None:
-    buffer = SnapshotBuffer(PARAMS, True, None, None)
-    buffer.offer_weights({"w": torch.zeros(3)})
-    buffer.save_checkpoint({"a": torch.zeros(3)})
-    assert copy_after_loss(buffer, draft=str(tmp_path / "draft")) is None
-    assert buffer.write_checkpoint(str(tmp_path / "draft"))["losses"] == 0
-    assert list(tmp_path.iterdir()) == []
+def test_offers_without_request_copy_nothing() -> None:
+    offers = Offers(True, None, None)
+    offers.offer_weights({"w": torch.zeros(3)})
+    offers.save_checkpoint({"a": torch.zeros(3)})
+    assert copy_offers(offers, keeps_weights=False, saves_checkpoint=False) == {}
 
 
-def test_snapshot_buffer_with_failing_write_reports_error(tmp_path: Path) -> None:
-    buffer = SnapshotBuffer(PARAMS, True, None, None)
-    buffer.save_checkpoint({"a": torch.zeros(3)})
-    kept = copy_after_loss(buffer, save=True, draft=str(tmp_path / "none" / "draft"))
-    assert kept is not None
-    assert kept["has_state"]
-    assert "No such file or directory" in kept["written"]["error"]
-    assert kept["written"]["losses"] == 0
+def test_failed_copy_reports_error_and_leaves_no_file() -> None:
+    offers = Offers(True, None, None)
+    offers.offer_weights({"w": torch.ones(1, dtype=torch.complex128)})
+    offers.save_checkpoint({"a": torch.zeros(3)})
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    copies = offers.copy(ReportAnswer(continues=True, keeps_weights=True, saves_checkpoint=True))
+    assert (copies.kinds, list(copies.errors)) == (["checkpoint"], ["weights"])
+    assert "torch.complex128 cannot be saved" in copies.errors["weights"]
+    copies.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_snapshot_buffer_restores_until_next_loss(tmp_path: Path) -> None:
-    state = make_state({"epoch": 2}, {"w": torch.ones(2)})
-    buffer = SnapshotBuffer(PARAMS, True, state, None)
-    assert buffer.reads["has_resumed"] is False
-    assert buffer.load_checkpoint(has_loss=False) == buffer.load_checkpoint(has_loss=True) == ({"epoch": 2}, 2)
-    assert buffer.reads["has_resumed"] is True
-    assert buffer.write_weights(str(tmp_path / "weights"), {}) == {"error": ""}, (
-        "the weights of the lowest loss must be written"
-    )
-    copy_after_loss(buffer, is_best=False)
+def test_checkpoint_can_be_read_until_next_loss() -> None:
+    state = Checkpoint(CheckpointInfo(PARAMS, [0.5, 0.25], {}, 12.5, {"dict": [["epoch", 2]]}), {})
+    offers = Offers(True, state, None)
+    assert offers.reads["has_resumed"] is False
+    assert offers.load_checkpoint(has_loss=False) == offers.load_checkpoint(has_loss=True) == ({"epoch": 2}, 2)
+    assert offers.reads["has_resumed"] is True
+    copy_offers(offers, keeps_weights=False, saves_checkpoint=False)
     with pytest.raises(RuntimeError, match=r"worker\.checkpoint must be read before the first loss"):
-        buffer.load_checkpoint(has_loss=True)
+        offers.load_checkpoint(has_loss=True)
     with pytest.raises(RuntimeError, match=r"worker\.parent_checkpoint must be read before the first loss"):
-        buffer.load_parent_checkpoint(has_loss=True)
+        offers.load_parent_checkpoint(has_loss=True)
     with pytest.raises(RuntimeError, match=r"worker\.checkpoint must be read before the first loss"):
-        SnapshotBuffer(PARAMS, True, state, None).load_checkpoint(has_loss=True)
+        Offers(True, state, None).load_checkpoint(has_loss=True)

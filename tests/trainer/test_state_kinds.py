@@ -14,8 +14,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from hpo.store.checkpoints import CheckpointInfo
-from hpo.trainer.checkpoint_file import Checkpoint, read_checkpoint_file, write_checkpoint_file
-from hpo.trainer.state_tree import copy_parts, join_state, split_state
+from hpo.trainer.checkpoint_file import read_checkpoint_file
+from hpo.trainer.state_tree import join_state, split_state
+from tests.support.checkpoints import write_checkpoint
 
 _STEPS = 3  # Number of steps before the state is saved, and again after it is loaded.
 
@@ -27,8 +28,7 @@ class Point(NamedTuple):
 
 def load_saved(saved: Any, path: Path) -> Any:
     """Write a state to a file, and return the state that is read from it."""
-    parts = copy_parts(split_state(saved))
-    write_checkpoint_file(path, Checkpoint(CheckpointInfo({}, [0.5], {}, 1.0, parts.tree), parts.leaves))
+    write_checkpoint(path, saved, CheckpointInfo({}, [0.5], {}, 1.0))
     state = read_checkpoint_file(path)
     return join_state(state.metadata.tree, state.tensors)
 

@@ -1,0 +1,172 @@
+"""The weights and the checkpoint that an objective offers with its next loss, and the checkpoints that it may read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpo.text_format import format_error
+from hpo.trainer.checkpoint_file import Checkpoint, read_checkpoint_file
+from hpo.trainer.draft_file import write_checkpoint_draft, write_weights_draft
+from hpo.trainer.state_tree import StateParts, gather_parts, is_state_function, join_state, split_state
+from hpo.trainer.worker import OfferedWeights, check_weights
+
+if TYPE_CHECKING:
+    from hpo.trainer.objective_call import ObjectiveCall
+    from hpo.trainer.report_exchange import ReportAnswer
+
+
+@dataclass
+class Copies:
+    """Copies of weights and of a checkpoint, each in a file in memory without a name."""
+
+    kinds: list[str] = field(default_factory=list)
+    """"weights", "checkpoint", both or none."""
+    descriptors: list[int] = field(default_factory=list)
+    """Descriptors of their files, in the same order."""
+    errors: dict[str, str] = field(default_factory=dict)
+    """Why a copy has failed, by its kind."""
+
+    def add(self, kind: str, write: Callable[[Path], None]) -> None:
+        """Let `write` write a file, and add it, or the error."""
+        descriptor = os.memfd_create(f"hpo-{kind}")
+        try:
+            write(Path(f"/proc/self/fd/{descriptor}"))
+        except Exception as error:  # Some kinds of tensors raise, a device may fail, and memory may be full.
+            os.close(descriptor)
+            self.errors[kind] = format_error(error)
+        else:
+            self.kinds.append(kind)
+            self.descriptors.append(descriptor)
+
+    def close(self) -> None:
+        """Close the files in this process."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+class Offers:
+    """Holds the weights and states that an objective offers, until the leader has answered its next loss.
+
+    Only the trainer of the leader copies them. The other trainers help to gather tensors.
+
+    Args:
+        is_leader: Whether this is the trainer of the leader.
+        restored: The checkpoint that the evaluation may resume from; None for a first start.
+        inherited: The checkpoint of the parent (individual that this one was bred from); None without a parent.
+    """
+
+    def __init__(self, is_leader: bool, restored: Checkpoint | None, inherited: Checkpoint | None) -> None:
+        self._is_leader = is_leader
+        self._checkpoint = restored
+        self._parent_checkpoint = inherited
+        self._has_resumed = self._has_loaded_parent = False
+        self._offered_weights: OfferedWeights | None = None
+        self._saved_state: StateParts | Callable[[], Any] | None = None
+
+    # For the objective
+
+    def offer_weights(self, weights: OfferedWeights) -> None:
+        """Keep a reference to the weights that belong to the next loss, or to a function that returns them."""
+        self._offered_weights = weights
+
+    def save_checkpoint(self, state: Any) -> None:
+        """Keep a reference to the state that belongs to the next loss, or to a function that returns it."""
+        self._saved_state = state if is_state_function(state) else split_state(state)
+
+    def load_checkpoint(self, has_loss: bool) -> tuple[Any, int]:
+        """Return the state in the checkpoint and the number of losses before it; (None, 0) without a checkpoint.
+
+        `has_loss` is whether the evaluation has already reported a loss, in this process or before the checkpoint.
+        Raises RuntimeError if the objective has reported a loss in this process.
+        """
+        if has_loss and (self._checkpoint is None or not self._has_resumed):
+            raise RuntimeError("worker.checkpoint must be read before the first loss")
+        if self._checkpoint is None:
+            return None, 0
+        self._has_resumed = True
+        metadata = self._checkpoint.metadata
+        return join_state(metadata.tree, self._checkpoint.tensors), len(metadata.losses)
+
+    def load_parent_checkpoint(self, has_loss: bool) -> Any:
+        """Return the state in the latest checkpoint of the parent; None without a parent.
+
+        `has_loss` is whether the objective has already reported a loss. Raises RuntimeError if it has.
+        """
+        if has_loss:
+            raise RuntimeError("worker.parent_checkpoint must be read before the first loss")
+        if self._parent_checkpoint is None:
+            return None
+        self._has_loaded_parent = True
+        return join_state(self._parent_checkpoint.metadata.tree, self._parent_checkpoint.tensors)
+
+    # For a report
+
+    @property
+    def offers_weights(self) -> bool:
+        """Whether the objective has offered weights with the next loss."""
+        return self._offered_weights is not None
+
+    @property
+    def gathers_weights(self) -> bool:
+        """Whether all ranks must work together to gather these weights."""
+        return callable(self._offered_weights)
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether the objective has saved a checkpoint with the next loss."""
+        return self._saved_state is not None
+
+    @property
+    def gathers_checkpoint(self) -> bool:
+        """Whether all ranks must work together to gather this checkpoint."""
+        saved = self._saved_state
+        return saved is not None and (not isinstance(saved, StateParts) or saved.is_sharded)
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        """Which checkpoints the objective has read."""
+        return {"has_resumed": self._has_resumed, "has_read_parent": self._has_loaded_parent}
+
+    def gather(self, objective: ObjectiveCall, answer: ReportAnswer) -> None:
+        """Gather the weights and the state that `answer` requests. Collective: call on all ranks.
+
+        The function that the objective has passed to `offer_weights` or `save_checkpoint` is called, and a sharded
+        state is gathered.
+        """
+        if answer.keeps_weights and callable(self._offered_weights):
+            weights = objective.call_gather_function(self._offered_weights)
+            self._offered_weights = check_weights(weights) if self._is_leader else None
+        if answer.saves_checkpoint and self.gathers_checkpoint:
+            saved = self._saved_state
+            assert saved is not None
+            parts = saved if isinstance(saved, StateParts) else split_state(objective.call_gather_function(saved))
+            self._saved_state = gather_parts(parts, is_kept=self._is_leader)
+
+    def forget_read_checkpoints(self) -> None:
+        """Drop the checkpoints that could be read before the first loss: their files may be replaced from now on."""
+        self._checkpoint = self._parent_checkpoint = None
+
+    def copy(self, answer: ReportAnswer) -> Copies:
+        """Copy the weights and the state that `answer` requests, after they were gathered. Call it on the leader."""
+        copies = Copies()
+        weights, state = self._offered_weights, self._saved_state
+        if answer.keeps_weights:
+            assert isinstance(weights, Mapping)
+            copies.add("weights", lambda path: write_weights_draft(path, weights))
+        if answer.saves_checkpoint:
+            assert isinstance(state, StateParts)
+            copies.add("checkpoint", lambda path: write_checkpoint_draft(path, gather_parts(state)))
+        return copies
+
+    def clear(self) -> None:
+        """Drop the references to offered weights and states, so that the memory of the network can be freed."""
+        self._offered_weights = self._saved_state = None
+
+
+def read_optional_checkpoint(path: str | None) -> Checkpoint | None:
+    """Return the checkpoint in a file; None without a path."""
+    return read_checkpoint_file(Path(path)) if path else None
