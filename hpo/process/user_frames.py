@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Generator, Sequence
+from functools import cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -35,21 +36,31 @@ class UserFrames:
         Args:
             frames: The stack, the outermost frame first.
         """
-        own = [frame for frame in frames if self._is_user_file(frame.filename)]
-        others = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
-        for frame in [*reversed(own), *reversed(others)]:
-            path = Path(frame.filename)
-            return f"{path.relative_to(self._folder) if own else path.name}:{frame.lineno}"
+        for name in (self._name_user_file, _name_library_file):
+            for frame in reversed(frames):
+                if path := name(frame.filename):
+                    return f"{path}:{frame.lineno}"
         return ""
 
-    def _is_user_file(self, filename: str) -> bool:
-        path = Path(filename)
-        return (
-            path.is_relative_to(self._folder)
-            and not path.is_relative_to(_PACKAGE)
-            and not path.is_relative_to(_STANDARD_LIBRARY)
-            and not any(part in _LIBRARY_FOLDERS for part in path.relative_to(self._folder).parts)
-        )
+    def _name_user_file(self, filename: str) -> str:
+        return _name_user_file(filename, self._folder)
+
+
+@cache  # Each report of an objective has a position.
+def _name_user_file(filename: str, folder: Path) -> str:
+    """Return the path of a file relative to the user's folder; empty if it has no code of the user."""
+    path = Path(filename)
+    if not path.is_relative_to(folder) or path.is_relative_to(_PACKAGE) or path.is_relative_to(_STANDARD_LIBRARY):
+        return ""
+    relative = path.relative_to(folder)
+    return "" if any(part in _LIBRARY_FOLDERS for part in relative.parts) else str(relative)
+
+
+@cache
+def _name_library_file(filename: str) -> str:
+    """Return the name of a file of a library; empty for a file of this program."""
+    path = Path(filename)
+    return "" if path.is_relative_to(_PACKAGE) else path.name
 
 
 def extract_error_frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -1,29 +1,26 @@
-"""Let the trainers of a worker agree on each report of an objective, over a process group of their own."""
+"""Let the trainers of a worker agree on each report of an objective, over connections of their own."""
 
 from __future__ import annotations
 
 import json
 import math
+import secrets
+import socket
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import timedelta
-from typing import Any
+from dataclasses import dataclass
 
-import torch
-from torch._C._distributed_c10d import BroadcastOptions, GatherOptions
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import ProcessGroupGloo
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hpo.process import clock
+from hpo.process.channel import Channel, ChannelClosed, Message
 
 # Relative difference. Losses of one network differ less between devices. Losses on different shards of a validation
 # set differ more, unless each has millions of samples.
 _TOLERANCE = 1e-3
-_PART_BYTES = 1024
-_MAX_POSITION = 200  # characters, so that a part fits into its bytes
-# torch does not limit these collectives: `collect` has its own limit, and the leader may wait for a database.
-_UNLIMITED = timedelta(days=365)
-_SHORT_WAIT = timedelta(seconds=0.1)  # Python handles signals only between two waits.
+_KEY = "hpo/reports"  # of the store, for the address of rank 0
+_SHORT_WAIT = 0.5  # seconds; the clock must be read more often than every 2 s
+_SECONDS_TO_INTRODUCE = 10.0
 
 
 @dataclass(frozen=True)
@@ -53,22 +50,33 @@ class ReportAnswer:
 
 
 class ReportExchange:
-    """Connects the trainers of a worker, so that they can agree. Collective: create it on all ranks.
+    """Connects rank 0 of a worker with each other rank, so that they can agree. Collective: create it on all ranks.
 
-    The objective's own process groups are not used, since the objective may replace or misuse them.
+    The process groups of the objective are not used, since the objective may replace or misuse them.
 
     Args:
         store: The store through which the ranks find each other.
-        connect_timeout: Maximum time to connect.
+        address: Address of rank 0, as the other ranks reach it.
+        connect_timeout: Maximum seconds to connect.
         patience: Maximum seconds for which a rank waits for its peers to report.
+
+    Raises:
+        RuntimeError: The ranks cannot connect.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, connect_timeout: timedelta, patience: float) -> None:
-        self._rank, self._size = rank, size
+    def __init__(
+        self, store: Store, rank: int, size: int, address: str, connect_timeout: float, patience: float
+    ) -> None:
+        self._rank = rank
         self._patience = patience
-        self._group: Any = None
-        if size > 1:
-            self._group = ProcessGroupGloo(PrefixStore("reports", store), rank, size, timeout=connect_timeout)
+        self._peers: list[Channel] = []  # on rank 0, in the order of the other ranks; otherwise only rank 0
+        try:
+            if rank > 0:
+                self._peers = [_connect(store, rank, connect_timeout)]
+            elif size > 1:
+                self._peers = _accept_peers(store, size, address, connect_timeout)
+        except (OSError, ChannelClosed, ValueError) as error:
+            raise RuntimeError(f"the ranks cannot connect for their reports: {error}") from error
 
     def collect(self, part: ReportPart) -> list[ReportPart] | None:
         """Return the parts of all ranks on rank 0, in the order of ranks; None on other ranks. Collective.
@@ -76,49 +84,72 @@ class ReportExchange:
         Raises:
             RuntimeError: A peer has not reported within `patience` seconds, or its process has ended.
         """
-        if self._group is None:
-            return [part]
-        sent = _pack_part(part)
-        received = [[torch.empty_like(sent) for _ in range(self._size)]] if self._rank == 0 else []
-        options = GatherOptions()
-        options.rootRank = 0
-        options.timeout = _UNLIMITED
-        self._wait_for(self._group.gather(received, [sent], options), self._patience)
-        return [_unpack_part(tensor) for tensor in received[0]] if received else None
+        give_up_at = clock.now() + self._patience
+        for peer in self._peers:
+            self._send(peer, "part", **vars(part))
+        parts = [ReportPart(**self._receive(peer, give_up_at).content) for peer in self._peers]
+        return [part, *parts] if self._rank == 0 else None
 
     def broadcast(self, answer: ReportAnswer | None) -> ReportAnswer:
         """Return the `answer` of rank 0 on all ranks; the argument of other ranks is ignored. Collective.
 
+        The other ranks wait without a limit, since the leader may wait for a database.
+
         Raises:
             RuntimeError: The process of rank 0 has ended.
         """
-        flags = [False] * 3 if answer is None else [answer.continues, answer.keeps_weights, answer.saves_checkpoint]
-        if self._group is not None:
-            tensor = torch.tensor(flags, dtype=torch.uint8, device="cpu")  # The objective may change the default.
-            options = BroadcastOptions()
-            options.rootRank = options.rootTensor = 0
-            options.timeout = _UNLIMITED
-            self._wait_for(self._group.broadcast([tensor], options), math.inf)
-            flags = [bool(flag) for flag in tensor.tolist()]
-        return ReportAnswer(*flags)
+        if answer is None:
+            return ReportAnswer(**self._receive(self._peers[0], math.inf).content)
+        for peer in self._peers:
+            self._send(peer, "answer", **vars(answer))
+        return answer
 
-    def _wait_for(self, work: Any, patience: float) -> None:
-        """Wait for a collective in short waits, so that a signal can raise an exception in between."""
-        give_up_at = clock.now() + patience
-        while not _wait_briefly(work):
-            if clock.now() > give_up_at:
-                raise RuntimeError(f"Timed out waiting {patience:g} s for the reports of other ranks")
+    def _send(self, peer: Channel, kind: str, **content: object) -> None:
+        try:
+            peer.send(kind, **content)
+        except ChannelClosed as error:
+            raise RuntimeError(f"Connection closed by peer ({error})") from None
+
+    def _receive(self, peer: Channel, give_up_at: float) -> Message:
+        try:
+            while (message := peer.receive(_SHORT_WAIT)) is None:
+                if clock.now() > give_up_at:
+                    raise RuntimeError(f"Timed out waiting {self._patience:g} s for the reports of other ranks")
+        except ChannelClosed as error:
+            raise RuntimeError(f"Connection closed by peer ({error})") from None
+        return message
 
 
-def _wait_briefly(work: Any) -> bool:
-    """Return whether a collective is complete after a short wait. Raises RuntimeError if it has failed."""
-    try:
-        work.wait(_SHORT_WAIT)
-    except RuntimeError:
-        if not work.is_completed():
-            return False  # Only this short wait has failed.
-        work.wait()
-    return True
+def _accept_peers(store: Store, size: int, address: str, timeout: float) -> list[Channel]:
+    """Accept one connection of each other rank. Other processes that connect do not know the token."""
+    token, give_up_at = secrets.token_hex(16), time.monotonic() + timeout
+    peers: dict[int, Channel] = {}
+    with socket.create_server((address, 0), backlog=size) as listener:
+        store.set(_KEY, json.dumps([address, listener.getsockname()[1], token]))
+        while len(peers) < size - 1:
+            listener.settimeout(max(0.01, give_up_at - time.monotonic()))
+            channel = _make_channel(listener.accept()[0])
+            try:
+                hello = channel.receive(_SECONDS_TO_INTRODUCE)
+            except ChannelClosed:
+                hello = None
+            if hello is None or hello.get("token") != token:
+                channel.close()
+            else:
+                peers[hello["rank"]] = channel
+    return [peers[rank] for rank in sorted(peers)]
+
+
+def _connect(store: Store, rank: int, timeout: float) -> Channel:
+    address, port, token = json.loads(store.get(_KEY))
+    channel = _make_channel(socket.create_connection((address, port), timeout))
+    channel.send("hello", rank=rank, token=token)
+    return channel
+
+
+def _make_channel(connection: socket.socket) -> Channel:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Channel(connection)
 
 
 def find_difference(parts: Sequence[ReportPart]) -> str:
@@ -156,14 +187,3 @@ def _describe_actions(parts: Sequence[ReportPart], actions: Sequence[bool]) -> s
 
 def _describe_position(part: ReportPart) -> str:
     return f" at {part.position}" if part.position else ""
-
-
-def _pack_part(part: ReportPart) -> torch.Tensor:
-    """Return a part as a tensor of `_PART_BYTES` bytes, since gloo needs equal sizes on all ranks."""
-    content = {**asdict(part), "position": part.position[-_MAX_POSITION:]}
-    text = json.dumps(content, ensure_ascii=False).encode()
-    return torch.frombuffer(bytearray(text.ljust(_PART_BYTES)), dtype=torch.uint8)
-
-
-def _unpack_part(tensor: torch.Tensor) -> ReportPart:
-    return ReportPart(**json.loads(tensor.numpy().tobytes()))

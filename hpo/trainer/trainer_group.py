@@ -36,7 +36,7 @@ class TrainerGroup:
         self.devices: tuple[torch.device, ...] = (torch.device("cpu"),)
         self.memory = DeviceMemory(self.devices[0])
         self.comm = Comm(0, 1)
-        self.exchange = ReportExchange(HashStore(), 0, 1, _CONNECT_TIMEOUT, 0.0)
+        self.exchange = ReportExchange(HashStore(), 0, 1, "", 0.0, 0.0)
         self._check: CollectiveCheck | None = None
 
     @property
@@ -63,8 +63,14 @@ class TrainerGroup:
                 default_group.make_process_group(self.devices[0])
             default_group.set_timeout(timeout)
             self.comm = Comm(self.rank, self.size)
-            store, patience = default_group.store, ticket["timeout"]
-            self.exchange = ReportExchange(store, self.rank, self.size, _CONNECT_TIMEOUT, patience)
+            self.exchange = ReportExchange(
+                default_group.store,
+                self.rank,
+                self.size,
+                ticket["address"][0],
+                _CONNECT_TIMEOUT.total_seconds(),
+                ticket["timeout"],
+            )
             # An objective that fails at once would break the connections that its peers are still making.
             self.comm.barrier()
         except RuntimeError as error:  # torch's connection errors are subclasses.
