@@ -61,8 +61,10 @@ TRAINER_STAGES = {
     "surroundings": "hpo.trainer.objective_runner:ObjectiveRunner.run",
     "seed, and make the worker": "hpo.trainer.trainer_group:TrainerGroup.make_worker",
     "the objective": "hpo.trainer.objective_call:ObjectiveCall.advance_to_loss",
-    "around each step": "hpo.trainer.objective_runner:ObjectiveRunner._process_step",
-    "wait for the verdict": "hpo.trainer.objective_runner:ObjectiveRunner._request_verdict",
+    "around each report": "hpo.trainer.objective_runner:ObjectiveRunner._agree_on_report",
+    "wait for the reports of other ranks": "hpo.trainer.report_exchange:ReportExchange.collect",
+    "wait for the answer": "hpo.trainer.objective_runner:ObjectiveRunner._receive_answer",
+    "wait for the answer from rank 0": "hpo.trainer.report_exchange:ReportExchange.broadcast",
     "check that the trainer is clean": "hpo.trainer.trainer_server:TrainerServer._is_clean",
 }
 

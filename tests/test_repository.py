@@ -34,7 +34,7 @@ WRONG = [
     ("run/run_stages.py", "from hpo.store import claims", OTHERS),
     ("check/run_check.py", "from hpo.training import fit", RANKS),
     ("breeding/tpe.py", "import torchvision", RANKS),
-    ("trainer/snapshot_buffer.py", "import mpi4py", TRAINERS),
+    ("trainer/offers.py", "import mpi4py", TRAINERS),
     ("store/weights.py", "from hpo.ranks import communicator", TRAINERS),
     ("trainer/object_comm.py", "from hpo.evaluation import host_network", TRAINERS),
     ("results/summary.py", "import torch", READERS),

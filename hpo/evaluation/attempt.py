@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hpo.evaluation.verdict import GOING_VERDICT, RankEnd, Verdict
+from hpo.evaluation.verdict import RUNNING_VERDICT, RankEnd, State, Verdict
 from hpo.process import clock
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Attempt:
         self.saves_own_checkpoints = False  # true for programs that write their own files: they can be paused
         self.drafts: DraftStore | None = None
         self.began_at = clock.now()
-        self.verdict: Verdict = GOING_VERDICT
+        self.verdict: Verdict = RUNNING_VERDICT
         self.loss = math.inf
         self.metrics: Mapping[str, float] = {}
 
@@ -118,7 +118,7 @@ class Attempt:
     @property
     def is_aborted(self) -> bool:
         """Whether a failure or an external cause has ended the attempt. Ranks may then still run the objective."""
-        return self.verdict.state in ("failed", "again", "suspended", "stopped")
+        return self.verdict.state in (State.FAILED, State.REPEATED, State.SUSPENDED, State.STOPPED)
 
     def record_report(self, report: Report) -> None:
         """Record a report before the verdict on it; call it on the leader."""

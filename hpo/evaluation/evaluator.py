@@ -19,7 +19,7 @@ from hpo.evaluation.program_command import Program
 from hpo.evaluation.program_supervision import ProgramSupervision
 from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.supervision import Supervision
-from hpo.evaluation.verdict import TIMEOUT_PREFIX, Verdict
+from hpo.evaluation.verdict import TIMEOUT_PREFIX, State, Verdict
 from hpo.process import clock
 from hpo.process.user_frames import UserFrames
 from hpo.ranks.rank_watch import RankWatch
@@ -119,7 +119,7 @@ class Evaluator:
             if assignment.tests is not None:
                 self._group.slot.discard_trainer()  # The test of a suspected worker needs fresh trainers.
             attempt = self._evaluate(assignment)
-            if attempt.verdict.state == "stopped":
+            if attempt.verdict.state == State.STOPPED:
                 return None
             if assignment.tests is None:
                 return assignment.params, attempt.loss, attempt.metrics
@@ -143,14 +143,14 @@ class Evaluator:
         previous_failure = ""
         for _ in range(_MAX_SUSPENSIONS):
             attempt = self._run_attempt(assignment, earlier, previous_failure)
-            if attempt.verdict.state not in ("suspended", "again"):
+            if attempt.verdict.state not in (State.SUSPENDED, State.REPEATED):
                 return attempt
             self._close_drafts(attempt)
             assignment = attempt.assignment
             earlier = attempt.earlier_seconds if attempt.has_loss else earlier
             previous_failure = attempt.verdict.failure
         reason = f"{TIMEOUT_PREFIX}the job was suspended in each of {_MAX_SUSPENSIONS} attempts"
-        attempt.verdict = Verdict("failed", failure=reason)
+        attempt.verdict = Verdict(State.FAILED, failure=reason)
         return attempt
 
     def _run_attempt(self, assignment: Assignment, earlier: float | None, previous_failure: str) -> Attempt:

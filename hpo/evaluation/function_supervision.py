@@ -10,7 +10,7 @@ from hpo.evaluation.draft_store import Draft
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.report import Report
 from hpo.evaluation.supervision import Supervision
-from hpo.evaluation.verdict import Verdict
+from hpo.evaluation.verdict import State, Verdict
 from hpo.process import clock
 from hpo.process.channel import Message
 
@@ -62,11 +62,11 @@ class FunctionSupervision(Supervision):
         attempt = self._attempt
         verdict = leader.decide(attempt, report, self._take_printed())
         attempt.record_verdict(verdict)
-        if verdict.state != "going" or verdict.is_last:
-            self._decided = replace(verdict, state="complete") if verdict.state == "going" else verdict
+        if verdict.state != State.RUNNING or verdict.is_last:
+            self._decided = replace(verdict, state=State.COMPLETE) if verdict.state == State.RUNNING else verdict
         if verdict.keep or verdict.save:
             self._awaited = (verdict, clock.now())
-        goes_on = verdict.state == "going" and not verdict.is_last
+        goes_on = verdict.state == State.RUNNING and not verdict.is_last
         self._trainer.send("answer", goes_on=goes_on, keep=verdict.keep, save=verdict.save)
 
     def _finish(self) -> None:

@@ -11,7 +11,7 @@ from hpo.errors import ExitStatus, StopRequest
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.limits import Limits, describe_missing_metric, make_target_stop
 from hpo.evaluation.report import Report
-from hpo.evaluation.verdict import TIMEOUT_PREFIX, Verdict
+from hpo.evaluation.verdict import TIMEOUT_PREFIX, State, Verdict
 from hpo.process import clock
 from hpo.process.standard_streams import warn
 
@@ -63,10 +63,10 @@ class Leader:
         self.log_output(attempt, printed)
         attempt.record_report(report)
         if report.mistake:
-            return Verdict("failed", failure=report.mistake, diverged=not math.isfinite(report.loss))
+            return Verdict(State.FAILED, failure=report.mistake, diverged=not math.isfinite(report.loss))
         self._record_resumption(attempt)
         self._writer.record.report(attempt.assignment, len(attempt.losses) + 1, report.loss)
-        verdict = Verdict("going", report.loss, report.metrics, is_last=report.is_last)
+        verdict = Verdict(State.RUNNING, report.loss, report.metrics, is_last=report.is_last)
         verdict = self._apply_limits(attempt, verdict, report.loss, seconds)
         keep, save = self._wants_weights(attempt, verdict), self._wants_checkpoint(attempt, verdict)
         attempt.began_at += clock.now() - since
@@ -83,25 +83,26 @@ class Leader:
         If the checkpoint may have caused a failure, the evaluation is repeated without the checkpoint. If two attempts
         in a row must be repeated for another reason, the evaluation fails.
         """
-        if verdict.state == "again" and attempt.previous_failure:
-            verdict = replace(verdict, state="failed")
-        if verdict.state != "failed" or verdict.diverged or not attempt.has_checkpoint:
+        if verdict.state == State.REPEATED and attempt.previous_failure:
+            verdict = replace(verdict, state=State.FAILED)
+        if verdict.state != State.FAILED or verdict.diverged or not attempt.has_checkpoint:
             return verdict
         is_own = attempt.checkpoint_info is not None
         self.reject_checkpoint(attempt.assignment, verdict.failure, is_own)
         if not is_own:
             attempt.assignment = replace(attempt.assignment, parent=None)
-        return replace(verdict, state="again")
+        return replace(verdict, state=State.REPEATED)
 
     def _wants_weights(self, attempt: Attempt, verdict: Verdict) -> bool:
-        saver, loss, has_value = self._weights_saver, verdict.loss, verdict.state in ("going", "complete", "paused")
-        if saver is None or not attempt.offers_weights or not has_value or attempt.is_test:
+        saver, loss = self._weights_saver, verdict.loss
+        if saver is None or loss is None or not attempt.offers_weights or attempt.is_test:
             return False
-        assert loss is not None
+        if verdict.state not in (State.RUNNING, State.COMPLETE, State.PAUSED):
+            return False
         return loss < attempt.loss and saver.is_wanted(attempt.assignment, loss, verdict.metrics)
 
     def _wants_checkpoint(self, attempt: Attempt, verdict: Verdict) -> bool:
-        if self._checkpointer is None or not attempt.has_saved or verdict.state != "going" or attempt.is_test:
+        if self._checkpointer is None or not attempt.has_saved or verdict.state != State.RUNNING or attempt.is_test:
             return verdict.save
         return self._checkpointer.is_copy_due()
 
@@ -113,12 +114,12 @@ class Leader:
     def _apply_limits(self, attempt: Attempt, verdict: Verdict, loss: float, seconds: float) -> Verdict:
         limits = self.limits
         if missing := self._objectives.find_missing(verdict.metrics):
-            return replace(verdict, state="failed", failure=describe_missing_metric(missing, verdict.metrics))
+            return replace(verdict, state=State.FAILED, failure=describe_missing_metric(missing, verdict.metrics))
         if loss <= limits.target_loss:
-            return replace(verdict, state="complete")
+            return replace(verdict, state=State.COMPLETE)
         if seconds > limits.evaluation_timeout:
             reason = f"{TIMEOUT_PREFIX}not finished after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
-            return replace(verdict, state="failed", failure=reason)
+            return replace(verdict, state=State.FAILED, failure=reason)
         is_judged = limits.has_pruner and len(attempt.losses) + 1 >= limits.first_judged_step and not attempt.is_test
         return self._apply_pruner(attempt, verdict) if is_judged else verdict
 
@@ -128,10 +129,12 @@ class Leader:
         is_lowest = verdict.loss < attempt.loss
         loss, metrics = (verdict.loss, verdict.metrics) if is_lowest else (attempt.loss, attempt.metrics)
         judgement = self._writer.decide_pruning(attempt.assignment, len(attempt.losses) + 1, loss, dict(metrics))
-        if judgement.state != "paused":
-            return replace(verdict, state=judgement.state)
-        can_pause = self.can_resume_elsewhere(attempt)
-        return replace(verdict, state="paused" if can_pause else "pruned", save=can_pause and judgement.may_be_promoted)
+        state = State(judgement.state)
+        if state != State.PAUSED:
+            return replace(verdict, state=state)
+        if not self.can_resume_elsewhere(attempt):
+            return replace(verdict, state=State.PRUNED)
+        return replace(verdict, state=State.PAUSED, save=judgement.may_be_promoted)
 
     def can_resume_elsewhere(self, attempt: Attempt) -> bool:
         """Return whether any worker could resume the evaluation later, from a checkpoint of its latest loss."""
@@ -166,7 +169,7 @@ class Leader:
         if verdict.save and checkpoint is not None and self._checkpointer is not None:
             attempt.drafts.keep_checkpoint(checkpoint, self.describe_checkpoint(attempt), attempt.has_weights)
             self._checkpointer.record_copy(attempt, since)
-            if verdict.state != "paused" and self._checkpointer.is_write_due():
+            if verdict.state != State.PAUSED and self._checkpointer.is_write_due():
                 self.write_checkpoint(attempt)
         elif checkpoint is not None:
             checkpoint.remove()
@@ -180,7 +183,7 @@ class Leader:
 
     def warn_about_lost_weights(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
         """Warn if the trainer has ended before it copied the weights of the best loss."""
-        if verdict.keep and (verdict.is_last or verdict.state == "complete"):  # otherwise the evaluation fails
+        if verdict.keep and (verdict.is_last or verdict.state == State.COMPLETE):  # otherwise the evaluation fails
             warn(f"warning: trial {attempt.assignment.number} keeps no weights of its best loss: {reason}")
 
     def find_losses(self, assignment: Assignment) -> tuple[list[float], float]:
@@ -237,10 +240,10 @@ class Leader:
     def finish_evaluation(self, attempt: Attempt, seconds: float) -> None:
         """Record an evaluation that ends after `seconds`; stop the run at its target, or after too many failures."""
         assignment, verdict = attempt.assignment, attempt.verdict
-        if attempt.is_test and verdict.state != "stopped":
+        if attempt.is_test and verdict.state != State.STOPPED:
             self._writer.end_test(assignment, verdict.failure)
             return
-        if verdict.state == "stopped":
+        if verdict.state == State.STOPPED:
             self.write_checkpoint(attempt)
             self._writer.record.interrupt(assignment)
             return
@@ -248,7 +251,7 @@ class Leader:
         if assignment.parent is not None and not attempt.has_read_parent and not attempt.restored_count:
             reason = "the objective has not read worker.parent_checkpoint" if attempt.losses else ""
             self._record_lost_parent(assignment, reason)
-        is_parent = verdict.state == "complete" and self._may_be_inherited(attempt)
+        is_parent = verdict.state == State.COMPLETE and self._may_be_inherited(attempt)
         if verdict.save or is_parent:
             self.write_checkpoint(attempt)
         self._record_end(attempt, seconds)
@@ -277,7 +280,7 @@ class Leader:
 
     def _record_end(self, attempt: Attempt, seconds: float) -> None:
         assignment, verdict, record = attempt.assignment, attempt.verdict, self._writer.record
-        if verdict.state == "complete":
+        if verdict.state == State.COMPLETE:
             is_cut = attempt.loss <= self.limits.target_loss and not verdict.is_last
             cut = {"cut_after": len(attempt.losses)} if is_cut else {}
             record.complete(assignment, attempt.loss, seconds, dict(attempt.metrics), **cut)
@@ -285,8 +288,8 @@ class Leader:
                 self._weights_saver.save_weights(assignment, attempt.drafts)
             if attempt.loss <= self.limits.target_loss:
                 self._stop(make_target_stop(self.limits.target_loss))
-        elif verdict.state in ("pruned", "paused"):
-            paused = {"paused_after": len(attempt.losses)} if verdict.state == "paused" else {}
+        elif verdict.state in (State.PRUNED, State.PAUSED):
+            paused = {"paused_after": len(attempt.losses)} if verdict.state == State.PAUSED else {}
             record.prune(assignment, attempt.loss, seconds, dict(attempt.metrics), **paused)
         else:
             record.fail(assignment, verdict.failure, verdict.traceback, seconds)

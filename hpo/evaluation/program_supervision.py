@@ -22,7 +22,7 @@ from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.report import Report
 from hpo.evaluation.supervision import RankNews, Supervision
 from hpo.evaluation.trainer_client import TrainerEnd
-from hpo.evaluation.verdict import RankEnd, Verdict
+from hpo.evaluation.verdict import RankEnd, State, Verdict
 from hpo.process import clock
 from hpo.process.user_frames import UserFrames
 from hpo.ranks.rank_watch import RUN_STOPS, RankWatch
@@ -109,11 +109,11 @@ class ProgramSupervision(Supervision):
             decided = self._decided or self._decide_on_report(self._leader, news.rank, report)
             # A paused program that writes its own checkpoint has until its next report for it.
             is_first = self._decided is None
-            self._decided = decided if decided.state != "going" else None
-            if decided.state == "going" or (is_first and decided.state == "paused" and not report.checkpoint):
+            self._decided = decided if decided.state != State.RUNNING else None
+            if decided.state == State.RUNNING or (is_first and decided.state == State.PAUSED and not report.checkpoint):
                 continue
             if self._watched.cause is None:
-                self._watched.cancel_on_all(decided.failure or f"it is {decided.state}")
+                self._watched.cancel_on_all(decided.failure or f"it is {decided.state.value}")
             return
 
     def _decide_on_report(self, leader: Leader, rank: int, report: Report) -> Verdict:
@@ -127,7 +127,7 @@ class ProgramSupervision(Supervision):
         take = self._attempt.drafts.take_named
         checkpoint, weights = take(report.checkpoint), take(report.weights)
         leader.keep_drafts(self._attempt, verdict, checkpoint, weights, since)
-        return replace(verdict, state="complete") if verdict.is_last else verdict
+        return replace(verdict, state=State.COMPLETE) if verdict.is_last else verdict
 
     # The end of the program
 
@@ -167,9 +167,9 @@ class ProgramSupervision(Supervision):
         if not self._attempt.losses:
             ends = [replace(end, failure=end.aborted or end.failure) for end in ends]
         verdict = super()._conclude(leader, ends)
-        if verdict.state == "complete" and not self._attempt.losses:
+        if verdict.state == State.COMPLETE and not self._attempt.losses:
             verdict = self._explain_missing_loss(leader)
-        if verdict.state != "failed":
+        if verdict.state != State.FAILED:
             for remark in [end.remark for end in ends if end.remark]:
                 leader.warn_once(self._attempt, remark)
         return verdict
@@ -179,7 +179,7 @@ class ProgramSupervision(Supervision):
         failure, remedy = advise_on_loss(lines, self._program, self._reports.unparsed_text)
         reason = f"{failure}; the last line is {lines[-1][:100]!r}" if lines else failure
         leader.stop_without_losses(reason, remedy)
-        return Verdict("failed", failure=failure, traceback=format_last_lines(lines))
+        return Verdict(State.FAILED, failure=failure, traceback=format_last_lines(lines))
 
     def _finish(self) -> None:
         """Wait until the program has ended, or kill it, and close the file of its reports."""

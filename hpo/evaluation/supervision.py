@@ -19,7 +19,7 @@ from hpo.evaluation.leader import Leader
 from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.report import Report
 from hpo.evaluation.trainer_client import TrainerClient, TrainerEnd
-from hpo.evaluation.verdict import NOT_JOINED, TIMEOUT_PREFIX, RankEnd, Verdict, judge_ends
+from hpo.evaluation.verdict import NOT_JOINED, TIMEOUT_PREFIX, RankEnd, State, Verdict, judge_ends
 from hpo.process import clock
 from hpo.process.channel import Message
 from hpo.process.failure import format_stack
@@ -198,17 +198,19 @@ class Supervision:
 
     def _conclude(self, leader: Leader, ends: Sequence[RankEnd]) -> Verdict:
         """Return the final verdict, on the leader. A verdict on a report comes before the end that followed it."""
-        attempt = self._attempt
+        attempt, cause = self._attempt, self._watched.cause or ""
         attempt.record_ends(ends)
         verdict = judge_ends(ends)
-        # The objective may have returned with its last loss, and a function that it has offered fails afterwards.
-        is_offer_lost = self._decided is not None and self._decided.is_last and any(end.is_offer for end in ends)
-        if self._decided is not None and verdict.state != "stopped" and not is_offer_lost:
+        if self._decided is not None and verdict.state != State.STOPPED and not self._is_offer_lost(ends):
             verdict = replace(self._decided, loss=None, keep=False)
-        elif verdict.state == "complete" and (self._watched.cause or "").startswith(TIMEOUT_PREFIX):
-            verdict = Verdict("failed", failure=self._watched.cause or "")  # The objective has caught the exception.
+        elif verdict.state == State.COMPLETE and cause.startswith(TIMEOUT_PREFIX):
+            verdict = Verdict(State.FAILED, failure=cause)  # The objective has caught the exception.
         leader.log_output(attempt, self._take_printed() + "".join(end.printed for end in ends))
         return verdict
+
+    def _is_offer_lost(self, ends: Sequence[RankEnd]) -> bool:
+        """Return whether a function has failed that the objective offered with its last loss, when it returned."""
+        return self._decided is not None and self._decided.is_last and any(end.is_offer for end in ends)
 
     def _finish(self) -> None:
         """Wait until the trainer is idle, or kill it if the evaluation was aborted.
@@ -219,7 +221,7 @@ class Supervision:
         if not self._has_ended:
             self._kill_at = clock.now() + (_SECONDS_TO_CLEAN_UP if is_aborted else self._group.patience)
             self._wait_for_end()
-        if self._leader is not None and self._attempt.verdict.state in ("suspended", "again"):
+        if self._leader is not None and self._attempt.verdict.state in (State.SUSPENDED, State.REPEATED):
             self._leader.write_checkpoint(self._attempt)
         if is_aborted:
             self._group.slot.discard_trainer()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from hpo.evaluation.report import Report
 
@@ -63,19 +64,28 @@ class RankEnd:
     """A warning about the evaluation; empty if there is none."""
 
 
+class State(Enum):
+    """The state of an evaluation after a verdict."""
+
+    RUNNING = "running"
+    COMPLETE = "complete"
+    PRUNED = "pruned"
+    PAUSED = "paused"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    """The whole run stops."""
+    REPEATED = "repeated"
+    """The objective did not cause the failure: a template has crashed, connections broke although no rank of this
+    evaluation has closed them, or the evaluation cannot start from its checkpoint. It is evaluated again."""
+    SUSPENDED = "suspended"
+    """A rank has timed out because the job was suspended. The individual is evaluated again."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The leader's decision on a report, or on the end of an evaluation."""
 
-    state: str
-    """One of going, complete, pruned, paused, failed, stopped, again and suspended.
-
-    After the last two of these, the individual is evaluated again:
-
-    - again: a trainer has ended because its template crashed, or connections broke although no rank of this evaluation
-      has closed them, or the evaluation cannot start from its checkpoint.
-    - suspended: a rank has timed out because the job was suspended.
-    """
+    state: State
     loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     failure: str = ""
@@ -90,18 +100,18 @@ class Verdict:
     """Whether the evaluation has failed because the loss was not finite."""
 
 
-GOING_VERDICT = Verdict("going")
+RUNNING_VERDICT = Verdict(State.RUNNING)
 
 
 def judge_ends(ends: Sequence[RankEnd]) -> Verdict:
     """Return the verdict on how the objective has ended on a worker's ranks, in the order of the ranks."""
     if any(end.stopped for end in ends):
-        return Verdict("stopped")
+        return Verdict(State.STOPPED)
     if any(end.orphaned for end in ends):
-        return Verdict("again", failure="the template has crashed")
+        return Verdict(State.REPEATED, failure="the template has crashed")
     if any(end.failure is not None for end in ends):
         return _make_failure_verdict(ends)
-    return Verdict("complete")
+    return Verdict(State.COMPLETE)
 
 
 def _make_failure_verdict(ends: Sequence[RankEnd]) -> Verdict:
@@ -109,7 +119,7 @@ def _make_failure_verdict(ends: Sequence[RankEnd]) -> Verdict:
     failures = [end for end in ends if end.failure is not None]
     first = min(failures, key=lambda end: (not end.own, end.echo, end.at))
     if first.suspended:
-        return Verdict("suspended")
+        return Verdict(State.SUSPENDED)
     if first.timeout:
         return _make_timeout_verdict(first, [end for end in ends if end is not first])
     if first.own:
@@ -119,12 +129,13 @@ def _make_failure_verdict(ends: Sequence[RankEnd]) -> Verdict:
         ended = [end.rank for end in ends if end.failure is None]
         if is_echo and ended:  # The process of a program has ended, while peers still communicate with it.
             failure += f"; rank {ended[0]} had ended before"
-        state = "again" if not first.has_begun or (is_echo and not ended) else "failed"
+        is_repeated = not first.has_begun or (is_echo and not ended)
+        state = State.REPEATED if is_repeated else State.FAILED
         return Verdict(state, failure=failure, traceback=first.traceback, diverged=first.diverged)
     if not any(end.has_begun for end in failures):
-        return Verdict("again", failure=first.failure or "")
+        return Verdict(State.REPEATED, failure=first.failure or "")
     positions = ", ".join(f"rank {end.rank} was{_describe_position(end) or ' at an unknown place'}" for end in failures)
-    return Verdict("failed", failure=f"{first.failure}; {positions}", traceback=_join_tracebacks(failures))
+    return Verdict(State.FAILED, failure=f"{first.failure}; {positions}", traceback=_join_tracebacks(failures))
 
 
 def _make_timeout_verdict(waiting: RankEnd, others: Sequence[RankEnd]) -> Verdict:
@@ -135,7 +146,7 @@ def _make_timeout_verdict(waiting: RankEnd, others: Sequence[RankEnd]) -> Verdic
     awaited = ", ".join(f"rank {end.rank}, which {_describe_progress(end)}" for end in late)
     position = _describe_position(waiting) or " at its end"
     failure = f"{TIMEOUT_PREFIX}rank {waiting.rank} {waiting.failure}{position} for {awaited}"
-    return Verdict("failed", failure=failure, traceback=_join_tracebacks([*late, waiting]))
+    return Verdict(State.FAILED, failure=failure, traceback=_join_tracebacks([*late, waiting]))
 
 
 def _describe_progress(end: RankEnd) -> str:

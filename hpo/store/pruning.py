@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Literal, Union
 
 from optuna.pruners import BasePruner, MedianPruner, PercentilePruner
 
@@ -26,12 +26,12 @@ class PruningDecision:
     """Hold the decision of a pruner on an evaluation.
 
     Attributes:
-        state: "going" if the evaluation continues, "pruned" or "paused".
+        state: How the evaluation continues.
         may_be_promoted: Whether a paused evaluation can still be promoted in this run.
         eliminated: First trials of the paused individuals that can no longer be promoted.
     """
 
-    state: str
+    state: Literal["running", "pruned", "paused"]
     may_be_promoted: bool = False
     eliminated: Sequence[int] = ()
 
@@ -44,7 +44,7 @@ class StoppingPruner:
 
     def decide_pruning(self, record: Record, assignment: Assignment, *_: object) -> PruningDecision:
         """Decide whether to stop an evaluation by comparing it with all other evaluations in the record."""
-        return PruningDecision("pruned" if record.should_prune(assignment, self.pruner) else "going")
+        return PruningDecision("pruned" if record.should_prune(assignment, self.pruner) else "running")
 
 
 @dataclass(frozen=True)
@@ -76,19 +76,20 @@ class PausingPruner:
         of all objectives at the lowest loss so far. They are recorded. With one objective, `values` is not used.
         """
         if not self.halving.has_rung(assignment.root, epochs):
-            return PruningDecision("going")
+            return PruningDecision("running")
         if self.objectives.is_multi_objective:
             record.record_rung_values(assignment, epochs, values)
         rung = self._successive_halving.update(record.read_evaluations()).find_rung(
             self.halving.find_bracket(assignment.root), epochs
         )
         if rung is None or not rung.is_effective:
-            return PruningDecision("going")  # The evaluation is near its end.
+            return PruningDecision("running")  # The evaluation is near its end.
         limit = self.halving.count_promoted(self.budget)
         eliminated = [root for root in rung.ranking.find_behind(limit) if root in rung.paused]
         may_be_promoted = not rung.ranking.is_behind(assignment.root, limit)
-        state = "going" if rung.is_promoted(assignment.root) else "paused"
-        return PruningDecision(state, may_be_promoted, eliminated)
+        if rung.is_promoted(assignment.root):
+            return PruningDecision("running", may_be_promoted, eliminated)
+        return PruningDecision("paused", may_be_promoted, eliminated)
 
 
 Pruner = Union[StoppingPruner, PausingPruner]

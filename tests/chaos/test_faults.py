@@ -477,7 +477,7 @@ def test_full_disk_ends_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
         assert len(re.findall(message, errors)) == 1, errors
         assert "Traceback" not in errors
         assert re.match(
-            r"warning: the weights of the best so far cannot be kept in .*: .* must stay free for the record of the run",
+            r"warning: the weights of the best so far cannot be kept in .*: .* must stay free for the record",
             errors,
         )
         names = ["lock", "run.json", "search_space-1.py", "study.log"]

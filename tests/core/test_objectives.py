@@ -151,7 +151,7 @@ def test_median_pruner_with_objectives_prunes_by_loss(tmp_path: Path) -> None:
         record.complete(assignment, index / 10, 1.0, {"parameters": 10.0 - index})
     pruner = make_pruner("median", 9)
     assert isinstance(pruner, StoppingPruner)
-    for loss, state in ((0.1, "going"), (0.4, "pruned")):
+    for loss, state in ((0.1, "running"), (0.4, "pruned")):
         assignment = claim_evaluation(record, {"x": loss + 0.05}, SPACE.make_distributions(), 99)
         record.report(assignment, 1, loss)
         assert pruner.decide_pruning(record, assignment, 1).state == state

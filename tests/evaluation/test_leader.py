@@ -17,7 +17,7 @@ from hpo.evaluation.draft_store import DraftStore
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.limits import Limits
 from hpo.evaluation.report import Report
-from hpo.evaluation.verdict import RankEnd, Verdict
+from hpo.evaluation.verdict import RankEnd, State, Verdict
 from hpo.store.checkpoints import CheckpointInfo, CheckpointStore, read_checkpoint_info
 from hpo.store.pruning import Pruner, StoppingPruner
 from hpo.store.record import Record
@@ -86,7 +86,7 @@ def test_leader_records_each_loss_at_once(tmp_path: Path) -> None:
     harness = LeaderHarness(tmp_path, Limits())
     attempt = harness.begin()
     for epoch, loss in enumerate((0.5, 0.25, 0.75), start=1):
-        assert harness.step(attempt, loss).state == "going"
+        assert harness.step(attempt, loss).state == State.RUNNING
         assert harness.curve(attempt)[epoch] == loss
     assert (len(attempt.losses), attempt.loss) == (3, 0.25)
     assert (tmp_path / "run" / "logs" / "0.txt").read_text() == "rank 0 | hello\n" * 3
@@ -98,14 +98,14 @@ def test_leader_warns_of_weights_lost_with_trainer(tmp_path: Path, capsys: pytes
     harness.step(attempt, 0.5)
     assert attempt.has_weights
     for is_last in (False, True):
-        verdict = Verdict("going", 0.25, keep=True, is_last=is_last)
+        verdict = Verdict(State.RUNNING, 0.25, keep=True, is_last=is_last)
         attempt.record_verdict(verdict)
         harness.leader.warn_about_lost_weights(attempt, verdict, "the trainer was ended by SIGKILL")
     assert not attempt.has_weights
     assert capsys.readouterr().err == (
         "warning: trial 0 keeps no weights of its best loss: the trainer was ended by SIGKILL\n"
     )
-    attempt.record_verdict(Verdict("complete"))
+    attempt.record_verdict(Verdict(State.COMPLETE))
     harness.leader.finish_evaluation(attempt, 1.0)
     assert harness.record.read_evaluations()[0].state == "complete"
     assert not (tmp_path / "run" / "best.safetensors").exists()
@@ -114,8 +114,8 @@ def test_leader_warns_of_weights_lost_with_trainer(tmp_path: Path, capsys: pytes
 def test_leader_stops_evaluation_and_run_at_target_loss(tmp_path: Path) -> None:
     harness = LeaderHarness(tmp_path, Limits(target_loss=0.3))
     attempt = harness.begin()
-    assert harness.step(attempt, 0.4).state == "going"
-    assert harness.step(attempt, 0.3).state == "complete"
+    assert harness.step(attempt, 0.4).state == State.RUNNING
+    assert harness.step(attempt, 0.3).state == State.COMPLETE
     assert harness.stops == []
     harness.leader.finish_evaluation(attempt, 1.0)
     assert [(stop.reason, stop.status) for stop in harness.stops] == [
@@ -129,7 +129,7 @@ def test_leader_at_target_with_last_loss_records_no_cut(tmp_path: Path) -> None:
     harness = LeaderHarness(tmp_path, Limits(target_loss=0.3))
     attempt = harness.begin()
     harness.step(attempt, 0.4)
-    attempt.record_verdict(Verdict("complete", 0.3, is_last=True))
+    attempt.record_verdict(Verdict(State.COMPLETE, 0.3, is_last=True))
     harness.leader.finish_evaluation(attempt, 1.0)
     assert len(harness.stops) == 1
     ended = harness.record.read_evaluations()[0]
@@ -141,7 +141,7 @@ def test_leader_after_timeout_fails_and_records_loss(tmp_path: Path) -> None:
     attempt = harness.begin()
     attempt.began_at -= 31.0
     verdict = harness.step(attempt, 0.5)
-    assert (verdict.state, verdict.loss) == ("failed", 0.5)
+    assert (verdict.state, verdict.loss) == (State.FAILED, 0.5)
     assert verdict.failure == "timeout: not finished after 30 s (--evaluation-timeout)"
     assert harness.curve(attempt) == {1: 0.5}
 
@@ -154,16 +154,16 @@ def test_leader_excludes_recording_time_from_timeout(tmp_path: Path, monkeypatch
     attempt.began_at = 1000.0
     report = harness.record.report
     monkeypatch.setattr(harness.record, "report", lambda *given: (now.__setitem__(0, now[0] + 100), report(*given)))
-    assert harness.step(attempt, 0.5).state == "going"
-    assert harness.step(attempt, 0.4).state == "going"
+    assert harness.step(attempt, 0.5).state == State.RUNNING
+    assert harness.step(attempt, 0.4).state == State.RUNNING
     assert attempt.seconds == 0.0
 
 
 def test_leader_asks_pruner_after_recording_loss(tmp_path: Path) -> None:
     harness = LeaderHarness(tmp_path, Limits(), StoppingPruner(ThresholdPruner(upper=1.0)))
     attempt = harness.begin()
-    assert harness.step(attempt, 0.5).state == "going"
-    assert harness.step(attempt, 2.0).state == "pruned"
+    assert harness.step(attempt, 0.5).state == State.RUNNING
+    assert harness.step(attempt, 2.0).state == State.PRUNED
     harness.leader.finish_evaluation(attempt, 1.0)
     (evaluation,) = harness.record.read_evaluations()
     assert (evaluation.state, evaluation.loss, dict(evaluation.curve)) == ("pruned", 0.5, {1: 0.5, 2: 2.0})
@@ -173,7 +173,7 @@ def test_leader_keeps_only_best_weights_of_run(tmp_path: Path) -> None:
     harness = LeaderHarness(tmp_path, Limits())
     first = harness.begin()
     assert [harness.step(first, loss).keep for loss in (0.5, 0.6, 0.4)] == [True, False, True]
-    first.record_verdict(Verdict("complete"))
+    first.record_verdict(Verdict(State.COMPLETE))
     harness.leader.finish_evaluation(first, 1.0)
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
@@ -183,7 +183,7 @@ def test_leader_keeps_only_best_weights_of_run(tmp_path: Path) -> None:
     assert [harness.step(second, loss).keep for loss in (0.45, 0.41, 0.3)] == [False, False, True]
     nothing = harness.begin()
     mistaken = harness.step(nothing, 0.1, mistake="the ranks yielded different losses")
-    assert (mistaken.state, mistaken.keep, nothing.losses) == ("failed", False, [])
+    assert (mistaken.state, mistaken.keep, nothing.losses) == (State.FAILED, False, [])
 
 
 def test_leader_stops_run_after_max_failures(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_leader_stops_run_after_max_failures(tmp_path: Path) -> None:
     for _ in range(2):
         assert harness.stops == []
         attempt = harness.begin()
-        attempt.record_verdict(Verdict("failed", failure="rank 0: ValueError: no"))
+        attempt.record_verdict(Verdict(State.FAILED, failure="rank 0: ValueError: no"))
         harness.leader.finish_evaluation(attempt, 1.0)
     assert [stop.status for stop in harness.stops] == [ExitStatus.NOTHING_SUCCEEDED]
 
@@ -202,11 +202,11 @@ def test_resumed_attempt_keeps_its_losses_and_seconds(tmp_path: Path) -> None:
     attempt = harness.begin(info, {"w": torch.full((1,), 0.25)})
     assert harness.resume(attempt) == {"epoch": 3}
     assert not harness.curve(attempt), "the resumption is recorded with the next loss"
-    assert harness.step(attempt, 0.5).state == "going"
+    assert harness.step(attempt, 0.5).state == State.RUNNING
     assert harness.curve(attempt) == {1: 0.5, 2: 0.25, 3: 0.75, 4: 0.5}
     with pytest.raises(RuntimeError, match=r"worker\.checkpoint must be read before the first loss"):
         harness.resume(attempt)
-    attempt.verdict = Verdict("complete")
+    attempt.verdict = Verdict(State.COMPLETE)
     harness.leader.finish_evaluation(attempt, 101.0)
     (evaluation,) = harness.record.read_evaluations()
     assert (evaluation.loss, evaluation.metrics) == (0.25, {"accuracy": 0.5})
@@ -228,7 +228,7 @@ def test_resumed_attempt_without_more_losses_is_complete(tmp_path: Path) -> None
     harness = LeaderHarness(tmp_path, Limits())
     attempt = harness.begin(CheckpointInfo({}, [0.5, 0.25], {}, 9.0))
     harness.resume(attempt)
-    attempt.verdict = Verdict("complete")
+    attempt.verdict = Verdict(State.COMPLETE)
     harness.leader.finish_evaluation(attempt, 9.5)
     (evaluation,) = harness.record.read_evaluations()
     assert (evaluation.state, evaluation.loss, evaluation.curve) == ("complete", 0.25, {1: 0.5, 2: 0.25})
@@ -237,7 +237,7 @@ def test_resumed_attempt_without_more_losses_is_complete(tmp_path: Path) -> None
 def test_attempt_that_ignores_its_checkpoint_restarts(tmp_path: Path) -> None:
     harness = LeaderHarness(tmp_path, Limits())
     attempt = harness.begin(CheckpointInfo({}, [0.5, 0.25], {}, 9.0))
-    assert harness.step(attempt, 0.75).state == "going"
+    assert harness.step(attempt, 0.75).state == State.RUNNING
     assert (attempt.losses, attempt.restored_count, attempt.restored_seconds) == ([0.75], 0, 0.0)
     assert harness.curve(attempt) == {1: 0.75}
 
@@ -254,7 +254,7 @@ def test_leader_at_stop_writes_last_checkpoint(tmp_path: Path) -> None:
     saver._interval, saver._seconds_to_copy = 1e9, 0.0
     harness.step(attempt, 0.25, saved={"epoch": 2})
     assert read_checkpoint_info(path).losses == [0.5]
-    attempt.record_verdict(Verdict("stopped"))
+    attempt.record_verdict(Verdict(State.STOPPED))
     harness.leader.finish_evaluation(attempt, 1.0)
     info = read_checkpoint_info(path)
     assert (info.losses, info.tree, info.has_weights) == ([0.5, 0.25], {"dict": [["epoch", 2]]}, True)
@@ -268,7 +268,7 @@ def test_leader_removes_checkpoint_of_ended_evaluation(tmp_path: Path) -> None:
     attempt = harness.begin()
     harness.step(attempt, 0.5, saved={"epoch": 1})
     assert states.has_checkpoint(attempt.assignment)
-    attempt.record_verdict(Verdict("complete"))
+    attempt.record_verdict(Verdict(State.COMPLETE))
     harness.leader.finish_evaluation(attempt, 1.0)
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
@@ -279,7 +279,7 @@ def test_leader_warns_once_if_checkpoints_cannot_be_written(tmp_path: Path, caps
     folder.write_text("in the way")
     attempt = harness.begin()
     for loss in (0.5, 0.25):
-        assert harness.step(attempt, loss, saved={"epoch": 1}).state == "going"
+        assert harness.step(attempt, loss, saved={"epoch": 1}).state == State.RUNNING
     warning = capsys.readouterr().err
     assert warning.startswith("warning: the checkpoint of trial 0 cannot be saved: ")
     assert warning.count("\n") == 1

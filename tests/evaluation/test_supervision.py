@@ -12,7 +12,7 @@ import pytest
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.function_supervision import FunctionSupervision
 from hpo.evaluation.report import Report
-from hpo.evaluation.verdict import Verdict
+from hpo.evaluation.verdict import State, Verdict
 from hpo.process import clock
 from hpo.process.channel import Message
 from hpo.process.user_frames import UserFrames
@@ -38,7 +38,7 @@ def test_supervision_excludes_decision_from_copy_time(monkeypatch: pytest.Monkey
 
     def decide(_: Attempt, report: Report, __: str) -> Verdict:
         now[0] += 50.0
-        return Verdict("going", report.loss, save=True)
+        return Verdict(State.RUNNING, report.loss, save=True)
 
     trainer = SimpleNamespace(wait=lambda *_: next(messages), send=ignore, read_output=ignore, has_started=True)
     trainer.read_thread_state = lambda: (True, 0)
@@ -58,4 +58,4 @@ def test_supervision_excludes_decision_from_copy_time(monkeypatch: pytest.Monkey
     attempt, watch = Attempt(Assignment(0, 0, {}, 0)), Any
     frames = UserFrames(Path("search.py"))
     FunctionSupervision(group, watch, watched, attempt, leader, frames, math.inf, is_watched=False).supervise()  # type: ignore[arg-type]
-    assert (since, attempt.losses, attempt.verdict.state) == ([150.0], [1.0], "complete")
+    assert (since, attempt.losses, attempt.verdict.state) == ([150.0], [1.0], State.COMPLETE)

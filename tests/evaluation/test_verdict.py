@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpo.evaluation.verdict import RankEnd, Verdict, judge_ends
+from hpo.evaluation.verdict import RankEnd, State, Verdict, judge_ends
 from hpo.trainer.report_exchange import ReportPart, find_difference
 
 
@@ -13,7 +13,7 @@ def fail_rank(rank: int, text: str, at: float, **more: object) -> RankEnd:
 
 
 def test_judge_ends_without_failure_is_complete() -> None:
-    assert judge_ends([RankEnd(0), RankEnd(1), RankEnd(2)]) == Verdict("complete")
+    assert judge_ends([RankEnd(0), RankEnd(1), RankEnd(2)]) == Verdict(State.COMPLETE)
 
 
 def test_find_difference_of_agreeing_parts_is_empty() -> None:
@@ -123,7 +123,7 @@ def test_find_difference_names_what_each_rank_did(parts: list[ReportPart], diffe
 )
 def test_judge_ends_with_failure_names_its_cause(ends: list[RankEnd], reason: str) -> None:
     verdict = judge_ends(ends)
-    assert (verdict.state, verdict.failure) == ("failed", reason)
+    assert (verdict.state, verdict.failure) == (State.FAILED, reason)
 
 
 @pytest.mark.parametrize(
@@ -160,21 +160,21 @@ def test_judge_ends_with_failure_has_its_tracebacks(ends: list[RankEnd], traceba
     ],
 )
 def test_judge_ends_without_cause_in_objective_repeats(ends: list[RankEnd]) -> None:
-    assert judge_ends(ends).state == "again"
+    assert judge_ends(ends).state == State.REPEATED
 
 
 def test_judge_ends_after_suspension_repeats() -> None:
     waited = fail_rank(0, "waited", 1.0, timeout=True, suspended=True)
-    assert judge_ends([waited, fail_rank(1, "a peer waited", 2.0, own=False)]).state == "suspended"
+    assert judge_ends([waited, fail_rank(1, "a peer waited", 2.0, own=False)]).state == State.SUSPENDED
     assert judge_ends([waited, fail_rank(1, "cause", 0.5)]).failure == "rank 1: cause"
 
 
 def test_judge_ends_with_loss_not_finite_is_diverged() -> None:
     verdict = judge_ends([fail_rank(0, "ValueError: the validation loss is nan", 1.0, diverged=True), RankEnd(1)])
-    assert (verdict.state, verdict.diverged) == ("failed", True)
+    assert (verdict.state, verdict.diverged) == (State.FAILED, True)
 
 
 def test_judge_ends_while_run_stops_is_stopped() -> None:
     stops = fail_rank(1, "the run stops", 2.0, own=False, stopped=True)
-    assert judge_ends([fail_rank(0, "echo", 1.0), stops]).state == "stopped"
-    assert judge_ends([fail_rank(0, "SIGKILL", 1.0, orphaned=True), stops]).state == "stopped"
+    assert judge_ends([fail_rank(0, "echo", 1.0), stops]).state == State.STOPPED
+    assert judge_ends([fail_rank(0, "SIGKILL", 1.0, orphaned=True), stops]).state == State.STOPPED

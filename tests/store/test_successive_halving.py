@@ -147,7 +147,7 @@ def test_ineffective_rung_promotes_its_paused_evaluations(tmp_path: Path) -> Non
             run.record.report(assignment, epoch, 0.5)
     run.record.prune(started[1], 0.5, 1.0, {}, paused_after=9)
     run.record.complete(started[0], 0.5, 1.0, {})
-    assert run.pausing.decide_pruning(run.record, started[2], 9).state == "going"
+    assert run.pausing.decide_pruning(run.record, started[2], 9).state == "running"
 
 
 def test_individual_with_several_trials_counts_once() -> None:
@@ -396,7 +396,7 @@ class HalvingRun:
             state = (
                 self.pausing.decide_pruning(self.record, assignment, epoch).state
                 if epoch > started.paused_after
-                else "going"
+                else "running"
             )
             if state == "paused":
                 lowest = min(losses[epoch] for epoch in range(1, epoch + 1))
@@ -461,7 +461,7 @@ def test_promoted_trial_without_checkpoint_passes_old_rung(tmp_path: Path) -> No
         assert better is not None
         run.record.report(better, 1, 0.05)
     run.record.report(promoted, 1, 0.1)
-    assert run.pausing.decide_pruning(run.record, promoted, 1).state == "going", (
+    assert run.pausing.decide_pruning(run.record, promoted, 1).state == "running", (
         "the individual has passed this rung before"
     )
 
@@ -572,6 +572,6 @@ def test_eliminated_evaluation_loses_its_checkpoint(tmp_path: Path) -> None:
         eliminated.append(list(decision.eliminated))
         if decision.state == "paused":
             run.record.prune(assignment, loss, 1.0, {}, paused_after=1)
-    assert states == ["going", "paused", "paused", "paused", "paused"]
+    assert states == ["running", "paused", "paused", "paused", "paused"]
     assert may_be_promoted == [True, True, True, False, True]
     assert eliminated == [[], [], [1], [1], [2, 1, 3]]
