@@ -44,7 +44,7 @@ RANK_STAGES = {
     "send emigrants": "propulate.pollinator:Pollinator._send_emigrants",
     "receive immigrants": "propulate.pollinator:Pollinator._receive_immigrants",
     "replace individuals": "propulate.pollinator:Pollinator._deactivate_replaced_individuals",
-    "broadcast, and wait for the leader": "hpo.evaluation.evaluator:Evaluator.__call__",
+    "broadcast, and wait for the leader": "hpo.evaluation.evaluator:Evaluator.follow",
     "check that trainers are ready": "hpo.evaluation.rank_group:RankGroup.connect",
     COUNTED: "hpo.evaluation.evaluator:Evaluator._run_attempt",
     "begin": "hpo.evaluation.function_supervision:FunctionSupervision.start_objective",

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,13 +34,9 @@ from hpo.space import SearchSpace
 
 if TYPE_CHECKING:
     from hpo.breeding.propagators import Deduplicate
+    from hpo.evaluation.evaluator import Evaluated
     from hpo.store.evaluations import Assignment, Evaluation
     from hpo.store.study_client import StudyClient
-
-# Claim an individual and evaluate it. Return hyperparameters, loss and metrics, or None if there was nothing to claim.
-EvaluateClaim = Callable[
-    ["Callable[[], Assignment | None]"], "tuple[dict[str, Any], float, Mapping[str, float]] | None"
-]
 
 
 class _BudgetSpent(Exception):  # noqa: N818 - not an error
@@ -68,7 +64,7 @@ class Archipelago:
     budget: int = 0
     """The number of evaluations of the whole run. It is used only with a time limit."""
 
-    def evolve(self, leaders: SleepingComm, client: StudyClient, evaluate: EvaluateClaim) -> None:
+    def evolve(self, leaders: SleepingComm, client: StudyClient, evaluate: Callable[[Assignment], Evaluated]) -> None:
         """Breed individuals, claim them (reserve them in the study), and evaluate them until nothing is left to claim.
 
         First, evaluations that the study already has become individuals of their islands. All
@@ -78,7 +74,7 @@ class Archipelago:
         Args:
             leaders: The communicator of all leaders. The rank of a leader is the index of its worker.
             client: Reads and changes the study.
-            evaluate: A function that claims an individual and evaluates it.
+            evaluate: A function that evaluates a claimed individual on this worker.
         """
         worker = leaders.rank
         island = self.layout.find_island(worker)
@@ -87,17 +83,15 @@ class Archipelago:
         breeder = Breeder(self, worker, client, rng, recorded)
 
         def evaluate_individual(individual: Individual) -> float:
-            evaluated = evaluate(partial(breeder.claim, individual, propulator))
-            if evaluated is None:
-                raise _BudgetSpent
+            evaluated = _evaluate_claimed(breeder, individual, propulator.population, evaluate)
             # Replaced individuals no longer breed, but Propulate would search them several times in each generation.
             propulator.population = [member for member in propulator.population if member.active]
-            params, loss, metrics = evaluated
-            genes = self.space.encode(params)
-            individual.costs = self.objectives.compute_costs((loss, *self.objectives.select_metric_values(metrics)))
-            for name in params:  # Inactive parameters keep their genes, which can be inherited.
+            genes = self.space.encode(evaluated.params)
+            values = (evaluated.loss, *self.objectives.select_metric_values(evaluated.metrics))
+            individual.costs = self.objectives.compute_costs(values)
+            for name in evaluated.params:  # Inactive parameters keep their genes, which can be inherited.
                 individual[name] = genes[name]
-            return loss
+            return evaluated.loss
 
         propulator = self._join_island(leaders, island, evaluate_individual, breeder.propagator, rng)
         _restore_population(propulator, self, recorded, island)
@@ -205,12 +199,12 @@ class Breeder:
         """Return how scarce time is after `ended` evaluations of this session and all earlier ones."""
         return self._time_budget.compute_scarcity(ended - self._ended_before)
 
-    def claim(self, individual: Individual, propulator: Any) -> Assignment | None:
+    def claim(self, individual: Individual, population: list[Individual]) -> Assignment | None:
         """Claim an individual. If the run already has an evaluation of it, breed and claim a new individual instead.
 
         Args:
             individual: The individual that Propulate has bred.
-            propulator: Propulate's object for this leader.
+            population: The population of the island.
 
         Returns:
             The claimed evaluation; None if nothing is left to claim.
@@ -221,7 +215,7 @@ class Breeder:
             "generation": int(individual.generation),
             "propagator": self._propagator_name,
             "seed": self._seed,
-            "immigrants": self._count_immigrants(propulator),
+            "immigrants": self._count_immigrants(population),
         }
         params = self._space.decode(individual)
         while True:
@@ -229,7 +223,7 @@ class Breeder:
                 assignment = self._client.claim(params, **attributes)
                 self._import_surrogate()
                 return assignment
-            params = self._space.decode(self.propagator(propulator.population))
+            params = self._space.decode(self.propagator(population))
             if self._history.is_known(params):  # Nothing new is left.
                 return self._client.claim_waiting(**attributes)
 
@@ -238,14 +232,30 @@ class Breeder:
         if self._propagator_name == "ga" and "hpo.breeding.surrogate" not in sys.modules:
             threading.Thread(target=importlib.import_module, args=["hpo.breeding.surrogate"], daemon=True).start()
 
-    def _count_immigrants(self, propulator: Any) -> dict[str, int]:
+    def _count_immigrants(self, population: list[Individual]) -> dict[str, int]:
         """Return the number of immigrants in the population, by the index of the island that bred them.
 
         Inactive individuals, which were replaced, are not counted.
         """
         own = self._island
-        islands = Counter([i.island for i in propulator.population if i.island != own and i.active])
+        islands = Counter([i.island for i in population if i.island != own and i.active])
         return {str(island): count for island, count in islands.items()}
+
+
+def _evaluate_claimed(
+    breeder: Breeder,
+    individual: Individual,
+    population: list[Individual],
+    evaluate: Callable[[Assignment], Evaluated],
+) -> Evaluated:
+    """Claim an individual, and evaluate it. Raises _BudgetSpent if nothing is left to claim, or if the run stops."""
+    while (assignment := breeder.claim(individual, population)) is not None:
+        evaluated = evaluate(assignment)
+        if evaluated.is_stopped:
+            break
+        if assignment.tests is None:  # Otherwise, the evaluation has only tested this worker.
+            return evaluated
+    raise _BudgetSpent
 
 
 def _restore_population(propulator: Any, archipelago: Archipelago, recorded: Sequence[Evaluation], island: int) -> None:

@@ -191,7 +191,11 @@ class CheckEvaluator:
         evaluator = Evaluator(context, group, self.watch, leader, is_traced=True)
         if leader is not None and program is not None and not self.file_snapshots:
             self.file_snapshots.append(take_file_snapshot(Path()))
-        evaluator(None if leader is None else lambda: assignment)
+        if assignment is not None:
+            evaluator.evaluate(assignment)
+            evaluator.end()
+        else:
+            evaluator.follow()
         if leader is not None and program is not None:
             self.file_snapshots.append(take_file_snapshot(Path()))
         traces = group.comm.gather(Trace.from_data(evaluator.trace))

@@ -6,7 +6,7 @@ The trainer of each rank runs the objective. The leader decides on each report, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,18 @@ from hpo.store.evaluations import Assignment
 
 _MAX_SUSPENSIONS = 20  # suspensions of the job in one evaluation, each of which made a rank time out
 
-Claim = Callable[[], "Assignment | None"]
-EvaluationResult = tuple[dict[str, Any], float, Mapping[str, float]]  # hyperparameters, loss and metrics
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The result of an evaluation."""
+
+    params: Mapping[str, Any]
+    loss: float
+    """The lowest loss of the objective; infinite if the evaluation has failed on any rank."""
+    metrics: Mapping[str, float]
+    """The metrics of that loss."""
+    is_stopped: bool
+    """Whether the run stops, so that the evaluation has no result."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,7 @@ class StartingPoint:
 
 
 class Evaluator:
-    """Evaluates individuals on one worker. Collective: all ranks of the worker call it at the same time.
+    """Evaluates individuals on one worker. The leader calls `evaluate` and `end`, and the other ranks `follow`.
 
     Args:
         context: Settings that all evaluations share.
@@ -105,28 +115,25 @@ class Evaluator:
         self._is_clean = False
         self.trace: dict[str, Any] = {}
 
-    def __call__(self, claim: Claim | None) -> EvaluationResult | None:
-        """Evaluate the individual that the leader claims.
+    def evaluate(self, assignment: Assignment) -> Evaluated:
+        """Evaluate a claimed individual on all ranks of the worker; call it on the leader."""
+        self._group.comm.bcast(assignment)
+        attempt = self._evaluate(assignment)
+        return Evaluated(assignment.params, attempt.loss, attempt.metrics, attempt.verdict.state == State.STOPPED)
 
-        Args:
-            claim: Claims the next individual; None on all ranks except the leader.
+    def end(self) -> None:
+        """Let the other ranks return from `follow`; call it on the leader when nothing is left to evaluate."""
+        self._group.comm.bcast(None)
 
-        Returns:
-            The hyperparameters, the lowest loss of the objective, and the metrics of that loss. The loss is infinite if
-            the evaluation has failed on any rank. None if the leader has claimed no individual, or the run stops.
-        """
-        while (assignment := self._group.comm.bcast(claim() if claim else None)) is not None:
-            if assignment.tests is not None:
-                self._group.slot.discard_trainer()  # The test of a suspected worker needs fresh trainers.
-            attempt = self._evaluate(assignment)
-            if attempt.verdict.state == State.STOPPED:
-                return None
-            if assignment.tests is None:
-                return assignment.params, attempt.loss, attempt.metrics
-        return None
+    def follow(self) -> None:
+        """Take part in the evaluations of the leader until it calls `end`; call it on the other ranks."""
+        while (assignment := self._group.comm.bcast(None)) is not None:
+            self._evaluate(assignment)
 
     def _evaluate(self, assignment: Assignment) -> Attempt:
         started = clock.now()
+        if assignment.tests is not None:
+            self._group.slot.discard_trainer()  # The test of a suspected worker needs fresh trainers.
         attempt = self._evaluate_with_retries(assignment)
         if self._leader:
             self._leader.finish_evaluation(attempt, attempt.earlier_seconds + clock.now() - started)

@@ -73,7 +73,9 @@ class LeaderStages:
         islands = Archipelago(
             *(space, run.layout, run.propagators, *exchange, run.seed, run.objectives, run.pbt), time_limit, run.budget
         )
-        islands.evolve(self._leaders, study, self._make_evaluator(leader))
+        evaluator = self._make_evaluator(leader)
+        islands.evolve(self._leaders, study, evaluator.evaluate)
+        evaluator.end()
 
     def confirm(self, connection: WriterConnection) -> None:
         """Run all confirmations (evaluations of the best individuals with other seeds) that the study has enqueued.
@@ -87,12 +89,14 @@ class LeaderStages:
         )
         weights_saver = WeightsSaver(study, self._manifest.settings)
         leader = Leader(study, Limits(self._timeout), self._watch.stop_run, weights_saver, checkpointer)
-        evaluate = self._make_evaluator(leader)
+        evaluator = self._make_evaluator(leader)
         worker = self._leaders.rank
         claim = partial(study.claim_waiting, island=self._manifest.layout.find_island(worker), worker=worker)
         self._leaders.barrier()  # The first rank must show progress before an evaluation ends.
-        while evaluate(claim) is not None:
-            pass
+        while (assignment := claim()) is not None:
+            if evaluator.evaluate(assignment).is_stopped:
+                break
+        evaluator.end()
         study.writer.commit()
         self._leaders.barrier()
 

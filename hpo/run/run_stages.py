@@ -73,7 +73,7 @@ class RunStages:
             if leader_stages:
                 leader_stages.search(connection, self._ready.problem.space, self._ready.problem.file.script)
             else:
-                self._follow_leader()
+                self._make_evaluator().follow()
         self._share_stop_request()
 
     def confirm(self) -> None:
@@ -91,7 +91,7 @@ class RunStages:
             if leader_stages:
                 leader_stages.confirm(connection)
             else:
-                self._follow_leader()
+                self._make_evaluator().follow()
         self._share_stop_request()
 
     def conclude(self) -> int:
@@ -106,12 +106,6 @@ class RunStages:
             if self._root and writer:
                 resources.enter_context(self._root.show_progress(writer, budget))
             yield connection
-
-    def _follow_leader(self) -> None:
-        """Run all evaluations that the leader of this worker claims."""
-        evaluate = self._make_evaluator()
-        while evaluate(None) is not None:
-            pass
 
     def _make_evaluator(self, leader: Leader | None = None) -> Evaluator:
         context = EvaluationContext(
