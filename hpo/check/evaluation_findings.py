@@ -51,31 +51,31 @@ def _inspect_evaluations(outcomes: Sequence[CheckOutcome]) -> Iterator[Finding]:
     if outcomes[1].failure:
         yield Finding(
             "wrong",
-            f"It fails the second time: {cut_text(outcomes[1].failure, _MAX_FAILURE_LENGTH)}",
+            f"The second evaluation fails: {cut_text(outcomes[1].failure, _MAX_FAILURE_LENGTH)}",
             find_failure_advice(outcomes[1]),
         )
         return
     again = compare_repetition(whole, outcomes[1])
     yield again
     if alone is None:
-        yield Finding(
-            "look", "Nothing was compared with more ranks", "mpirun -n 2 hpo check does, for workers of 2 ranks"
-        )
+        yield Finding("look", "Only 1 rank was checked", "Compare numbers of ranks with mpirun -n 2 hpo check")
     elif not alone.failure and again.level == "ok":
         yield from compare_rank_counts(whole, alone)
 
 
 def _inspect_failures(whole: CheckOutcome, alone: CheckOutcome | None) -> Iterator[Finding]:
     if whole.failure:
-        others = "" if alone is None else " and on 1" if alone.failure else ", and not on 1"
+        others = "" if alone is None else " and on 1" if alone.failure else ", but not on 1"
         where = f"{format_count(whole.ranks, 'rank')}{others}"
         yield Finding(
-            "wrong", f"It fails on {where}: {cut_text(whole.failure, _MAX_FAILURE_LENGTH)}", find_failure_advice(whole)
+            "wrong",
+            f"The evaluation fails on {where}: {cut_text(whole.failure, _MAX_FAILURE_LENGTH)}",
+            find_failure_advice(whole),
         )
     elif alone is not None and alone.failure:
         yield Finding(
             "wrong",
-            f"It fails on 1 rank alone: {cut_text(alone.failure, _MAX_FAILURE_LENGTH)}",
+            f"The evaluation fails on 1 rank only: {cut_text(alone.failure, _MAX_FAILURE_LENGTH)}",
             find_failure_advice(alone),
         )
 
@@ -84,9 +84,7 @@ def _inspect_gradients(outcomes: Sequence[CheckOutcome]) -> Iterator[Finding]:
     trace = next((outcome.traces[0] for outcome in outcomes if outcome.traces[0].shapes), None)
     if trace is None:
         if not any(outcome.failure for outcome in outcomes):
-            yield Finding(
-                "look", "No optimizer of torch took a step", "Nothing is known of gradients, steps and weights"
-            )
+            yield Finding("look", "No optimizer of torch took a step", "Gradients, steps and weights were not checked")
         return
     if outcomes[0].failure:
         return
@@ -96,7 +94,7 @@ def _inspect_gradients(outcomes: Sequence[CheckOutcome]) -> Iterator[Finding]:
             "look",
             f"{format_count(len(missing), 'parameter')} of the optimizer never had a gradient: "
             f"{format_name_list(missing)}",
-            "They stay as they are. If that is meant, freeze them, requires_grad_(False), and leave them out",
+            "They never change. If this is intended, freeze them by requires_grad_(False), and leave them out",
         )
     else:
         yield Finding("ok", "All parameters of the optimizer had gradients")
@@ -113,19 +111,19 @@ def _inspect_checkpoints(outcomes: Sequence[CheckOutcome], went_on: CheckOutcome
     if outcomes[0].failure or outcomes[1].failure:
         return
     if went_on is None:
-        yield Finding("ok", "No state is saved, which is optional: an interrupted evaluation begins again")
+        yield Finding("ok", "No checkpoint is saved. It is optional: without one, an interrupted evaluation restarts")
     elif went_on.rejection or went_on.failure:
         yield Finding(
             "wrong",
-            f"It cannot go on from what it has saved: "
+            f"The evaluation cannot resume from its checkpoint: "
             f"{cut_text(went_on.rejection or went_on.failure, _MAX_FAILURE_LENGTH)}",
-            "Save what a new network, optimizer and so on of these hyperparameters take by load_state_dict",
+            "Save a state that a new network and optimizer with the same hyperparameters can load",
         )
     elif not went_on.evaluation.resumed_from_step:
         yield Finding(
             "wrong",
-            "It saves its state, and begins again all the same",
-            "At its start, load worker.checkpoint (hpo.checkpoint in a script), and train the epochs that are left",
+            "It saves checkpoints, but restarts instead of resuming",
+            "At the start, load worker.checkpoint (hpo.checkpoint in a script), and train the remaining epochs",
         )
     elif compare_repetition(*outcomes[:2]).level == "ok":
         yield compare_continuation(outcomes[1], went_on)
@@ -136,30 +134,32 @@ def _inspect_weights(problem: Problem, whole: CheckOutcome, handed: WeightsTest)
         return
     tests = problem.file.has_test
     if not whole.has_offered_weights:
-        text = "No weights are offered, so that none of the best network will be kept"
+        text = "No weights are offered, so the run cannot keep those of the best network"
         yield Finding(
             "wrong" if tests else "look",
             f"{text}, and `test` will not be called" if tests else text,
-            "worker.offer_weights(network.state_dict()) before each yield, on rank 0 at least",
+            "Call worker.offer_weights(network.state_dict()) before each yield, at least on rank 0",
         )
         return
     if handed.weight_names is None:
-        yield Finding("wrong", "The weights that are offered could not be kept")
+        yield Finding("wrong", "The offered weights could not be kept")
         return
     prefixed = [name for name in handed.weight_names if name.startswith("module.")]
     if prefixed:
         yield Finding(
             "wrong",
-            f"The names of the weights that are offered begin with module.: {format_name_list(prefixed)}",
-            "They do not fit the network itself: worker.offer_weights(model.module.state_dict())",
+            f"The names of the offered weights begin with module.: {format_name_list(prefixed)}",
+            "The network itself cannot load them. Call worker.offer_weights(model.module.state_dict())",
         )
     else:
-        yield Finding("ok", f"{format_count(len(handed.weight_names), 'tensor')} of weights are offered")
+        yield Finding("ok", f"The offered weights have {format_count(len(handed.weight_names), 'tensor')}")
     if handed.failure:
         yield Finding(
-            "wrong", f"`test` fails with them: {handed.failure}", "A run would have no result on test data, at its end"
+            "wrong",
+            f"`test` fails with the offered weights: {handed.failure}",
+            "A run would end without a result on test data",
         )
     elif handed.seconds is not None:
-        yield Finding("ok", f"`test` takes them, in {format_duration(handed.seconds)}")
+        yield Finding("ok", f"`test` accepts the offered weights, and takes {format_duration(handed.seconds)}")
     else:
-        yield Finding("ok", "There is no `test`, which is optional")
+        yield Finding("ok", "There is no `test`. It is optional")

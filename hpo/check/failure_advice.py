@@ -12,29 +12,29 @@ from hpo.text_format import format_count
 _MAX_NAMES = 5
 
 _REDUCE_ADVICE = (
-    "A rank yields the loss of its own share, or of a network of its own: add up the sums over all ranks, "
+    "A rank yields the loss of its own share or of its own network. Add up the sums over all ranks, "
     "dist.all_reduce(total), and divide by the number of all samples"
 )
 _LOADER_ADVICE = (
-    "Loader processes that are not forked cannot import the search file (No module named 'search_file_...'): leave "
-    "multiprocessing_context out, or put the Dataset into a module next to the file, my_data.py, and import it"
+    "Loader processes that are not forked cannot import the search file (No module named 'search_file_...'). Leave "
+    "multiprocessing_context out, or put the Dataset into a module next to the file"
 )
 _DIVERGENCE_ADVICE = (
-    "Some hyperparameters do that in any search. Where these should be good ones, look at the data and the loss, and "
-    "narrow the learning rate; --enqueue FILE checks another individual"
+    "This is normal for some hyperparameters. If these should be good, check the data and the loss, and narrow the "
+    "learning rate. --enqueue FILE checks another individual"
 )
 _UNUSED_ADVICE = (
-    "Parameters that had no part in the loss{unused}: freeze them, requires_grad_(False), before "
-    "DistributedDataParallel sees the network, or give it find_unused_parameters=True (with hpo.training.fit: or "
+    "Some parameters had no part in the loss{unused}. Freeze them by requires_grad_(False) before "
+    "DistributedDataParallel wraps the network, or pass find_unused_parameters=True (with hpo.training.fit: or "
     "parallel=shard)"
 )
 _COLLECTIVES_ADVICE = (
-    "The ranks of a worker have to call the same collectives (all_reduce, a backward pass of DistributedDataParallel, "
-    "a yield) equally often: look for numbers of steps that differ, and for what is only done if worker.rank == 0"
+    "The ranks of a worker must call the same collectives (all_reduce, a backward pass of DistributedDataParallel, "
+    "a yield) equally often. Look for different numbers of steps, and for calls inside if worker.rank == 0"
 )
 _EPOCHS_ADVICE = (
-    "The ranks have to train equally many epochs: end early by what is the same on all of them, such as a loss that "
-    "was all_reduced"
+    "The ranks must train the same number of epochs. Base early stopping on a value that is equal on all ranks, such "
+    "as an all-reduced loss"
 )
 
 # The first pattern that matches the failure or the traceback determines the advice.
@@ -52,11 +52,11 @@ _ADVICE_BY_PATTERN = [
     ),
     (
         r"an objective must yield its validation loss, a number, got None",
-        "Every rank has to yield the loss: where only one computes it, dist.broadcast it to the others",
+        "Every rank must yield the loss. If only one rank computes it, send it to the others by dist.broadcast",
     ),
     (
         r"FileNotFoundError: .*a relative path",
-        "Let it be a setting, --set data=/path/to/it, or write an absolute path",
+        "Make the path a setting, --set data=/path/to/it, or use an absolute path",
     ),
     (r"the validation loss is (nan|-?inf)", _DIVERGENCE_ADVICE),
 ]

@@ -31,8 +31,8 @@ def compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
     if first.traces[0].steps and not again.traces[0].steps:
         return Finding(
             "look",
-            f"{text}: the second evaluation took no step, so that nothing was compared",
-            "It seems to go on from a checkpoint of the first: delete it, since a search would go on from it too",
+            f"{text}: the second evaluation took no step, so nothing was compared",
+            "It may have resumed from a checkpoint of the first. Delete it: a search would resume from it, too",
         )
     off = _compute_difference(first.losses, again.losses)
     if off <= TOLERANCE:
@@ -41,34 +41,31 @@ def compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
     if begin and began and is_different(begin, began):
         return Finding(
             "wrong",
-            f"{text} has other losses the second time, {format_relative(off)} off: the network begins with other "
-            f"weights",
-            "Make the network in the objective, and draw its weights there: what is kept outside of it, in the module, "
-            "goes on from evaluation to evaluation",
+            f"{text} has different losses the second time, {format_relative(off)} off: the initial weights differ",
+            "Create the network and its weights in the objective. Objects at module level keep their state between "
+            "evaluations",
         )
     return Finding(
         "look",
-        f"{text} has other losses the second time, {format_relative(off)} off, from the same first weights",
-        "Something draws without worker.seed: loader processes, a Generator, the clock; or it counts evaluations; or "
-        "kernels of a GPU add in another order each time, which torch.use_deterministic_algorithms(True) shows",
+        f"{text} has different losses the second time, {format_relative(off)} off, from the same initial weights",
+        "Possible causes: random numbers without worker.seed (loader processes, a Generator, the clock), a counter of "
+        "evaluations, or nondeterministic GPU kernels (find them with torch.use_deterministic_algorithms(True))",
     )
 
 
 def compare_continuation(whole: CheckOutcome, went_on: CheckOutcome) -> Finding:
     """Return a finding about whether a resumed evaluation has the losses of an uninterrupted one."""
     if len(whole.losses) == 1:
-        return Finding("look", "It saves its state with its only loss", "Two losses show whether it goes on: epochs=2")
+        return Finding("look", "The only checkpoint belongs to the only loss", "Set epochs=2 to check that it resumes")
     off = _compute_difference(whole.losses, went_on.losses)
     if off <= TOLERANCE and len(whole.losses) == len(went_on.losses):
-        return Finding(
-            "ok", f"It goes on from what it has saved with its first loss: the same losses{_format_within(off)}"
-        )
+        return Finding("ok", f"After a resume from the first checkpoint, the losses are the same{_format_within(off)}")
     found = f"{format_relative(off)} off" if off > TOLERANCE else f"{len(went_on.losses)} for {len(whole.losses)}"
     return Finding(
         "wrong",
-        f"It goes on from what it has saved with its first loss with other losses, {found}",
-        "Whatever changes while training belongs into the saved state, before the loss: the optimizer, the schedule, "
-        "generators, the number of epochs; what is drawn anew in each epoch begins at a seed of its own",
+        f"After a resume from the first checkpoint, the losses differ, {found}",
+        "Save all that training changes, before the loss: optimizer, scheduler, random generators, number of epochs. "
+        "Seed random numbers of an epoch by its index",
     )
 
 
@@ -81,7 +78,7 @@ def compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fi
     ranks, off = format_count(whole.ranks, "rank"), _compute_difference(whole.losses, alone.losses)
     if len(whole.losses) != len(alone.losses):
         text = f"There are {format_count(len(whole.losses), 'loss')[:-1]}es on {ranks}, and {len(alone.losses)} on 1"
-        yield Finding("look", text, "Should the number of epochs depend on the number of ranks?")
+        yield Finding("look", text, "The number of epochs should not depend on the number of ranks")
     if off <= TOLERANCE:
         yield Finding("ok", f"{ranks} and 1 rank have the same losses{_format_within(off)}")
         yield from (Finding("look", cause.text, cause.advice) for cause in compare_training(whole, alone))
@@ -106,16 +103,16 @@ def _find_causes(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
         ):
             yield Finding(
                 "wrong",
-                f"They are {factor:.3g} times those of 1 rank",
-                "Divide the sum over all ranks by the number of all validation samples, or take the mean of all ranks' "
-                "means only where their shares are equally large",
+                f"The losses are {factor:.3g} times those of 1 rank",
+                "Divide the sum over all ranks by the number of all validation samples. Their mean of means is "
+                "right only if their shares are equally large",
             )
             return
     if has_same_parameters(whole, alone) and is_different(whole.traces[0].weights[0], alone.traces[0].weights[0]):
         yield Finding(
             "look",
-            "The network begins with other weights on 1 rank",
-            "Draw the weights before anything that depends on the rank, or on the number of ranks",
+            "The initial weights differ from those on 1 rank",
+            "Create the network before anything that depends on the rank or on the number of ranks",
         )
         return
     training = list(compare_training(whole, alone))
@@ -131,16 +128,17 @@ def _advise_unexplained(whole: CheckOutcome, alone: CheckOutcome) -> str:
     if has_same_parameters(whole, alone) and ours and theirs and ours[0] and len(ours[0]) == len(theirs[0]):
         if compute_distance(ours[0], theirs[0]) <= TOLERANCE:
             return (
-                "The networks are the same at the first loss, so it is the validation: is it the loss of all samples, "
-                "each once, the sums of all ranks divided by the number of all?"
+                "The networks are the same at the first loss, so the validation differs. The loss must include each "
+                "sample once: divide the sum over all ranks by the number of all samples"
             )
         return (
-            "The first step's gradients are the same, and the networks are not at the first loss. Where shares of the "
-            "last batch differ in size, weight them: reduction='sum', and (loss * worker.size / len(batch)).backward()"
+            "The gradients of the first step are the same, but the networks differ at the first loss. If the ranks' "
+            "shares of the last batch differ in size, use reduction='sum' and "
+            "(loss * worker.size / len(batch)).backward()"
         )
     return (
-        "Nothing that was looked at explains it. Is the loss that of all validation samples: sums over all ranks, "
-        "divided by the number of all? Are the ranks' shares of a batch weighted by their sizes?"
+        "No cause was found. Divide the validation loss, summed over all ranks, by the number of all samples. Weight "
+        "the ranks' shares of a batch by their sizes"
     )
 
 
@@ -148,16 +146,16 @@ def _find_rank_dependent_layers(seen: Trace) -> Iterator[Finding]:
     if seen.normalization_layers.total():
         yield Finding(
             "look",
-            f"{_format_layer_counts(seen.normalization_layers)}: each rank normalises by its own share of a batch",
-            "nn.SyncBatchNorm.convert_sync_batchnorm(network) on GPUs, or GroupNorm or LayerNorm, does not depend on "
-            "the number of ranks",
+            f"{_format_layer_counts(seen.normalization_layers)}: each rank normalizes with its own share of a batch",
+            "nn.SyncBatchNorm.convert_sync_batchnorm(network) on GPUs, GroupNorm and LayerNorm do not depend on the "
+            "number of ranks",
         )
     if seen.random_layers:
         yield Finding(
             "look",
-            f"{_format_layer_counts(seen.random_layers)}: each rank draws for its own share, so that losses differ "
-            f"a little",
-            "To see whether anything else differs, check once with a probability of 0, or without random numbers",
+            f"{_format_layer_counts(seen.random_layers)}: each rank draws random numbers for its own share, so "
+            f"losses differ a little",
+            "To find other differences, check once with a probability of 0, or without random numbers",
         )
 
 
@@ -165,9 +163,9 @@ def _find_shared_norms(seen: Trace) -> Iterator[Finding]:
     if seen.synchronized_layers.total():
         yield Finding(
             "look",
-            f"{_format_layer_counts(seen.synchronized_layers)}: normalised by all ranks' samples, which lets "
-            f"rounding grow from step to step",
-            "To see whether anything else differs, check once with fewer steps, and a lower learning rate",
+            f"{_format_layer_counts(seen.synchronized_layers)}: they normalize over all ranks, and rounding "
+            f"errors grow from step to step",
+            "To find other differences, check once with fewer steps and a lower learning rate",
         )
 
 

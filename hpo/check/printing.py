@@ -46,9 +46,9 @@ def print_findings(points: Sequence[Finding]) -> None:
             print(f"{point.level if first == 0 else '':5}  {line}")
     wrong = sum(point.level == "wrong" for point in points)
     looks = sum(point.level == "look" for point in points)
-    look = f"{format_count(looks, 'point')} to look at" if looks else ""
+    look = f"{format_count(looks, 'finding')} to look at" if looks else ""
     if wrong:
-        print(f"\n{format_count(wrong, 'point')} wrong{', ' if look else ''}{look}", flush=True)
+        print(f"\n{format_count(wrong, 'finding')} wrong{', ' if look else ''}{look}", flush=True)
     else:
         print(f"\nNothing is wrong{', ' if look else ''}{look}", flush=True)
 

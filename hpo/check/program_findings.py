@@ -37,18 +37,22 @@ def inspect_program(
         yield Finding("ok", f"{format_count(len(whole.losses), 'report')} by {way} in the first evaluation")
     yield from _inspect_files(files)
     if any(trace.has_children for outcome in outcomes for trace in outcome.traces):
-        yield Finding("look", "Processes are left when the program ends", "They are killed then: let it wait for them")
+        yield Finding(
+            "look",
+            "Processes are still running when the program ends",
+            "They are killed. Let the program wait for them",
+        )
 
 
 def _inspect_ranks(whole: CheckOutcome) -> Iterator[Finding]:
     read = sorted({name for trace in whole.traces for name in trace.variables if name in _TORCHRUN_VARIABLES})
     if read:
-        yield Finding("ok", f"It reads {format_name_list(read)}")
+        yield Finding("ok", f"The program reads {format_name_list(read)}")
     if whole.ranks > 1 and whole.traces[0].steps and not set(read) & set(_RANK_VARIABLES):
         yield Finding(
             "wrong",
-            "It reads neither RANK nor LOCAL_RANK nor WORLD_SIZE: each rank trains by itself, on all samples",
-            "Call torch.distributed.init_process_group(), or search it with --ranks-per-worker 1",
+            "The program reads neither RANK, LOCAL_RANK nor WORLD_SIZE: each rank trains alone, on all samples",
+            "Call torch.distributed.init_process_group(), or search with --ranks-per-worker 1",
         )
 
 
@@ -72,7 +76,7 @@ def _inspect_files(files: Sequence[FileSnapshot]) -> Iterator[Finding]:
         yield Finding(
             "look",
             f"Evaluations write to the same files: {format_name_list(both)}",
-            "Workers would overwrite each other's: give the program a directory of its own, {folder}",
+            "Workers would overwrite these files. Let each evaluation write to its own directory, {folder}",
         )
     elif written:
-        yield Finding("ok", f"An evaluation writes {format_name_list(written)}, and the next one other files")
+        yield Finding("ok", f"An evaluation writes {format_name_list(written)}, and the next one writes other files")

@@ -29,9 +29,9 @@ _BATCH_NORM_TOLERANCE = 0.02
 SMALL_FRACTION = 0.1  # A sampler may repeat or omit this fraction of the samples to give all ranks equally many.
 
 _WRAP_ADVICE = (
-    "Each rank trains a network of its own, on its share of the samples. Wrap it, model = "
-    "DistributedDataParallel(network), and call model(inputs) to train, not network or model.module: only then are "
-    "gradients averaged. Without it, average the gradients over all ranks before each step"
+    "Each rank trains its own network on its share of the samples. Wrap it, model = DistributedDataParallel(network), "
+    "and call model(inputs) to train, not network or model.module. Otherwise, average the gradients over all ranks "
+    "before each step"
 )
 
 
@@ -54,7 +54,7 @@ def compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Finding
         return Finding(
             "wrong",
             f"The ranks take different numbers of steps: {steps}",
-            "Give all ranks as many batches: DistributedSampler does, or batch[worker.rank :: worker.size] of each",
+            "Give all ranks the same number of batches: use DistributedSampler, or batch[worker.rank :: worker.size]",
         )
     if alone is not None and _get_shapes(alone.traces[0]) not in ([], shapes):
         return None
@@ -104,11 +104,10 @@ def compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
         what = "An epoch has" if many.steps_at_losses else "It takes"
         yield Finding(
             "look",
-            f"{what} {format_count(ours, 'step')} on {format_count(whole.ranks, 'rank')} and {theirs} on 1: a "
-            f"global batch of "
-            "another size",
-            "Where the batch size is the global one, a rank takes batch_size // worker.size of it; otherwise learning "
-            "rates that are good on one number of ranks are not on another",
+            f"{what} {format_count(ours, 'step')} on {format_count(whole.ranks, 'rank')} and {theirs} on 1: the "
+            f"global batch size differs",
+            "If batch_size is the global batch size, a rank takes batch_size // worker.size. Otherwise, the best "
+            "learning rate depends on the number of ranks",
         )
     elif has_same_parameters(whole, alone) and not (many.random_layers or many.normalization_layers.total()):
         yield from _compare_gradients(whole, alone)
@@ -129,31 +128,31 @@ def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
         yield Finding(
             "wrong",
             f"Each of {ranks} trains on the same batches",
-            f"{ranks} do the work of 1 then. Let each rank take its share: DistributedSampler, "
-            "batch[worker.rank :: worker.size], or batches that are drawn with another seed on each rank",
+            f"{ranks} then do the work of 1. Let each rank take its share: use DistributedSampler, "
+            "batch[worker.rank :: worker.size], or another seed for the batches of each rank",
         )
     elif sum(theirs[hash_] for hash_ in found) < (1 - SMALL_FRACTION / 10) * theirs.total() or _is_randomly_sampled(
         alone
     ):
         yield Finding(
             "look",
-            "The network is given other samples than on 1 rank: each rank draws its batches, or changes its samples, "
-            "at random. Gradients and losses cannot be compared then",
-            "To see whether anything else differs, check once without augmentation, and with shares of equal batches",
+            "The samples differ from those on 1 rank: each rank draws its batches, or changes its samples, at random. "
+            "So gradients and losses cannot be compared",
+            "To find other differences, check once without augmentation, and with shares of equal batches",
         )
     elif len(found) < (1 - SMALL_FRACTION) * len(ours):
         yield Finding(
             "wrong",
             f"Of the {len(ours)} samples of 1 rank's first epoch, {ranks} train on {len(found)}"
             f"{', and on some of them more than once' if theirs.total() > len(found) else ''}",
-            "The order of the samples has to be the same on all ranks, which then take shares of it: give "
-            "torch.randperm a Generator, torch.Generator().manual_seed(worker.seed + epoch)",
+            "The order of the samples must be the same on all ranks. Use torch.randperm with a Generator, "
+            "torch.Generator().manual_seed(worker.seed + epoch)",
         )
     elif all(len(_take_first_samples(seen, len(ours))) >= (1 - SMALL_FRACTION) * len(ours) for seen in whole.traces):
         yield Finding(
             "look",
             f"Each of {ranks} trains on all {len(ours)} samples, as 1 rank does",
-            "A worker of more ranks is no faster then: let each rank take its share, batch[worker.rank :: worker.size]",
+            "More ranks are then not faster. Let each rank take its share, batch[worker.rank :: worker.size]",
         )
 
 
@@ -202,8 +201,8 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
     if any(is_different(many.gradients[0], other.gradients.get(0, ())) for other in whole.traces[1:]):
         yield Finding(
             "look",
-            "The ranks average their weights, and not their gradients",
-            "Losses depend on the number of ranks then. DistributedDataParallel averages gradients",
+            "The ranks average their weights, not their gradients",
+            "Losses then depend on the number of ranks. DistributedDataParallel averages gradients",
         )
         return
     ours, theirs = many.gradients[0], alone.traces[0].gradients[0]
@@ -215,8 +214,8 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
         yield Finding(
             "wrong",
             f"The gradients of the first step are {ratio:.3g} times those of 1 rank",
-            "DistributedDataParallel takes the mean over ranks: where each rank adds up its share's losses and divides "
-            "by the global batch, multiply by worker.size: (loss * worker.size / len(batch)).backward()",
+            "DistributedDataParallel averages over ranks. If each rank divides the sum of its losses by the global "
+            "batch size, multiply by worker.size: (loss * worker.size / len(batch)).backward()",
         )
         return
     is_same = has_samples(whole, alone) and _count_first_step_samples(whole) == _count_first_step_samples(alone)
@@ -224,9 +223,9 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
     yield Finding(
         state,
         f"The gradients of the first step are {format_relative(off)} off those of 1 rank"
-        f"{'' if is_same else ', whose samples are others, or were not seen'}",
-        "Where the ranks' shares of a batch differ in size, a mean of their means is not the mean: "
-        "reduction='sum', and (loss * worker.size / len(batch)).backward()",
+        f"{'' if is_same else ', but the samples differ, or are not known'}",
+        "If the ranks' shares of a batch differ in size, use reduction='sum' and "
+        "(loss * worker.size / len(batch)).backward()",
     )
 
 

@@ -191,7 +191,7 @@ def test_check_resumes_script_from_its_checkpoint(mpi: Mpi, tmp_path: Path) -> N
     check = [*HPO, "check", "--", SAVING, "--x", 0.5]
     job = mpi.run(2, *check, cwd=tmp_path)
     assert job.returncode == 0, job.stdout
-    assert "ok     It goes on from what it has saved with its first loss: the same losses" in job.stdout
+    assert "ok     After a resume from the first checkpoint, the losses are the same" in job.stdout
 
 
 def test_drafts_belong_to_next_printed_loss(mpi: Mpi, tmp_path: Path) -> None:

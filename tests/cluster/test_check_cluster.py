@@ -37,7 +37,7 @@ def test_check_cluster_finds_folder_that_is_not_shared(cluster: SlurmCluster) ->
     job = cluster.run(*SRUN, *CHECK, "--run-dir", "/run/search", timeout=100)
     assert job.returncode == 1, job.stderr
     assert "\nwrong  n2, n3 do not see the files of n1 in /run\n" in job.stdout
-    assert "1 point wrong" in job.stdout
+    assert "1 finding wrong" in job.stdout
 
 
 def test_check_cluster_finds_wrong_network(cluster: SlurmCluster) -> None:

@@ -29,15 +29,15 @@ from tests.support.launch import (
 )
 from tests.support.limits import scale
 
-EVERYWHERE = "wrong  It fails on 2 ranks and on 1: "
-TOGETHER = "wrong  It fails on 2 ranks, and not on 1: "
-WAIT = "The ranks of a worker have to call the same collectives"
-EPOCHS = "The ranks have to train equally many epochs"
+EVERYWHERE = "wrong  The evaluation fails on 2 ranks and on 1: "
+TOGETHER = "wrong  The evaluation fails on 2 ranks, but not on 1: "
+WAIT = "The ranks of a worker must call the same collectives"
+EPOCHS = "The ranks must train the same number of epochs"
 LINE = r"mistaken\.py:\d+"
 
 # The most frequent mistakes: docs/operation/troubleshooting.md.
 TOLD = {
-    "own loss": f"{TOGETHER}the ranks yielded different losses: rank 0 .* add up the sums over all ranks",
+    "own loss": f"{TOGETHER}the ranks yielded different losses: rank 0 .* Add up the sums over all ranks",
     "epochs": f"{TOGETHER}timeout: .* {EPOCHS}",
     "early stopping": f"{TOGETHER}timeout: .* {EPOCHS}",
     "rank 0 alone": f"{TOGETHER}the ranks are in different collectives: rank 0 barrier at {LINE}, rank 1 .* {WAIT}",
@@ -45,11 +45,11 @@ TOLD = {
         rf"{TOGETHER}the ranks are in different collectives: rank 0 allreduce of float \[212\] at {LINE}, "
         rf"rank 1 allreduce of float \[\] at {LINE} {WAIT}"
     ),
-    "dataset in file": f"{EVERYWHERE}.* exited unexpectedly .* leave multiprocessing_context out, or put the Dataset",
-    "unused": rf"{EVERYWHERE}.*Expected to have finished .* \(aside\.bias, aside\.weight\): freeze them",
+    "dataset in file": f"{EVERYWHERE}.* exited unexpectedly .* Leave multiprocessing_context out, or put the Dataset",
+    "unused": rf"{EVERYWHERE}.*Expected to have finished .* \(aside\.bias, aside\.weight\)\. Freeze them",
     "returned": f"{EVERYWHERE}.* yielded no loss, but returned 0.5: .* Yield the validation loss after each epoch",
-    "none elsewhere": f"{TOGETHER}.* got None Every rank has to yield the loss: .* dist.broadcast",
-    "path": f"{EVERYWHERE}.*'data/train.csv' .* Let it be a setting",
+    "none elsewhere": f"{TOGETHER}.* got None Every rank must yield the loss. .* dist.broadcast",
+    "path": f"{EVERYWHERE}.*'data/train.csv' .* Make the path a setting",
     "nan": f"{EVERYWHERE}.*the validation loss is nan .* narrow the learning rate",
 }
 
@@ -61,28 +61,28 @@ UNTOLD = {
     "mean of means,batch=15": r"wrong  The gradients of the first step are \d.\d% off .* reduction='sum'",
     "scale": r"wrong  The gradients of the first step are 0.5 times .* \(loss \* worker.size / len",
     "order": "wrong  Of the 200 samples of 1 rank's first epoch, 2 ranks train on 1.*worker.seed",
-    "wrong mean": "wrong  They are 2 times those of 1 rank Divide the sum",
+    "wrong mean": "wrong  The losses are 2 times those of 1 rank Divide the sum",
     "prefix": r"wrong  The names .* begin with module.: module.first.bias, .*model.module.state_dict\(\)",
-    "no offer": "wrong  No weights are offered, .* and `test` will not be called worker.offer_weights",
-    "test": r"wrong  `test` fails with them: mistaken\.py:\d+: KeyError: 'missing'",
-    "no optimizer": r"wrong  It goes on from .* with other losses, \d.* off Whatever changes",
-    "saved late": r"wrong  It goes on from .* with other losses, \d.* before the loss",
-    "not restored": "wrong  It saves its state, and begins again all the same At its start, load",
-    "saved model": r"wrong  It cannot go on from what it has saved: rank \d, mistaken\.py:\d+: RuntimeError: .*Missing",
-    "global network": "wrong  The same seed .* begins with other weights Make the network in the objective",
+    "no offer": "wrong  No weights are offered, .* and `test` will not be called Call worker.offer_weights",
+    "test": r"wrong  `test` fails with the offered weights: mistaken\.py:\d+: KeyError: 'missing'",
+    "no optimizer": r"wrong  After a resume .*, the losses differ, \d.* off Save all that training changes",
+    "saved late": r"wrong  After a resume .*, the losses differ, \d.* before the loss",
+    "not restored": "wrong  It saves checkpoints, but restarts instead of resuming At the start, load",
+    "saved model": r"wrong  The evaluation cannot resume from its checkpoint: rank \d, mistaken.*Missing",
+    "global network": "wrong  The same seed .* the initial weights differ Create the network and its weights",
 }
 
 # Differences that are not mistakes.
 DIFFERENT = {
-    "norm": r"look   BatchNorm1d \(1\): each rank normalises by its own share .*SyncBatchNorm",
-    "dropout": r"look   Dropout \(1\): each rank draws for its own share.*probability of 0",
-    "augmented": "look   The network is given other samples .* check once without augmentation",
+    "norm": r"look   BatchNorm1d \(1\): each rank normalizes with its own share .*SyncBatchNorm",
+    "dropout": r"look   Dropout \(1\): each rank draws random numbers for its own share.*probability of 0",
+    "augmented": "look   The samples differ from those .* check once without augmentation",
     "growing batch": "look   An epoch has 5 steps on 2 ranks and 10 on 1: .* batch_size // worker.size",
     "no share": "look   Each of 2 ranks trains on the same batches .* Let each rank take its share",
-    "no share or order": "look   Each of 2 ranks trains on all 200 samples, .* let each rank take its share",
-    "drawn": "look   The network is given other samples .* each rank draws its batches",
+    "no share or order": "look   Each of 2 ranks trains on all 200 samples, .* Let each rank take its share",
+    "drawn": "look   The samples differ from those .* each rank draws its batches",
     "checkpoint": "look   The same seed on 2 ranks: the second evaluation took no step",
-    "unseeded": "look   The same seed .* from the same first weights .* without worker.seed",
+    "unseeded": "look   The same seed .* from the same initial weights .* without worker.seed",
     "idle": "look   2 parameters of the optimizer never had a gradient: aside.bias, aside.weight",
 }
 
@@ -94,14 +94,14 @@ def test_check_finds_usual_mistakes_with_advice(mpi: Mpi, tmp_path: Path) -> Non
     for (way, told), (status, printed) in zip(TOLD.items(), check_ways(mpi, tmp_path, list(TOLD)), strict=True):
         assert re.search(told, printed), f"{way}: {printed}"
         assert status == 1, way
-        assert "\n1 point wrong\n" in printed, f"{way}: one mistake is one point: {printed}"
+        assert "\n1 finding wrong\n" in printed, f"{way}: one mistake is one finding: {printed}"
 
 
 def test_check_finds_mistakes_that_a_run_does_not_report(mpi: Mpi, tmp_path: Path) -> None:
     for (way, told), (status, printed) in zip(UNTOLD.items(), check_ways(mpi, tmp_path, list(UNTOLD)), strict=True):
         assert re.search(told, printed), f"{way}: {printed}"
         assert status == 1, way
-        assert re.search(r"\n1 point wrong(, 1 point to look at)?\n", printed), f"{way}: {printed}"
+        assert re.search(r"\n1 finding wrong(, 1 finding to look at)?\n", printed), f"{way}: {printed}"
 
 
 def test_check_marks_harmless_differences_as_look(mpi: Mpi, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_check_accepts_torchrun_code_and_forking_loaders(mpi: Mpi, tmp_path: Pat
 def test_check_that_finds_a_mistake_ends_with_status_1(mpi: Mpi, tmp_path: Path) -> None:
     status, printed = check_search(mpi, 2, tmp_path, MISTAKEN, "way=own loss")
     assert status == 1, printed
-    assert printed.endswith("\n1 point wrong\n")
+    assert printed.endswith("\n1 finding wrong\n")
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_check_passes_shipped_search_spaces(mpi: Mpi, tmp_path: Path, search: Pa
         r"ok     The same seed on 2 ranks has the same losses twice, to the last digit\n"
         rf"{same}"
         r"ok     All parameters of the optimizer had gradients\n"
-        r"ok     \d+ tensors of weights are offered\n"
-        r"ok     `test` takes them, in .*\n"
-        r"ok     It goes on from what it has saved with its first loss: the same losses, to the last digit",
+        r"ok     The offered weights have \d+ tensors\n"
+        r"ok     `test` accepts the offered weights, and takes .*\n"
+        r"ok     After a resume from the first checkpoint, the losses are the same, to the last digit",
         "\n".join(found),
     ), printed
 
@@ -182,7 +182,7 @@ def test_check_compares_any_number_of_ranks_with_one(mpi: Mpi, tmp_path: Path) -
         )
         assert [row[0] for row in rows] == (["3", "3", "1"] if ranks == 3 else ["1", "1"]), printed
         assert ("3 ranks and 1 rank have the same losses" in printed) == (ranks == 3)
-        assert ("Nothing was compared with more ranks" in printed) == (ranks == 1)
+        assert ("Only 1 rank was checked" in printed) == (ranks == 1)
 
 
 @pytest.mark.parametrize(("page", "name", "ranks"), [("pipeline", "my_pipeline.py", 3), ("fsdp", "my_sharded.py", 2)])

@@ -32,8 +32,8 @@ def test_check_of_averaging_by_hand_is_not_wrong(mpi: Mpi, tmp_path: Path) -> No
         "gradients": EQUAL,
         "flat": EQUAL,
         "parts": EQUAL,
-        "weights": "look   The ranks average their weights, and not their gradients ",
-        "noise": "look   Sequential (1): each rank draws for its own share",
+        "weights": "look   The ranks average their weights, not their gradients ",
+        "noise": "look   Sequential (1): each rank draws random numbers for its own share",
     }
     found = check_ways(mpi, tmp_path, list(told), tmp_path / "averaging.py")
     for (way, point), (status, printed) in zip(told.items(), found, strict=True):
@@ -47,13 +47,13 @@ def test_check_of_ranks_that_forget_each_other_is_wrong(mpi: Mpi, tmp_path: Path
     (tmp_path / "averaging.py").write_text(AVERAGING)
     told = {
         "forgotten": r"wrong  The networks of rank 0 and rank 1 differ after 1 step .* average the gradients over all",
-        "same": r"wrong  Each of 2 ranks trains on the same batches 2 ranks do the work of 1 then",
+        "same": r"wrong  Each of 2 ranks trains on the same batches 2 ranks then do the work of 1",
     }
     found = check_ways(mpi, tmp_path, list(told), tmp_path / "averaging.py")
     for (way, point), (status, printed) in zip(told.items(), found, strict=True):
         assert status == 1, f"{way}: {printed}"
         assert re.search(point, printed), f"{way}: {printed}"
-        assert "\n1 point wrong, 1 point to look at\n" in printed, f"{way}: {printed}"
+        assert "\n1 finding wrong, 1 finding to look at\n" in printed, f"{way}: {printed}"
         assert "All ranks have the same network" not in printed, f"{way}: {printed}"
 
 
@@ -62,14 +62,14 @@ def test_check_of_batches_drawn_by_each_rank_is_not_wrong(mpi: Mpi, tmp_path: Pa
     job = mpi.run(2, *check, cwd=tmp_path)
     printed = join_points(job.stdout)
     assert (job.returncode, job.stderr) == (0, ""), printed
-    assert "look   The network is given other samples than on 1 rank: each rank draws its batches" in printed
+    assert "look   The samples differ from those on 1 rank: each rank draws its batches" in printed
     assert re.search("ok     All ranks have the same network after .* steps, and train on different batches\n", printed)
-    assert "\nNothing is wrong, 2 points to look at\n" in printed
+    assert "\nNothing is wrong, 2 findings to look at\n" in printed
     job = mpi.run(2, *check, "--rank_has_own_seed=False", cwd=tmp_path)
     printed = join_points(job.stdout)
     assert (job.returncode, job.stderr) == (1, ""), printed
-    assert "wrong  Each of 2 ranks trains on the same batches 2 ranks do the work of 1 then" in printed
-    assert "\n1 point wrong, 1 point to look at\n" in printed
+    assert "wrong  Each of 2 ranks trains on the same batches 2 ranks then do the work of 1" in printed
+    assert "\n1 finding wrong, 1 finding to look at\n" in printed
 
 
 def test_check_sees_a_program_that_ends_with_its_last_loss(mpi: Mpi, tmp_path: Path) -> None:

@@ -320,7 +320,7 @@ def test_check_finds_mistakes_of_script(mpi: Mpi, tmp_path: Path) -> None:
     assert job.stdout.startswith(f"{SCRIPTS / 'ddp.py'} --epochs 2\non 2 ranks, once again, and on 1 rank; ")
     for point in (
         "ok     The same seed on 2 ranks has the same losses twice, to the last digit\n",
-        "ok     It reads LOCAL_RANK, MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE\n",
+        "ok     The program reads LOCAL_RANK, MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE\n",
         "ok     All ranks have the same network after 16 steps, and train on different batches\n",
         "ok     2 reports by --loss 'val_loss=(\\S+)' in the first evaluation\n",
     ):
@@ -330,9 +330,9 @@ def test_check_finds_mistakes_of_script(mpi: Mpi, tmp_path: Path) -> None:
     assert (job.returncode, job.stderr) == (1, "")
     for point in (
         "look   Each of 2 ranks trains on the same batches\n",
-        "wrong  It reads neither RANK nor LOCAL_RANK nor WORLD_SIZE: each rank trains by itself, on all\n",
+        "wrong  The program reads neither RANK, LOCAL_RANK nor WORLD_SIZE: each rank trains alone, on all\n",
         "look   Evaluations write to the same files: model.pt\n",
-        "look   Processes are left when the program ends\n",
-        "\n1 point wrong, 3 points to look at\n",
+        "look   Processes are still running when the program ends\n",
+        "\n1 finding wrong, 3 findings to look at\n",
     ):
         assert point in job.stdout

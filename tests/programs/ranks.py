@@ -40,7 +40,9 @@ def _become_rank(rank, size, store, run, seed):
         torch.set_num_threads(1)  # networks this small are computed faster so
         group = TrainerGroup()
         ticket = {"rank": rank, "size": size, "index": 0, "backend": "gloo", "devices": [], "file": str(store)}
-        group.join({**ticket, "timeout": SECONDS, "environment": {"GLOO_SOCKET_IFNAME": "lo"}})
+        group.join(
+            {**ticket, "address": ["127.0.0.1", 0], "timeout": SECONDS, "environment": {"GLOO_SOCKET_IFNAME": "lo"}}
+        )
         run(group.make_worker(seed, WorkerCallbacks()))
         dist.destroy_process_group()
         status = 0
