@@ -17,6 +17,7 @@ from typing import Any
 
 from hpo.store.checkpoints import STATE_PREFIX, WEIGHTS_PREFIX, CheckpointInfo, check_space
 from hpo.store.tensors import TensorSource, copy_tensors, read_header
+from hpo.text_format import format_error
 
 
 @dataclass(eq=False)
@@ -170,13 +171,16 @@ def remove_named_drafts(prefix: Path) -> None:
 
 
 def _read_tree(path: Path) -> Any:
-    with path.open("rb") as file:
-        metadata = read_header(file)[0].get("__metadata__", {})
-    if "tree" not in metadata:
-        raise ValueError("the draft has no state")
-    return json.loads(metadata["tree"])
+    try:
+        with path.open("rb") as file:
+            return json.loads(read_header(file)[0]["__metadata__"]["tree"])
+    except (LookupError, TypeError, RecursionError) as error:  # A script has changed its draft.
+        raise ValueError(f"the draft is damaged: {format_error(error)}") from error
 
 
 def _write_tensors(path: Path, sources: list[TensorSource], texts: Mapping[str, str], checked: str = "") -> None:
     check_space(path, sum(source.path.stat().st_size for source in sources))
-    copy_tensors(path, sources, texts, checked)
+    try:
+        copy_tensors(path, sources, texts, checked)
+    except (LookupError, TypeError) as error:  # A script has changed its draft.
+        raise ValueError(f"the draft is damaged: {format_error(error)}") from error

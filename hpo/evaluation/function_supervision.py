@@ -9,8 +9,8 @@ from typing import Any
 from hpo.evaluation.draft_store import Draft
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.report import Report
-from hpo.evaluation.supervision import Supervision
-from hpo.evaluation.verdict import State, Verdict
+from hpo.evaluation.supervision import SECONDS_TO_ACKNOWLEDGE, Supervision
+from hpo.evaluation.verdict import TIMEOUT_PREFIX, State, Verdict
 from hpo.process import clock
 from hpo.process.channel import Message
 
@@ -42,11 +42,26 @@ class FunctionSupervision(Supervision):
 
     def _handle_message(self, message: Message) -> None:
         if message.kind == "report" and self._leader is not None:
+            self._watch_for_hang()
             self._answer_report(self._leader, Report(**message.content))
+        elif message.kind == "reported":
+            self._watch_for_hang()
         elif message.kind == "kept" and self._leader is not None and self._awaited is not None:
             self._keep_copies(self._leader, self._awaited, message)
         else:
             super()._handle_message(message)
+
+    def _poll(self) -> None:
+        super()._poll()
+        # Twice the limit of a collective, so that a collective which waits for a peer fails first, and names the peer.
+        limit = 2 * self._group.patience
+        if self._awaited is not None and clock.now() > self._awaited[1] + limit and self._watched.cause is None:
+            self._watched.cancel_on_all(f"{TIMEOUT_PREFIX}an offered function has not returned after {limit:g} s")
+
+    @property
+    def _seconds_for_peers(self) -> float:
+        # The trainers have agreed on the end, and only have to gather what the objective has offered.
+        return self._group.patience + SECONDS_TO_ACKNOWLEDGE
 
     def _keep_copies(self, leader: Leader, awaited: tuple[Verdict, float], message: Message) -> None:
         """Keep the copies of weights and checkpoint that the trainer has made in memory."""
@@ -71,5 +86,7 @@ class FunctionSupervision(Supervision):
 
     def _finish(self) -> None:
         super()._finish()
-        if self._awaited is not None and self._leader is not None:
-            self._leader.warn_about_lost_weights(self._attempt, self._awaited[0], self._crash)
+        is_complete = self._attempt.verdict.state == State.COMPLETE
+        if self._awaited is not None and self._leader is not None and is_complete:
+            reason = self._crash or "they were not copied in time"
+            self._leader.warn_about_lost_weights(self._attempt, self._awaited[0], reason)

@@ -59,9 +59,9 @@ class Leader:
         Args:
             printed: Lines that the ranks have printed since the last report.
         """
+        attempt.record_report(report)
         since, seconds = clock.now(), attempt.total_seconds
         self.log_output(attempt, printed)
-        attempt.record_report(report)
         if report.mistake:
             return Verdict(State.FAILED, failure=report.mistake, diverged=not math.isfinite(report.loss))
         self._record_resumption(attempt)
@@ -177,13 +177,13 @@ class Leader:
     def warn_about_copies(self, attempt: Attempt, weights_error: str, checkpoint_error: str) -> None:
         """Warn that weights or a checkpoint could not be copied; the evaluation itself is not affected."""
         if weights_error:
-            self.warn_once(attempt, f"the weights of the best so far cannot be kept: {weights_error}", "weights")
+            self.warn_once(attempt, f"the weights of the best so far cannot be kept: {weights_error}")
         if checkpoint_error and self._checkpointer is not None:
             self._checkpointer.record_failed_copy(attempt, checkpoint_error)
 
     def warn_about_lost_weights(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
         """Warn if the trainer has ended before it copied the weights of the best loss."""
-        if verdict.keep and (verdict.is_last or verdict.state == State.COMPLETE):  # otherwise the evaluation fails
+        if verdict.keep:
             warn(f"warning: trial {attempt.assignment.number} keeps no weights of its best loss: {reason}")
 
     def find_losses(self, assignment: Assignment) -> tuple[list[float], float]:

@@ -28,7 +28,7 @@ from hpo.ranks.communicator import Gathering, sleep_until
 from hpo.ranks.rank_watch import RUN_STOPS, RankWatch
 from hpo.ranks.watched_evaluation import WatchedEvaluation
 
-_SECONDS_TO_ACKNOWLEDGE = 1.0  # time to acknowledge a cancellation, which native code does not
+SECONDS_TO_ACKNOWLEDGE = 1.0  # time to acknowledge a cancellation, which native code does not
 _SECONDS_TO_CLEAN_UP = 5.0  # time for `finally` blocks of a cancelled objective
 _SECONDS_TO_END_TRAINER = 30.0  # time in which a supervisor can end its trainer on busy cores
 _SECONDS_TO_RECEIVE_NEWS = 5.0
@@ -85,7 +85,7 @@ class Supervision:
         self._cancelled_at = self._interrupt_at = self._kill_at = math.inf
         self._has_joined = self._has_ended = False
         self._crash = ""  # describes how the trainer has ended by itself
-        self._must_join_by = math.inf
+        self._must_join_by = self._ended_at = math.inf
         self._lost_seconds = clock.measure_lost()
         self._printed = ""  # lines of other ranks that are not logged yet; on the leader
         self._news_count = 0  # messages with news that were sent to the leader, or received by it
@@ -158,6 +158,7 @@ class Supervision:
 
     def _gather_ends(self, end: RankEnd) -> Sequence[RankEnd]:
         """Wait for the end on the other ranks, in whatever order, and return the ends of all ranks."""
+        self._ended_at = clock.now()
         self._poll()
         printed, count = self._group.slot.output.take_printed(), 0 if self._leader else self._news_count
         end = self._complete_end(replace(end, printed=printed, news_count=count))
@@ -177,40 +178,52 @@ class Supervision:
         return end
 
     def _is_gathered(self, gathering: Gathering) -> bool:
-        """Continue to poll while this rank waits for its peers, and return whether all have ended.
+        """Continue to poll while this rank waits for its peers, and return whether all have ended."""
+        self._poll()
+        if gathering.is_done():
+            return True
+        if self._leader is not None:  # The others may have to wait until the leader has written a checkpoint.
+            self._limit_wait_for_peers()
+        return False
+
+    def _limit_wait_for_peers(self) -> None:
+        """Cancel the evaluation if peers have not ended in time.
 
         Raises:
             RunError: A peer does not answer, long after the evaluation was cancelled.
         """
-        self._poll()
-        if self._leader is not None and clock.now() > self._overdue_at and self._watched.cause is None:
+        now, patience = clock.now(), self._group.patience
+        if self._watched.cause is not None:
+            self._cancelled_at = min(self._cancelled_at, now)
+            if now > self._cancelled_at + patience + _SECONDS_TO_END_TRAINER:
+                raise RunError(
+                    f"{self._watch.control_channel.name} gets no answer from {self._watch.peer_names}: their "
+                    f"evaluation was cancelled {now - self._cancelled_at:.0f} s ago, and one of them has ended"
+                )
+        elif now > self._overdue_at:
             self._watched.cancel_on_all(f"{TIMEOUT_PREFIX}it ran for longer than --evaluation-timeout")
-        if gathering.is_done():
-            return True
-        if self._watched.cause is not None and self._cancelled_at == math.inf:
-            self._cancelled_at = clock.now()
-        if clock.now() > self._cancelled_at + self._group.patience + _SECONDS_TO_END_TRAINER:
-            raise RunError(
-                f"{self._watch.control_channel.name} gets no answer from {self._watch.peer_names}: their evaluation "
-                f"was cancelled {clock.now() - self._cancelled_at:.0f} s ago, and one of them has ended"
-            )
-        return False
+        elif now > self._ended_at + self._seconds_for_peers:
+            self._watched.cancel_on_all(f"{TIMEOUT_PREFIX}rank 0 {_describe_timeout(patience)} at its end")
+
+    @property
+    def _seconds_for_peers(self) -> float:
+        """Maximum seconds from the end of the objective on the leader to its end on the other ranks."""
+        return math.inf
 
     def _conclude(self, leader: Leader, ends: Sequence[RankEnd]) -> Verdict:
         """Return the final verdict, on the leader. A verdict on a report comes before the end that followed it."""
         attempt, cause = self._attempt, self._watched.cause or ""
         attempt.record_ends(ends)
         verdict = judge_ends(ends)
-        if self._decided is not None and verdict.state != State.STOPPED and not self._is_offer_lost(ends):
-            verdict = replace(self._decided, loss=None, keep=False)
+        # A function that the objective has offered may have failed after the verdict on its loss.
+        is_decided = self._decided is not None and not any(end.is_offer for end in ends)
+        if self._decided is not None and is_decided and verdict.state != State.STOPPED:
+            saves = self._decided.save and self._decided.state == State.PAUSED
+            verdict = replace(self._decided, loss=None, keep=False, save=saves)
         elif verdict.state == State.COMPLETE and cause.startswith(TIMEOUT_PREFIX):
             verdict = Verdict(State.FAILED, failure=cause)  # The objective has caught the exception.
         leader.log_output(attempt, self._take_printed() + "".join(end.printed for end in ends))
         return verdict
-
-    def _is_offer_lost(self, ends: Sequence[RankEnd]) -> bool:
-        """Return whether a function has failed that the objective offered with its last loss, when it returned."""
-        return self._decided is not None and self._decided.is_last and any(end.is_offer for end in ends)
 
     def _finish(self) -> None:
         """Wait until the trainer is idle, or kill it if the evaluation was aborted.
@@ -230,14 +243,14 @@ class Supervision:
 
     def _receive_message(self, kind: str) -> Message | TrainerEnd:
         """Wait for a message of kind `kind`, or for the trainer's end; cancel the evaluation if necessary."""
-        detector = HangDetector(self._trainer, self._group.patience + _SECONDS_TO_ACKNOWLEDGE)
+        self._watch_for_hang()
         while True:
             self._enforce_limits()
             self._poll()
             now = clock.now()
-            if self._watched.cause is None and detector.is_hanging(now):
-                return self._make_timeout_message(detector.frames)
-            until = min(self._kill_at, self._overdue_at, detector.next_check) - now
+            if self._watched.cause is None and self._detector.is_hanging(now):
+                return self._make_timeout_message(self._detector.frames)
+            until = min(self._kill_at, self._overdue_at, self._detector.next_check) - now
             seconds = min(max(until, 0.01), self._poll_seconds)
             found = self._trainer.wait(seconds, self._watched, *self._group.store_listeners)
             self._group.serve_store()
@@ -248,6 +261,10 @@ class Supervision:
                 return found
             if found is not None:
                 self._handle_message(found)
+
+    def _watch_for_hang(self) -> None:
+        """Begin to watch whether the objective hangs: at its start, and after each report."""
+        self._detector = HangDetector(self._trainer, self._group.patience + SECONDS_TO_ACKNOWLEDGE)
 
     @property
     def _overdue_at(self) -> float:
@@ -301,7 +318,7 @@ class Supervision:
         if self._has_joined:
             # On busy cores, a program needs more than a second to end and to send its trace.
             is_patient = self._is_watched or self._watched.cause == RUN_STOPS
-            self._kill_at += _SECONDS_TO_CLEAN_UP if is_patient else _SECONDS_TO_ACKNOWLEDGE
+            self._kill_at += _SECONDS_TO_CLEAN_UP if is_patient else SECONDS_TO_ACKNOWLEDGE
 
     def _kill_trainer(self) -> None:
         """Kill a trainer that has not ended after its cancellation. Record where it is, unless it sent that."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from hpo.store.checkpoints import STATE_PREFIX
 from hpo.trainer.tensor_writer import write_tensors
 
@@ -25,5 +27,6 @@ def write_checkpoint_draft(path: Path, parts: StateParts) -> None:
 def write_weights_draft(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write whole tensors by name, without flushing them to disk."""
     plain = {name: tensor.detach().resolve_conj().resolve_neg() for name, tensor in weights.items()}
-    tensors = {name: tensor.to("cpu").contiguous() for name, tensor in plain.items()}
+    # The writer explains why it cannot write a sparse tensor.
+    tensors = {name: t.to("cpu").contiguous() if t.layout == torch.strided else t for name, t in plain.items()}
     write_tensors(path, tensors, {}, is_flushed=False)

@@ -45,6 +45,7 @@ TIMEOUT_ERRORS = (
 )
 
 _MAX_MESSAGES = 10
+_SECONDS_BETWEEN_NOTES = 0.2
 
 T = TypeVar("T")
 Frames = Sequence[traceback.FrameSummary]
@@ -73,7 +74,7 @@ class ObjectiveRunner:
         self._offers = offers
         self._is_over = self._has_failed = self._has_ended = False
         self._is_reporting = self._is_waiting = False
-        self._start_time = time.monotonic()
+        self._start_time = self._noted_at = time.monotonic()
         self.on_loss: Callable[[], object] = lambda: None
         self.failure_messages: list[str] = []
         self.failure_line = ""
@@ -205,9 +206,16 @@ class ObjectiveRunner:
         if parts is not None:
             self._send_copies(answer)
         self._is_over = not answer.continues
+        self._note_progress()
         if report is not None:
             self._offers.forget_read_checkpoints()
             self.on_loss()
+
+    def _note_progress(self) -> None:
+        """Let the supervisor know, at most five times per second, that the objective does not hang."""
+        if self._group.rank > 0 and time.monotonic() - self._noted_at > _SECONDS_BETWEEN_NOTES:
+            self._noted_at = time.monotonic()
+            self._send_message("reported")
 
     def _make_part(self, report: tuple[float, dict[str, float]] | None, frames: Frames) -> ReportPart:
         return ReportPart(

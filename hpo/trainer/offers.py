@@ -32,15 +32,17 @@ class Copies:
 
     def add(self, kind: str, write: Callable[[Path], None]) -> None:
         """Let `write` write a file, and add it, or the error."""
-        descriptor = os.memfd_create(f"hpo-{kind}")
         try:
-            write(Path(f"/proc/self/fd/{descriptor}"))
-        except Exception as error:  # Some kinds of tensors raise, a device may fail, and memory may be full.
-            os.close(descriptor)
+            self.descriptors.append(os.memfd_create(f"hpo-{kind}"))
+        except OSError as error:  # The objective may have used up the file descriptors of this process.
             self.errors[kind] = format_error(error)
-        else:
+            return
+        try:
+            write(Path(f"/proc/self/fd/{self.descriptors[-1]}"))
             self.kinds.append(kind)
-            self.descriptors.append(descriptor)
+        except Exception as error:  # Some kinds of tensors raise, a device may fail, and memory may be full.
+            os.close(self.descriptors.pop())
+            self.errors[kind] = format_error(error)
 
     def close(self) -> None:
         """Close the files in this process."""

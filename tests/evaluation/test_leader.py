@@ -97,10 +97,9 @@ def test_leader_warns_of_weights_lost_with_trainer(tmp_path: Path, capsys: pytes
     attempt = harness.begin()
     harness.step(attempt, 0.5)
     assert attempt.has_weights
-    for is_last in (False, True):
-        verdict = Verdict(State.RUNNING, 0.25, keep=True, is_last=is_last)
-        attempt.record_verdict(verdict)
-        harness.leader.warn_about_lost_weights(attempt, verdict, "the trainer was ended by SIGKILL")
+    verdict = Verdict(State.RUNNING, 0.25, keep=True, is_last=True)
+    attempt.record_verdict(verdict)
+    harness.leader.warn_about_lost_weights(attempt, verdict, "the trainer was ended by SIGKILL")
     assert not attempt.has_weights
     assert capsys.readouterr().err == (
         "warning: trial 0 keeps no weights of its best loss: the trainer was ended by SIGKILL\n"

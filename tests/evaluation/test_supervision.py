@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,44 +19,72 @@ from hpo.process.channel import Message
 from hpo.process.user_frames import UserFrames
 from hpo.store.evaluations import Assignment
 
+IDLE = Message("idle", {"is_clean": True})
+KEPT = Message("kept", {"kinds": [], "errors": {}})
+REPORT = Message("report", vars(Report(1.0, has_saved=True, is_last=True)))
+
 
 def ignore(*_: Any, **__: Any) -> str:
     return ""
 
 
-def test_supervision_excludes_decision_from_copy_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leader copies checkpoints only while copying takes at most 1% of the time. A pruner's time must not count."""
-    now, since = [100.0], []
-    monkeypatch.setattr(clock, "now", lambda: now[0])
-    messages = iter(
-        [
-            Message("report", vars(Report(1.0, has_saved=True))),
-            Message("kept", {"kinds": [], "errors": {}}),
-            Message("end", {}),
-            Message("idle", {"is_clean": True}),
-        ]
-    )
+def supervise(messages: Iterable[Message], decide: Any) -> tuple[Attempt, list[float]]:
+    """Supervise an evaluation on a worker of one rank, whose trainer sends these messages.
 
-    def decide(_: Attempt, report: Report, __: str) -> Verdict:
-        now[0] += 50.0
-        return Verdict(State.RUNNING, report.loss, save=True)
-
-    trainer = SimpleNamespace(wait=lambda *_: next(messages), send=ignore, read_output=ignore, has_started=True)
+    Return the attempt, and the times at which copies began.
+    """
+    answers, since = iter([Message("joined", {}), *messages]), []
+    trainer = SimpleNamespace(wait=lambda *_: next(answers), send=ignore, read_output=ignore, has_started=True)
     trainer.read_thread_state = lambda: (True, 0)
     comm = SimpleNamespace(bcast=lambda verdict: verdict)
     comm.begin_gather = lambda end: SimpleNamespace(is_done=lambda: True, unpack_objects=lambda: [end])
-    slot = SimpleNamespace(output=SimpleNamespace(take_printed=ignore))
+    slot = SimpleNamespace(output=SimpleNamespace(take_printed=ignore), discard_trainer=ignore)
     group: Any = SimpleNamespace(trainer=trainer, patience=600.0, store_listeners=[], serve_store=ignore, rank=0)
-    group.comm, group.slot = comm, slot
+    group.comm, group.slot, group.has_own_gpu = comm, slot, False
     leader: Any = SimpleNamespace(
         decide=decide,
         decide_on_retry=lambda _, verdict: verdict,
         keep_drafts=lambda *given: since.append(given[-1]),
         log_output=ignore,
         warn_about_copies=ignore,
+        warn_about_lost_weights=ignore,
     )
-    watched: Any = SimpleNamespace(cause=None, clear_event=ignore, take_reports=list)
-    attempt, watch = Attempt(Assignment(0, 0, {}, 0)), Any
+    watched: Any = SimpleNamespace(cause=None, clear_event=ignore, take_reports=list, cancel_on_all=ignore)
+    attempt, watch = Attempt(Assignment(0, 0, {}, 0)), SimpleNamespace()
     frames = UserFrames(Path("search.py"))
     FunctionSupervision(group, watch, watched, attempt, leader, frames, math.inf, is_watched=False).supervise()  # type: ignore[arg-type]
+    return attempt, since
+
+
+def test_supervision_excludes_decision_from_copy_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader copies checkpoints only while copying takes at most 1% of the time. A pruner's time must not count."""
+    now = [100.0]
+    monkeypatch.setattr(clock, "now", lambda: now[0])
+
+    def decide(_: Attempt, report: Report, __: str) -> Verdict:
+        now[0] += 50.0
+        return Verdict(State.RUNNING, report.loss, save=True)
+
+    attempt, since = supervise([REPORT, KEPT, Message("end", {}), IDLE], decide)
     assert (since, attempt.losses, attempt.verdict.state) == ([150.0], [1.0], State.COMPLETE)
+
+
+def test_supervision_saves_no_checkpoint_of_completed_evaluation() -> None:
+    verdict = Verdict(State.RUNNING, 1.0, save=True, is_last=True)
+    attempt, _ = supervise([REPORT, KEPT, Message("end", {}), IDLE], lambda *_: verdict)
+    assert attempt.verdict == Verdict(State.COMPLETE, is_last=True)
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.COMPLETE, State.PAUSED])
+def test_supervision_with_failed_offer_fails(state: State) -> None:
+    verdict = Verdict(state, 1.0, keep=True, is_last=state == State.RUNNING)
+    end = Message("end", {"failure": "ValueError: no", "is_offer": True, "place": "search.py:3"})
+    attempt, _ = supervise([REPORT, end, IDLE], lambda *_: verdict)
+    assert (attempt.verdict.state, attempt.verdict.failure) == (State.FAILED, "rank 0, search.py:3: ValueError: no")
+
+
+def test_supervision_with_crash_after_last_loss_is_complete() -> None:
+    verdict = Verdict(State.RUNNING, 1.0, keep=True, is_last=True)
+    end = Message("end", {"failure": "RuntimeError: in a finally block", "place": "search.py:3"})
+    attempt, _ = supervise([REPORT, end, IDLE], lambda *_: verdict)
+    assert attempt.verdict.state == State.COMPLETE

@@ -204,13 +204,13 @@ def test_check_reports_whether_an_evaluation_resumes(mpi: Mpi, tmp_path: Path) -
     (tmp_path / "long.py").write_text(example("docs/training/checkpoints.md", "my_long_search.py"), "utf-8")
     status, printed = check_search(mpi, 2, tmp_path, "long.py", "epochs=3")
     assert status == 0, printed
-    assert "ok     It goes on from what it has saved with its first loss: the same losses, to the last" in printed, (
-        printed
-    )
+    assert "ok     After a resume from the first checkpoint, the losses are the same, to the last" in printed, printed
     (_, right), (_, none), (_, short) = check_ways(mpi, tmp_path, ["saves", "none", "saves,epochs=1"])
-    assert "ok     It goes on from what it has saved with its first loss: the same losses, to the last" in right, right
-    assert "ok     No state is saved, which is optional: an interrupted evaluation begins again" in none, none
-    assert "look   It saves its state with its only loss Two losses show whether it goes on: epochs=2" in short, short
+    assert "ok     After a resume from the first checkpoint, the losses are the same, to the last" in right, right
+    assert "ok     No checkpoint is saved. It is optional: without one, an interrupted evaluation restarts" in none, (
+        none
+    )
+    assert "look   The only checkpoint belongs to the only loss Set epochs=2 to check that it resumes" in short, short
 
 
 def test_check_uses_the_first_enqueued_and_leaves_no_files(

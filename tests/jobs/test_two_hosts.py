@@ -130,7 +130,8 @@ def test_accelerate_finds_its_ranks_on_two_hosts(two_hosts: Mpi, tmp_path: Path)
             "2 of 4, local 0, main False, local main True",
             "3 of 4, local 1, main False, local main False",
         ]
-        assert re.findall(r"rank (\d) .*val_loss=", printed) == ["0"] * 3 + ["2"] * 3, "Accelerate prints once per host"
+        ranks = re.findall(r"rank (\d) .*val_loss=", printed)
+        assert sorted(ranks) == ["0"] * 3 + ["2"] * 3, "Accelerate prints once per host"
     assert [len(trial.intermediate_values) for trial in load_trials(tmp_path / "run")] == [3, 3]
 
 

@@ -133,6 +133,36 @@ def test_report_timeout_names_waiting_and_blocking_lines(mpi: Mpi, tmp_path: Pat
     assert well.state.name == "COMPLETE"
 
 
+@pytest.mark.parametrize("slow", [0, 1])
+def test_rank_that_waits_in_each_epoch_does_not_hang(mpi: Mpi, tmp_path: Path, slow: int) -> None:
+    """One rank waits for the other at the same line in each epoch, in all for longer than the limit of one wait."""
+    options = ["--evaluations", 1, "--collective-timeout", 6]
+    job = mpi.run(2, *make_arguments("reports", *options, seconds=3.5, slow=slow), cwd=tmp_path)
+    assert (job.returncode, job.stderr) == (0, "")
+    (trial,) = load_trials(tmp_path / "run")
+    assert trial.state.name == "COMPLETE", trial.user_attrs
+
+
+def test_offered_function_that_hangs_at_last_loss_times_out(mpi: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(
+        "import time\n"
+        "from hpo import Float, SearchSpace\n"
+        "space = SearchSpace(x=Float(0.0, 1.0))\n"
+        "def objective(params, worker):\n"
+        "    def gather():\n"
+        "        time.sleep(3600 if worker.rank else 0)\n"
+        "        return {}\n"
+        "    worker.offer_weights(gather)\n"
+        "    return params['x']\n"
+    )
+    options = ["--evaluations", 1, "--collective-timeout", 2, "--run-dir", "run"]
+    job = mpi.run(2, PROGRAM, "hanging.py", *options, cwd=tmp_path)
+    assert job.returncode == 3
+    (trial,) = load_trials(tmp_path / "run")
+    reason = "timeout: rank 0 waited 2 s (--collective-timeout) at its end; rank 1 was at hanging.py:6"
+    assert trial.user_attrs["failure"] == reason
+
+
 def test_signal_stops_run_while_objective_waits_in_report(mpi: Mpi, tmp_path: Path) -> None:
     arguments = make_arguments("reports", "--evaluations", 40, seconds=30)
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
