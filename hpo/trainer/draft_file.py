@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def write_checkpoint_draft(path: Path, parts: StateParts) -> None:
     """Write a gathered state, without flushing it to disk."""
     tensors = {STATE_PREFIX + name: tensor for name, tensor in parts.leaves.items()}
-    write_tensors(path, tensors, {"tree": json.dumps(parts.tree)}, is_flushed=False)
+    write_tensors(path, tensors, {"tree": json.dumps(parts.tree)})
 
 
 def write_weights_draft(path: Path, weights: Mapping[str, Tensor]) -> None:
@@ -29,4 +29,4 @@ def write_weights_draft(path: Path, weights: Mapping[str, Tensor]) -> None:
     plain = {name: tensor.detach().resolve_conj().resolve_neg() for name, tensor in weights.items()}
     # The writer explains why it cannot write a sparse tensor.
     tensors = {name: t.to("cpu").contiguous() if t.layout == torch.strided else t for name, t in plain.items()}
-    write_tensors(path, tensors, {}, is_flushed=False)
+    write_tensors(path, tensors, {})

@@ -16,12 +16,12 @@ from torch import Tensor
 from hpo.store.tensors import TensorBytes, read_header, write_file
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str], is_flushed: bool = True) -> None:
-    """Write CPU tensors and texts to a file, and flush it to disk unless `is_flushed` is false.
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
+    """Write CPU tensors and texts to a file, without flushing it to disk.
 
     safetensors 0.8 would write to a file with a random name first. If the process is killed, this file would stay.
     """
-    write_file(path, {name: _view_tensor(tensor) for name, tensor in tensors.items()}, texts, is_flushed)
+    write_file(path, {name: _view_tensor(tensor) for name, tensor in tensors.items()}, texts, is_flushed=False)
 
 
 def _view_tensor(tensor: Tensor) -> TensorBytes:
@@ -32,7 +32,7 @@ def _view_tensor(tensor: Tensor) -> TensorBytes:
     shape = list(tensor.shape)
     if shape:
         shape[-1] *= factor
-    memory = view_bytes(tensor)
+    memory = _view_bytes(tensor)
     return TensorBytes(dtype, shape, tensor.nbytes, lambda: memory)
 
 
@@ -49,7 +49,7 @@ def _describe_dtype(dtype: torch.dtype) -> tuple[str, int]:
     return header["one"]["dtype"], header["one"]["shape"][0]
 
 
-def view_bytes(tensor: Tensor) -> list[Any]:
+def _view_bytes(tensor: Tensor) -> list[Any]:
     """Return the memory of a contiguous CPU tensor as a list of at most one bytes-like object, without a copy.
 
     Raises ValueError or RuntimeError if the tensor has no such memory, as tensors of some subclasses have none.
