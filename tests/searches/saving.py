@@ -90,8 +90,8 @@ def failing(worker):
 def kill_while_writing():
     """Kill this process when it has written half of its next file of tensors."""
 
-    def write_half(path, *content):
-        write_file(path, *content)
+    def write_half(path, *content, **options):
+        write_file(path, *content, **options)
         os.truncate(path, path.stat().st_size // 2)
         os.kill(os.getpid(), signal.SIGKILL)
 
