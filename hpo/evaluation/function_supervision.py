@@ -81,8 +81,8 @@ class FunctionSupervision(Supervision):
             self._decided = replace(verdict, state=State.COMPLETE) if verdict.state == State.RUNNING else verdict
         if verdict.keep or verdict.save:
             self._awaited = (verdict, clock.now())
-        goes_on = verdict.state == State.RUNNING and not verdict.is_last
-        self._trainer.send("answer", goes_on=goes_on, keep=verdict.keep, save=verdict.save)
+        continues = verdict.state == State.RUNNING and not verdict.is_last
+        self._trainer.send("answer", continues=continues, keeps_weights=verdict.keep, saves_checkpoint=verdict.save)
 
     def _finish(self) -> None:
         super()._finish()

@@ -216,10 +216,9 @@ class Supervision:
         attempt.record_ends(ends)
         verdict = judge_ends(ends)
         # A function that the objective has offered may have failed after the verdict on its loss.
-        is_decided = self._decided is not None and not any(end.is_offer for end in ends)
-        if self._decided is not None and is_decided and verdict.state != State.STOPPED:
-            saves = self._decided.save and self._decided.state == State.PAUSED
-            verdict = replace(self._decided, loss=None, keep=False, save=saves)
+        decided = None if any(end.is_offer for end in ends) else self._decided
+        if decided is not None and verdict.state != State.STOPPED:
+            verdict = replace(decided, loss=None, keep=False, save=decided.save and decided.state == State.PAUSED)
         elif verdict.state == State.COMPLETE and cause.startswith(TIMEOUT_PREFIX):
             verdict = Verdict(State.FAILED, failure=cause)  # The objective has caught the exception.
         leader.log_output(attempt, self._take_printed() + "".join(end.printed for end in ends))

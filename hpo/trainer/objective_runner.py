@@ -245,8 +245,7 @@ class ObjectiveRunner:
             has_saved=self._offers.has_saved,
             **self._offers.reads,
         )
-        answer = self._receive_answer()
-        return ReportAnswer(answer["goes_on"], answer["keep"], answer["save"])
+        return ReportAnswer(**self._receive_answer().content)
 
     def _send_copies(self, answer: ReportAnswer) -> None:
         """Send the leader copies of the weights and the checkpoint that it has requested."""
