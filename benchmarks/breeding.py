@@ -18,7 +18,7 @@ from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.propagator_names import NUMERIC_PROPAGATORS, PROPAGATORS
 from hpo.breeding.propagators import Deduplicate, make_propagator
 from hpo.breeding.propulate_compat import Individual
-from hpo.parameters import Parameter
+from hpo.space import Parameter
 from hpo.store.evaluations import Evaluation
 
 WORKERS = 8

@@ -12,8 +12,7 @@ from typing import Any
 
 from benchmarks import tables
 from benchmarks.tables import Table
-from hpo.parameters import Categorical, Parameter
-from hpo.space import SearchSpace
+from hpo.space import Categorical, Parameter, SearchSpace
 
 FAMILIES = ("conditional", "flattened")  # In flattened problems, all hyperparameters are always active.
 _MARGIN = 0.1  # Difference between the lowest regrets of two kinds, in units of the median regret.

@@ -14,8 +14,7 @@ import cocoex
 import numpy as np
 import numpy.typing as npt
 
-from hpo.parameters import Float, Int
-from hpo.space import SearchSpace
+from hpo.space import Float, Int, SearchSpace
 
 SUITES = ("bbob", "bbob-mixint")
 KINDS = range(1, 25)  # Hansen et al., RR-6829 (2009), describes them.

@@ -20,9 +20,8 @@ import numpy as np
 import optuna
 from threadpoolctl import threadpool_limits
 
-from hpo.parameters import Categorical, Float, Int, Parameter
 from hpo.results.importances import compute_importances
-from hpo.space import SearchSpace
+from hpo.space import Categorical, Float, Int, Parameter, SearchSpace
 from hpo.store.evaluations import Evaluation
 from tests.support.simulation import SimulatedIslands, simulate
 

@@ -16,8 +16,7 @@ from sklearn.model_selection import KFold, cross_val_score
 from sklearn.preprocessing import scale
 from sklearn.svm import SVC, SVR
 
-from hpo.parameters import Categorical, Float, Int
-from hpo.space import SearchSpace
+from hpo.space import Categorical, Float, Int, SearchSpace
 
 _SAMPLES = 300
 _MOST_STEPS = 10_000  # Steps of an optimization, also if it has not converged.

@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from benchmarks import functions, problems
 from hpo.breeding.propagator_names import DEFAULT_PROPAGATORS
-from hpo.parameters import Categorical, Ordinal, Parameter
-from hpo.space import SearchSpace
+from hpo.space import Categorical, Ordinal, Parameter, SearchSpace
 from tests.support.simulation import WORKERS, SimulatedIslands, simulate
 
 FAMILIES = ("hpobench", "hpolib", *functions.SUITES)

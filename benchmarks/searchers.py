@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import optuna
 
-from hpo.parameters import Categorical, Float, Ordinal, Parameter
-from hpo.space import SearchSpace
+from hpo.space import Categorical, Float, Ordinal, Parameter, SearchSpace
 
 _AT_ONCE = 4  # Individuals per call of HEBO, which takes seconds.
 

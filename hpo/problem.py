@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpo.constraint_set import ConstraintSet
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter
 from hpo.script_objective import Script
-from hpo.space import SearchSpace
+from hpo.space import Categorical, ConstraintSet, Float, Int, Ordinal, Parameter, SearchSpace
 
 AskTemplate = Callable[..., dict[str, Any]]
 """Function `ask(kind, **content)` that sends a request to the template, and returns the answer.

@@ -7,12 +7,12 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
-
-from hpo.module_search import check_module
 
 _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")  # {{name}} becomes a literal {name}.
 _NUMBER_PATTERN = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
@@ -210,7 +210,7 @@ def find_program(script: Script) -> Path | None:
     first = script.command[0]
     if first == "-m":
         if not _PLACEHOLDER.search(script.command[1]):
-            check_module(script.command[1])
+            _check_module(script.command[1])
         return None
     if Path(first).name in _LAUNCHERS:
         raise ValueError(f"{first} must not be in the command, since the search starts the ranks. Name the script")
@@ -269,3 +269,44 @@ def propose_loss_pattern(lines: Sequence[str]) -> str:
         quote, value = ("." if match[2] else ""), (r".([\w.+-]+)" if match[4] else r"([^\s,;}]+)")
         return rf"{match[1].replace('.', chr(92) + '.')}{quote}{gap}{value}"
     return ""
+
+
+def _check_module(name: str) -> None:
+    """Raise an error unless ``python -m name`` would find a module.
+
+    A module is not checked if a package that contains it may change its own search path (`__path__`).
+
+    Raises:
+        ValueError: The module does not exist.
+    """
+    names = name.split(".")
+    if name.endswith(".py") or "/" in name or not all(names):
+        raise ValueError(
+            f"-m {name}: -m must be followed by the name of a module, such as package.module. Give a file without -m"
+        )
+    spec = _find_spec(names[0], [str(Path.cwd()), *sys.path])
+    if spec is None:
+        raise ValueError(f"-m {name}: there is no module {names[0]!r} in {Path.cwd()}, and it is not installed")
+    for depth, inner in enumerate((*names[1:], "__main__"), start=1):
+        folders = list(spec.submodule_search_locations or [])
+        if _may_define_path(spec) or (inner == "__main__" and not folders):
+            return
+        if (found := _find_spec(".".join([*names[:depth], inner]), folders)) is None:
+            searched = ", ".join(folders) or f"{spec.origin}, which is not a package"
+            raise ValueError(f"-m {name}: there is no module {inner!r} in {searched}")
+        spec = found
+
+
+def _find_spec(name: str, folders: list[str]) -> ModuleSpec | None:
+    # With the full name, PathFinder would need the parent package, which was not imported.
+    if (found := PathFinder.find_spec(name.rpartition(".")[2], folders)) is not None:
+        return found
+    others = [finder for finder in sys.meta_path if finder is not PathFinder]
+    specs = (finder.find_spec(name, folders if "." in name else None) for finder in others)
+    return next((spec for spec in specs if spec is not None), None)
+
+
+def _may_define_path(spec: ModuleSpec) -> bool:
+    """Return whether the code of a package may change its search path."""
+    origin = Path(spec.origin or "")
+    return origin.suffix == ".py" and origin.is_file() and b"__path__" in origin.read_bytes()

@@ -39,7 +39,7 @@ WRONG = [
     ("trainer/object_comm.py", "from hpo.evaluation import host_network", TRAINERS),
     ("results/summary.py", "import torch", READERS),
     ("views/progress.py", "import mpi4py", READERS),
-    ("space.py", "import mpi4py", BASE),
+    ("space/search_space.py", "import mpi4py", BASE),
     ("problem.py", "import torch", BASE),
     ("run/run_stages.py", "import propulate", ONE),
     ("training/fit.py", "from hpo.evaluation import rank_group", WORKER),

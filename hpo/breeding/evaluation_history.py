@@ -14,11 +14,10 @@ import numpy.typing as npt
 
 from hpo.breeding.parent_pool import ParentPool
 from hpo.breeding.surrogate_data import EvaluationRows, SurrogateSample, Vector
-from hpo.constraint_set import iterate_batches
-from hpo.listing import list_individuals
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.parameters import Categorical, Int, Value
-from hpo.space import SearchSpace
+from hpo.space import Categorical, Int, SearchSpace, Value
+from hpo.space.constraints import iterate_batches
+from hpo.space.search_space import list_individuals
 
 if TYPE_CHECKING:
     from hpo.breeding.prior_model import PriorModel

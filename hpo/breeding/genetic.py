@@ -22,7 +22,7 @@ from hpo.breeding.propulate_compat import Individual, Propagator
 from hpo.breeding.selection import collect_costs
 from hpo.breeding.surrogate_data import SurrogateSample, Vector
 from hpo.dominance import sort_best_first
-from hpo.parameters import Gene, Value
+from hpo.space import Gene, Value
 
 if TYPE_CHECKING:
     from hpo.breeding.surrogate import Surrogate

@@ -17,8 +17,8 @@ from scipy.special import ndtr, ndtri
 
 from hpo.breeding.gaussian_process import Vector
 from hpo.breeding.loss_transforms import rank_values
-from hpo.parameters import Categorical
-from hpo.priors import ODDS, compute_deviation
+from hpo.space import Categorical
+from hpo.space.priors import ODDS, compute_deviation
 
 if TYPE_CHECKING:
     from hpo.space import SearchSpace

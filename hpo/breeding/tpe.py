@@ -16,7 +16,7 @@ from optuna.trial import TrialState, create_trial
 from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.propulate_compat import Individual, Propagator
 from hpo.dominance import sort_best_first
-from hpo.parameters import Gene, Ordinal, Parameter
+from hpo.space import Gene, Ordinal, Parameter
 from hpo.store.evaluations import Evaluation
 from hpo.store.pareto_front import compute_costs
 from hpo.store.study_objectives import make_directions

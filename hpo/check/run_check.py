@@ -19,13 +19,12 @@ from hpo.check.collective_mismatch import DEBUG_VARIABLE
 from hpo.errors import ExitStatus
 from hpo.evaluation.program_command import Program
 from hpo.layout import Layout
-from hpo.parameters import Categorical, Value
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.job import Job
 from hpo.run.options import Options
 from hpo.run.rank_state import RankState
 from hpo.run.run_search import prepare_rank
-from hpo.space import SearchSpace
+from hpo.space import Categorical, SearchSpace, Value
 from hpo.text_format import format_named_values
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import typer
 
 from hpo.cli.shipped_spaces import find_search_space
 from hpo.errors import UsageError
-from hpo.parameter_parsing import parse_parameter
 from hpo.script_objective import Script, find_program
 from hpo.space import SearchSpace
+from hpo.space.parsing import parse_parameter
 
 # Options of both hpo search and hpo check.
 SPACE_OPTION = Annotated[

@@ -11,9 +11,8 @@ import numpy.typing as npt
 
 from hpo.breeding.encoding import UnitCubeEncoding
 from hpo.breeding.gaussian_process import Vector
-from hpo.parameter_parsing import parse_parameter
-from hpo.parameters import Categorical
-from hpo.space import SearchSpace
+from hpo.space import Categorical, SearchSpace
+from hpo.space.parsing import parse_parameter
 from hpo.store.evaluations import Evaluation
 
 

@@ -19,10 +19,9 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from hpo.breeding.gaussian_process import Vector
-from hpo.parameters import Categorical, Parameter
 from hpo.results.anova import AnovaSampler, Effect
 from hpo.results.genes import compute_genes, make_cube, read_space, select_complete
-from hpo.space import SearchSpace
+from hpo.space import Categorical, Parameter, SearchSpace
 from hpo.store.evaluations import Evaluation
 
 _MIN_COMPLETE = 20

@@ -11,8 +11,8 @@ import numpy as np
 from hpo.breeding.prior_model import PriorModel
 from hpo.breeding.success_model import find_informative
 from hpo.objectives import Objectives
-from hpo.parameters import Value
 from hpo.results.genes import compute_genes, read_space
+from hpo.space import Value
 from hpo.store.evaluations import Evaluation
 
 _SIGNIFICANT = 1.645  # Standard deviations that a correlation exceeds by chance in one of twenty cases.

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpo.errors import UsageError
-from hpo.parameters import is_conditional
 from hpo.results.confirmation import make_plan
 from hpo.results.recommendation import find_best_by, find_winner
 from hpo.results.summary import summarize
+from hpo.space.parameters import is_conditional
 from hpo.store.evaluations import Evaluation
 from hpo.store.manifest import Manifest
 from hpo.store.pareto_front import find_front

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpo.errors import UsageError
-from hpo.parameters import Value
-from hpo.space import SearchSpace
+from hpo.space import SearchSpace, Value
 from hpo.text_format import cut_text
 
 LONGEST_MISTAKE = 300  # characters of a message about hyperparameters, which may be long

@@ -12,10 +12,10 @@ from typing import Any
 
 from hpo.errors import ExitStatus, StopRequest
 from hpo.evaluation.limits import find_target_stop
-from hpo.listing import list_individuals
 from hpo.results.summary import compute_busy_fraction, summarize
 from hpo.run.session import Session
 from hpo.space import SearchSpace
+from hpo.space.search_space import list_individuals
 from hpo.store.evaluations import Evaluation
 from hpo.store.run_dir import write_json
 from hpo.store.storage_url import mask_password

@@ -18,16 +18,14 @@ from hpo.breeding.propagator_names import (
     PBT_PROPAGATORS,
     PROPAGATORS,
 )
-from hpo.constraint_set import ConstraintSet
 from hpo.errors import RunError, UsageError
 from hpo.layout import Layout
 from hpo.objectives import Objectives
-from hpo.parameters import Categorical
 from hpo.problem import AskTemplate, Problem, SearchDescription, load_description
 from hpo.run.enqueue import read_enqueued
 from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, Options
 from hpo.run.warm_start import WarmStart, read_warm_start
-from hpo.space import SearchSpace
+from hpo.space import Categorical, ConstraintSet, SearchSpace
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
 from hpo.store.storage_url import resolve_url

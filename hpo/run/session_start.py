@@ -17,7 +17,6 @@ from hpo.evaluation.devices import choose_backend, describe_gpus, has_separated_
 from hpo.evaluation.host import RankPlace
 from hpo.layout import Layout
 from hpo.placement import describe_spanning_workers
-from hpo.priors import describe_priors
 from hpo.process.standard_streams import warn
 from hpo.run.option_changes import collect_options, describe_changes
 from hpo.run.request import RunRequest, check_with_heirs
@@ -25,6 +24,7 @@ from hpo.run.session import Session
 from hpo.run.source_versions import describe_source_changes, keep_source
 from hpo.run.warm_start import describe_setting_changes, find_misfits, record_warm_start
 from hpo.space import SearchSpace
+from hpo.space.priors import describe_priors
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.evaluations import CONFIRMATION_PREFIX
 from hpo.store.inheritance import PARENTS_PER_ISLAND

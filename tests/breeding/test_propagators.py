@@ -17,8 +17,8 @@ from hpo.breeding.propagator_names import PROPAGATORS
 from hpo.breeding.propagators import make_propagator
 from hpo.breeding.propulate_compat import Individual
 from hpo.errors import UsageError
-from hpo.listing import list_individuals
 from hpo.run.request import check_space
+from hpo.space.search_space import list_individuals
 from tests.support.evaluations import make_evaluation
 from tests.support.simulation import SimulatedIslands, simulate
 

@@ -30,7 +30,7 @@ from hpo.breeding.surrogate_data import Vector
 from hpo.breeding.time_budget import TimeBudget
 from hpo.dominance import compute_hypervolume
 from hpo.layout import Layout
-from hpo.parameters import Value
+from hpo.space import Value
 from hpo.store.evaluations import Evaluation
 from tests.support.evaluations import make_evaluation
 

@@ -11,9 +11,9 @@ import optuna
 import pytest
 
 from hpo import Categorical, Float, Int, Ordinal, SearchSpace
-from hpo.parameter_parsing import parse_parameter
 from hpo.results.importances import Importance, compute_importances
 from hpo.results.summary import summarize
+from hpo.space.parsing import parse_parameter
 from hpo.store.evaluations import Evaluation
 from tests.searches.conditional import space as CONDITIONAL
 from tests.support.evaluations import make_evaluation

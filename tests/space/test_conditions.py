@@ -19,8 +19,8 @@ from hpo import Categorical, Float, Int, Ordinal, SearchSpace
 from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.propagator_names import NUMERIC_PROPAGATORS, PROPAGATORS
 from hpo.breeding.surrogate import Surrogate
-from hpo.parameters import Parameter
 from hpo.problem import RemoteConstraints, dump_space, load_space
+from hpo.space import Parameter
 from hpo.store.evaluations import Evaluation
 from hpo.trainer.constraint_server import answer_constraint_request
 from tests.searches.conditional import space as CONDITIONAL
@@ -176,7 +176,7 @@ def test_all_individuals_with_slow_constraint_is_none(monkeypatch: pytest.Monkey
 
     space = SearchSpace(a=Int(1, 10), b=Int(1, 10))
     space.require(is_allowed, "a is at most b")
-    monkeypatch.setattr("hpo.space._MOST_SECONDS", 0.1)
+    monkeypatch.setattr("hpo.space.search_space._MOST_SECONDS", 0.1)
     assert space.all_individuals is None
 
 

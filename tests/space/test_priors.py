@@ -16,11 +16,11 @@ from hpo import Categorical, Float, Int, Ordinal, SearchSpace
 from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.prior_model import PriorModel
 from hpo.objectives import ONLY_LOSS
-from hpo.parameter_parsing import parse_parameter
-from hpo.plain_values import format_parameter
-from hpo.priors import describe_priors
 from hpo.problem import dump_space, load_space
 from hpo.results.prior_agreement import compare_priors
+from hpo.space.parameters import format_parameter
+from hpo.space.parsing import parse_parameter
+from hpo.space.priors import describe_priors
 from tests.support.evaluations import make_evaluation
 from tests.support.simulation import SimulatedIslands, simulate
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from hpo import Categorical, Float, Int, Ordinal, SearchSpace
 from hpo.breeding.propulate_compat import Individual
-from hpo.parameters import Parameter
 from hpo.problem import dump_space, load_space
+from hpo.space import Parameter
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True).filter(
     lambda name: not __import__("keyword").iskeyword(name)

@@ -17,13 +17,13 @@ import jinja2
 
 from hpo.errors import UsageError
 from hpo.objectives import Objectives
-from hpo.parameters import is_conditional
 from hpo.results.display_names import collect_names, name_metrics, name_params
 from hpo.results.failure_region import find_failure_kinds
 from hpo.results.reader import RunReader
 from hpo.results.recommendation import find_winner, read_winner_test
 from hpo.results.summary import summarize
 from hpo.results.trained_network import find_network
+from hpo.space.parameters import is_conditional
 from hpo.store.evaluations import Evaluation, find_best
 from hpo.store.manifest import Manifest
 from hpo.store.pareto_front import select_far_apart

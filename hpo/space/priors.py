@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from random import Random
 
-from hpo.parameters import Categorical, Gene, Parameter
-from hpo.plain_values import format_parameter
+from hpo.space.parameters import Categorical, Gene, Parameter, format_parameter
 
 DEVIATIONS = {"low": 0.5, "medium": 0.25, "high": 0.125}
 """The standard deviation of a prior by its confidence, as a share of the parameter's range."""

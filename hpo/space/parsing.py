@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from hpo.parameters import Categorical, Float, Int, Ordinal, Parameter
+from hpo.space.parameters import Categorical, Float, Int, Ordinal, Parameter
 
 _PARAMETER_CLASSES: dict[str, Any] = {kind.__name__: kind for kind in (Categorical, Float, Int, Ordinal)}
 _WRONG_ARGUMENT = "its arguments must be numbers, strings, True or False"

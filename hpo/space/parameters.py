@@ -7,25 +7,55 @@ stored in the study.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Union
 
-from hpo.choices import Categorical, Ordinal
-from hpo.parameter_base import BaseParameter, Gene, Value
-from hpo.plain_values import convert_to_plain, find_wrong_bounds, format_with_type, round_float, round_inwards
+from hpo.space.values import (
+    convert_to_plain,
+    find_wrong_bounds,
+    format_with_type,
+    list_elements,
+    normalize_condition,
+    round_float,
+    round_inwards,
+)
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-__all__ = ["Categorical", "Float", "Gene", "Int", "Ordinal", "Parameter", "Value", "find_middle_gene", "is_conditional"]
+Value = Union[bool, int, float, str]
+Gene = Union[int, float]
+"""The number that encodes a value of a hyperparameter. Propulate breeds these numbers, not the values."""
 
 # Propulate stores genes in a float64 array, which cannot represent larger integers exactly.
 _LARGEST_INT = 2**53
 # Relative to the larger bound. If steps are smaller, Optuna confuses neighbouring values.
 _SMALLEST_RELATIVE_STEP = 1e-7
 _RELATIVE_ROUNDING = 1e-9  # A value that differs by less from a step is taken as this step.
+# A resumed run must have the same search space, but these arguments may differ. So the `repr` omits them.
+_CHANGEABLE = ("mutable", "prior", "confidence")
+
+
+@dataclass(frozen=True, repr=False)
+class BaseParameter:
+    """Base class of all kinds of hyperparameters."""
+
+    mutable: bool = field(default=False, kw_only=True)
+    when: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
+    prior: Any = field(default=None, kw_only=True)
+    confidence: str = field(default="medium", kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "when", normalize_condition(self.when))
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _CHANGEABLE}
+        shown["when"] = shown.pop("when")  # moved to the end
+        positional = shown.pop("choices") if "choices" in shown else (shown.pop("low"), shown.pop("high"))
+        options = [f"{name}={v!r}" for name, v in shown.items() if v != self.__dataclass_fields__[name].default]
+        return f"{type(self).__name__}({', '.join([*map(repr, positional), *options])})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -246,6 +276,134 @@ class Float(BaseParameter):
         return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
 
 
+def _find_scale_problem(parameter: Int | Float) -> str | None:
+    if type(parameter.log) is not bool:
+        return f"log must be True or False, got {parameter.log!r}"
+    if parameter.log and parameter.low <= 0:
+        return "low must be greater than 0 on a logarithmic scale"
+    if parameter.log and parameter.step not in (None, 1):
+        return "step must not be given with log=True (an Ordinal can have any values)"
+    return None
+
+
+def _suggest_high(below: float, at_least: float) -> str:
+    return f"high must be low plus a multiple of step, such as {max(below, at_least)!r}"
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class _Choices(BaseParameter):
+    # The gene is the index of the choice. Propulate's own one-hot encoding of strings loses mutations: setting one
+    # clears the wrong slice of an individual's position (propulate 1.2.2, `Individual.__setitem__`).
+    choices: tuple[Value, ...]
+
+    def __init__(
+        self,
+        *choices: Value,
+        mutable: bool = False,
+        when: Mapping[str, Any] | None = None,
+        prior: Value | None = None,
+        confidence: str = "medium",
+    ) -> None:
+        object.__setattr__(self, "choices", choices)
+        object.__setattr__(self, "mutable", mutable)
+        object.__setattr__(self, "when", normalize_condition(when))
+        object.__setattr__(self, "prior", prior)
+        object.__setattr__(self, "confidence", confidence)
+        if self.find_problem() is None:
+            object.__setattr__(self, "prior", self.convert(convert_to_plain(prior)))
+
+    def find_problem(self) -> str | None:
+        """Return why the choices are not valid, or None if they are."""
+        if not self.choices:
+            return "there must be at least one choice"
+        for choice in self.choices:
+            if type(choice) not in (bool, int, float, str):
+                if list_elements(choice) is not None:
+                    return "choices must be given one by one, each a string, a number or a boolean"
+                return f"a choice must be a string, a number or a boolean, got {format_with_type(choice)}"
+            if type(choice) is float and not math.isfinite(choice):
+                return f"a choice must be finite, got {choice!r}"
+        # True == 1 == 1.0, and Optuna finds choices by equality.
+        if len(set(self.choices)) < len(self.choices):
+            return "choices must differ from each other (True, 1 and 1.0 are the same)"
+        return None
+
+    is_continuous = False
+
+    @property
+    def limits(self) -> tuple[Gene, Gene]:
+        """The lowest and the highest gene (number that encodes a value)."""
+        return 0, len(self.choices) - 1
+
+    @property
+    def size(self) -> int:
+        """The number of values that the parameter can have."""
+        return len(self.choices)
+
+    def list_values(self) -> Iterator[Value]:
+        """Yield all values that the parameter can have."""
+        yield from self.choices
+
+    def accepts(self, value: object) -> bool:
+        """Return whether a value is one of the choices, and has the same type."""
+        return any(type(value) is type(choice) and value == choice for choice in self.choices)
+
+    def convert(self, value: Any) -> Any:
+        """Return the choice that equals a number. Other values are returned unchanged."""
+        is_number = type(value) in (int, float) and value in self.choices
+        return self.choices[self.choices.index(value)] if is_number else value
+
+    def encode(self, value: Value) -> Gene:
+        """Return the gene (number) that encodes a value."""
+        return self.choices.index(value)
+
+    def decode(self, gene: Gene) -> Value:
+        """Return the value that a gene encodes. A gene outside the limits counts as the nearest limit."""
+        return self.choices[min(max(round(gene), 0), len(self.choices) - 1)]
+
+    def make_distribution(self) -> BaseDistribution:
+        """Return the Optuna distribution of this parameter."""
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(self.choices)
+
+
+class Categorical(_Choices):
+    """A hyperparameter that is one of several choices without an order.
+
+    Args:
+        *choices: The choices, one argument each: strings, numbers or booleans.
+        mutable: Whether the value can change while a network trains, see Float. Default: False.
+        when: The condition under which the parameter is active, see Float. Default: None, always active.
+        prior: The choice that is expected to be good, see Float. Default: None.
+        confidence: How sure the prior is, see Float. Default: "medium".
+
+    Example:
+        ::
+
+            activation = Categorical("relu", "sigmoid", "tanh")
+    """
+
+
+class Ordinal(_Choices):
+    """A hyperparameter that is one of several choices in an order, such as a batch size.
+
+    All neighbouring choices count as equally far apart, whatever their values are.
+
+    Args:
+        *choices: The choices in their order, one argument each: strings, numbers or booleans.
+        mutable: Whether the value can change while a network trains, see Float. Default: False.
+        when: The condition under which the parameter is active, see Float. Default: None, always active.
+        prior: The choice that is expected to be good, see Float. Default: None.
+        confidence: How sure the prior is, see Float. Default: "medium".
+
+    Example:
+        ::
+
+            batch_size = Ordinal(32, 64, 256)
+    """
+
+
 Parameter = Union[Int, Float, Ordinal, Categorical]
 
 
@@ -260,15 +418,15 @@ def find_middle_gene(parameter: Parameter) -> Gene:
     return (low + high) / 2 if parameter.is_continuous else (int(low) + int(high)) // 2
 
 
-def _find_scale_problem(parameter: Int | Float) -> str | None:
-    if type(parameter.log) is not bool:
-        return f"log must be True or False, got {parameter.log!r}"
-    if parameter.log and parameter.low <= 0:
-        return "low must be greater than 0 on a logarithmic scale"
-    if parameter.log and parameter.step not in (None, 1):
-        return "step must not be given with log=True (an Ordinal can have any values)"
-    return None
+def format_parameter(parameter: Any) -> str:
+    """Return a parameter as Python code, with all its arguments.
 
-
-def _suggest_high(below: float, at_least: float) -> str:
-    return f"high must be low plus a multiple of step, such as {max(below, at_least)!r}"
+    The `repr` of a parameter omits the arguments that may differ in a resumed run: `mutable`, `prior`, `confidence`.
+    """
+    changeable = (("mutable", False), ("prior", None), ("confidence", "medium"))
+    options = [
+        f", {name}={getattr(parameter, name)!r}"
+        for name, default in changeable
+        if repr(getattr(parameter, name)) != repr(default)  # Arrays cannot be compared.
+    ]
+    return f"{repr(parameter)[:-1]}{''.join(options)})"

@@ -1,0 +1,7 @@
+"""The search space: hyperparameters, their conditions and priors, and the constraints between them."""
+
+from hpo.space.constraints import ConstraintSet
+from hpo.space.parameters import Categorical, Float, Gene, Int, Ordinal, Parameter, Value
+from hpo.space.search_space import SearchSpace
+
+__all__ = ["Categorical", "ConstraintSet", "Float", "Gene", "Int", "Ordinal", "Parameter", "SearchSpace", "Value"]
