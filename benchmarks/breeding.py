@@ -15,9 +15,9 @@ from threadpoolctl import threadpool_limits
 
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.breeding.evaluation_history import EvaluationHistory
-from hpo.breeding.propagator_names import NUMERIC_PROPAGATORS, PROPAGATORS
 from hpo.breeding.propagators import Deduplicate, make_propagator
 from hpo.breeding.propulate_compat import Individual
+from hpo.options import NUMERIC_PROPAGATORS, PROPAGATORS
 from hpo.space import Parameter
 from hpo.store.evaluations import Evaluation
 

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import functions, problems
-from hpo.breeding.propagator_names import DEFAULT_PROPAGATORS
 from hpo.breeding.time_budget import TimeBudget
+from hpo.options import DEFAULT_PROPAGATORS
 from hpo.space import SearchSpace
 from tests.support.simulation import WORKERS, SimulatedIslands
 

@@ -24,7 +24,7 @@ import optuna
 from benchmarks import functions, problems, tables
 from benchmarks.priors import IslandsWithPriors, add_priors
 from benchmarks.searchers import OptunaStudy, Searcher, make_optuna_sampler
-from hpo.breeding.propagator_names import DEFAULT_PROPAGATORS
+from hpo.options import DEFAULT_PROPAGATORS
 from hpo.space import SearchSpace
 from tests.support.simulation import WORKERS, SimulatedIslands, simulate
 

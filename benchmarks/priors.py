@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import functions, problems
-from hpo.breeding.propagator_names import DEFAULT_PROPAGATORS
+from hpo.options import DEFAULT_PROPAGATORS
 from hpo.space import Categorical, Ordinal, Parameter, SearchSpace
 from tests.support.simulation import WORKERS, SimulatedIslands, simulate
 

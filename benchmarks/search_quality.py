@@ -25,7 +25,7 @@ import hpo.breeding.surrogate
 from benchmarks import problems
 from benchmarks.problems import FAMILIES, Problem
 from benchmarks.searchers import Hebo, OptunaStudy, Searcher, make_optuna_sampler
-from hpo.breeding.propagator_names import DEFAULT_PROPAGATORS
+from hpo.options import DEFAULT_PROPAGATORS
 from tests.support import simulation
 from tests.support.simulation import WORKERS, SimulatedIslands, simulate
 

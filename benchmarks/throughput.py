@@ -114,8 +114,8 @@ def time_search(settings: list[str]) -> float:
     from hpo.evaluation.devices import Gpus
     from hpo.evaluation.host import RankPlace
     from hpo.layout import Layout
-    from hpo.run.options import Options
-    from hpo.run.request import resolve_request
+    from hpo.options import Options
+    from hpo.run.request import make_request
     from hpo.run.session_start import begin_session, enter_run_dir
     from tests.support.in_process_template import InProcessTemplate
 
@@ -123,7 +123,7 @@ def time_search(settings: list[str]) -> float:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "run")
         options = Options(SEARCH, evaluations=len(NETWORKS), run_dir=path, settings=tuple(settings))
-        request = resolve_request(options, Layout(8, 2, 2), here.ask, here.constraints)
+        request = make_request(options, Layout(8, 2, 2), here.ask, here.constraints)
         with ExitStack() as held:
             session = begin_session(
                 enter_run_dir(path, "", resume=False, resources=held), request, [RankPlace(0, "here", Gpus())]

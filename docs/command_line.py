@@ -12,11 +12,10 @@ from sphinx.util.docutils import SphinxDirective
 from typer.main import get_command
 
 from hpo.cli.commands import app as hpo_app
-from hpo.cli.option_groups import group_parameters
-from hpo.cli.search_options import make_search_app
+from hpo.cli.mpi_commands import group_parameters, make_command_app, make_search
 
 PROGRAMS = {
-    "run_islands.py": make_search_app(Path("search_spaces/digits_cnn.py"), lambda _: None),
+    "run_islands.py": make_command_app(make_search(Path("search_spaces/digits_cnn.py"))),
     "hpo": hpo_app,
 }
 

@@ -177,7 +177,7 @@ def make_propagator(name: str, history: EvaluationHistory, rng: random.Random, w
     """Return a propagator for one worker.
 
     Args:
-        name: A name in `hpo.breeding.propagator_names.PROPAGATORS`.
+        name: A name in `hpo.options.PROPAGATORS`.
         rng: The random number generator.
         workers: The number of workers of the island.
         index: The index of the worker on its island.

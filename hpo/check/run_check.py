@@ -19,9 +19,9 @@ from hpo.check.collective_mismatch import DEBUG_VARIABLE
 from hpo.errors import ExitStatus
 from hpo.evaluation.program_command import Program
 from hpo.layout import Layout
+from hpo.options import Options
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.job import Job
-from hpo.run.options import Options
 from hpo.run.rank_state import RankState
 from hpo.run.run_search import prepare_rank
 from hpo.space import Categorical, SearchSpace, Value

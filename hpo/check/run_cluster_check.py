@@ -27,13 +27,13 @@ from hpo.evaluation.limits import Limits
 from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.verdict import TIMEOUT_PREFIX
 from hpo.layout import Layout, list_usable_cores
+from hpo.options import Options
 from hpo.process import clock
 from hpo.process.launcher import describe_launcher, describe_scheduler
 from hpo.process.linux import count_threads_per_core, identify_container
 from hpo.ranks.agreement import run_on_all
 from hpo.ranks.communicator import SleepingComm, describe_mpi
 from hpo.ranks.job import Job
-from hpo.run.options import Options
 from hpo.run.rank_state import RankState
 from hpo.run.run_search import find_job_end, prepare_rank
 from hpo.store.run_dir import RUNS_DIR

@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from hpo.cli.check_options import make_check_command
-from hpo.cli.cluster_check_options import make_cluster_check_command
 from hpo.cli.command_line import make_app, parse_whole_number
 from hpo.cli.job_scripts import add_script_commands
-from hpo.cli.option_groups import GroupedCommand
+from hpo.cli.mpi_commands import GroupedCommand, make_check, make_cluster_check, make_search
 from hpo.cli.output_file import check_output, write_output
-from hpo.cli.search_options import make_search_command
 from hpo.cli.version import print_versions
 from hpo.errors import RunError, UsageError
+from hpo.options import TRACKERS, check_trackers
 from hpo.text_format import make_printable
-from hpo.trackers import TRACKERS, check_trackers
 
 if TYPE_CHECKING:
     from hpo.results.reader import RunReader
@@ -33,9 +30,9 @@ Storage = Annotated[Optional[str], typer.Option(metavar="URL", help="Storage of 
 
 
 # These are here for `hpo --help` only. hpo.cli.entry runs them, on each rank of an MPI job.
-app.command(cls=GroupedCommand)(make_search_command(None, lambda _: None))
-app.command(cls=GroupedCommand)(make_check_command(lambda _: None))
-app.command(cls=GroupedCommand)(make_cluster_check_command(lambda _: None))
+app.command(cls=GroupedCommand)(make_search())
+app.command(cls=GroupedCommand)(make_check())
+app.command(cls=GroupedCommand)(make_cluster_check())
 
 
 @app.callback(invoke_without_command=True)

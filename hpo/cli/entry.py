@@ -10,24 +10,22 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Optional
+from typing import TYPE_CHECKING, Any, NoReturn, Union
 
 from hpo.errors import CollectiveUsageError, ExitStatus, RunError, UsageError
 from hpo.layout import Layout, describe_wrong_launch
-from hpo.run.options import Options, read_last_options
+from hpo.options import Options
 from hpo.store.run_dir import RUNS_DIR, RunDir
 
 if TYPE_CHECKING:
-    import typer
-
     from hpo.evaluation.template_client import TemplateProcess
     from hpo.ranks.job import Job
 
-_ParsedCommand = tuple[Optional[Options], Optional[Layout], Optional[int]]
+_Parsed = Union[tuple[Options, Layout], int]
+"""What a command line asks for; or an exit status, after a mistake or --help."""
 
 
 def main() -> None:
@@ -39,7 +37,7 @@ def main() -> None:
         check("hpo check", sys.argv[2:])
     if sys.argv[1:2] == ["check-cluster"]:
         check_cluster("hpo check-cluster", sys.argv[2:])
-    from hpo.cli.command_line import run_app
+    from hpo.cli.command_line import call_app, run_command
     from hpo.cli.commands import app
     from hpo.process.standard_streams import fill_closed_streams
 
@@ -49,7 +47,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # Texts of the user may have characters that the terminal cannot encode.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    sys.exit(run_app(app, "hpo", sys.argv[1:]))
+    sys.exit(run_command(lambda: call_app(app, "hpo", sys.argv[1:]), "hpo"))
 
 
 def search(program: str, arguments: Sequence[str], default: Path | None = None) -> NoReturn:
@@ -64,22 +62,17 @@ def search(program: str, arguments: Sequence[str], default: Path | None = None) 
 
     arguments, command = split_command(arguments)
 
-    def make_app(on_options: Callable[[Options], None]) -> typer.Typer:
-        from hpo.cli.search_options import make_search_app
+    def parse(ranks: int) -> _Parsed:
+        from hpo.cli.mpi_commands import make_search
 
-        return make_search_app(default, on_options, command)
-
-    def choose_layout(options: Options, ranks: int) -> Layout:
-        layout = find_layout(options, ranks)
-        RunDir(options.run_dir or RUNS_DIR / options.search_space.stem).check_usable(options.resume)
-        return layout
+        return _parse_command(make_search(default, command), _resolve_search, program, arguments, ranks)
 
     def run(options: Options, layout: Layout, job: Job) -> int:
         from hpo.run.run_search import run_search
 
         return run_search(options, layout, job)
 
-    _run_and_exit(program, partial(_parse_command, make_app, choose_layout, program, arguments), run)
+    _run_and_exit(program, parse, run)
 
 
 def check(program: str, arguments: Sequence[str]) -> NoReturn:
@@ -93,20 +86,17 @@ def check(program: str, arguments: Sequence[str]) -> NoReturn:
 
     arguments, command = split_command(arguments)
 
-    def make_app(on_options: Callable[[Options], None]) -> typer.Typer:
-        from hpo.cli.check_options import make_check_app
+    def parse(ranks: int) -> _Parsed:
+        from hpo.cli.mpi_commands import make_check
 
-        return make_check_app(on_options, command)
-
-    def choose_layout(_: Options, ranks: int) -> Layout:
-        return Layout(ranks, ranks, 1)  # All ranks are one worker.
+        return _parse_command(make_check(command), _resolve_check, program, arguments, ranks)
 
     def run(options: Options, layout: Layout, job: Job) -> int:
         from hpo.check.run_check import run_check
 
         return run_check(options, layout, job)
 
-    _run_and_exit(program, partial(_parse_command, make_app, choose_layout, program, arguments), run)
+    _run_and_exit(program, parse, run)
 
 
 def check_cluster(program: str, arguments: Sequence[str]) -> NoReturn:
@@ -116,22 +106,40 @@ def check_cluster(program: str, arguments: Sequence[str]) -> NoReturn:
         program: The name of the program, for messages.
         arguments: The arguments of the command line.
     """
-    from hpo.cli.cluster_check_options import make_cluster_check_app
 
-    def choose_layout(options: Options, ranks: int) -> Layout:
-        RunDir(options.run_dir or RUNS_DIR).check_usable(resume=True)
-        return find_layout(options, ranks)
+    def parse(ranks: int) -> _Parsed:
+        from hpo.cli.mpi_commands import make_cluster_check
+
+        return _parse_command(make_cluster_check(), _resolve_cluster_check, program, arguments, ranks)
 
     def run(options: Options, layout: Layout, job: Job) -> int:
         from hpo.check.run_cluster_check import run_cluster_check
 
         return run_cluster_check(options, layout, job)
 
-    _run_and_exit(program, partial(_parse_command, make_cluster_check_app, choose_layout, program, arguments), run)
+    _run_and_exit(program, parse, run)
+
+
+def _resolve_search(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layout]:
+    from hpo.run.resolve_options import resolve_options
+
+    options, layout = resolve_options(given, ranks)
+    RunDir(options.run_dir or RUNS_DIR / options.search_space.stem).check_usable(options.resume)
+    return options, layout
+
+
+def _resolve_check(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layout]:
+    return Options(**given), Layout(ranks, ranks, 1)  # All ranks are one worker.
+
+
+def _resolve_cluster_check(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layout]:
+    options = Options(**given)
+    RunDir(options.run_dir or RUNS_DIR).check_usable(resume=True)
+    return options, Layout.choose(ranks, options.ranks_per_worker, None)
 
 
 def _run_and_exit(
-    program: str, parse: Callable[[int], _ParsedCommand], run: Callable[[Options, Layout, Job], int]
+    program: str, parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]
 ) -> NoReturn:
     """Run a command on this rank of an MPI job, then exit the process.
 
@@ -203,57 +211,41 @@ def _start_mpi(program: str) -> TemplateProcess | None:
     return template
 
 
-def _run_on_rank(job: Job, parse: Callable[[int], _ParsedCommand], run: Callable[[Options, Layout, Job], int]) -> int:
+def _run_on_rank(job: Job, parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]) -> int:
     from hpo.ranks.hosts import sort_by_host, split_by_host, unlink_shared_memory
 
     host = split_by_host(job.world)
     unlink_shared_memory(host)  # After this, a job that is killed leaves no files.
-    options, layout, status = job.world.bcast(parse(job.world.size) if job.is_first else None)
-    if status is not None:
-        return int(status)
+    parsed = job.world.bcast(parse(job.world.size) if job.is_first else None)
+    if isinstance(parsed, int):
+        return int(parsed)
+    options, layout = parsed
     logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     return run(options, layout, replace(job, world=sort_by_host(job.world, host, layout.ranks_per_worker)))
 
 
 def _parse_command(
-    make_app: Callable[[Callable[[Options], None]], typer.Typer],
-    choose_layout: Callable[[Options, int], Layout],
+    command: Callable[..., dict[str, Any]],
+    resolve: Callable[[Mapping[str, Any], int], tuple[Options, Layout]],
     program: str,
     arguments: Sequence[str],
     ranks: int,
-) -> _ParsedCommand:
+) -> _Parsed:
     """Parse a command line. Return the options and the layout, or an exit status, for example after a mistake."""
-    from hpo.cli.command_line import run_app
+    from hpo.cli.command_line import call_app, run_command
+    from hpo.cli.mpi_commands import make_command_app
     from hpo.process.launcher import is_first_rank
 
-    accepted: list[tuple[Options, Layout]] = []
     wrong_launch = describe_wrong_launch(ranks, os.environ)
     if wrong_launch and not is_first_rank(os.environ):
-        return None, None, ExitStatus.USAGE_ERROR  # The first process prints the message.
+        return ExitStatus.USAGE_ERROR  # The first process prints the message.
 
-    def accept_options(options: Options) -> None:
+    def parse() -> _Parsed:
+        given = call_app(make_command_app(command), program, arguments)
+        if not isinstance(given, dict):
+            return int(given or 0)  # --help
         if wrong_launch:
             raise UsageError(wrong_launch)
-        accepted.append((options, choose_layout(options, ranks)))
+        return resolve(given, ranks)
 
-    status = run_app(make_app(accept_options), program, arguments)
-    return (*accepted[0], None) if accepted else (None, None, status)
-
-
-def find_layout(options: Options, ranks: int) -> Layout:
-    """Return the layout of a run: its number of islands, and its workers.
-
-    Without ``--islands``, a resumed run keeps its number of islands. It has at least one island per propagator, but at
-    most one per worker.
-
-    Args:
-        options: The options on the current command line.
-        ranks: The number of ranks of the job.
-    """
-    layout = Layout.choose(ranks, options.ranks_per_worker, options.islands, options.propagators)
-    last = read_last_options(options.run_dir, options.resume)
-    if options.islands is not None or not last:
-        return layout
-    propagators = options.propagators or last.get("propagators", ())
-    islands = max(last.get("islands") or 2, len(propagators))
-    return replace(layout, islands=min(islands, layout.workers))
+    return run_command(parse, program)

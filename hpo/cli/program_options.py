@@ -4,54 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Optional
-
-import typer
+from typing import Any
 
 from hpo.cli.shipped_spaces import find_search_space
 from hpo.errors import UsageError
+from hpo.options import PROGRAM_OPTIONS, ProgramOptions
 from hpo.script_objective import Script, find_program
 from hpo.space import SearchSpace
 from hpo.space.parsing import parse_parameter
-
-# Options of both hpo search and hpo check.
-SPACE_OPTION = Annotated[
-    Optional[list[str]],
-    typer.Option(
-        metavar="NAME=PARAMETER",
-        help="A hyperparameter, such as 'lr=Float(1e-4, 1e-1, log=True)'; repeatable.",
-    ),
-]
-LOSS_OPTION = Annotated[
-    Optional[str],
-    typer.Option(
-        metavar="REGEX",
-        help="Regular expression of printed losses, such as 'val_loss=(\\S+)'.  [default: from hpo.report]",
-    ),
-]
-METRICS_OPTION = Annotated[
-    Optional[list[str]],
-    typer.Option("--metric", metavar="NAME=REGEX", help="Regular expression of a printed metric; repeatable."),
-]
-FLAGS_OPTION = Annotated[
-    Optional[list[str]],
-    typer.Option(
-        "--flag",
-        metavar="NAME",
-        help="A boolean hyperparameter: --NAME if true, absent if false; repeatable.",
-    ),
-]
-
-PROGRAM_OPTIONS = {
-    "space": "--space",
-    "loss": "--loss",
-    "metrics": "--metric",
-    "flags": "--flag",
-    "resume_args": "--resume-args",
-    "first_report": "--first-report",
-}
-"""The options that describe a program. The keys are the names of the parameters in Python."""
 
 _UNUSED_NAME = "nothing"  # The name of a hyperparameter that has no effect, for a program without hyperparameters.
 _EXAMPLE = "Write for example --space 'lr=Float(1e-4, 1e-1, log=True)'"
@@ -73,7 +35,7 @@ def find_source(
     Args:
         search_space: The search space on the command line; None if it was not given.
         command: The program and its arguments, given after ``--``; None without ``--``.
-        given: The values of `PROGRAM_OPTIONS`, by the names of their parameters.
+        given: The values of the fields of `ProgramOptions` that were given.
         needs_space: Whether a program must have hyperparameters.
 
     Returns:
@@ -83,35 +45,29 @@ def find_source(
         UsageError: There is neither a search file nor a program, or there are both, or an option is not valid.
     """
     if command is None:
-        for name, option in PROGRAM_OPTIONS.items():
-            if given.get(name):
-                raise UsageError(f"{option} must be used with a program after --, as in -- train.py --epochs 3")
+        for name in given:
+            flag = PROGRAM_OPTIONS[name].flags
+            raise UsageError(f"{flag} must be used with a program after --, as in -- train.py --epochs 3")
         if search_space is None:
             raise UsageError("there must be a search space file, such as my_search.py, or a program after --")
         return find_search_space(search_space), None
     if search_space is not None:
         raise UsageError(f"{search_space} and a program after -- exclude each other. Give one of them")
-    texts, flags = given["space"] or [], list(given["flags"] or [])
-    if not texts and not needs_space:
-        texts, flags = [f"{_UNUSED_NAME}=Categorical(False, True)"], [*flags, _UNUSED_NAME]
-    codes = parse_space(texts)
-    options = {"resume_args": None, "first_report": None, **given, "metrics": given["metrics"] or [], "flags": flags}
-    options.pop("space")
-    script = make_script(command, **options)
+    options = ProgramOptions(**given)
+    if not options.space and not needs_space:
+        unused = f"{_UNUSED_NAME}=Categorical(False, True)"
+        options = replace(options, space=(unused,), flags=(*options.flags, _UNUSED_NAME))
+    codes = parse_space(options.space)
+    script = make_script(command, options)
     return Path(script.name), script.format_search_file(codes).encode()
 
 
-def make_script(
-    command: Sequence[str], metrics: Sequence[str], resume_args: str | None, first_report: int | None, **options: Any
-) -> Script:
+def make_script(command: Sequence[str], options: ProgramOptions) -> Script:
     """Return the Script objective that runs the program after ``--``.
 
     Args:
         command: The program and its arguments, given after ``--``.
-        metrics: The texts NAME=REGEX of ``--metric``.
-        resume_args: The value of ``--resume-args``; None if it was not given.
-        first_report: The value of ``--first-report``; None if it was not given.
-        **options: Further arguments of Script.
+        options: The options that describe the program.
 
     Raises:
         UsageError: The program does not exist or cannot be executed, or an option is not valid.
@@ -125,11 +81,17 @@ def make_script(
         raise UsageError("-- must be followed by a command, such as -- train.py --epochs 3")
     if "/" not in parts[0] and not parts[0].endswith(".py") and parts[0] != "-m" and Path(parts[0]).is_file():
         parts[0] = f"./{parts[0]}"
-    patterns = dict(
-        _split_assignment(text, "--metric", "Write for example --metric 'accuracy=acc: (\\S+)'") for text in metrics
-    )
+    example = "Write for example --metric 'accuracy=acc: (\\S+)'"
+    metrics = dict(_split_assignment(text, "--metric", example) for text in options.metrics)
     try:
-        script = Script(*parts, metrics=patterns, resume=resume_args or "", first_report=first_report or 1, **options)
+        script = Script(
+            *parts,
+            loss=options.loss,
+            metrics=metrics,
+            flags=options.flags,
+            resume=options.resume_args,
+            first_report=options.first_report,
+        )
         find_program(script)
     except ValueError as error:
         raise UsageError(str(error)) from None

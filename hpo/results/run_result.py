@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpo.options import RECORDED_OPTIONS, format_value, from_json
 from hpo.store.evaluations import Evaluation, find_best, rank_evaluations
 from hpo.store.inheritance import has_inheritance
 from hpo.store.manifest import Manifest
-from hpo.store.recorded_options import OPTIONS, from_json
 from hpo.store.storage_url import has_hidden_password, is_url
 from hpo.store.successive_halving import is_search_over
 
@@ -94,7 +94,7 @@ class RunResult:
         It repeats the options of the latest session that `--resume` does not keep, such as `--ranks-per-worker`.
         """
         storage = self.manifest.storage
-        kept = {name for name, option in OPTIONS.items() if option.is_kept_on_resume}
+        kept = {name for name, option in RECORDED_OPTIONS.items() if option.is_kept}
         again = [
             *self._list_given_options(without=kept),
             *(["--storage", storage] if has_hidden_password(storage) else []),
@@ -130,7 +130,7 @@ class RunResult:
             **settings: Settings to add or change.
         """
         values = [f"{name}={text}" for name, text in {**self.manifest.set, **settings}.items()]
-        without = {name for name, option in OPTIONS.items() if option.name in options}
+        without = {name for name, option in RECORDED_OPTIONS.items() if option.name in options}
         again = self._list_given_options(without | ({"target_loss"} if self.is_target_reached else set()))
         storage = ["--storage", self.manifest.storage] if is_url(self.manifest.storage) else []
         return self._format_command(
@@ -139,9 +139,12 @@ class RunResult:
 
     def _list_given_options(self, without: set[str]) -> list[str]:
         """Return the options of the latest session that differ from their defaults, except the options in `without`."""
-        given = [(OPTIONS[name], value) for name, value in self.options.items() if name in OPTIONS.keys() - without]
-        words = [option.format_words(value) for option, value in given if value not in (None, option.default)]
-        return list(itertools.chain.from_iterable(words))
+        words: list[str] = []
+        for name in (name for name in self.options if name in RECORDED_OPTIONS.keys() - without):
+            option, value = RECORDED_OPTIONS[name], from_json(name, self.options[name])
+            if value not in (None, option.default):
+                words += [option.name] if isinstance(value, bool) else [option.name, format_value(value)]
+        return words
 
     def _format_command(self, *options: str) -> str:
         """Return a command with the program and search space of the latest session; "" if the command is too long."""

@@ -50,7 +50,7 @@ class LeaderStages:
         self._watch = watch
         self._leaders = leaders
         self._make_evaluator = make_evaluator
-        self._timeout = run.options.evaluation_timeout or math.inf
+        self._timeout = run.options.evaluation_timeout
 
     def search(self, connection: WriterConnection, space: SearchSpace, script: Script | None) -> None:
         """Breed individuals, claim them (reserve them in the study), and evaluate them until the search is over.
@@ -62,7 +62,7 @@ class LeaderStages:
         options, run = self._options, self._manifest
         study = self._make_study_client(connection)
         prunes, first = run.pruner != "none", script.first_report if script else 1
-        limits = Limits(self._timeout, options.max_failures or None, options.target, prunes, first)
+        limits = Limits(self._timeout, options.max_failures or None, options.target_loss, prunes, first)
         checkpointer = Checkpointer(
             CheckpointStore(self._files.checkpoints), options.checkpoint_every, run.layout.islands if run.pbt else 0
         )

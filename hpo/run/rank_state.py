@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hpo.options import Options
 from hpo.problem import Problem
 from hpo.process.user_frames import UserFrames
-from hpo.run.options import Options
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
 

@@ -1,7 +1,4 @@
-"""Resolve the options of a run.
-
-An option that is not given has its value of the previous session or, in a new run, its default.
-"""
+"""Load what a run needs besides its options, and check that the options fit the search file."""
 
 from __future__ import annotations
 
@@ -9,21 +6,20 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from hpo.breeding.propagator_names import (
-    DEFAULT_PROPAGATORS,
+from hpo.errors import RunError, UsageError
+from hpo.layout import Layout
+from hpo.objectives import Objectives
+from hpo.options import (
     MULTI_OBJECTIVE_PROPAGATORS,
     NUMERIC_PROPAGATORS,
     PBT_PROPAGATORS,
     PROPAGATORS,
+    Options,
 )
-from hpo.errors import RunError, UsageError
-from hpo.layout import Layout
-from hpo.objectives import Objectives
 from hpo.problem import AskTemplate, Problem, SearchDescription, load_description
 from hpo.run.enqueue import read_enqueued
-from hpo.run.options import DEFAULT_EVALUATIONS, DEFAULT_PRUNER, Options
 from hpo.run.warm_start import WarmStart, read_warm_start
 from hpo.space import Categorical, ConstraintSet, SearchSpace
 from hpo.store.manifest import Manifest
@@ -31,26 +27,16 @@ from hpo.store.run_dir import RunDir
 from hpo.store.storage_url import resolve_url
 from hpo.text_format import format_repr
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run to start or to resume, with all options resolved. It exists only on the first rank."""
+    """A run to start or to resume, with all that its options name. It exists only on the first rank."""
 
     options: Options
-    """The options as the user gave them."""
     layout: Layout
     problem: Problem
     previous: Manifest | None
     """The manifest (content of run.json) of the run to resume; None for a new run."""
-    budget: int
-    """The number of evaluations of the whole run."""
-    seed: int
-    propagators: tuple[str, ...]
-    pruner: str
-    confirm_seeds: int
-    pbt: bool
     storage: str | None
     """The URL of the storage; None if the study is in the run directory."""
     setting_texts: Mapping[str, str]
@@ -63,8 +49,8 @@ class RunRequest:
     """The evaluations to import; None without --warm-start."""
 
 
-def resolve_request(options: Options, layout: Layout, ask: AskTemplate, constraints: ConstraintSet) -> RunRequest:
-    """Load the search file, and check and resolve all options.
+def make_request(options: Options, layout: Layout, ask: AskTemplate, constraints: ConstraintSet) -> RunRequest:
+    """Load the search file, and check that the options fit it.
 
     Args:
         ask: Sends requests to the template: "load", "check_setting" for each setting, and "bind"
@@ -83,39 +69,29 @@ def resolve_request(options: Options, layout: Layout, ask: AskTemplate, constrai
         file.check_setting(assignment)
     texts = {**(before.set if before else {}), **dict(text.split("=", 1) for text in options.settings)}
     problem = file.bind_settings(_format_assignments(texts))
-    seed = _choose_value(options.seed, before.seed if before else None, 0)
-    propagators = options.propagators or (before.propagators if before else DEFAULT_PROPAGATORS)
-    check_space(propagators, file.space)
-    check_objectives(propagators, file.objectives)
-    pruner = _choose_value(options.pruner, before.pruner if before else None, DEFAULT_PRUNER)
-    budget = _choose_value(
-        options.compute_budget(layout.workers), before.budget if before else None, DEFAULT_EVALUATIONS
-    )
-    make_pruner(pruner, budget)
-    storage = _choose_value(options.storage, before.storage if before else None, None)
-    confirm_seeds = _choose_value(options.confirm_seeds, before.confirm_seeds if before else None, 0)
-    pbt = _choose_value(options.pbt, before.pbt if before else None, False)
-    if pbt:
-        check_pbt(file, propagators, options.checkpoint_every)
-        check_with_heirs(pruner, confirm_seeds, "--pbt")
+    check_space(options.propagators, file.space)
+    check_objectives(options.propagators, file.objectives)
+    make_pruner(options.pruner, options.evaluations)  # raises an error for an unknown name
+    if options.pbt:
+        check_pbt(file, options.propagators, options.checkpoint_every)
+        check_with_heirs(options.pruner, options.confirm_seeds, "--pbt")
+    enqueued = []
+    if options.enqueue is not None:
+        enqueued = read_enqueued(options.enqueue, file.space, options.seed)
+    warm_start = None
+    if options.warm_start is not None:
+        warm_start = read_warm_start(options.warm_start, file.space, file.objectives)
+    storage = options.storage or (before.storage if before else None)
     return RunRequest(
         options=options,
         layout=layout,
         problem=problem,
         previous=before,
-        budget=budget,
-        seed=seed,
-        propagators=propagators,
-        pruner=pruner,
-        confirm_seeds=confirm_seeds,
-        pbt=pbt,
         storage=resolve_url(storage) if storage is not None else None,
         setting_texts=texts,
-        prior_params=_draw_priors(file, seed),
-        enqueued=read_enqueued(options.enqueue, file.space, seed) if options.enqueue is not None else [],
-        warm_start=read_warm_start(options.warm_start, file.space, file.objectives)
-        if options.warm_start is not None
-        else None,
+        prior_params=_draw_priors(file, options.seed),
+        enqueued=enqueued,
+        warm_start=warm_start,
     )
 
 
@@ -129,10 +105,6 @@ def _draw_priors(file: SearchDescription, seed: int) -> dict[str, Any]:
 
 def _format_assignments(texts: Mapping[str, str]) -> list[str]:
     return [f"{name}={text}" for name, text in texts.items()]
-
-
-def _choose_value(now: T | None, before: T | None, default: T) -> T:
-    return now if now is not None else before if before is not None else default
 
 
 def _read_previous_manifest(options: Options, file: SearchDescription) -> Manifest | None:

@@ -9,10 +9,10 @@ from functools import partial
 
 from hpo.evaluation.host import RankPlace
 from hpo.evaluation.testing_client import run_test_in_trainer
+from hpo.options import Options
 from hpo.process.standard_streams import warn
 from hpo.ranks.job import Job
 from hpo.run.finalize import finalize_run
-from hpo.run.options import Options
 from hpo.run.outcome import RunOutcome
 from hpo.run.rank_state import RankState
 from hpo.run.session import Session
@@ -63,7 +63,12 @@ class RootRank:
         patience = StorageRetry(mask_password(session.storage), warn, self._cannot_wait)
         self._session = replace(session, patience=patience)
         self._outcome = RunOutcome(
-            self._session, lambda: job.watch.active_stop, job.started_at, options.top_n, options.target, self._space
+            self._session,
+            lambda: job.watch.active_stop,
+            job.started_at,
+            options.top_n,
+            options.target_loss,
+            self._space,
         )
         job.watch.set_stop_callbacks(self.files.mark_ended, self._outcome.conclude_once)
         self._places = places

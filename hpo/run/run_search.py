@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from hpo.errors import RunError, UsageError
 from hpo.layout import Layout
+from hpo.options import Options
 from hpo.problem import Problem, RemoteConstraints
 from hpo.ranks.agreement import run_on_all
 from hpo.ranks.hosts import split_by_host
 from hpo.ranks.job import Job
 from hpo.ranks.rank_watch import RankWatch
-from hpo.run.options import Options
 from hpo.run.rank_state import RankState, RunContext
 from hpo.text_format import format_duration
 
@@ -145,9 +145,9 @@ def prepare_rank(
         def resolve_on_root() -> RunRequest | None:
             if world.rank != 0:
                 return None
-            from hpo.run.request import resolve_request
+            from hpo.run.request import make_request
 
-            return resolve_request(options, layout, template.ask, constraints)
+            return make_request(options, layout, template.ask, constraints)
 
         request = run_on_all(world, resolve_on_root)
         data = world.bcast(request.problem.data if request else None)

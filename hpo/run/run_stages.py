@@ -78,7 +78,7 @@ class RunStages:
 
     def confirm(self) -> None:
         """Train the best individuals again with other seeds, if ``--confirm-seeds`` is given and the search is over."""
-        self._job.watch.cancel_stop(make_target_stop(self._options.target))  # It ends only the search.
+        self._job.watch.cancel_stop(make_target_stop(self._options.target_loss))  # It ends only the search.
         root, leader_stages = self._root, self._leader_stages
         if not self._manifest.confirm_seeds:
             return

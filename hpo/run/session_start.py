@@ -16,10 +16,11 @@ from hpo.errors import UsageError
 from hpo.evaluation.devices import choose_backend, describe_gpus, has_separated_worker
 from hpo.evaluation.host import RankPlace
 from hpo.layout import Layout
+from hpo.options import to_json
 from hpo.placement import describe_spanning_workers
 from hpo.process.standard_streams import warn
-from hpo.run.option_changes import collect_options, describe_changes
 from hpo.run.request import RunRequest, check_with_heirs
+from hpo.run.resolve_options import describe_changes
 from hpo.run.session import Session
 from hpo.run.source_versions import describe_source_changes, keep_source
 from hpo.run.warm_start import describe_setting_changes, find_misfits, record_warm_start
@@ -89,7 +90,7 @@ def begin_session(run_dir: RunDir, request: RunRequest, places: Sequence[RankPla
     _check_storage(session, resumes=before is not None)
     progress = _resume_study(session, request) if before else _create_study(session, problem.space)
     earlier = before.sessions if before else ()
-    options = collect_options(request)
+    options = to_json(request.options)
     entry = dataclasses.replace(
         keep_source(run_dir, problem.file, earlier, manifest.started), options=options, settings=manifest.settings
     )
@@ -112,7 +113,7 @@ def begin_session(run_dir: RunDir, request: RunRequest, places: Sequence[RankPla
         )
     with convert_storage_errors(session.storage):
         evaluations = session.open_record().read_evaluations()
-        lines += filter(None, [describe_blind_spot(request.pruner, manifest.objectives, evaluations)])
+        lines += filter(None, [describe_blind_spot(manifest.pruner, manifest.objectives, evaluations)])
         write_json(run_dir.run_json, manifest.to_json())
         lines += _enqueue_given(session, request)
     return dataclasses.replace(session, headline="\n".join(lines))
@@ -135,9 +136,10 @@ def _describe_separated_gpus(layout: Layout, places: Sequence[RankPlace]) -> lis
 
 def _count_most_checkpoints(request: RunRequest) -> int:
     # Each worker needs space for two, since its next checkpoint is complete before the last one is removed.
-    halving = HALVING_SCHEDULES.get(request.pruner)
-    kept = PARENTS_PER_ISLAND * request.layout.islands if request.pbt else 0
-    paused = halving.compute_max_paused(request.budget, request.problem.file.objectives) if halving else 0
+    options = request.options
+    halving = HALVING_SCHEDULES.get(options.pruner)
+    kept = PARENTS_PER_ISLAND * request.layout.islands if options.pbt else 0
+    paused = halving.compute_max_paused(options.evaluations, request.problem.file.objectives) if halving else 0
     return 2 * request.layout.workers + kept + paused
 
 
@@ -151,7 +153,7 @@ def _locate_storage(run_dir: RunDir, request: RunRequest) -> str:
 def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -> Manifest:
     """Return the manifest for run.json, still without its list of sessions."""
     problem, before, source = request.problem, request.previous, request.warm_start
-    storages = (request.options.storage, request.options.warm_start)
+    options = request.options
     return Manifest(
         search_space=str(problem.file.path),
         space=problem.space.describe(),
@@ -162,18 +164,18 @@ def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         settings=problem.setting_values,
         set=request.setting_texts,
-        budget=request.budget,
-        seed=request.seed,
-        propagators=request.propagators,
-        pruner=request.pruner,
-        confirm_seeds=request.confirm_seeds,
-        pbt=request.pbt,
+        budget=options.evaluations,
+        seed=options.seed,
+        propagators=options.propagators,
+        pruner=options.pruner,
+        confirm_seeds=options.confirm_seeds,
+        pbt=options.pbt,
         objectives=problem.file.objectives,
         warm_start=source.source if source is not None else before.warm_start if before else None,
         storage=mask_password(request.storage or run_dir.journal.name),
         study=before.study if before else run_dir.study_name,
         sessions=(),
-        command=shlex.join(_remove_passwords(sys.argv, *storages)),
+        command=shlex.join(_remove_passwords(sys.argv, options.storage, options.warm_start)),
     )
 
 

@@ -13,11 +13,11 @@ from typing import Any
 from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.objectives import LOSS, ONLY_LOSS, Objectives
+from hpo.options import is_valid_json
 from hpo.store.json_values import is_mapping, is_mapping_of, is_text, is_whole_number
-from hpo.store.recorded_options import is_valid_value
 from hpo.text_format import format_repr
 
-FORMAT = 1
+FORMAT = 2
 """Version of the format of run directories. Increase it if run.json, trial attributes or file names change."""
 SEARCH_FILE_PATTERN = re.compile(r"search_space-([1-9][0-9]{0,8})\.py")
 """Pattern of the names of the copies of the search space file. Each version that a session used has one copy."""
@@ -33,7 +33,7 @@ class SessionEntry:
         sha256: Checksum of the search space file.
         commit: Commit of the file's git repository; None without a repository.
         dirty: Whether the repository had uncommitted changes; None without a repository.
-        options: Values of the options in `hpo.store.recorded_options.OPTIONS`, as JSON.
+        options: Values of the options in `hpo.options.RECORDED_OPTIONS`, as JSON.
         settings: Values of all settings, as JSON.
     """
 
@@ -179,7 +179,7 @@ def _is_session(entry: object) -> bool:
     ):
         return False
     options, settings = entry.get("options", {}), entry.get("settings", {})
-    if not (is_mapping(options) and all(itertools.starmap(is_valid_value, options.items())) and is_mapping(settings)):
+    if not (is_mapping(options) and all(itertools.starmap(is_valid_json, options.items())) and is_mapping(settings)):
         return False
     return entry.get("commit") is None or is_like("commit", "[0-9a-f]{40,64}")
 

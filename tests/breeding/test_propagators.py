@@ -13,10 +13,10 @@ import pytest
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.gaussian_process import GaussianProcess
-from hpo.breeding.propagator_names import PROPAGATORS
 from hpo.breeding.propagators import make_propagator
 from hpo.breeding.propulate_compat import Individual
 from hpo.errors import UsageError
+from hpo.options import PROPAGATORS
 from hpo.run.request import check_space
 from hpo.space.search_space import list_individuals
 from tests.support.evaluations import make_evaluation

@@ -19,6 +19,7 @@ from hpo.errors import UsageError
 from hpo.evaluation.host_network import reserve_port
 from hpo.evaluation.program_reports import ReportMerger, ReportReader
 from hpo.evaluation.report import Report
+from hpo.options import ProgramOptions
 from hpo.script_objective import Script, propose_loss_pattern
 from tests.support.launch import Hpo
 from tests.support.limits import scale
@@ -60,7 +61,8 @@ def test_parse_space_matches_search_file(tmp_path: Path) -> None:
     assert split_command(["a.py"]) == (["a.py"], None)
     (tmp_path / "train.py").write_text("")
     path = str(tmp_path / "train.py")
-    script = make_script(["python3", path], ["acc=acc (.*)"], "--from '{folder}/a b'", 2, loss="l=(.*)", flags=["amp"])
+    options = ProgramOptions((), "l=(.*)", ("acc=acc (.*)",), ("amp",), "--from '{folder}/a b'", 2)
+    script = make_script(["python3", path], options)
     expected = {"metrics": {"acc": "acc (.*)"}, "flags": ["amp"], "resume": ["--from", "{folder}/a b"]}
     assert script == Script(path, loss="l=(.*)", first_report=2, **expected)  # type: ignore[arg-type]
     found: dict[str, Any] = {}

@@ -15,10 +15,12 @@ from pathlib import Path
 import optuna
 import pytest
 
-from hpo.cli.command_line import run_app
-from hpo.cli.search_options import make_search_app
+from hpo.cli.command_line import call_app, run_command
+from hpo.cli.mpi_commands import make_command_app, make_search
 from hpo.errors import UsageError
-from hpo.run.options import Options
+from hpo.layout import Layout
+from hpo.options import Options
+from hpo.run.resolve_options import resolve_options
 from tests.support.chaos import Victim, kill_at_end
 from tests.support.launch import (
     ALONE,
@@ -357,10 +359,14 @@ def test_run_with_mistake_prints_one_message_on_one_rank(
 def test_command_line_with_mistake_prints_one_message(
     capsys: pytest.CaptureFixture[str], arguments: list[object], message: str
 ) -> None:
-    parsed: list[Options] = []
-    assert run_app(make_search_app(None, parsed.append), "hpo search", list(map(str, arguments))) == 2
+    app = make_command_app(make_search())
+
+    def parse() -> tuple[Options, Layout]:
+        return resolve_options(call_app(app, "hpo search", list(map(str, arguments))), ranks=4)
+
+    assert run_command(parse, "hpo search") == 2
     printed = capsys.readouterr()
-    assert (printed.out, parsed) == ("", [])
+    assert printed.out == ""
     assert printed.err.startswith("error: ")
     assert message in printed.err
     assert printed.err.count("\n") == 1

@@ -15,8 +15,8 @@ from optuna.study import StudyDirection
 
 from hpo import SearchSpace
 from hpo.cli.commands import app
-from hpo.cli.search_options import make_search_app
-from hpo.run.options import Options
+from hpo.cli.mpi_commands import make_command_app, make_search
+from hpo.run.resolve_options import resolve_options
 from tests.support.docs import blocks, example
 from tests.support.launch import PROGRAM, ROOT, Mpi, call_hpo
 from tests.support.run_output import find_complete_losses, load_trials
@@ -56,11 +56,9 @@ def test_command_of_page_is_accepted(
         Path(name).touch()
     if words[0] == "python" or words[1] == "search":
         end = words.index("--") if "--" in words else len(words)
-        chosen: list[Options] = []
         default = ROOT / "search_spaces" / "digits_cnn.py" if words[0] == "python" else None
-        command = typer.main.get_command(make_search_app(default, chosen.append, words[end + 1 :] or None))
-        command(words[2:end], standalone_mode=False)
-        assert len(chosen) == 1, page
+        command = typer.main.get_command(make_command_app(make_search(default, words[end + 1 :] or None)))
+        resolve_options(command(words[2:end], standalone_mode=False), ranks=16)
         return
     commands: Any = typer.main.get_command(app)
     context = commands.commands[words[1]].make_context(words[1], words[2:])

@@ -13,11 +13,11 @@ import pytest
 from typer.main import get_command
 
 import hpo
-from hpo.cli.search_options import make_search_app
+from hpo.cli.mpi_commands import make_command_app, make_search
 from hpo.errors import ExitStatus
 from hpo.evaluation.torchrun import make_torchrun_variables
+from hpo.options import RECORDED_OPTIONS
 from hpo.store.manifest import SessionEntry
-from hpo.store.recorded_options import OPTIONS
 from hpo.store.run_dir import RunDir
 from hpo.store.trials import _VALIDATORS
 from tests.support.docs import blocks, example
@@ -105,9 +105,8 @@ def test_options_of_resumed_runs_are_those_of_the_code() -> None:
     rows = read_section(read_page("search-command.md"), "## Options of a resumed run").splitlines()
     kept = {name for row in rows if row.endswith("| kept |") for name in re.findall(r"`(--[a-z-]+)`", row)}
     lost = {name for row in rows if "not kept" in row for name in re.findall(r"`(--[a-z-]+)`", row)}
-    for option in OPTIONS.values():
-        names = ("--pollination",) if option.name == "--migration" else (option.name,)
-        assert set(names) <= (kept if option.is_kept_on_resume else lost)
+    for option in RECORDED_OPTIONS.values():
+        assert option.flags.split("/")[0] in (kept if option.is_kept else lost)
 
 
 @pytest.mark.parametrize("name", ["mpi4py", "optuna", "python", "torch"])
@@ -128,7 +127,7 @@ def test_spaces_of_tutorial_are_the_shipped_one_and_valid() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
 def test_commands_of_page_have_options_that_exist(page: str) -> None:
-    parameters = get_command(make_search_app(Path("search_spaces/digits_cnn.py"), lambda _: None)).params
+    parameters = get_command(make_command_app(make_search(Path("search_spaces/digits_cnn.py")))).params
     known = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
     text = (ROOT / page).read_text("utf-8").replace("\\\n", " ")
     commands = re.findall(

@@ -10,8 +10,10 @@ import pytest
 
 from hpo import Float, Int, SearchSpace
 from hpo.errors import UsageError
+from hpo.options import Options
 from hpo.run.enqueue import read_enqueued
-from hpo.run.options import Options
+from hpo.run.resolve_options import resolve_options
+from hpo.store.manifest import FORMAT
 from hpo.store.run_dir import RunDir, write_json
 from hpo.text_format import format_duration
 
@@ -45,7 +47,7 @@ from hpo.text_format import format_duration
 )
 def test_options_with_invalid_value_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as raised:
-        Options(Path("search.py"), **options)
+        resolve_options({"search_space": Path("search.py"), **options}, ranks=4)
     assert message in str(raised.value)
 
 
@@ -84,10 +86,13 @@ def test_options_without_islands_leave_them_open() -> None:
     assert Options(Path("s.py"), propagators=("ga", "tpe", "pso")).islands is None
 
 
-def test_compute_budget_multiplies_generations_by_workers() -> None:
-    assert Options(Path("s.py"), generations=3).compute_budget(workers=4) == 12
-    assert Options(Path("s.py"), evaluations=10).compute_budget(workers=4) == 10
-    assert Options(Path("s.py")).compute_budget(workers=4) is None
+def test_generations_are_evaluations_per_worker() -> None:
+    def count(**given: int) -> int:
+        options, layout = resolve_options({"search_space": Path("s.py"), **given}, ranks=8)
+        assert layout.workers == 4
+        return options.evaluations
+
+    assert [count(generations=3), count(evaluations=10), count()] == [12, 10, 64]
 
 
 def test_check_usable_refuses_unusable_run_directory(tmp_path: Path) -> None:
@@ -102,15 +107,21 @@ def test_check_usable_refuses_unusable_run_directory(tmp_path: Path) -> None:
     used.check_usable(resume=False)
     used.check_usable(resume=True)
     used.path.mkdir()
-    write_json(used.run_json, {"format": 1, "space": {}})
+    write_json(used.run_json, {"format": FORMAT, "space": {}})
     used.check_usable(resume=True)
     with pytest.raises(UsageError, match=r"already holds a run: add --resume .*, or name another directory"):
         used.check_usable(resume=False)
     with pytest.raises(UsageError, match=r"run.json: 'space' must be an object of texts, got {}"):
         used.read_manifest()
-    for earlier, shown in (({"space": {"x": "Int(1, 9)"}}, "none"), ({"format": 0}, "0"), ({"format": "1"}, "'1'")):
+    for earlier, shown in (
+        ({"space": {"x": "Int(1, 9)"}}, "none"),
+        ({"format": FORMAT - 1}, f"{FORMAT - 1}"),
+        ({"format": "2"}, "'2'"),
+    ):
         write_json(used.run_json, earlier)
-        with pytest.raises(UsageError, match=f"'format' must be 1, got {shown}. Another version .*start a new run"):
+        with pytest.raises(
+            UsageError, match=f"'format' must be {FORMAT}, got {shown}. Another version .*start a new run"
+        ):
             used.read_manifest()
     used.run_json.write_text("{")
     with pytest.raises(UsageError, match=r"run.json cannot be read"):

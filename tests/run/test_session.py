@@ -22,9 +22,9 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from hpo.errors import UsageError
+from hpo.options import Options
 from hpo.results.reader import RunReader
 from hpo.run.git import Commit, find_commit
-from hpo.run.options import Options
 from hpo.run.session import Session
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir

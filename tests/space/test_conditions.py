@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from hpo import Categorical, Float, Int, Ordinal, SearchSpace
 from hpo.breeding.evaluation_history import EvaluationHistory
-from hpo.breeding.propagator_names import NUMERIC_PROPAGATORS, PROPAGATORS
 from hpo.breeding.surrogate import Surrogate
+from hpo.options import NUMERIC_PROPAGATORS, PROPAGATORS
 from hpo.problem import RemoteConstraints, dump_space, load_space
 from hpo.space import Parameter
 from hpo.store.evaluations import Evaluation

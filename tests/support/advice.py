@@ -12,13 +12,14 @@ from hpo import Categorical, Float, Int, SearchSpace
 from hpo.results.advice import Advice, find_advice
 from hpo.results.run_result import RunResult
 from hpo.store.evaluations import Evaluation
+from hpo.store.manifest import FORMAT
 from tests.support.runs import make_manifest
 
 SPACE = SearchSpace(lr=Float(1e-3, 1.0, log=True), gamma=Float(0.0, 1.0), layers=Int(1, 6), act=Categorical("a", "b"))
 MANIFEST: dict[str, Any] = {
     "budget": 1,
     "confirm_seeds": 0,
-    "format": 1,
+    "format": FORMAT,
     "settings": {"epochs": 10},
     "set": {"epochs": "10", "data": "my data"},
     "layout": {"ranks": 8, "ranks_per_worker": 2, "islands": 2},

@@ -147,7 +147,7 @@ def run_hpo(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess
 
 def call_hpo(*arguments: object) -> int:
     """Run hpo in this process, and return its exit status."""
-    from hpo.cli.command_line import run_app
+    from hpo.cli.command_line import call_app, run_command
     from hpo.cli.commands import app
 
-    return run_app(app, "hpo", list(map(str, arguments)))
+    return run_command(lambda: int(call_app(app, "hpo", list(map(str, arguments))) or 0), "hpo")

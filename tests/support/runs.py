@@ -20,13 +20,13 @@ from hpo.evaluation.devices import Gpus
 from hpo.evaluation.host import RankPlace
 from hpo.layout import Layout
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.run.options import Options
-from hpo.run.request import resolve_request
+from hpo.run.request import make_request
+from hpo.run.resolve_options import resolve_options
 from hpo.run.session import Session
 from hpo.run.session_start import begin_session, enter_run_dir
 from hpo.store.claims import Claims
 from hpo.store.evaluations import Assignment, rank_evaluations
-from hpo.store.manifest import Manifest, parse_manifest
+from hpo.store.manifest import FORMAT, Manifest, parse_manifest
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.trainer.search_file import load_search_file
@@ -49,7 +49,7 @@ MANIFEST_CONTENT: dict[str, Any] = {
     "propagators": ["ga"],
     "pruner": "none",
     "confirm_seeds": 0,
-    "format": 1,
+    "format": FORMAT,
     "settings": {"epochs": 4},
     "set": {},
     "storage": "study.log",
@@ -82,9 +82,10 @@ def claim_evaluation(
 
 def start_session(run_dir: Path, search_file: Path = QUICK, **options: Any) -> Session:
     """Begin or resume a session as run_islands.py does, with two workers of two ranks."""
-    requested = Options(search_file, run_dir=run_dir, **options)
+    given = {"search_space": search_file, "run_dir": run_dir, **options}
+    requested, _ = resolve_options(given, ranks=16)
     here = InProcessTemplate()
-    request = resolve_request(requested, Layout(4, 2, 2), here.ask, here.constraints)
+    request = make_request(requested, Layout(4, 2, 2), here.ask, here.constraints)
     with ExitStack() as held:
         entered = enter_run_dir(requested.run_dir, search_file.stem, requested.resume, held)
         return begin_session(entered, request, [RankPlace(0, "host", Gpus())] * 4)

@@ -19,11 +19,10 @@ from pathlib import Path
 import pytest
 
 from hpo.errors import UsageError
-from hpo.run.options import Options
+from hpo.options import TRACKERS, Options
 from hpo.run.session import Session
 from hpo.store.evaluations import INTERRUPTED, Assignment
 from hpo.store.record import Record
-from hpo.trackers import TRACKERS
 from hpo.trackers.individual_trials import Individuals
 from hpo.trackers.shown_evaluations import ShownEvaluations
 from hpo.trackers.tracker import remove_secrets

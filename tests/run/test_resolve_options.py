@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hpo.cli.command_line import run_app
-from hpo.cli.entry import find_layout
-from hpo.cli.search_options import make_search_app
+from hpo.cli.command_line import call_app
+from hpo.cli.mpi_commands import make_command_app, make_search
 from hpo.errors import UsageError
-from hpo.run.options import KEPT_OPTIONS, Options
-from hpo.store.recorded_options import OPTIONS, from_json, to_json
+from hpo.layout import Layout
+from hpo.options import RECORDED_OPTIONS, Options, from_json, to_json
+from hpo.run.resolve_options import resolve_options
 from hpo.trainer.search_file import load_search_file
 from tests.support.runs import QUICK, claim_evaluation, start_session
 
@@ -48,9 +48,9 @@ def test_resume_prints_the_options_that_differ(tmp_path: Path) -> None:
         2:
     ]
     assert lines == [
+        "--fresh-trainers was off before, and is on now",
         "--propagators was ga before, and is tpe,random now",
         "--seed was 0 before, and is 7 now: losses may not be comparable",
-        "--fresh-trainers was off before, and is on now",
     ]
     assert start_session(tmp_path / "run", resume=True, **now).headline.splitlines()[2:] == []
 
@@ -69,25 +69,27 @@ def test_resume_with_edited_options_raises(tmp_path: Path, options: object) -> N
         start_session(tmp_path / "run", resume=True)
 
 
-def test_recorded_defaults_equal_command_line_defaults() -> None:
-    values = to_json({**vars(Options(QUICK)), "evaluations": 64, "seed": 0, "confirm_seeds": 0, "pbt": False})
-    values |= {"pruner": "none", "propagators": ["ga"]}
-    assert values == {name: option.default for name, option in OPTIONS.items()}
-
-
 def test_from_json_of_to_json_returns_the_same_options() -> None:
-    options = Options(QUICK, checkpoint_every=float("inf"), propagators=("tpe",), evaluation_timeout=1.5)
-    values = json.loads(json.dumps(to_json(vars(options)), allow_nan=False))
-    assert {name: from_json(name, value) for name, value in values.items()} == {
-        name: getattr(options, name) for name in OPTIONS
-    }
+    given: list[dict[str, Any]] = [
+        {},
+        {"checkpoint_every": float("inf"), "propagators": ("tpe",), "evaluation_timeout": 1.5},
+    ]
+    for others in given:
+        options = Options(QUICK, **others)
+        values = json.loads(json.dumps(to_json(options), allow_nan=False))
+        assert {name: from_json(name, value) for name, value in values.items()} == {
+            name: getattr(options, name) for name in RECORDED_OPTIONS
+        }
 
 
-def parse(*arguments: object) -> Options:
-    """Return the options that this command line sets."""
-    parsed: list[Options] = []
-    assert run_app(make_search_app(QUICK, parsed.append), "run_islands.py", list(map(str, arguments))) == 0
-    return parsed[0]
+def parse(*arguments: object, ranks: int = 4) -> tuple[Options, Layout]:
+    """Return the options that this command line sets, and the layout."""
+    given = call_app(make_command_app(make_search(QUICK)), "run_islands.py", list(map(str, arguments)))
+    return resolve_options(given, ranks)
+
+
+def parse_options(*arguments: object) -> Options:
+    return parse(*arguments)[0]
 
 
 # For each field of Options: the value of the first session, and the arguments that override it, with their value.
@@ -104,31 +106,31 @@ KEPT_VALUES: dict[str, tuple[Any, str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT_OPTIONS)
+@pytest.mark.parametrize("name", KEPT_VALUES)
 def test_resume_keeps_an_option_unless_it_is_given(tmp_path: Path, name: str) -> None:
     value, words, other = KEPT_VALUES[name]
     path = tmp_path / "run"
     asked: dict[str, Any] = {name: value}
     start_session(path, **asked)
     resume = ("--run-dir", path, "--resume")
-    assert getattr(parse(*resume), name) == value
-    assert getattr(parse(*resume, *words.split()), name) == other
-    assert getattr(parse(), name) == Options.__dataclass_fields__[name].default, "A new run has the default."
+    assert getattr(parse_options(*resume), name) == value
+    assert getattr(parse_options(*resume, *words.split()), name) == other
+    assert getattr(parse_options(), name) == Options.__dataclass_fields__[name].default, "A new run has the default."
     asked = {name: other}
     start_session(path, resume=True, **asked)
-    assert getattr(parse(*resume), name) == other
+    assert getattr(parse_options(*resume), name) == other
 
 
 def test_resume_without_options_drops_job_specific_options(tmp_path: Path) -> None:
     path = tmp_path / "run"
     start_session(path, ranks_per_worker=4, time_limit=60.0, trackers=("tensorboard",), log_level="error")
-    assert parse("--run-dir", path, "--resume") == Options(QUICK, run_dir=path, resume=True)
+    assert parse_options("--run-dir", path, "--resume") == Options(QUICK, run_dir=path, resume=True)
 
 
 def test_resume_keeps_islands_if_there_are_workers(tmp_path: Path) -> None:
     def islands(workers: int, *arguments: object) -> int:
-        options = parse("--run-dir", tmp_path / "run", "--resume", "--ranks-per-worker", 1, *arguments)
-        return find_layout(options, workers).islands
+        resumed = ("--run-dir", tmp_path / "run", "--resume", "--ranks-per-worker", 1)
+        return parse(*resumed, *arguments, ranks=workers)[1].islands
 
     assert islands(8) == 2, "There is no run yet."
     start_session(tmp_path / "run", islands=4)

@@ -1,0 +1,202 @@
+"""Define the commands that run as MPI jobs: search, check and check-cluster. They return options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+from typer.core import TyperCommand
+
+from hpo.cli.command_line import make_app, make_parser
+from hpo.cli.program_options import find_source
+from hpo.cli.shipped_spaces import list_search_spaces
+from hpo.options import OPTIONS, PROGRAM_OPTIONS, Option
+
+_ALL_OPTIONS = {**OPTIONS, **PROGRAM_OPTIONS}
+_GROUPS = list(dict.fromkeys(option.group for option in _ALL_OPTIONS.values()))
+_CHECK_OPTIONS = (
+    *("collective_timeout", "settings", "enqueue"),
+    *("space", "loss", "metrics", "flags"),
+)
+_CHECK_TIMEOUT = 60.0  # seconds. It is short, so that a deadlock between ranks shows soon.
+_CLUSTER_CHECK_TIMEOUT = 20.0  # seconds, so that the check ends within a minute
+_CLUSTER_CHECK_FILE = Path(__file__).parents[1] / "training" / "group_speed_search.py"
+
+
+class GroupedCommand(TyperCommand):
+    """A command of typer whose `--help` lists the options in groups."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and each group of options as a section of `--help`."""
+        for heading, parameters in group_parameters(self.get_params(ctx)):
+            records = [parameter.get_help_record(ctx) for parameter in parameters]
+            with formatter.section(heading):
+                formatter.write_dl([record for record in records if record is not None])
+
+
+def group_parameters(parameters: Iterable[Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield pairs of a heading and its parameters: arguments, the groups of options, the rest."""
+    groups: dict[str, list[Any]] = {heading: [] for heading in ("Arguments", *_GROUPS, "Options")}
+    for parameter in parameters:
+        if parameter.param_type_name == "argument":
+            groups["Arguments"].append(parameter)
+        elif parameter.name in _ALL_OPTIONS:
+            groups[_ALL_OPTIONS[parameter.name].group].append(parameter)
+        else:
+            groups["Options"].append(parameter)
+    yield from ((heading, found) for heading, found in groups.items() if found)
+
+
+def make_search(default: Path | None = None, program: Sequence[str] | None = None) -> Callable[..., dict[str, Any]]:
+    """Return the function that typer calls for a search. It returns the given options by name.
+
+    Args:
+        default: Path of the default search space. If None, the user must give one, or a program.
+        program: The program and its arguments, given after ``--``; None without ``--``.
+    """
+
+    def search(search_space: Path | None, **given: Any) -> dict[str, Any]:
+        """Search hyperparameters with islands of workers.
+
+        Start it with MPI: mpirun -n 8 python run_islands.py, or mpirun -n 8 hpo search SEARCH_SPACE. For a program that
+        is written for torchrun: mpirun -n 8 hpo search --space NAME=PARAMETER --loss REGEX -- train.py --epochs 3
+
+        TIME is a number of seconds, or a duration such as 90s, 10m, 1h30m, 2d or 1:30:00.
+        """
+        is_default = search_space == default and program is not None
+        return _collect_given(None if is_default else search_space, program, given)
+
+    help_text = f"A Python file with `space` and `objective`, or one of {', '.join(list_search_spaces())}."
+    needs_file = default is None and program is None
+    argument = _make_argument(help_text, inspect.Parameter.empty if needs_file else default)
+    return _add_parameters(search, argument, _ALL_OPTIONS)
+
+
+def make_check(program: Sequence[str] | None = None) -> Callable[..., dict[str, Any]]:
+    """Return the function that typer calls for `hpo check`. It returns the given options by name.
+
+    Args:
+        program: The program and its arguments, given after ``--``; None without ``--``.
+    """
+
+    def check(search_space: Path | None, **given: Any) -> dict[str, Any]:
+        """Find mistakes in a search space or program.
+
+        It evaluates one individual on all ranks, again, and on one rank. Start it with MPI, with as many ranks as a
+        worker has: mpirun -n 2 hpo check SEARCH_SPACE. For a program that is written for torchrun: mpirun -n 2 hpo
+        check --loss REGEX -- train.py --epochs 3
+
+        TIME is a number of seconds, or a duration such as 90s, 10m, 1h30m, 2d or 1:30:00.
+        """
+        options = _collect_given(search_space, program, given, needs_space=False)
+        return {"collective_timeout": _CHECK_TIMEOUT, **options}
+
+    options = {name: _ALL_OPTIONS[name] for name in _CHECK_OPTIONS}
+    options["collective_timeout"] = replace(options["collective_timeout"], default_text="60s")
+    options["enqueue"] = replace(
+        options["enqueue"],
+        help="JSON list; its first hyperparameters are evaluated.",
+        default_text="the middle of the space",
+    )
+    return _add_parameters(check, _make_argument("As for hpo search.", None), options)
+
+
+def make_cluster_check() -> Callable[..., dict[str, Any]]:
+    """Return the function that typer calls for `hpo check-cluster`. It returns the options by name."""
+
+    def check_cluster(**given: Any) -> dict[str, Any]:
+        """Test the hosts, GPUs, network and file system of a job.
+
+        It needs no search space, and takes about 10 seconds, or a minute if hosts do not answer. Start it as you would
+        start a search: srun --mpi=pmi2 hpo check-cluster
+
+        It prints the hosts and the speed of process groups, and what is wrong, with advice. The status is 0 if nothing
+        is wrong.
+
+        TIME is a number of seconds, or a duration such as 90s, 10m, 1h30m, 2d or 1:30:00.
+        """
+        options = {name: value for name, value in given.items() if value is not None}
+        base = {"search_space": _CLUSTER_CHECK_FILE, "collective_timeout": _CLUSTER_CHECK_TIMEOUT}
+        return {**base, **options}
+
+    options = {
+        "collective_timeout": replace(
+            OPTIONS["collective_timeout"],
+            help="Give up if a rank does not answer this long.",
+            default_text="20s",
+        ),
+        "ranks_per_worker": replace(OPTIONS["ranks_per_worker"], help="As for hpo search.", default_text=""),
+        "run_dir": replace(
+            OPTIONS["run_dir"],
+            help="Run directory whose file system is tested.",
+            default_text="runs",
+        ),
+    }
+    return _add_parameters(check_cluster, None, options)
+
+
+def make_command_app(command: Callable[..., dict[str, Any]]) -> typer.Typer:
+    """Return a typer app with one command."""
+    app = make_app()
+    app.command(cls=GroupedCommand)(command)
+    return app
+
+
+def _collect_given(
+    search_space: Path | None,
+    program: Sequence[str] | None,
+    given: Mapping[str, Any],
+    needs_space: bool = True,
+) -> dict[str, Any]:
+    """Return the fields of `Options` that the user has given, with the search file."""
+    values = {
+        name: tuple(dict.fromkeys(value)) if name == "trackers" else value
+        for name, value in given.items()
+        if value is not None
+    }
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    of_program = {name: values.pop(name) for name in PROGRAM_OPTIONS if name in values}
+    path, source = find_source(search_space, program, of_program, needs_space)
+    return {**values, "search_space": path, "source": source}
+
+
+def _make_argument(help_text: str, default: Any) -> inspect.Parameter:
+    annotation = Annotated[Path, typer.Argument(metavar="SEARCH_SPACE", help=help_text)]
+    return _make_parameter("search_space", annotation, default)
+
+
+def _add_parameters(
+    command: Callable[..., dict[str, Any]],
+    argument: inspect.Parameter | None,
+    options: Mapping[str, Option],
+) -> Callable[..., dict[str, Any]]:
+    """Give a function the signature from which typer makes the command line."""
+    parameters = [argument] if argument is not None else []
+    parameters += [_make_parameter(name, _annotate(option), None) for name, option in options.items()]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+def _make_parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+
+def _annotate(option: Option) -> Any:
+    """Return the annotation from which typer makes an option. None means that it is not given."""
+    kind, default = option.kind, option.describe_default()
+    info = typer.Option(
+        option.flags,
+        metavar=kind.metavar,
+        parser=make_parser(kind) if kind.parse is not None else None,
+        help=f"{option.help}  [default: {default}]" if default else option.help,
+        show_default=False,
+    )
+    # A text stands for several values if the option is repeatable.
+    value = list[str] if kind.types == (tuple,) and kind.parse is None else kind.types[0]
+    return Annotated[Optional[value], info]

@@ -1,0 +1,88 @@
+"""Resolve the options of a session: those given now, kept from the previous session, or defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from hpo.errors import UsageError
+from hpo.layout import Layout
+from hpo.options import RECORDED_OPTIONS, Options, format_value, read_kept_options
+from hpo.store.run_dir import RunDir
+from hpo.text_format import make_printable
+
+_AMOUNTS = ("evaluations", "confirm_seeds", "top_n")  # Losses remain comparable if these change.
+
+
+def resolve_options(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layout]:
+    """Return all options of a session, and its layout.
+
+    A resumed run keeps the options of its previous session, unless they are given again. It has at
+    least one island per propagator, but at most one per worker.
+
+    Args:
+        given: The fields of `Options` that the user has given.
+        ranks: The number of ranks of the job.
+
+    Raises:
+        UsageError: An option is not valid, or two options exclude each other.
+    """
+    if "evaluations" in given and "generations" in given:
+        raise UsageError(
+            "--evaluations and --generations exclude each other, "
+            f"got {given['evaluations']} and {given['generations']}. "
+            "--generations G means G evaluations per worker"
+        )
+    last = _read_last_options(given)
+    kept = read_kept_options(last)
+    kept_islands = kept.pop("islands", None)
+    options = Options(**{**kept, **given})
+    named = given.get("propagators", ())
+    layout = Layout.choose(ranks, options.ranks_per_worker, options.islands, named)
+    if last and options.islands is None:
+        islands = max(kept_islands or 2, len(options.propagators))
+        layout = replace(layout, islands=min(islands, layout.workers))
+        options = replace(options, islands=islands if kept_islands else None)
+    if options.generations is not None:
+        options = replace(options, evaluations=options.generations * layout.workers)
+    return options, layout
+
+
+def _read_last_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options of the previous session as JSON values; {} if no run is resumed."""
+    run_dir = given.get("run_dir")
+    with suppress(OSError):  # `RunDir.check_usable` reports a directory that cannot be used.
+        if given.get("resume") and run_dir is not None and RunDir(run_dir).run_json.exists():
+            return RunDir(run_dir).read_manifest().sessions[-1].options
+    return {}
+
+
+def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a line of text for each kept option that has changed since the previous session.
+
+    Amounts such as --evaluations are left out.
+
+    Args:
+        before: The options of the previous session, as JSON values.
+        now: The options of this session, as JSON values.
+    """
+    lines = []
+    for name, option in RECORDED_OPTIONS.items():
+        is_compared = option.is_kept and name not in _AMOUNTS and name in before
+        if is_compared and before[name] != now[name]:
+            hint = ": losses may not be comparable" if name == "seed" else ""
+            then = _describe_value(name, before[name])
+            lines.append(
+                make_printable(f"{option.name} was {then} before, and is {_describe_value(name, now[name])} now{hint}")
+            )
+    return lines
+
+
+def _describe_value(name: str, value: Any) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "off" if value == RECORDED_OPTIONS[name].default else "on"
+    return format_value(value)
