@@ -19,7 +19,7 @@ T = TypeVar("T")
 # Since 0.20, typer has its own copy of click, and used the real one before. Both have a class of this name.
 _ClickError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
-# Errors of standard output. `write_output` reports errors of files.
+# Errors of standard output. `hpo.cli.commands` reports errors of files.
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 

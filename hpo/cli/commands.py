@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import stat
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -13,11 +17,11 @@ import typer
 from hpo.cli.command_line import make_app, parse_whole_number
 from hpo.cli.job_scripts import add_script_commands
 from hpo.cli.mpi_commands import GroupedCommand, make_check, make_cluster_check, make_search
-from hpo.cli.output_file import check_output, write_output
-from hpo.cli.version import print_versions
 from hpo.errors import RunError, UsageError
 from hpo.options import TRACKERS, check_trackers
+from hpo.store.run_dir import write_atomically
 from hpo.text_format import make_printable
+from hpo.versions import read_versions
 
 if TYPE_CHECKING:
     from hpo.results.reader import RunReader
@@ -42,7 +46,7 @@ def hpo(
 ) -> None:
     """Search hyperparameters, and inspect or supervise runs."""
     if version:
-        print_versions()
+        _print_versions()
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -164,11 +168,11 @@ def report(
 
     if n < 1:
         raise UsageError(f"-n must be at least 1, got {n}")
-    check_output(output, overwrite)
+    _check_output(output, overwrite)
     run = RunReader(run_dir, storage)
     path = output or run.run_dir.report_html
     try:
-        write_output(path, make_report(run, n))
+        _write_output(path, make_report(run, n))
     except RunError as error:
         raise UsageError(str(error)) from error
     print(path)
@@ -192,11 +196,11 @@ def export(
     written = find_writer(to)
     if output is None and to == "parquet":
         raise UsageError("--to parquet must be used with -o FILE")
-    check_output(output, overwrite)
+    _check_output(output, overwrite)
     content = written(make_evaluation_table(RunReader(run_dir, storage)))
     try:
         if output is not None:
-            write_output(output, content)
+            _write_output(output, content)
         else:
             sys.stdout.buffer.write(content)
     except RunError as error:
@@ -247,7 +251,7 @@ def supervise(
     ] = 3,
 ) -> None:
     """Restart a job with --resume if it crashes."""
-    from hpo.run.supervisor import Supervisor
+    from hpo.supervise.supervisor import Supervisor
 
     def print_message(text: str) -> None:
         print(make_printable(f"hpo supervise: {text}"), flush=True)
@@ -275,3 +279,73 @@ def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
         )
     else:
         print(*format_failed(failed, n, run.run_dir.path), sep="\n")
+
+
+def _print_versions() -> None:
+    """Print the versions of this package, of its dependencies, of MPI and of the platform."""
+    for name, version in read_versions().items():
+        print(f"{name} {version}")
+    print(f"MPI: {_find_mpi()}")
+    print(platform.platform())
+
+
+def _find_mpi() -> str:
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = False  # Otherwise, the import starts MPI, which would have to be finalized.
+        from hpo.ranks.communicator import describe_mpi
+
+        return describe_mpi()
+    except (ImportError, RuntimeError) as error:  # The MPI library is missing.
+        return f"not found ({str(error).splitlines()[0]})"
+
+
+def _check_output(output: Path | None, overwrite: bool) -> None:
+    """Check that the path of an output file may be written to.
+
+    Args:
+        output: The path that the user has given; None if the user has given none.
+        overwrite: Whether an existing file may be replaced.
+
+    Raises:
+        UsageError: The file exists and must not be replaced, or the path is a directory.
+    """
+    if output is None or not os.path.lexists(output) or _is_stream(output):
+        return
+    if output.exists() and not output.is_file():
+        raise UsageError(f"-o must be a file or a pipe, got '{output}'")
+    if not overwrite:
+        raise UsageError(f"-o {output} exists. Add --overwrite to replace it, or name another file")
+
+
+def _is_stream(path: Path) -> bool:
+    """Return whether a path is a pipe, a device such as a terminal, or an open file of this process (/dev/stdout)."""
+    if str(path.parent) == "/dev/fd" or str(path) in ("/dev/stdout", "/dev/stderr"):
+        return True
+    with suppress(OSError):
+        mode = path.stat().st_mode
+        return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+    return False
+
+
+def _write_output(output: Path, content: bytes) -> None:
+    """Write a file atomically, or write to a pipe or device.
+
+    Args:
+        output: The path of the file, pipe or device.
+        content: The bytes to write.
+
+    Raises:
+        RunError: The path cannot be written to.
+    """
+    if not _is_stream(output):
+        write_atomically(output, content)
+        return
+    try:
+        with output.open("ab") as stream:
+            stream.write(content)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise RunError(f"{output} cannot be written: {error.strerror}") from error

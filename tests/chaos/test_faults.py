@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo.run.supervisor import compute_pause
+from hpo.supervise.supervisor import compute_pause
 from tests.support.chaos import Victim, find_children
 from tests.support.endurance import ENDLESS, FAULTY, WAYS, measure_failure_recovery, survive
 from tests.support.launch import ALONE, PROGRAM, ROOT, Mpi, make_hpo_command, wait_for_job, write_changed_program

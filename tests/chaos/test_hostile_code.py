@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo.run.supervisor import Supervisor
+from hpo.supervise.supervisor import Supervisor
 from tests.support.chaos import Victim
 from tests.support.endurance import ENDLESS
 from tests.support.launch import PROGRAM, ROOT, SEARCHES, Mpi, make_hpo_command, write_changed_program
@@ -204,8 +204,8 @@ def test_unavailable_database_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_supervise_ends_launcher_that_outlives_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As srun does if a node restarts before SLURM found it to be down."""
-    monkeypatch.setattr("hpo.run.supervisor._SECONDS_BETWEEN_CHECKS", 0.2)
-    monkeypatch.setattr("hpo.run.supervisor._SECONDS_FOR_LAUNCHER", 1.0)
+    monkeypatch.setattr("hpo.supervise.supervisor._SECONDS_BETWEEN_CHECKS", 0.2)
+    monkeypatch.setattr("hpo.supervise.supervisor._SECONDS_FOR_LAUNCHER", 1.0)
     held = "import fcntl, time; f = open('run/lock', 'a'); fcntl.lockf(f, fcntl.LOCK_EX); time.sleep(2)"
     (tmp_path / "srun").write_text(f"""#!/bin/bash
 case "$*" in

@@ -24,8 +24,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from hpo.errors import UsageError
 from hpo.options import Options
 from hpo.results.reader import RunReader
-from hpo.run.git import Commit, find_commit
 from hpo.run.session import Session
+from hpo.run.source_versions import Commit, find_commit
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.storage import open_storage

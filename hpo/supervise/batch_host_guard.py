@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from hpo.run.slurm import expand_nodes, make_small_step, read_output, start_silently
+from hpo.supervise.slurm import expand_nodes, make_small_step, read_output, start_silently
 
 _SECONDS_BETWEEN_CHECKS = 15.0
 _SECONDS_TO_END = 10.0

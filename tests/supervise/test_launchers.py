@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hpo.run.batch_host_guard import is_batch_host_lost
-from hpo.run.launchers import find_launcher, find_program
-from hpo.run.live_hosts import StartPlan, can_find_live_hosts, find_live_hosts, plan_start
-from hpo.run.program_words import find_option, set_option
-from hpo.run.slurm import expand_counts
+from hpo.supervise.batch_host_guard import is_batch_host_lost
+from hpo.supervise.launchers import find_launcher, find_option, find_program, set_option
+from hpo.supervise.slurm import expand_counts
+from hpo.supervise.supervisor import StartPlan, can_find_live_hosts, find_live_hosts, plan_start
 from tests.support.limits import scale
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x2),1"}
@@ -144,7 +143,7 @@ def test_program_is_found_after_options_of_launcher(words: str, program: str) ->
 def test_lost_node_is_found_although_its_step_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step on a lost node does not end. Options of the job script do not reach the small steps."""
     monkeypatch.setenv("SLURM_GPUS_PER_NODE", "4")
-    monkeypatch.setattr("hpo.run.live_hosts._SECONDS_TO_ANSWER", 2.0)
+    monkeypatch.setattr("hpo.supervise.supervisor._SECONDS_TO_ANSWER", 2.0)
     launcher = find_launcher(f"srun {PROGRAM} --islands 3".split(), JOB)
     assert launcher
     start = time.monotonic()

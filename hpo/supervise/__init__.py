@@ -1,0 +1,1 @@
+"""Run jobs on clusters: restart them after a crash, on the hosts that are left."""
