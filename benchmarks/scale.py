@@ -120,7 +120,7 @@ def run_process(folder: Path, leaders: int, seconds: float, each: int, work: str
     from hpo.ranks.communicator import get_world
     from hpo.ranks.job import Job
     from hpo.ranks.rank_watch import RankWatch
-    from hpo.run.writer_connection import connect_writer
+    from hpo.run.run_search import connect_writer
 
     comm = get_world()
     with RankWatch(comm) as watch:

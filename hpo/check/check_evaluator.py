@@ -26,7 +26,7 @@ from hpo.evaluation.verdict import Verdict
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.process.trace import Trace
 from hpo.ranks.rank_watch import RankWatch
-from hpo.run.rank_state import RankState
+from hpo.run.prepare_rank import RankState
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.claims import Claims
 from hpo.store.evaluations import Assignment, Evaluation

@@ -22,8 +22,7 @@ from hpo.layout import Layout
 from hpo.options import Options
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.job import Job
-from hpo.run.rank_state import RankState
-from hpo.run.run_search import prepare_rank
+from hpo.run.prepare_rank import RankState, prepare_rank
 from hpo.space import Categorical, SearchSpace, Value
 from hpo.text_format import format_named_values
 

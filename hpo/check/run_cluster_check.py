@@ -34,8 +34,8 @@ from hpo.process.linux import count_threads_per_core, identify_container
 from hpo.ranks.agreement import run_on_all
 from hpo.ranks.communicator import SleepingComm, describe_mpi
 from hpo.ranks.job import Job
-from hpo.run.rank_state import RankState
-from hpo.run.run_search import find_job_end, prepare_rank
+from hpo.run.prepare_rank import RankState, prepare_rank
+from hpo.run.run_search import find_job_end
 from hpo.store.run_dir import RUNS_DIR
 from hpo.text_format import format_count
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from hpo.breeding.islands import Archipelago
 from hpo.evaluation.checkpointer import Checkpointer
@@ -17,12 +18,14 @@ from hpo.evaluation.limits import Limits
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.rank_watch import RankWatch
-from hpo.run.rank_state import RunContext
 from hpo.script_objective import Script
 from hpo.space import SearchSpace
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.evaluations import CONFIRMATION_PREFIX
 from hpo.store.study_client import StudyClient, WriterConnection
+
+if TYPE_CHECKING:
+    from hpo.run.run_search import RunContext
 
 MakeEvaluator = Callable[[Leader], Evaluator]
 

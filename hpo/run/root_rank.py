@@ -14,7 +14,7 @@ from hpo.process.standard_streams import warn
 from hpo.ranks.job import Job
 from hpo.run.finalize import finalize_run
 from hpo.run.outcome import RunOutcome
-from hpo.run.rank_state import RankState
+from hpo.run.prepare_rank import RankState
 from hpo.run.session import Session
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.claims import Claims

@@ -1,34 +1,50 @@
-"""Run a search on all ranks, from its options to its summary."""
+"""Run a search: what all ranks do, from the options to the exit status."""
 
 from __future__ import annotations
 
-import gc
+import math
 import os
-import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from hpo.errors import RunError, UsageError
+from hpo.evaluation.evaluator import EvaluationContext, Evaluator
+from hpo.evaluation.limits import make_target_stop
+from hpo.evaluation.program_command import Program
+from hpo.evaluation.rank_group import RankGroup
 from hpo.layout import Layout
 from hpo.options import Options
-from hpo.problem import Problem, RemoteConstraints
-from hpo.ranks.agreement import run_on_all
-from hpo.ranks.hosts import split_by_host
-from hpo.ranks.job import Job
+from hpo.ranks.agreement import run_on_all, run_on_root
+from hpo.ranks.communicator import SleepingComm
+from hpo.ranks.job import Job, abort_for_error
 from hpo.ranks.rank_watch import RankWatch
-from hpo.run.rank_state import RankState, RunContext
+from hpo.ranks.rpc import RpcClient, RpcServer
+from hpo.run.prepare_rank import RankState, prepare_rank
+from hpo.store.evaluations import CONFIRMATION_PREFIX
+from hpo.store.manifest import Manifest
+from hpo.store.run_dir import RunDir
 from hpo.text_format import format_duration
 
 if TYPE_CHECKING:
     from hpo.evaluation.host import RankPlace
-    from hpo.evaluation.template_client import TemplateClient
-    from hpo.evaluation.trainer_slot import TrainerSlot
-    from hpo.run.request import RunRequest
+    from hpo.evaluation.leader import Leader
+    from hpo.run.leader_stages import LeaderStages
     from hpo.run.root_rank import RootRank
+    from hpo.store.study_writer import StudyWriter
 
 _SECONDS_BEFORE_JOB_ENDS = 60.0
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """The data of a run that all ranks have: the options, the manifest (content of run.json) and the run directory."""
+
+    options: Options
+    manifest: Manifest
+    files: RunDir
 
 
 def run_search(options: Options, layout: Layout, job: Job) -> int:
@@ -55,9 +71,6 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
         _limit_time(options, job.watch)
         # On a slow machine, the next line may follow a minute later.
         print(f"loading torch and {options.search_space.name}", flush=True)
-    from hpo.evaluation.rank_group import RankGroup
-    from hpo.run.run_stages import RunStages
-
     with prepare_rank(options, layout, job, shows_progress=True) as ready, ExitStack() as resources:
         places = world.allgather(ready.host.place)
         root = run_on_all(
@@ -88,6 +101,131 @@ def _begin_session(
     return RootRank(options, job, begin_session(run_dir, ready.request, places), ready, places)
 
 
+class RunStages:
+    """The stages of a run. Collective: call each method on all ranks of the job.
+
+    Args:
+        run: The options, the manifest (content of run.json) and the directory of the run.
+        ready: The data of this rank after the search file is loaded.
+        group: The ranks of this worker.
+        leaders: The communicator of all leaders; None on other ranks.
+        root: The tasks of the first rank; None on other ranks.
+    """
+
+    def __init__(
+        self,
+        run: RunContext,
+        job: Job,
+        ready: RankState,
+        group: RankGroup,
+        leaders: SleepingComm | None,
+        root: RootRank | None,
+    ) -> None:
+        self._job = job
+        self._options = run.options
+        self._manifest = run.manifest
+        self._files = run.files
+        self._ready = ready
+        self._group = group
+        self._root = root
+        self._program = Program.from_problem(ready.problem)
+        self._name_prefix = ""  # prefix of the names of evaluations
+        self._leader_stages: LeaderStages | None = None
+        job.watch.join_worker(group.comm, group.index, group.patience)
+        if leaders is not None:
+            from hpo.run.leader_stages import LeaderStages  # imports Propulate and numpy
+
+            self._leader_stages = LeaderStages(run, job.watch, leaders, self._make_evaluator)
+
+    def search(self) -> None:
+        """Search until the budget is spent or the target is reached. Return at once if the search is already over."""
+        root, leader_stages = self._root, self._leader_stages
+        if run_on_root(self._job.world, lambda: root.is_search_over() if root else None):
+            return
+        self._group.fork_ahead()
+        with self._connect_writer(root.make_search_writer if root else None, self._manifest.budget) as connection:
+            if leader_stages:
+                leader_stages.search(connection, self._ready.problem.space, self._ready.problem.file.script)
+            else:
+                self._make_evaluator().follow()
+        self._share_stop_request()
+
+    def confirm(self) -> None:
+        """Train the best individuals again with other seeds, if ``--confirm-seeds`` is given and the search is over."""
+        self._job.watch.cancel_stop(make_target_stop(self._options.target_loss))  # It ends only the search.
+        root, leader_stages = self._root, self._leader_stages
+        if not self._manifest.confirm_seeds:
+            return
+        total = run_on_root(self._job.world, lambda: root.begin_confirmations() if root else 0)
+        if not total:
+            return
+        self._name_prefix = CONFIRMATION_PREFIX
+        make_writer = partial(root.make_confirmations_writer, total) if root else None
+        with self._connect_writer(make_writer, total) as connection:
+            if leader_stages:
+                leader_stages.confirm(connection)
+            else:
+                self._make_evaluator().follow()
+        self._share_stop_request()
+
+    def conclude(self) -> int:
+        """Print and write the outcome of the run, and return the exit status."""
+        self._ready.slot.end_trainer()  # The test of the best network needs the memory of the GPUs.
+        self._job.world.barrier()
+        return int(self._job.world.bcast(self._root.conclude() if self._root else None))
+
+    @contextmanager
+    def _connect_writer(self, make_writer: Callable[[], StudyWriter] | None, budget: int) -> Iterator[RpcClient]:
+        with connect_writer(self._job, make_writer) as (connection, writer), ExitStack() as resources:
+            if self._root and writer:
+                resources.enter_context(self._root.show_progress(writer, budget))
+            yield connection
+
+    def _make_evaluator(self, leader: Leader | None = None) -> Evaluator:
+        context = EvaluationContext(
+            self._ready.user_frames,
+            self._manifest.seed,
+            self._files.trial_folders,
+            self._name_prefix,
+            self._program,
+            self._files.checkpoints,
+            keeps_checkpoints=self._options.checkpoint_every != math.inf,
+        )
+        return Evaluator(context, self._group, self._job.watch, leader)
+
+    def _share_stop_request(self) -> None:
+        # A rank may have stopped the run before its message has reached the other ranks.
+        for stop in self._job.world.allgather(self._job.watch.active_stop):
+            if stop is not None:
+                self._job.watch.stop_run(stop)
+
+
+@contextmanager
+def connect_writer(
+    job: Job, make_writer: Callable[[], StudyWriter] | None
+) -> Iterator[tuple[RpcClient, StudyWriter | None]]:
+    """Create the writer of a study on the first rank, and yield a connection to it. Collective: call on all ranks.
+
+    When all ranks have left the ``with`` block, the results of all calls in it are on disk.
+
+    Args:
+        make_writer: A function that returns the writer, on the first rank; None on other ranks.
+
+    Yields:
+        The connection to the writer; and the writer itself on the first rank, None on other ranks.
+    """
+    comm = job.world.copy()
+    client = RpcClient(comm)
+    if make_writer is not None:
+        writer, watch = make_writer(), job.watch
+        server = RpcServer(comm, writer, writer.commit_if_due, writer.batch_writes(), partial(abort_for_error, watch))
+        with server:
+            yield client, writer
+    else:
+        yield client, None
+    comm.drop_messages()
+
+
 def _limit_time(options: Options, watch: RankWatch) -> None:
     """Schedule a stop of the run at its time limit, and before the end of its job."""
     if options.time_limit is not None:
@@ -107,109 +245,3 @@ def find_job_end(environment: Mapping[str, str]) -> tuple[str, int | None]:
             # A time in the past belongs to another job, or to this job before its time limit was extended.
             return (name, int(job_end)) if job_end.isdigit() and int(job_end) > time.time() else ("", None)
     return "", None
-
-
-@contextmanager
-def prepare_rank(
-    options: Options, layout: Layout, job: Job, is_attended: bool = False, shows_progress: bool = False
-) -> Iterator[RankState]:
-    """Load the search file and its data, and yield the data of this rank. Collective: call on all ranks.
-
-    The first rank of the job checks all options before other ranks load the file, so that a mistake is reported early.
-    The first rank also calls the user's `prepare` before other ranks do. If hosts share a file system, other hosts then
-    find the files that `prepare` has downloaded.
-
-    Args:
-        layout: The layout of all ranks.
-        is_attended: Whether the output of trainers is shown to the user, as in `hpo check`.
-        shows_progress: Whether the first rank prints that data are prepared, which may take long.
-    """
-    from hpo.evaluation.constraint_client import ConstraintClient
-    from hpo.evaluation.devices import check_gpus
-    from hpo.evaluation.host import Host, share_threads
-    from hpo.evaluation.template_client import share_template
-    from hpo.evaluation.trainer_client import TrainerOptions
-    from hpo.evaluation.trainer_output import TrainerOutput
-    from hpo.evaluation.trainer_slot import TrainerSlot
-
-    world, comm = job.world, split_by_host(job.world)
-    with ExitStack() as resources:
-        template, is_first_of_template = share_template(job.template, comm)
-        resources.callback(template.close)
-        trainer_options = TrainerOptions(share_threads(comm), options.log_level.upper(), is_attended)
-        slot = TrainerSlot(template, TrainerOutput(), trainer_options, options.fresh_trainers)
-        constraint_client = ConstraintClient(slot.fork_other)
-        resources.callback(constraint_client.close)
-        constraints = RemoteConstraints(constraint_client)
-
-        def resolve_on_root() -> RunRequest | None:
-            if world.rank != 0:
-                return None
-            from hpo.run.request import make_request
-
-            return make_request(options, layout, template.ask, constraints)
-
-        request = run_on_all(world, resolve_on_root)
-        data = world.bcast(request.problem.data if request else None)
-        problem = request.problem if request else Problem.from_data(data, constraints=constraints)
-        run_on_all(world, lambda: _load_search_file(template, problem, is_first_of_template and request is None))
-        for package, danger in [
-            *([("it", template.unsafe_reason)] if template.unsafe_reason else []),
-            *template.skipped_packages.items(),
-        ]:
-            if world.rank == 0:
-                text = f"when {package} is imported, {danger}: each trainer imports it"
-                print(f"{problem.file.path}: {text}", flush=True)
-        if problem.file.has_prepare:
-            if world.rank == 0 and shows_progress:
-                print("preparing data", flush=True)
-            run_on_all(world, lambda: _prepare_data(problem, slot, template) if request else None)
-            run_on_all(
-                world, lambda: _prepare_data(problem, slot, template) if is_first_of_template and not request else None
-            )
-            if not is_first_of_template:
-                template.fetch_data()
-        host = Host(comm, world.rank)
-        host.find_gpus(slot)
-        seen = world.allgather((socket.gethostname(), len(host.gpus.visible), host.problem))
-        run_on_all(world, lambda: check_gpus(seen))
-        gc.freeze()  # Garbage collection is faster if it skips the objects that exist now.
-        gc.enable()
-        yield RankState(request, problem, host, slot)
-
-
-def _load_search_file(template: TemplateClient, problem: Problem, is_to_load: bool) -> None:
-    """Let the template load the search file that the first rank has read.
-
-    `is_to_load` is true on one rank per template, and false if the template has loaded the file already. The template
-    receives the content and does not read the file, because the file may change during a run, and hosts may see
-    different files.
-    """
-    requests = [("load", problem.file.data), ("bind", {"assignments": list(problem.assignments)})]
-    for kind, content in requests if is_to_load else ():
-        template.ask(kind, **content)
-    template.remember_requests(requests)
-
-
-def _prepare_data(problem: Problem, slot: TrainerSlot, template: TemplateClient) -> None:
-    """Let a trainer call the user's `prepare`, and pass the returned data to the template.
-
-    A trainer is a process that runs user code. The template is the process that trainers are forked from.
-    """
-    from hpo.evaluation.trainer_client import TrainerEnd
-
-    trainer = slot.fork_other()
-    try:
-        found = trainer.ask("prepare", "prepared")
-    finally:
-        trainer.kill()
-        trainer.close()
-    if isinstance(found, TrainerEnd):
-        raise UsageError(f"{problem.file.path}: prepare: {found.text}")
-    if found["mistake"]:
-        raise UsageError(found["mistake"])
-    (descriptor,) = found.descriptors
-    try:
-        template.keep_data(descriptor)
-    except OSError as error:
-        raise RunError(f"the data cannot be shared: {error}") from error

@@ -1,0 +1,147 @@
+"""Prepare a rank for evaluations: its template, the search file, its data, and its host. For searches and checks."""
+
+from __future__ import annotations
+
+import gc
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpo.errors import RunError, UsageError
+from hpo.layout import Layout
+from hpo.options import Options
+from hpo.problem import Problem, RemoteConstraints
+from hpo.process.user_frames import UserFrames
+from hpo.ranks.agreement import run_on_all
+from hpo.ranks.hosts import split_by_host
+from hpo.ranks.job import Job
+
+if TYPE_CHECKING:
+    from hpo.evaluation.host import Host
+    from hpo.evaluation.template_client import TemplateClient
+    from hpo.evaluation.trainer_slot import TrainerSlot
+    from hpo.run.request import RunRequest
+
+
+@dataclass(frozen=True)
+class RankState:
+    """The data of a rank after its search file is loaded and the options are checked."""
+
+    request: RunRequest | None
+    """The run to start; None on all ranks except the first."""
+    problem: Problem
+    host: Host
+    slot: TrainerSlot
+
+    @property
+    def user_frames(self) -> UserFrames:
+        """The filter that finds the lines of the user's own code in stack traces."""
+        return UserFrames(self.problem.file.location)
+
+
+@contextmanager
+def prepare_rank(
+    options: Options, layout: Layout, job: Job, is_attended: bool = False, shows_progress: bool = False
+) -> Iterator[RankState]:
+    """Load the search file and its data, and yield the data of this rank. Collective: call on all ranks.
+
+    The first rank of the job checks all options before other ranks load the file, so that a mistake is reported early.
+    The first rank also calls the user's `prepare` before other ranks do. If hosts share a file system, other hosts then
+    find the files that `prepare` has downloaded.
+
+    Args:
+        layout: The layout of all ranks.
+        is_attended: Whether the output of trainers is shown to the user, as in `hpo check`.
+        shows_progress: Whether the first rank prints that data are prepared, which may take long.
+    """
+    from hpo.evaluation.constraint_client import ConstraintClient
+    from hpo.evaluation.devices import check_gpus
+    from hpo.evaluation.host import Host, share_threads
+    from hpo.evaluation.template_client import share_template
+    from hpo.evaluation.trainer_client import TrainerOptions
+    from hpo.evaluation.trainer_output import TrainerOutput
+    from hpo.evaluation.trainer_slot import TrainerSlot
+
+    world, comm = job.world, split_by_host(job.world)
+    with ExitStack() as resources:
+        template, is_first_of_template = share_template(job.template, comm)
+        resources.callback(template.close)
+        trainer_options = TrainerOptions(share_threads(comm), options.log_level.upper(), is_attended)
+        slot = TrainerSlot(template, TrainerOutput(), trainer_options, options.fresh_trainers)
+        constraint_client = ConstraintClient(slot.fork_other)
+        resources.callback(constraint_client.close)
+        constraints = RemoteConstraints(constraint_client)
+
+        def resolve_on_root() -> RunRequest | None:
+            if world.rank != 0:
+                return None
+            from hpo.run.request import make_request
+
+            return make_request(options, layout, template.ask, constraints)
+
+        request = run_on_all(world, resolve_on_root)
+        data = world.bcast(request.problem.data if request else None)
+        problem = request.problem if request else Problem.from_data(data, constraints=constraints)
+        run_on_all(world, lambda: _load_search_file(template, problem, is_first_of_template and request is None))
+        for package, danger in [
+            *([("it", template.unsafe_reason)] if template.unsafe_reason else []),
+            *template.skipped_packages.items(),
+        ]:
+            if world.rank == 0:
+                text = f"when {package} is imported, {danger}: each trainer imports it"
+                print(f"{problem.file.path}: {text}", flush=True)
+        if problem.file.has_prepare:
+            if world.rank == 0 and shows_progress:
+                print("preparing data", flush=True)
+            run_on_all(world, lambda: _prepare_data(problem, slot, template) if request else None)
+            run_on_all(
+                world, lambda: _prepare_data(problem, slot, template) if is_first_of_template and not request else None
+            )
+            if not is_first_of_template:
+                template.fetch_data()
+        host = Host(comm, world.rank)
+        host.find_gpus(slot)
+        seen = world.allgather((socket.gethostname(), len(host.gpus.visible), host.problem))
+        run_on_all(world, lambda: check_gpus(seen))
+        gc.freeze()  # Garbage collection is faster if it skips the objects that exist now.
+        gc.enable()
+        yield RankState(request, problem, host, slot)
+
+
+def _load_search_file(template: TemplateClient, problem: Problem, is_to_load: bool) -> None:
+    """Let the template load the search file that the first rank has read.
+
+    `is_to_load` is true on one rank per template, and false if the template has loaded the file already. The template
+    receives the content and does not read the file, because the file may change during a run, and hosts may see
+    different files.
+    """
+    requests = [("load", problem.file.data), ("bind", {"assignments": list(problem.assignments)})]
+    for kind, content in requests if is_to_load else ():
+        template.ask(kind, **content)
+    template.remember_requests(requests)
+
+
+def _prepare_data(problem: Problem, slot: TrainerSlot, template: TemplateClient) -> None:
+    """Let a trainer call the user's `prepare`, and pass the returned data to the template.
+
+    A trainer is a process that runs user code. The template is the process that trainers are forked from.
+    """
+    from hpo.evaluation.trainer_client import TrainerEnd
+
+    trainer = slot.fork_other()
+    try:
+        found = trainer.ask("prepare", "prepared")
+    finally:
+        trainer.kill()
+        trainer.close()
+    if isinstance(found, TrainerEnd):
+        raise UsageError(f"{problem.file.path}: prepare: {found.text}")
+    if found["mistake"]:
+        raise UsageError(found["mistake"])
+    (descriptor,) = found.descriptors
+    try:
+        template.keep_data(descriptor)
+    except OSError as error:
+        raise RunError(f"the data cannot be shared: {error}") from error
