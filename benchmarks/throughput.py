@@ -111,8 +111,7 @@ def print_table(data_dir: str, settings: list[str], repeat: int) -> None:
 
 def time_search(settings: list[str]) -> float:
     """Run a search over the enqueued networks. Return the seconds from the first start to the last end of training."""
-    from hpo.evaluation.devices import Gpus
-    from hpo.evaluation.host import RankPlace
+    from hpo.evaluation.host import Gpus, RankPlace
     from hpo.layout import Layout
     from hpo.options import Options
     from hpo.run.request import make_request
@@ -168,8 +167,8 @@ def train_share(stage: Stage, process: int, folder: str, settings: list[str]) ->
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim import Adadelta
 
-    from hpo.trainer.preloading import import_compiler, keep_freed_memory
     from hpo.trainer.search_file import load_search_file
+    from hpo.trainer.template_server import import_compiler, keep_freed_memory
     from hpo.training import Net
 
     training, rank = divmod(process, stage.ranks)

@@ -98,9 +98,9 @@ def save_checkpoint(state: Any) -> None:
     if _worker is not None:
         _worker.save_checkpoint(state)
     elif drafts := os.environ.get(_CHECKPOINT_DRAFTS_VARIABLE):
-        from hpo.trainer.draft_writer import write_checkpoint
+        from hpo.trainer import draft_writer
 
-        write_checkpoint(Path(drafts), state)
+        draft_writer.save_checkpoint(Path(drafts), state)
 
 
 def offer_weights(weights: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
@@ -130,9 +130,9 @@ def offer_weights(weights: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) 
     if _worker is not None:
         _worker.offer_weights(weights)
     elif drafts := os.environ.get(_WEIGHTS_DRAFTS_VARIABLE):
-        from hpo.trainer.draft_writer import write_weights
+        from hpo.trainer import draft_writer
 
-        write_weights(Path(drafts), weights)
+        draft_writer.offer_weights(Path(drafts), weights)
 
 
 def load_checkpoint() -> Any:

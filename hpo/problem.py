@@ -149,7 +149,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class RemoteConstraints:
-    """Constraints that another process checks (see `hpo.trainer.constraint_server`)."""
+    """Constraints that another process checks (see `hpo.trainer.search_file`)."""
 
     send_request: Callable[..., Mapping[str, Any]]
     """Function that sends its keyword arguments as a request, and returns the content of the answer."""

@@ -21,14 +21,14 @@ OTHERS = "ranks that lead no worker import neither numpy nor Optuna nor Propulat
 READERS, BASE = "readers of runs import neither MPI nor torch", "base modules import no framework"
 WORKER = "training imports only Worker"
 WRONG = [
-    ("store/run_dir.py", "from hpo.run import options", LAYERS),
+    ("store/run_dir.py", "from hpo.run import session", LAYERS),
     ("evaluation/rank_group.py", "from hpo.trainer import trainer_group", LAYERS),
     ("trainer/trainer_server.py", "from hpo.training import fit", LAYERS),
     ("store/file_lock.py", "from hpo.store import journal", CYCLES),
-    ("trainer/search_file_import.py", "from hpo.trainer import search_file", CYCLES),
+    ("trainer/offers.py", "from hpo.trainer import objective_runner", CYCLES),
     ("evaluation/trainer_client.py", "import torch", RANKS),
-    ("ranks/peers.py", "import torch", RANKS),
     ("run/run_search.py", "def late():\n    import torch.distributed", RANKS),
+    ("ranks/rank_watch.py", "import torch", RANKS),
     ("cli/entry.py", "from hpo.trainer import template_server", RANKS),
     ("evaluation/supervision.py", "import numpy", OTHERS),
     ("run/run_search.py", "from hpo.store import claims", OTHERS),
@@ -36,7 +36,7 @@ WRONG = [
     ("breeding/tpe.py", "import torchvision", RANKS),
     ("trainer/offers.py", "import mpi4py", TRAINERS),
     ("store/weights.py", "from hpo.ranks import communicator", TRAINERS),
-    ("trainer/object_comm.py", "from hpo.evaluation import host_network", TRAINERS),
+    ("trainer/object_comm.py", "from hpo.evaluation import rank_group", TRAINERS),
     ("results/summary.py", "import torch", READERS),
     ("views/progress.py", "import mpi4py", READERS),
     ("space/search_space.py", "import mpi4py", BASE),

@@ -16,14 +16,13 @@ from hpo.check.file_snapshot import FileSnapshot, take_file_snapshot
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.checkpointer import Checkpointer
 from hpo.evaluation.evaluator import EvaluationContext, Evaluator
-from hpo.evaluation.leader import Leader
-from hpo.evaluation.limits import Limits
+from hpo.evaluation.leader import Leader, Limits
 from hpo.evaluation.program_command import Program
 from hpo.evaluation.rank_group import RankGroup
-from hpo.evaluation.report import Report
-from hpo.evaluation.testing_client import run_test_in_trainer
+from hpo.evaluation.trainer_tasks import run_test_in_trainer
 from hpo.evaluation.verdict import Verdict
 from hpo.evaluation.weights_saver import WeightsSaver
+from hpo.process.messages import Report
 from hpo.process.trace import Trace
 from hpo.ranks.rank_watch import RankWatch
 from hpo.run.prepare_rank import RankState
@@ -118,7 +117,7 @@ class _ShortLeader(Leader):
         keeper: WeightsSaver | None,
         saver: _FirstLossCheckpointer,
     ) -> None:
-        super().__init__(recorder, limits, lambda _: None, keeper, saver)
+        super().__init__(recorder, limits, lambda _: None, saver, keeper)
         self.checkpointer = saver
         self.has_offered = False
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpo.evaluation.devices import Gpus, choose_backend
-from hpo.evaluation.host import compute_thread_share
+from hpo.evaluation.host import Gpus, choose_backend, compute_thread_share
 from hpo.layout import Layout
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from hpo.check.cluster_facts import ClusterFacts, GroupSpeed
 from hpo.check.finding import Finding
-from hpo.evaluation.devices import has_separated_worker
+from hpo.evaluation.host import has_separated_worker
 from hpo.placement import describe_spanning_workers
 from hpo.text_format import format_count, format_number
 

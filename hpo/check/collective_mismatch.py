@@ -1,6 +1,6 @@
 """Find out which collective each rank has called if torch's check of collectives has failed an evaluation.
 
-A collective is a call that all ranks must make together, such as all_reduce. The check (`hpo.trainer.collective_check`)
+A collective is a call that all ranks must make together, such as all_reduce. The check (`hpo.trainer.trainer_group`)
 also rejects some correct collectives. It compares shapes, though only the number of elements matters. It also counts
 each send and recv as a collective (torch 2.15), as between the stages of a pipeline.
 """

@@ -23,7 +23,7 @@ from hpo.check.printing import print_findings
 from hpo.check.run_check import is_stopping, report_stop
 from hpo.check.shared_folder import FolderTest, compare_views
 from hpo.errors import ExitStatus
-from hpo.evaluation.limits import Limits
+from hpo.evaluation.leader import Limits
 from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.verdict import TIMEOUT_PREFIX
 from hpo.layout import Layout, list_usable_cores
@@ -31,9 +31,8 @@ from hpo.options import Options
 from hpo.process import clock
 from hpo.process.launcher import describe_launcher, describe_scheduler
 from hpo.process.linux import count_threads_per_core, identify_container
-from hpo.ranks.agreement import run_on_all
 from hpo.ranks.communicator import SleepingComm, describe_mpi
-from hpo.ranks.job import Job
+from hpo.ranks.job import Job, run_on_all
 from hpo.run.prepare_rank import RankState, prepare_rank
 from hpo.run.run_search import find_job_end
 from hpo.store.run_dir import RUNS_DIR

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpo.evaluation.draft_store import DraftStore
-    from hpo.evaluation.report import Report
+    from hpo.process.messages import Report
     from hpo.store.checkpoints import CheckpointInfo
     from hpo.store.evaluations import Assignment
 
@@ -40,7 +40,6 @@ class Attempt:
         loss: The lowest of `losses`; infinite before the first loss.
         metrics: Metrics that were reported with `loss`.
         began_at: Start of the attempt on the clock of `hpo.process.clock`, plus the time spent on recording its losses.
-        report: The latest report.
         drafts: Copies of checkpoints and weights; set on the leader.
         copied_step: Number of losses in the latest checkpoint if it was copied and is not yet in its file, otherwise 0.
         has_weights: Whether the leader can write the weights of the lowest loss.
@@ -67,7 +66,6 @@ class Attempt:
         self.losses: list[float] = []
         self.restored_count = 0  # losses of the interrupted attempt
         self.restored_seconds = 0.0  # time of the restored losses
-        self.report: Report | None = None
         self.copied_step = 0
         self.has_weights = False
         self.saves_own_checkpoints = False  # true for programs that write their own files: they can be paused
@@ -101,16 +99,6 @@ class Attempt:
         return self.checkpoint_info is not None or (self.parent_info is not None and self.has_read_parent)
 
     @property
-    def offers_weights(self) -> bool:
-        """Whether weights were offered with the latest report."""
-        return self.report is not None and self.report.offers_weights
-
-    @property
-    def has_saved(self) -> bool:
-        """Whether a checkpoint was saved with the latest report."""
-        return self.report is not None and self.report.has_saved
-
-    @property
     def total_seconds(self) -> float:
         """Seconds of this attempt, plus the seconds of training before an interruption if the objective has resumed."""
         return self.seconds + self.restored_seconds
@@ -120,17 +108,12 @@ class Attempt:
         """Whether a failure or an external cause has ended the attempt. Ranks may then still run the objective."""
         return self.verdict.state in (State.FAILED, State.REPEATED, State.SUSPENDED, State.STOPPED)
 
-    def record_report(self, report: Report) -> None:
-        """Record a report before the verdict on it; call it on the leader."""
-        self.report = report
-        self._record_reads(report)
-
     def record_ends(self, ends: Sequence[RankEnd]) -> None:
         """Record how the objective has ended on all ranks, in the order of ranks; call it on the leader."""
-        self._record_reads(ends[0])
+        self.record_reads(ends[0])
         self.has_read_parent |= any(end.has_read_parent for end in ends)
 
-    def _record_reads(self, reader: Report | RankEnd) -> None:
+    def record_reads(self, reader: Report | RankEnd) -> None:
         """If the objective has read its checkpoint, restore the losses before the checkpoint."""
         self.has_read_parent |= reader.has_read_parent
         if reader.has_resumed and self.checkpoint_info is not None and not self.losses:
@@ -140,9 +123,16 @@ class Attempt:
 
     def restore_losses(self, losses: Sequence[float], seconds: float, metrics: Mapping[str, float]) -> None:
         """Restore the losses, seconds and metrics from before the evaluation was interrupted or paused."""
-        self.losses, self.restored_count, self.restored_seconds = list(losses), len(losses), seconds
+        self.losses = list(losses)
+        self.restored_count = len(losses)
+        self.restored_seconds = seconds
         self.earlier_seconds = seconds if self.is_first else self.earlier_seconds
         self.loss, self.metrics = min(losses, default=math.inf), metrics
+
+    def close_drafts(self) -> None:
+        """Remove the copies of checkpoints and weights."""
+        if self.drafts is not None:
+            self.drafts.close()
 
     def record_verdict(self, verdict: Verdict) -> None:
         """Record the verdict on a report or on the end, and add its loss, if any, to `losses`."""

@@ -28,15 +28,15 @@ class Checkpointer:
     checkpoint file at intervals, and when the run stops.
 
     Args:
-        states: The store of the checkpoint files.
+        checkpoints: The store of the checkpoint files.
         every: Seconds between writes. Infinity disables checkpoints. None limits copying and writing to 1% of the
             training time.
         islands: Number of islands in population based training, otherwise 0. If it is not 0, each checkpoint is copied,
             and the final checkpoint of a completed evaluation is written.
     """
 
-    def __init__(self, states: CheckpointStore, every: float | None, islands: int = 0) -> None:
-        self._checkpoints = states
+    def __init__(self, checkpoints: CheckpointStore, every: float | None, islands: int = 0) -> None:
+        self._checkpoints = checkpoints
         self._interval = every
         self.islands = islands
         self._seconds_to_copy = self._seconds_to_write = 0.0
@@ -120,7 +120,7 @@ class Checkpointer:
         assert attempt.drafts is not None
         began, losses = clock.now(), 0
         try:
-            losses = attempt.drafts.write_checkpoint(self._checkpoints.make_draft_path(attempt.assignment))
+            losses = attempt.drafts.make_checkpoint_file(self._checkpoints.make_draft_path(attempt.assignment))
             self._checkpoints.commit_draft(attempt.assignment)
         except (OSError, ValueError) as error:
             self._checkpoints.remove_draft(attempt.assignment)
@@ -130,14 +130,6 @@ class Checkpointer:
         self._seconds_to_write = self._written_at - began
         attempt.copied_step = 0
         return losses
-
-    def has_last_checkpoint(self, attempt: Attempt, checkpoint_step: int) -> bool:
-        """Return whether there is a checkpoint of the latest loss, as a copy or in a file.
-
-        Args:
-            checkpoint_step: Number of losses in the checkpoint file; 0 without a file.
-        """
-        return len(attempt.losses) in (attempt.copied_step, checkpoint_step)
 
     def has_file(self, assignment: Assignment) -> bool:
         """Return whether an evaluation has a checkpoint file."""

@@ -56,7 +56,7 @@ def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
     Returns:
         The link; `state` itself if the file system has no hard links; None if `state` is None.
     """
-    remove_named_drafts(prefix)
+    _remove_named_drafts(prefix)
     if state is None:
         return None
     kept = _make_path(prefix, "continued")
@@ -71,11 +71,11 @@ class DraftStore:
     """Keeps the drafts of one attempt at an evaluation.
 
     Args:
-        prefix: First part of the path of each draft of a program, to which a name is appended.
+        prefix: First part of the path of each draft of a program, to which a name is appended. None for a function.
         params: Hyperparameters of the evaluation.
     """
 
-    def __init__(self, prefix: Path, params: Mapping[str, Any]) -> None:
+    def __init__(self, prefix: Path | None, params: Mapping[str, Any]) -> None:
         self._prefix = prefix
         self._params = dict(params)
         self._numbers = itertools.count()
@@ -97,6 +97,8 @@ class DraftStore:
 
     def take_named(self, name: str) -> Draft | None:
         """Take a draft from the program that has written it, by renaming it; None if it does not exist."""
+        if self._prefix is None:
+            return None
         kept = _make_path(self._prefix, f"kept-{next(self._numbers)}")
         try:
             _make_path(self._prefix, name).replace(kept)
@@ -121,7 +123,7 @@ class DraftStore:
         previous, self._weights = self._weights, draft
         self._remove_unused([previous])
 
-    def write_checkpoint(self, path: Path) -> int:
+    def make_checkpoint_file(self, path: Path) -> int:
         """Write the latest checkpoint of the evaluation to the file `path`, and return its number of losses.
 
         Raises:
@@ -137,7 +139,7 @@ class DraftStore:
         _write_tensors(path, sources, {"about": json.dumps(asdict(info))}, checked="about")
         return len(info.losses)
 
-    def write_weights(self, path: Path, metadata: Mapping[str, str]) -> None:
+    def make_weights_file(self, path: Path, metadata: Mapping[str, str]) -> None:
         """Write the weights of the lowest loss, with `metadata`, to `path`.
 
         Raises:
@@ -152,6 +154,8 @@ class DraftStore:
         previous = [self._checkpoint, self._weights, self._saved_weights]
         self._checkpoint = self._weights = self._saved_weights = None
         self._remove_unused(previous)
+        if self._prefix is not None:
+            _remove_named_drafts(self._prefix)
 
     def _remove_unused(self, drafts: Iterable[Draft | None]) -> None:
         used = (self._checkpoint, self._weights, self._saved_weights)
@@ -163,7 +167,7 @@ def _make_path(prefix: Path, name: str) -> Path:
     return prefix.with_name(f"{prefix.name}-{name}.safetensors")
 
 
-def remove_named_drafts(prefix: Path) -> None:
+def _remove_named_drafts(prefix: Path) -> None:
     """Remove all drafts that a program has written, and the link to its checkpoint."""
     for path in prefix.parent.glob(f"{prefix.name}-*.safetensors"):
         with suppress(OSError):

@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from hpo.evaluation.attempt import Attempt
-from hpo.evaluation.draft_store import DraftStore, remove_named_drafts, reset_drafts
-from hpo.evaluation.function_supervision import FunctionSupervision
+from hpo.evaluation.draft_store import DraftStore, reset_drafts
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.program_command import Program
 from hpo.evaluation.program_supervision import ProgramSupervision
 from hpo.evaluation.rank_group import RankGroup
-from hpo.evaluation.supervision import Supervision
+from hpo.evaluation.supervision import FunctionSupervision, Supervision
 from hpo.evaluation.verdict import TIMEOUT_PREFIX, State, Verdict
 from hpo.process import clock
+from hpo.process.messages import GroupTicket
 from hpo.process.user_frames import UserFrames
-from hpo.ranks.rank_watch import RankWatch
-from hpo.ranks.watched_evaluation import WatchedEvaluation
+from hpo.ranks.rank_watch import RankWatch, WatchedEvaluation
 from hpo.store.checkpoints import CheckpointInfo, read_checkpoint_info
 from hpo.store.evaluations import Assignment
 
@@ -134,25 +133,28 @@ class Evaluator:
         started = clock.now()
         if assignment.tests is not None:
             self._group.slot.discard_trainer()  # The test of a suspected worker needs fresh trainers.
-        attempt = self._evaluate_with_retries(assignment)
+        values = self._context.describe_evaluation(assignment)
+        attempt = self._evaluate_with_retries(assignment, values)
         if self._leader:
             self._leader.finish_evaluation(attempt, attempt.earlier_seconds + clock.now() - started)
-        self._close_drafts(attempt)
+        attempt.close_drafts()
         self._group.slot.finish_evaluation(self._is_clean)
         return attempt
 
-    def _evaluate_with_retries(self, assignment: Assignment) -> Attempt:
+    def _evaluate_with_retries(self, assignment: Assignment, values: Mapping[str, Any]) -> Attempt:
         """Evaluate an individual, and retry if the objective did not cause the failure.
 
-        An evaluation that cannot resume from its checkpoint restarts.
+        All ranks have the same verdict, so they retry together. `Leader.decide_on_retry` limits
+        retries after failures, and rejects the checkpoint if it may be the cause: the next attempt
+        then starts without it. Here only suspensions of the job are counted.
         """
         earlier: float | None = None  # the argument `earlier_seconds` of `Attempt`
         previous_failure = ""
         for _ in range(_MAX_SUSPENSIONS):
-            attempt = self._run_attempt(assignment, earlier, previous_failure)
+            attempt = self._run_attempt(assignment, values, earlier, previous_failure)
             if attempt.verdict.state not in (State.SUSPENDED, State.REPEATED):
                 return attempt
-            self._close_drafts(attempt)
+            attempt.close_drafts()
             assignment = attempt.assignment
             earlier = attempt.earlier_seconds if attempt.has_loss else earlier
             previous_failure = attempt.verdict.failure
@@ -160,18 +162,23 @@ class Evaluator:
         attempt.verdict = Verdict(State.FAILED, failure=reason)
         return attempt
 
-    def _run_attempt(self, assignment: Assignment, earlier: float | None, previous_failure: str) -> Attempt:
+    def _run_attempt(
+        self, assignment: Assignment, values: Mapping[str, Any], earlier: float | None, previous_failure: str
+    ) -> Attempt:
         """Run one attempt at an evaluation on this rank, until a verdict of all ranks ends it."""
-        ticket, start = self._group.connect(self._find_start(assignment) if self._leader else None)
+        program = self._context.program
+        ticket, start = self._group.connect(
+            self._find_start(self._leader, assignment, values) if self._leader else None
+        )
         own, parent = self._read_checkpoint_info(assignment, start)
         attempt = Attempt(assignment, own, parent, start.path, earlier, previous_failure)
         if self._leader is not None:
-            attempt.drafts = DraftStore(self._context.describe_evaluation(assignment)["drafts"], assignment.params)
+            attempt.drafts = DraftStore(values["drafts"] if program else None, assignment.params)
         if start.losses is not None:
             attempt.restore_losses(start.losses, start.seconds, {})
-        attempt.saves_own_checkpoints = self._context.program is not None and bool(self._context.program.script.resume)
+        attempt.saves_own_checkpoints = program is not None and bool(program.script.resume)
         with self._watch.watch_evaluation() as watched:
-            supervision = self._start_supervision(watched, attempt, ticket)
+            supervision = self._start_supervision(watched, attempt, ticket, values)
             supervision.supervise()
         if attempt.is_aborted:
             attempt.loss = math.inf
@@ -181,40 +188,28 @@ class Evaluator:
             self._leader.warn_once(attempt, text, "remains")
         return attempt
 
-    def _close_drafts(self, attempt: Attempt) -> None:
-        if attempt.drafts is not None:
-            attempt.drafts.close()
-            if self._context.program is not None:
-                remove_named_drafts(self._context.describe_evaluation(attempt.assignment)["drafts"])
-
     def _start_supervision(
-        self, watched: WatchedEvaluation, attempt: Attempt, ticket: dict[str, Any] | None
+        self, watched: WatchedEvaluation, attempt: Attempt, ticket: GroupTicket | None, values: Mapping[str, Any]
     ) -> Supervision:
         self._group.slot.output.forget_errors()
-        program = self._context.program
-        values = self._context.describe_evaluation(attempt.assignment)
-        overdue_after = self._leader.limits.evaluation_timeout if self._leader else math.inf
-        common = (self._group, self._watch, watched, attempt, self._leader)
+        program, common = self._context.program, (self._group, watched, attempt, self._leader)
         if program is not None:
-            running = ProgramSupervision(*common, program, overdue_after, self._is_traced)
-            running.start_program(ticket, values, attempt.restored_count > 0)
+            running = ProgramSupervision(*common, program, self._is_traced)
+            running.start_program(ticket, values)
             return running
-        overdue_after += self._group.patience  # An objective gets time to reach its next loss, and ends there.
-        supervision = FunctionSupervision(*common, self._context.user_frames, overdue_after, self._is_traced)
+        supervision = FunctionSupervision(*common, self._context.user_frames, self._is_traced)
         supervision.start_objective(ticket, values["seed"], values["folder"])
         return supervision
 
-    def _find_start(self, assignment: Assignment) -> StartingPoint:
+    def _find_start(self, leader: Leader, assignment: Assignment, values: Mapping[str, Any]) -> StartingPoint:
         """Return the checkpoint with which an evaluation may begin; call it on the leader."""
-        assert self._leader is not None
         program = self._context.program
-        path, is_own = self._leader.find_start(assignment)
+        path, is_own = leader.find_start(assignment)
         if program is None:
             return StartingPoint(path, is_own)
-        values = self._context.describe_evaluation(assignment)
         if (kept := reset_drafts(values["drafts"], path)) is not None:
             return StartingPoint(kept, is_own)
-        losses, seconds = self._leader.find_losses(assignment) if program.script.resume else ([], 0.0)
+        losses, seconds = leader.find_losses(assignment) if program.script.resume else ([], 0.0)
         continues = bool(losses) and program.can_resume(assignment.params, values)
         return StartingPoint(losses=losses, seconds=seconds) if continues else StartingPoint()
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hpo.errors import ExitStatus, StopRequest
 from hpo.evaluation.attempt import Attempt
-from hpo.evaluation.limits import Limits, describe_missing_metric, make_target_stop
-from hpo.evaluation.report import Report
 from hpo.evaluation.verdict import TIMEOUT_PREFIX, State, Verdict
 from hpo.process import clock
+from hpo.process.messages import Report
 from hpo.process.standard_streams import warn
+from hpo.store.evaluations import Evaluation, find_best
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +25,34 @@ if TYPE_CHECKING:
     from hpo.store.study_client import StudyClient
 
 
+@dataclass(frozen=True)
+class Limits:
+    """When an evaluation, or the whole run, must end."""
+
+    evaluation_timeout: float = math.inf
+    """Maximum seconds of an evaluation."""
+    max_failures: int | None = None
+    """Number of failed evaluations after which the run stops if none has succeeded; None for no limit."""
+    target_loss: float = -math.inf
+    """The run stops when the loss of an evaluation is at most this value."""
+    has_pruner: bool = False
+    """Whether a pruner decides on each loss."""
+    first_judged_step: int = 1
+    """Index of the first step on which the pruner decides; steps count from 1."""
+
+
+def make_target_stop(target_loss: float) -> StopRequest:
+    """Return the request to stop a run that has reached its target loss."""
+    reason = f"the loss of --target-loss {target_loss:g} is reached"
+    return StopRequest(reason, ExitStatus.BUDGET_SPENT, "a lower --target-loss, or --target-loss off")
+
+
+def find_target_stop(evaluations: Sequence[Evaluation], target_loss: float) -> StopRequest | None:
+    """Return the request to stop a search, if its evaluations have reached the target loss."""
+    best = find_best(evaluations)
+    return make_target_stop(target_loss) if best is not None and best.loss <= target_loss else None
+
+
 class Leader:
     """Decides on the losses of a worker's evaluations, and records them in the study.
 
@@ -32,8 +60,8 @@ class Leader:
         study: The leader's connection to the study.
         limits: When evaluations and the run must end.
         stop: Called with a request to stop the run.
+        checkpointer: Copies and writes checkpoints.
         weights_saver: Writes the weights of the best evaluations; None if they are not kept.
-        checkpointer: Copies and writes checkpoints; None if they are not kept.
     """
 
     def __init__(
@@ -41,8 +69,8 @@ class Leader:
         study: StudyClient,
         limits: Limits,
         stop: Callable[[StopRequest], None],
+        checkpointer: Checkpointer,
         weights_saver: WeightsSaver | None = None,
-        checkpointer: Checkpointer | None = None,
     ) -> None:
         self.limits = limits
         self._writer = study.writer
@@ -50,6 +78,48 @@ class Leader:
         self._stop = stop
         self._weights_saver = weights_saver
         self._checkpointer = checkpointer
+
+    # The start of an attempt
+
+    def find_start(self, assignment: Assignment) -> tuple[Path | None, bool]:
+        """Prepare for a new attempt at an evaluation, and find the checkpoint from which it may start.
+
+        Returns:
+            The file of the evaluation's own checkpoint or of its parent checkpoint; None if there is neither. The
+            second value is false if the file is the parent checkpoint, and true in all other cases.
+        """
+        self._checkpointer.reset_timer()
+        if (own := self._checkpointer.find_checkpoint(assignment)) or assignment.parent is None:
+            return own, True
+        try:
+            return self._checkpointer.find_parent_checkpoint(assignment.parent), False
+        except ValueError as error:
+            self._record_lost_parent(assignment, str(error))
+            return None, True
+
+    def find_losses(self, assignment: Assignment) -> tuple[list[float], float]:
+        """Return the losses of the individual's previous trial, and the seconds of training until the last of them.
+
+        For the first trial of an individual, return no losses and 0 seconds.
+        """
+        if assignment.number == assignment.root:
+            return [], 0.0
+        return self._writer.read_previous_losses(assignment.number)
+
+    def reject_checkpoint(self, assignment: Assignment, reason: str, is_own: bool) -> None:
+        """Let an evaluation start without an unusable checkpoint: its own if `is_own`, otherwise its parent's."""
+        if is_own:
+            self._checkpointer.reject_checkpoint(assignment, reason)
+        else:
+            self._record_lost_parent(assignment, reason)
+
+    def _record_lost_parent(self, assignment: Assignment, reason: str) -> None:
+        self._writer.record.clear_inheritance(assignment)
+        if reason:
+            text = f"trial {assignment.number} starts without the checkpoint of trial {assignment.parent}: {reason}"
+            self._checkpointer.warn_once("inherited", text)
+
+    # A report
 
     def decide(self, attempt: Attempt, report: Report, printed: str) -> Verdict:
         """Record a report, and return the verdict on it.
@@ -59,50 +129,55 @@ class Leader:
         Args:
             printed: Lines that the ranks have printed since the last report.
         """
-        attempt.record_report(report)
+        attempt.record_reads(report)
         since, seconds = clock.now(), attempt.total_seconds
         self.log_output(attempt, printed)
         if report.mistake:
             return Verdict(State.FAILED, failure=report.mistake, diverged=not math.isfinite(report.loss))
         self._record_resumption(attempt)
+        # The loss is recorded before the pruner sees it, so that no crash loses a loss that has decided anything.
         self._writer.record.report(attempt.assignment, len(attempt.losses) + 1, report.loss)
-        verdict = Verdict(State.RUNNING, report.loss, report.metrics, is_last=report.is_last)
-        verdict = self._apply_limits(attempt, verdict, report.loss, seconds)
-        keep, save = self._wants_weights(attempt, verdict), self._wants_checkpoint(attempt, verdict)
+        verdict = self._apply_limits(attempt, report, seconds)
+        keep, save = self._wants_weights(attempt, report, verdict), self._wants_checkpoint(attempt, report, verdict)
         attempt.began_at += clock.now() - since
         return replace(verdict, keep=keep, save=save)
 
-    def log_output(self, attempt: Attempt, printed: str) -> None:
-        """Append lines that the ranks have printed to the log of the evaluation."""
-        if printed:
-            self._writer.log_output(attempt.assignment.number, printed)
+    def _apply_limits(self, attempt: Attempt, report: Report, seconds: float) -> Verdict:
+        limits = self.limits
+        verdict = Verdict(State.RUNNING, report.loss, report.metrics, is_last=report.is_last)
+        if missing := self._objectives.find_missing(verdict.metrics):
+            return replace(verdict, state=State.FAILED, failure=_describe_missing_metric(missing, verdict.metrics))
+        if report.loss <= limits.target_loss:
+            return replace(verdict, state=State.COMPLETE)
+        if seconds > limits.evaluation_timeout:
+            reason = f"{TIMEOUT_PREFIX}not finished after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
+            return replace(verdict, state=State.FAILED, failure=reason)
+        is_judged = limits.has_pruner and len(attempt.losses) + 1 >= limits.first_judged_step and not attempt.is_test
+        return self._apply_pruner(attempt, report, verdict) if is_judged else verdict
 
-    def decide_on_retry(self, attempt: Attempt, verdict: Verdict) -> Verdict:
-        """Return the final verdict on an attempt.
+    def _apply_pruner(self, attempt: Attempt, report: Report, verdict: Verdict) -> Verdict:
+        """Apply the pruner to a loss. A pause needs a checkpoint, so an evaluation without one is pruned instead."""
+        is_lowest = report.loss < attempt.loss
+        loss, metrics = (report.loss, report.metrics) if is_lowest else (attempt.loss, attempt.metrics)
+        judgement = self._writer.decide_pruning(attempt.assignment, len(attempt.losses) + 1, loss, dict(metrics))
+        state = State(judgement.state)
+        if state != State.PAUSED:
+            return replace(verdict, state=state)
+        can_resume = attempt.saves_own_checkpoints or (self._checkpointer.is_enabled and report.has_saved)
+        if not can_resume:
+            return replace(verdict, state=State.PRUNED)
+        return replace(verdict, state=State.PAUSED, save=judgement.may_be_promoted)
 
-        If the checkpoint may have caused a failure, the evaluation is repeated without the checkpoint. If two attempts
-        in a row must be repeated for another reason, the evaluation fails.
-        """
-        if verdict.state == State.REPEATED and attempt.previous_failure:
-            verdict = replace(verdict, state=State.FAILED)
-        if verdict.state != State.FAILED or verdict.diverged or not attempt.has_checkpoint:
-            return verdict
-        is_own = attempt.checkpoint_info is not None
-        self.reject_checkpoint(attempt.assignment, verdict.failure, is_own)
-        if not is_own:
-            attempt.assignment = replace(attempt.assignment, parent=None)
-        return replace(verdict, state=State.REPEATED)
-
-    def _wants_weights(self, attempt: Attempt, verdict: Verdict) -> bool:
-        saver, loss = self._weights_saver, verdict.loss
-        if saver is None or loss is None or not attempt.offers_weights or attempt.is_test:
+    def _wants_weights(self, attempt: Attempt, report: Report, verdict: Verdict) -> bool:
+        saver = self._weights_saver
+        if saver is None or not report.offers_weights or attempt.is_test:
             return False
         if verdict.state not in (State.RUNNING, State.COMPLETE, State.PAUSED):
             return False
-        return loss < attempt.loss and saver.is_wanted(attempt.assignment, loss, verdict.metrics)
+        return report.loss < attempt.loss and saver.is_wanted(attempt.assignment, report.loss, report.metrics)
 
-    def _wants_checkpoint(self, attempt: Attempt, verdict: Verdict) -> bool:
-        if self._checkpointer is None or not attempt.has_saved or verdict.state != State.RUNNING or attempt.is_test:
+    def _wants_checkpoint(self, attempt: Attempt, report: Report, verdict: Verdict) -> bool:
+        if not report.has_saved or verdict.state != State.RUNNING or attempt.is_test:
             return verdict.save
         return self._checkpointer.is_copy_due()
 
@@ -111,44 +186,12 @@ class Leader:
         if attempt.restored_count and attempt.is_first and not attempt.has_loss:
             self._writer.record.record_resume(attempt.assignment, attempt.losses, attempt.restored_seconds)
 
-    def _apply_limits(self, attempt: Attempt, verdict: Verdict, loss: float, seconds: float) -> Verdict:
-        limits = self.limits
-        if missing := self._objectives.find_missing(verdict.metrics):
-            return replace(verdict, state=State.FAILED, failure=describe_missing_metric(missing, verdict.metrics))
-        if loss <= limits.target_loss:
-            return replace(verdict, state=State.COMPLETE)
-        if seconds > limits.evaluation_timeout:
-            reason = f"{TIMEOUT_PREFIX}not finished after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
-            return replace(verdict, state=State.FAILED, failure=reason)
-        is_judged = limits.has_pruner and len(attempt.losses) + 1 >= limits.first_judged_step and not attempt.is_test
-        return self._apply_pruner(attempt, verdict) if is_judged else verdict
+    def log_output(self, attempt: Attempt, printed: str) -> None:
+        """Append lines that the ranks have printed to the log of the evaluation."""
+        if printed:
+            self._writer.log_output(attempt.assignment.number, printed)
 
-    def _apply_pruner(self, attempt: Attempt, verdict: Verdict) -> Verdict:
-        """Apply the pruner to a loss. A pause needs a checkpoint, so an evaluation without one is pruned instead."""
-        assert verdict.loss is not None
-        is_lowest = verdict.loss < attempt.loss
-        loss, metrics = (verdict.loss, verdict.metrics) if is_lowest else (attempt.loss, attempt.metrics)
-        judgement = self._writer.decide_pruning(attempt.assignment, len(attempt.losses) + 1, loss, dict(metrics))
-        state = State(judgement.state)
-        if state != State.PAUSED:
-            return replace(verdict, state=state)
-        if not self.can_resume_elsewhere(attempt):
-            return replace(verdict, state=State.PRUNED)
-        return replace(verdict, state=State.PAUSED, save=judgement.may_be_promoted)
-
-    def can_resume_elsewhere(self, attempt: Attempt) -> bool:
-        """Return whether any worker could resume the evaluation later, from a checkpoint of its latest loss."""
-        return attempt.saves_own_checkpoints or (
-            self._checkpointer is not None and self._checkpointer.is_enabled and attempt.has_saved
-        )
-
-    def describe_checkpoint(self, attempt: Attempt) -> dict[str, Any]:
-        """Return the losses, the metrics and the seconds that are stored in a checkpoint."""
-        return {
-            "losses": list(attempt.losses),
-            "metrics": dict(attempt.metrics),
-            "seconds": attempt.total_seconds,
-        }
+    # Copies of weights and checkpoints
 
     def keep_drafts(
         self, attempt: Attempt, verdict: Verdict, checkpoint: Draft | None, weights: Draft | None, since: float
@@ -166,19 +209,25 @@ class Leader:
             attempt.has_weights = True
         elif weights is not None:
             weights.remove()
-        if verdict.save and checkpoint is not None and self._checkpointer is not None:
-            attempt.drafts.keep_checkpoint(checkpoint, self.describe_checkpoint(attempt), attempt.has_weights)
+        if verdict.save and checkpoint is not None:
+            info = {"losses": list(attempt.losses), "metrics": dict(attempt.metrics), "seconds": attempt.total_seconds}
+            attempt.drafts.keep_checkpoint(checkpoint, info, attempt.has_weights)
             self._checkpointer.record_copy(attempt, since)
             if verdict.state != State.PAUSED and self._checkpointer.is_write_due():
-                self.write_checkpoint(attempt)
+                self.commit_checkpoint(attempt)
         elif checkpoint is not None:
             checkpoint.remove()
+
+    def commit_checkpoint(self, attempt: Attempt) -> None:
+        """Write the latest checkpoint of an evaluation to its file, unless it is there already, and record it."""
+        if attempt.copied_step and (losses := self._checkpointer.write_checkpoint(attempt)):
+            self._writer.record.record_checkpoint(attempt.assignment, losses)
 
     def warn_about_copies(self, attempt: Attempt, weights_error: str, checkpoint_error: str) -> None:
         """Warn that weights or a checkpoint could not be copied; the evaluation itself is not affected."""
         if weights_error:
             self.warn_once(attempt, f"the weights of the best so far cannot be kept: {weights_error}")
-        if checkpoint_error and self._checkpointer is not None:
+        if checkpoint_error:
             self._checkpointer.record_failed_copy(attempt, checkpoint_error)
 
     def warn_about_lost_weights(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
@@ -186,56 +235,33 @@ class Leader:
         if verdict.keep:
             warn(f"warning: trial {attempt.assignment.number} keeps no weights of its best loss: {reason}")
 
-    def find_losses(self, assignment: Assignment) -> tuple[list[float], float]:
-        """Return the losses of the individual's previous trial, and the seconds of training until the last of them.
-
-        For the first trial of an individual, return no losses and 0 seconds.
-        """
-        if assignment.number == assignment.root:
-            return [], 0.0
-        return self._writer.read_previous_losses(assignment.number)
-
-    def stop_without_losses(self, reason: str, remedy: str) -> None:
-        """Stop the run if no evaluation has reported a loss. Without `remedy`, later evaluations would not either."""
-        if not self._writer.has_losses():
-            self._stop(StopRequest(reason, ExitStatus.NOTHING_SUCCEEDED, remedy))
-
     def warn_once(self, attempt: Attempt, text: str, kind: str = "") -> None:
         """Print a warning about an evaluation, unless the run has printed the same text or the same kind before."""
         if self._writer.is_first_warning(kind or text):
             warn(f"warning: trial {attempt.assignment.number}: {text}")
 
-    def find_start(self, assignment: Assignment) -> tuple[Path | None, bool]:
-        """Prepare for a new attempt at an evaluation, and find the checkpoint from which it may start.
+    # The end
 
-        Returns:
-            The file of the evaluation's own checkpoint or of its parent checkpoint; None if there is neither. The
-            second value is false if the file is the parent checkpoint, and true in all other cases.
+    def decide_on_retry(self, attempt: Attempt, verdict: Verdict) -> Verdict:
+        """Return the final verdict on an attempt.
+
+        If the checkpoint may have caused a failure, the evaluation is repeated without the checkpoint. If two attempts
+        in a row must be repeated for another reason, the evaluation fails.
         """
-        if self._checkpointer is None:
-            return None, True
-        self._checkpointer.reset_timer()
-        if (own := self._checkpointer.find_checkpoint(assignment)) or assignment.parent is None:
-            return own, True
-        try:
-            return self._checkpointer.find_parent_checkpoint(assignment.parent), False
-        except ValueError as error:
-            self._record_lost_parent(assignment, str(error))
-            return None, True
+        if verdict.state == State.REPEATED and attempt.previous_failure:
+            verdict = replace(verdict, state=State.FAILED)
+        if verdict.state != State.FAILED or verdict.diverged or not attempt.has_checkpoint:
+            return verdict
+        is_own = attempt.checkpoint_info is not None
+        self.reject_checkpoint(attempt.assignment, verdict.failure, is_own)
+        if not is_own:
+            attempt.assignment = replace(attempt.assignment, parent=None)
+        return replace(verdict, state=State.REPEATED)
 
-    def reject_checkpoint(self, assignment: Assignment, reason: str, is_own: bool) -> None:
-        """Let an evaluation start without an unusable checkpoint: its own if `is_own`, otherwise its parent's."""
-        if self._checkpointer is not None and is_own:
-            self._checkpointer.reject_checkpoint(assignment, reason)
-        elif not is_own:
-            self._record_lost_parent(assignment, reason)
-
-    def write_checkpoint(self, attempt: Attempt) -> None:
-        """Write the latest checkpoint of an evaluation to its file, unless it is there already."""
-        if self._checkpointer is not None and attempt.copied_step:
-            losses = self._checkpointer.write_checkpoint(attempt)
-            if losses:
-                self._writer.record.record_checkpoint(attempt.assignment, losses)
+    def stop_without_losses(self, reason: str, remedy: str) -> None:
+        """Stop the run if no evaluation has reported a loss. Without `remedy`, later evaluations would not either."""
+        if not self._writer.has_losses():
+            self._stop(StopRequest(reason, ExitStatus.NOTHING_SUCCEEDED, remedy))
 
     def finish_evaluation(self, attempt: Attempt, seconds: float) -> None:
         """Record an evaluation that ends after `seconds`; stop the run at its target, or after too many failures."""
@@ -244,7 +270,7 @@ class Leader:
             self._writer.end_test(assignment, verdict.failure)
             return
         if verdict.state == State.STOPPED:
-            self.write_checkpoint(attempt)
+            self.commit_checkpoint(attempt)
             self._writer.record.interrupt(assignment)
             return
         self._record_resumption(attempt)
@@ -253,28 +279,23 @@ class Leader:
             self._record_lost_parent(assignment, reason)
         is_parent = verdict.state == State.COMPLETE and self._may_be_inherited(attempt)
         if verdict.save or is_parent:
-            self.write_checkpoint(attempt)
+            self.commit_checkpoint(attempt)
         self._record_end(attempt, seconds)
-        if self._checkpointer is not None and is_parent:
+        if is_parent:
             self._writer.drop_superseded(assignment.number)
-        elif self._checkpointer is not None and not verdict.save and self._checkpointer.has_file(assignment):
+        elif not verdict.save and self._checkpointer.has_file(assignment):
             self._writer.commit()  # Otherwise a crash at this point would lose both the result and the checkpoint.
             self._checkpointer.discard_checkpoint(assignment)
 
-    def _record_lost_parent(self, assignment: Assignment, reason: str) -> None:
-        self._writer.record.clear_inheritance(assignment)
-        if self._checkpointer is not None and reason:
-            text = f"trial {assignment.number} starts without the checkpoint of trial {assignment.parent}: {reason}"
-            self._checkpointer.warn_once("inherited", text)
-
     def _may_be_inherited(self, attempt: Attempt) -> bool:
         """Return whether a completed evaluation has a final checkpoint, and is good enough to be a parent."""
-        saver, number = self._checkpointer, attempt.assignment.number
-        if saver is None or not saver.islands:
+        number = attempt.assignment.number
+        if not self._checkpointer.islands:
             return False
-        if not saver.has_last_checkpoint(attempt, self._writer.read_checkpoint_step(number)):
+        # The checkpoint of the last loss may be a copy, or be in the file already.
+        if len(attempt.losses) not in (attempt.copied_step, self._writer.read_checkpoint_step(number)):
             text = f"trial {number} cannot be a parent: it has not called worker.save_checkpoint before its last loss"
-            saver.warn_once("parent", text)
+            self._checkpointer.warn_once("parent", text)
             return False
         return self._writer.is_parent_candidate(number, attempt.loss)
 
@@ -297,3 +318,12 @@ class Leader:
             if maximum is not None and record.count_initial_failures() >= maximum:
                 reason = f"{maximum} evaluations failed and none succeeded (--max-failures)"
                 self._stop(StopRequest(reason, ExitStatus.NOTHING_SUCCEEDED))
+
+
+def _describe_missing_metric(missing: Sequence[str], metrics: Mapping[str, float]) -> str:
+    """Return the failure of an evaluation whose first rank has not reported metrics that are objectives."""
+    reported = ", ".join(map(repr, metrics)) or "no finite metric"
+    return (
+        f"{missing[0]!r} must be a finite number, since it is an objective, but the first rank reported {reported}. "
+        f"Report it with each loss, as in yield loss, {{{missing[0]!r}: ...}}"
+    )

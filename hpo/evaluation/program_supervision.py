@@ -6,29 +6,46 @@ arrives. It cancels the evaluation if it must not continue.
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import re
+import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hpo.evaluation.attempt import Attempt
-from hpo.evaluation.host_network import reserve_port
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.program_command import Program, advise_on_loss, format_last_lines
-from hpo.evaluation.program_reports import ReportMerger, ReportReader
-from hpo.evaluation.rank_group import RankGroup
-from hpo.evaluation.report import Report
+from hpo.evaluation.rank_group import RankGroup, reserve_port
 from hpo.evaluation.supervision import RankNews, Supervision
 from hpo.evaluation.trainer_client import TrainerEnd
 from hpo.evaluation.verdict import RankEnd, State, Verdict
 from hpo.process import clock
+from hpo.process.messages import GroupTicket, ObjectiveEnd, Report
 from hpo.process.user_frames import UserFrames
-from hpo.ranks.rank_watch import RUN_STOPS, RankWatch
-from hpo.ranks.watched_evaluation import WatchedEvaluation
+from hpo.ranks.rank_watch import RUN_STOPS, WatchedEvaluation
+from hpo.script_objective import Script
 
 _HARMLESS = ": aborted while it exited, which does not fail an evaluation with a loss"
+_MAX_SEARCHED_CHARACTERS = 4000  # length of the part of a line in which a pattern is searched
+_MAX_LAST_LINES = 20
+_SECONDS_FOR_A_LINE = 1.0
+_NO_LOSSES_WARNING = "rank 0 saves checkpoints, and reports no losses: report each loss on rank 0, after its checkpoint"
+_NEVER_READ_WARNING = "it saves checkpoints, and never reads hpo.checkpoint: it would restart instead of continuing"
+_LATE_CHECKPOINT_WARNING = (
+    "its last checkpoint belongs to no loss: call hpo.save_checkpoint before the report of its loss, not after"
+)
+_UNREAD_REPORT_WARNING = (
+    "hpo.report is ignored, since a line has matched --loss before. Use only one of them in all evaluations"
+)
+_NOTE_NAMES = ("checkpoint", "weights", "asked")
+_DRAFT_NAME = re.compile(r"\d+-\d+")  # process and number
 
 
 class ProgramSupervision(Supervision):
@@ -36,20 +53,17 @@ class ProgramSupervision(Supervision):
 
     _poll_seconds = 0.1  # seconds between two checks for reports
 
-    def __init__(  # noqa: PLR0913 - all arguments are bound once, before an evaluation starts
+    def __init__(
         self,
         group: RankGroup,
-        watch: RankWatch,
         watched: WatchedEvaluation,
         attempt: Attempt,
         leader: Leader | None,
         program: Program,
-        overdue_after: float,
-        is_watched: bool,
+        is_traced: bool,
     ) -> None:
         # Only the files next to the script are code of the user; the search file may be elsewhere.
-        user_frames = UserFrames(Path(program.script.name))
-        super().__init__(group, watch, watched, attempt, leader, user_frames, overdue_after, is_watched)
+        super().__init__(group, watched, attempt, leader, UserFrames(Path(program.script.name)), is_traced)
         self._program = program
         self._reports = ReportReader(program.script)
         self._merger = ReportMerger(group.size)
@@ -57,23 +71,23 @@ class ProgramSupervision(Supervision):
         self._reserved_port: socket.socket | None = None
         group.slot.output.listener = self._reports
 
-    def start_program(self, ticket: Mapping[str, Any] | None, known: Mapping[str, Any], continues: bool) -> None:
-        """Let the trainer (process that runs the program for this rank) start the program.
+    def start_program(self, ticket: GroupTicket | None, known: Mapping[str, Any]) -> None:
+        """Let the trainer start the program.
 
         Args:
             ticket: Parameters of a new process group; None if the trainer is in its group already.
             known: Trial, folder, seed and drafts of the evaluation.
-            continues: Whether the program resumes from checkpoint files in the evaluation's folder.
         """
         if self._program.script.has_placeholder("folder"):
             known["folder"].mkdir(parents=True, exist_ok=True)
         drafts, path = str(known["drafts"]), self._attempt.path if self._attempt.checkpoint_info else None
+        continues = self._attempt.restored_count > 0  # It resumes from its own files in the folder.
         self._trainer.send(
             "run",
             command=self._program.make_command(self._attempt.assignment.params, known, continues),
-            is_watched=self._is_watched,
+            is_traced=self._is_traced,
             environment={
-                **(ticket["environment"] if ticket else {}),
+                **(ticket.environment if ticket else {}),
                 **{f"HPO_{name.upper()}": str(known[name]) for name in ("trial", "folder", "seed")},
                 "HPO_METRICS": self._reports.path,
                 "HPO_WEIGHTS_DRAFTS": drafts,
@@ -96,38 +110,37 @@ class ProgramSupervision(Supervision):
         self._reserved_port = reserve_port()
         return {"MASTER_PORT": str(self._reserved_port.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
 
-    def _take_reports(self) -> tuple[Sequence[Report], int]:
+    def _take_news(self) -> RankNews:
         self._trainer.read_lines()
-        new, first = self._reports.take_new_reports(), len(self._own_reports)
-        self._own_reports += new
-        return new, first
+        news = RankNews(self._group.rank, reports=self._reports.take_new_reports(), first=len(self._own_reports))
+        self._own_reports += news.reports
+        return news
 
     def _process_reports(self, news: RankNews) -> None:
         """Let the leader decide on one loss after the other, until the evaluation must not continue."""
         assert self._leader is not None
         for report in self._merger.add_reports(news.rank, news.reports, news.first):
+            is_first = self._decided is None
             decided = self._decided or self._decide_on_report(self._leader, news.rank, report)
             # A paused program that writes its own checkpoint has until its next report for it.
-            is_first = self._decided is None
-            self._decided = decided if decided.state != State.RUNNING else None
-            if decided.state == State.RUNNING or (is_first and decided.state == State.PAUSED and not report.checkpoint):
+            is_paused = is_first and decided.state == State.PAUSED and not report.checkpoint
+            if self._decided is None or is_paused:
                 continue
             if self._watched.cause is None:
-                self._watched.cancel_on_all(decided.failure or f"it is {decided.state.value}")
+                self._watched.cancel_on_all(self._decided.failure or f"it is {self._decided.state.value}")
             return
 
     def _decide_on_report(self, leader: Leader, rank: int, report: Report) -> Verdict:
+        """Let the leader decide on a report, and keep the drafts that the program has written with it."""
         if report.mistake and not report.mistake.startswith("rank"):
             report = replace(report, mistake=f"rank {rank}: {report.mistake}")
-        report = replace(report, has_resumed=self._reports.has_read_checkpoint)
-        verdict = leader.decide(self._attempt, report, self._take_printed())
+        verdict = self._decide(leader, replace(report, has_resumed=self._reports.has_read_checkpoint))
         since = clock.now()
-        self._attempt.record_verdict(verdict)
         assert self._attempt.drafts is not None
         take = self._attempt.drafts.take_named
         checkpoint, weights = take(report.checkpoint), take(report.weights)
         leader.keep_drafts(self._attempt, verdict, checkpoint, weights, since)
-        return replace(verdict, state=State.COMPLETE) if verdict.is_last else verdict
+        return verdict
 
     # The end of the program
 
@@ -139,14 +152,13 @@ class ProgramSupervision(Supervision):
         has_resumed = self._reports.has_read_checkpoint
         return replace(end, reports=tuple(self._own_reports), remark=remark, has_resumed=has_resumed)
 
-    def _make_end(self, content: Mapping[str, Any]) -> RankEnd:
+    def _make_end(self, end: ObjectiveEnd) -> RankEnd:
         """Return the end of the program. `_conclude` decides whether an abort at exit is a failure."""
         is_harmless = self._watched.cause is None and self._group.slot.output.shows_harmless_abort
-        if not content.get("is_abort") or not is_harmless:
-            return super()._make_end(content)
-        failure, at = content["failure"], content["at"]
-        aborted = f"{failure}{self._trainer.describe_last_error()}"
-        return RankEnd(self._group.rank, aborted=aborted, remark=f"{failure}{_HARMLESS}", at=at)
+        if not end.is_abort or not is_harmless:
+            return super()._make_end(end)
+        aborted = f"{end.failure}{self._trainer.describe_last_error()}"
+        return RankEnd(self._group.rank, aborted=aborted, remark=f"{end.failure}{_HARMLESS}", at=end.at)
 
     def _describe_crash(self, ended: TrainerEnd) -> RankEnd:
         """Return the end of a trainer that has ended. Status 0 means that the program called `os._exit(0)`."""
@@ -188,3 +200,264 @@ class ProgramSupervision(Supervision):
             self._reserved_port.close()
         self._group.slot.output.listener = None
         self._reports.close()
+
+
+@contextmanager
+def _limit_time() -> Iterator[None]:
+    """Raise TimeoutError after `_SECONDS_FOR_A_LINE`, by a signal, which also interrupts a regular expression."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, _SECONDS_FOR_A_LINE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class ReportReader:
+    """Reads the reports of one evaluation on one rank, from a file or from printed lines.
+
+    The source of the first report, file or lines, is the only source of reports. Both may have notes about drafts.
+
+    Args:
+        script: The program, with its patterns for losses and metrics.
+
+    Attributes:
+        path: Path of the file, which has no name on disk.
+        last_lines: The last lines that were printed.
+        has_unread: Whether a report in the file was ignored.
+        has_read_checkpoint: Whether the program has read its checkpoint.
+        unparsed_text: The latest match of the loss pattern that is not a number; empty if there is none.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self._loss = re.compile(script.loss) if script.loss is not None else None
+        self._metrics = {name: re.compile(pattern) for name, pattern in script.metrics.items()}
+        self._file = os.memfd_create("hpo-metrics")
+        self.path = f"/proc/{os.getpid()}/fd/{self._file}"
+        self._offset = 0
+        self._partial_line = b""
+        self._uses_lines: bool | None = None
+        self.has_unread = False
+        self._found_metrics: dict[str, float] = {}
+        self._drafts: dict[str, dict[str, str]] = {stream: {} for stream in ("file", "stdout", "stderr")}
+        self._last_stream = "file"  # source of the last loss
+        self.has_read_checkpoint = self._has_saved = False
+        self._new_reports: list[Report] = []
+        self.last_lines: list[str] = []
+        self.unparsed_text = ""
+
+    def find_warning(self, number: int, saves: bool) -> str:
+        """Return a warning about the reports of a program; empty if there is none.
+
+        Args:
+            number: Number of losses on this rank.
+            saves: Whether to check also the checkpoints that this rank has saved.
+        """
+        if self._has_saved and saves:
+            if not number:
+                return _NO_LOSSES_WARNING
+            if not self.has_read_checkpoint:
+                return _NEVER_READ_WARNING
+            if self._drafts[self._last_stream].get("checkpoint"):
+                return _LATE_CHECKPOINT_WARNING
+        return _UNREAD_REPORT_WARNING if self.has_unread else ""
+
+    def take_note(self, note: str, stream: str) -> None:
+        """Record a note about a draft, which belongs to the next loss of the stream."""
+        name, _, value = note.partition(" ")
+        self._record_note(name, value, stream)
+
+    def take_line(self, line: str, stream: str = "stdout") -> None:
+        """Search a printed line for a loss and metrics. A loss gets all metrics found after the previous loss."""
+        self.last_lines = [*self.last_lines, line][-_MAX_LAST_LINES:]
+        self._read_file()
+        try:
+            with _limit_time():
+                self._find_values(line[:_MAX_SEARCHED_CHARACTERS], stream)
+        except TimeoutError:
+            mistake = f"the search for --loss or --metric took more than {_SECONDS_FOR_A_LINE:g} s in {line[:60]!r}"
+            self._new_reports.append(Report(math.nan, mistake=f"{mistake}. Use a simpler pattern"))
+
+    def _find_values(self, text: str, stream: str) -> None:
+        for name, pattern in self._metrics.items():
+            if match := pattern.search(text):
+                with suppress(ValueError, AttributeError):
+                    self._found_metrics[name] = _parse_number(match[1])
+        if self._loss is None or self._uses_lines is False or (match := self._loss.search(text)) is None:
+            return
+        try:
+            loss = _parse_number(match[1])
+        except (ValueError, AttributeError):  # The line may be the heading of a table.
+            self.unparsed_text = str(match[1])
+            return
+        self._uses_lines = True
+        self._add_report(loss, self._found_metrics, stream)
+        self._found_metrics = {}
+
+    def take_new_reports(self) -> list[Report]:
+        """Return the reports found since the previous call."""
+        self._read_file()
+        new, self._new_reports = self._new_reports, []
+        return new
+
+    def take_last_reports(self) -> list[Report]:
+        """Return the reports since the last call, when the program has ended; the last line may be incomplete."""
+        self._read_file()
+        if self._partial_line.strip():
+            self._take_file_line(self._partial_line)
+        self._partial_line = b""
+        return self.take_new_reports()
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def _read_file(self) -> None:
+        size = os.fstat(self._file).st_size
+        data = self._partial_line + os.pread(self._file, max(0, size - self._offset), self._offset)
+        self._offset = max(size, self._offset)
+        *lines, self._partial_line = data.split(b"\n")
+        for line in lines:
+            self._take_file_line(line)
+        if size < self._offset:
+            self._offset = size
+            self._new_reports.append(
+                Report(math.nan, mistake="the file of HPO_METRICS must not be overwritten. Append to it")
+            )
+
+    def _take_file_line(self, line: bytes) -> None:
+        if not line.strip() or self._take_note_line(line):
+            return
+        if self._uses_lines:
+            self.has_unread = True
+        else:
+            self._uses_lines = False
+            self._take_json_report(line)
+
+    def _take_note_line(self, line: bytes) -> bool:
+        """Record a note from `hpo.evaluation_api`; return false if the line is not a note."""
+        try:
+            ((name, value),) = json.loads(line).items()
+        except (ValueError, AttributeError, RecursionError):
+            return False
+        if name not in _NOTE_NAMES:
+            return False
+        self._record_note(name, str(value), "file")
+        return True
+
+    def _record_note(self, name: str, value: str, stream: str) -> None:
+        if name == "asked":
+            self.has_read_checkpoint = True
+        elif name in _NOTE_NAMES and _DRAFT_NAME.fullmatch(value):
+            self._drafts[stream][name] = value
+            self._has_saved |= name == "checkpoint"
+
+    def _take_json_report(self, line: bytes) -> None:
+        try:
+            content = json.loads(line)
+            loss = _check_number(content.pop("loss"))
+            metrics = {str(name): _check_number(value) for name, value in content.items()}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            shown = line.decode(errors="replace")[:100]
+            self._new_reports.append(
+                Report(math.nan, mistake=f"a report must be a JSON object with a loss and metrics, got {shown}")
+            )
+            return
+        self._add_report(loss, metrics, "file")
+
+    def _add_report(self, loss: float, metrics: Mapping[str, float], stream: str) -> None:
+        mistake = "" if math.isfinite(loss) else f"the validation loss is {loss}"
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        drafts = self._drafts[stream]
+        report = Report(
+            loss,
+            finite,
+            mistake,
+            offers_weights="weights" in drafts,
+            has_saved="checkpoint" in drafts,
+            checkpoint=drafts.get("checkpoint", ""),
+            weights=drafts.get("weights", ""),
+        )
+        self._new_reports.append(report)
+        self._drafts[stream], self._last_stream = {}, stream
+
+
+def _parse_number(text: str) -> float:
+    return float(text.rstrip(",;)"))
+
+
+def _check_number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError
+    return float(value)
+
+
+class ReportMerger:
+    """Merges the reports of all ranks of a worker.
+
+    For each loss, the report of one rank counts. The losses of the other ranks must agree with it.
+
+    While `leader_decides` is true, the report of the leader counts, since drafts belong to it.
+    Other ranks' reports of the same loss wait. A waiting rank that reports another loss shows that
+    the leader has skipped one. Then `leader_decides` becomes false, and the first report of each
+    loss counts.
+
+    Args:
+        size: Number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._counts = [0] * size
+        self._losses: list[tuple[int, float]] = []
+        self._early_reports: list[tuple[int, Report, int]] = []  # rank, report and number of the report
+        self.leader_decides = True
+
+    def add_reports(self, rank: int, reports: Sequence[Report], first: int) -> list[Report]:
+        """Add reports of a rank, and return the reports that count, which may describe mistakes.
+
+        Args:
+            first: Number of earlier reports of this rank. Reports that were added before are skipped.
+        """
+        new = [
+            counted
+            for number, report in enumerate(reports, first)
+            for counted in self._add_report(rank, report, number)
+        ]
+        return new + self._release_early() if rank == 0 or not self.leader_decides else new
+
+    def _release_early(self) -> list[Report]:
+        early, self._early_reports = self._early_reports, []
+        return [counted for arguments in early for counted in self._add_report(*arguments)]
+
+    def _add_report(self, rank: int, report: Report, number: int) -> list[Report]:
+        if number < self._counts[rank]:
+            return []
+        is_first = number >= len(self._losses)
+        if self.leader_decides and rank > 0 and is_first and not report.mistake:
+            waiting = [early for early_rank, _, early in self._early_reports if early_rank == rank]
+            if not waiting:
+                self._early_reports.append((rank, report, number))
+            if not waiting or number in waiting:
+                return []
+            self.leader_decides = False
+            return [*self._release_early(), *self._add_report(rank, report, number)]
+        self._counts[rank] = number + 1
+        if report.mistake or is_first:
+            self._losses.append((rank, report.loss))
+            return [report]
+        first_rank, loss = self._losses[number]
+        if math.isclose(report.loss, loss, rel_tol=1e-3, abs_tol=1e-12):
+            return []
+        return [Report(report.loss, mistake=_describe_difference(number + 1, (first_rank, loss), (rank, report.loss)))]
+
+
+def _describe_difference(number: int, first: tuple[int, float], second: tuple[int, float]) -> str:
+    return (
+        f"ranks {first[0]} and {second[0]} reported different losses, {first[1]:g} and {second[1]:g}, as loss "
+        f"{number}: report the mean over all ranks, or on one rank only"
+    )

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from hpo.evaluation.devices import choose_backend, make_gpu_variables, see_same_gpus
-from hpo.evaluation.host import Host
-from hpo.evaluation.host_network import find_interface, find_own_address
-from hpo.evaluation.torchrun import make_torchrun_variables
-from hpo.evaluation.trainer_client import TrainerClient
-from hpo.evaluation.trainer_slot import TrainerSlot
+from hpo.evaluation.host import Host, choose_backend, make_gpu_variables, see_same_gpus
+from hpo.evaluation.trainer_client import TrainerClient, TrainerSlot
 from hpo.process.linux import identify_pid_namespace
+from hpo.process.messages import GroupTicket
 from hpo.ranks.communicator import SleepingComm
 
 _LOOPBACK = "127.0.0.1"
@@ -89,15 +88,15 @@ class RankGroup:
         self.slot.variables = self._gpu_variables
         self.slot.fork_ahead()
 
-    def connect(self, note: Any = None) -> tuple[dict[str, Any] | None, Any]:
+    def connect(self, note: Any = None) -> tuple[GroupTicket | None, Any]:
         """Prepare the process group of the trainers for an evaluation. Collective: call on all ranks.
 
         Args:
             note: A value that the leader sends to all ranks. It is ignored on other ranks.
 
         Returns:
-            The parameters with which this rank's trainer creates the process group, and the leader's `note`. The
-            parameters are None if the trainers of all ranks still have the group of the previous evaluation.
+            The ticket with which this rank's trainer joins the process group, and the leader's `note`. The ticket is
+            None if the trainers of all ranks still have the group of the previous evaluation.
         """
         is_ready = self.slot.is_ready and self.slot.group_name == self._group_name != ""
         states = self.comm.allgather((is_ready, note))
@@ -114,18 +113,19 @@ class RankGroup:
         self.slot.output.set_label(self.index, self.rank)
         self.trainer = self.slot.trainer
         self.slot.group_name = self._group_name
-        return {
-            "name": self._group_name,
-            "rank": self.rank,
-            "size": self.size,
-            "index": self.index,
-            "backend": self.backend,
-            "devices": self._devices,
-            "file": file,
-            "address": self._address,
-            "timeout": self.patience,
-            "environment": {**self._variables, **self._choose_interface()},
-        }, note
+        ticket = GroupTicket(
+            self._group_name,
+            self.rank,
+            self.size,
+            self.index,
+            self.backend,
+            self._devices,
+            file,
+            self._address,
+            self.patience,
+            {**self._variables, **self._choose_interface()},
+        )
+        return ticket, note
 
     @property
     def store_listeners(self) -> list[socket.socket]:
@@ -186,3 +186,78 @@ class RankGroup:
         """
         names = _INTERFACES[:1] if self._is_on_one_host else _INTERFACES
         return {name: self._interface for name in names if self._interface and not os.environ.get(name)}
+
+
+def make_torchrun_variables(rank: int, hosts: Sequence[int], address: tuple[str, int]) -> dict[str, str]:
+    """Return the environment variables that torchrun would set for a rank.
+
+    Args:
+        rank: Index of the rank in its worker.
+        hosts: Number of the host of each rank of the worker.
+        address: Host and port of torch's store.
+    """
+    nodes = list(dict.fromkeys(hosts))
+    host = hosts[rank]
+    values = {
+        "RANK": rank,
+        "WORLD_SIZE": len(hosts),
+        "LOCAL_RANK": list(hosts[:rank]).count(host),
+        "LOCAL_WORLD_SIZE": list(hosts).count(host),
+        "GROUP_RANK": nodes.index(host),
+        "GROUP_WORLD_SIZE": len(nodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": len(hosts),
+        "MASTER_ADDR": address[0],
+        "MASTER_PORT": address[1],
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_MAX_RESTARTS": 0,
+        "TORCHELASTIC_RUN_ID": "hpo",
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+_SIOCGIFADDR = 0x8915
+
+
+def find_own_address(peer: str) -> str:
+    """Return the address at which the host `peer` can reach this host.
+
+    Return this host's name if `peer` cannot be reached. The name often resolves to a loopback address, which other
+    hosts cannot use.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route, suppress(OSError):
+        route.connect((peer, 9))  # to connect a datagram socket sends no packet
+        return str(route.getsockname()[0])
+    return socket.gethostname()
+
+
+def find_interface(address: str) -> str | None:
+    """Return the name of the network interface that leads to an address; None if the system does not know it."""
+    try:
+        import fcntl
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+            route.connect((address, 9))
+            own = route.getsockname()[0]
+            for _, name in socket.if_nameindex():
+                with suppress(OSError):
+                    request = fcntl.ioctl(route, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                    if socket.inet_ntoa(request[20:24]) == own:
+                        return name
+    except (ImportError, OSError):
+        pass
+    return None
+
+
+def reserve_port() -> socket.socket:
+    """Return a socket on the loopback address that reserves its port until it is closed.
+
+    It does not listen. So a server that sets SO_REUSEADDR, as torch's store does, can use the port. Linux gives the
+    port to no other process that asks for any free port, neither to listen nor to connect.
+    """
+    reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved

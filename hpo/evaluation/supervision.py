@@ -1,42 +1,52 @@
 """Supervise an evaluation on one rank of a worker: wait for its trainer, cancel it, and agree on the verdict.
 
-The ranks agree once, when the objective has ended on all of them. Until then, only the leader decides, on each report.
+Until the objective has ended on all ranks, only the leader decides, on each report. The ranks agree
+once, at the end:
+
+1. Each rank learns how its objective has ended: it has returned, it has failed, or its trainer has
+   crashed. A rank whose objective has failed first cancels the evaluation on all ranks, so that its
+   peers do not wait for it.
+2. The ranks gather their ends, without blocking: the leader still receives reports and copies, and
+   cancels peers that do not end in time.
+3. The leader finds the first cause, and broadcasts the verdict.
+4. Each rank waits until its trainer is idle, or kills it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from traceback import FrameSummary
 from typing import Any
 
 from hpo.errors import RunError
 from hpo.evaluation.attempt import Attempt
-from hpo.evaluation.hang_detector import HangDetector
+from hpo.evaluation.draft_store import Draft
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.rank_group import RankGroup
-from hpo.evaluation.report import Report
-from hpo.evaluation.trainer_client import TrainerClient, TrainerEnd
+from hpo.evaluation.trainer_client import COLLECTIVES_PATH, TrainerClient, TrainerEnd
 from hpo.evaluation.verdict import NOT_JOINED, TIMEOUT_PREFIX, RankEnd, State, Verdict, judge_ends
 from hpo.process import clock
 from hpo.process.channel import Message
 from hpo.process.failure import format_stack
+from hpo.process.messages import EvaluationRequest, GroupTicket, ObjectiveEnd, Report, ReportAnswer
 from hpo.process.user_frames import UserFrames
 from hpo.ranks.communicator import Gathering, sleep_until
-from hpo.ranks.rank_watch import RUN_STOPS, RankWatch
-from hpo.ranks.watched_evaluation import WatchedEvaluation
+from hpo.ranks.rank_watch import RUN_STOPS, WatchedEvaluation
 
-SECONDS_TO_ACKNOWLEDGE = 1.0  # time to acknowledge a cancellation, which native code does not
+_SECONDS_TO_ACKNOWLEDGE = 1.0  # time to acknowledge a cancellation, which native code does not
 _SECONDS_TO_CLEAN_UP = 5.0  # time for `finally` blocks of a cancelled objective
 _SECONDS_TO_END_TRAINER = 30.0  # time in which a supervisor can end its trainer on busy cores
 _SECONDS_TO_RECEIVE_NEWS = 5.0
 _SECONDS_BETWEEN_LOGS = 5.0  # time after which printed lines are logged if no report is
-POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 # A trainer's own limit to connect is 5 minutes, but NCCL's start has none. Another 30 s are for memory to become free.
 SECONDS_TO_JOIN = 340.0
-_END_FIELDS = tuple(RankEnd.__dataclass_fields__)
+_CHECKS_PER_WAIT = 4
+_MAX_IDLE_TICKS = 2  # CPU time between two checks in hundredths of a second; to write the stacks takes this much
 
 
 @dataclass(frozen=True)
@@ -53,33 +63,25 @@ class RankNews:
 
 
 class Supervision:
-    """Supervises one evaluation on one rank; subclasses start it, and receive its reports.
+    """Supervises one evaluation on one rank. Subclasses start it, and receive its reports."""
 
-    On the leader, `overdue_after` is the maximum time of the evaluation in seconds. On other ranks
-    it is infinite.
-    """
+    _poll_seconds = _POLL_SECONDS
 
-    _poll_seconds = POLL_SECONDS
-
-    def __init__(  # noqa: PLR0913 - all arguments are bound once, before an evaluation starts
+    def __init__(
         self,
         group: RankGroup,
-        watch: RankWatch,
         watched: WatchedEvaluation,
         attempt: Attempt,
         leader: Leader | None,
         user_frames: UserFrames,
-        overdue_after: float,
-        is_watched: bool,
+        is_traced: bool,
     ) -> None:
         self._group = group
-        self._watch = watch
         self._watched = watched
         self._attempt = attempt
         self._leader = leader
         self._user_frames = user_frames
-        self._overdue_after = overdue_after
-        self._is_watched = is_watched
+        self._is_traced = is_traced
         self._trainer: TrainerClient = group.trainer
         self._frames: Sequence[FrameSummary] = ()  # stack of the objective when it was cancelled
         self._cancelled_at = self._interrupt_at = self._kill_at = math.inf
@@ -112,31 +114,39 @@ class Supervision:
     def _poll(self) -> None:
         """Exchange news with the other ranks: reports of programs, and printed lines."""
         self._watched.clear_event()
-        others: list[RankNews] = self._watched.take_reports() if self._leader is not None else []
-        # A rank reports a loss only after the leader has reported the loss before, so the leader's are handled first.
-        reports, first = self._take_reports()
+        others: list[RankNews] = self._watched.take_news() if self._leader is not None else []
+        own = self._take_news()
         is_due = clock.now() > self._log_at
         if is_due:
             self._log_at = clock.now() + _SECONDS_BETWEEN_LOGS
         if self._leader is None:
-            printed = self._group.slot.output.take_printed() if reports or is_due else ""
-            if reports or printed:
-                self._watched.send_report(RankNews(self._group.rank, printed, reports, first))
+            printed = self._group.slot.output.take_printed() if own.reports or is_due else ""
+            if own.reports or printed:
+                self._watched.send_news(replace(own, printed=printed))
                 self._news_count += 1
             return
         self._news_count += len(others)
         self._printed += "".join(news.printed for news in others)
-        for news in [RankNews(self._group.rank, reports=reports, first=first), *others]:
+        # A rank reports a loss only after the leader has reported the loss before, so the leader's are handled first.
+        for news in [own, *others]:
             self._process_reports(news)
         if is_due:
             self._leader.log_output(self._attempt, self._take_printed())
 
-    def _take_reports(self) -> tuple[Sequence[Report], int]:
-        """Return the new reports of this rank, and the number of its earlier ones; only programs have any."""
-        return (), 0
+    def _take_news(self) -> RankNews:
+        """Return the new reports of this rank; only programs have any."""
+        return RankNews(self._group.rank)
 
     def _process_reports(self, news: RankNews) -> None:
         """Process the reports of a rank, on the leader."""
+
+    def _decide(self, leader: Leader, report: Report) -> Verdict:
+        """Let the leader decide on a report, and record the verdict."""
+        verdict = leader.decide(self._attempt, report, self._take_printed())
+        self._attempt.record_verdict(verdict)
+        if verdict.ends_evaluation:
+            self._decided = verdict.complete_last()
+        return verdict
 
     def _take_printed(self) -> str:
         """Return the lines of all ranks that are not logged yet, on the leader."""
@@ -147,8 +157,8 @@ class Supervision:
 
     def _receive_end(self) -> RankEnd:
         """Wait until the objective has ended on this rank. If it has failed, cancel the evaluation on all ranks."""
-        found = self._receive_message("end")
-        end = self._describe_crash(found) if isinstance(found, TrainerEnd) else self._make_end(found.content)
+        found = self._wait_for_objective()
+        end = self._describe_crash(found) if isinstance(found, TrainerEnd) else self._make_end(found)
         self._trainer.read_output()
         if end.failure is not None:
             if self._watched.cause is None:
@@ -157,15 +167,20 @@ class Supervision:
         return end
 
     def _gather_ends(self, end: RankEnd) -> Sequence[RankEnd]:
-        """Wait for the end on the other ranks, in whatever order, and return the ends of all ranks."""
+        """Wait for the end on the other ranks, in whatever order, and return the ends of all ranks.
+
+        News come through another thread and another communicator than the ends. So each end has the number of news
+        that its rank has sent, and the leader waits for them: a late report must not miss the verdict.
+        """
         self._ended_at = clock.now()
         self._poll()
-        printed, count = self._group.slot.output.take_printed(), 0 if self._leader else self._news_count
+        printed = self._group.slot.output.take_printed()
+        count = 0 if self._leader else self._news_count
         end = self._complete_end(replace(end, printed=printed, news_count=count))
         gathering = self._group.comm.begin_gather(end)
         sleep_until(lambda: self._is_gathered(gathering))
         ends: list[RankEnd] = gathering.unpack_objects()
-        if self._leader is not None:  # Another thread receives the news, perhaps after the ends.
+        if self._leader is not None:
             sleep_until(lambda: self._has_all_news(ends), _SECONDS_TO_RECEIVE_NEWS)
         return ends
 
@@ -174,7 +189,7 @@ class Supervision:
         return self._news_count >= sum(end.news_count for end in ends)
 
     def _complete_end(self, end: RankEnd) -> RankEnd:
-        """Return the end of this rank with all that its peers need."""
+        """Add to the end of this rank what only a program has."""
         return end
 
     def _is_gathered(self, gathering: Gathering) -> bool:
@@ -197,7 +212,7 @@ class Supervision:
             self._cancelled_at = min(self._cancelled_at, now)
             if now > self._cancelled_at + patience + _SECONDS_TO_END_TRAINER:
                 raise RunError(
-                    f"{self._watch.control_channel.name} gets no answer from {self._watch.peer_names}: their "
+                    f"{self._watched.peers.own_name} gets no answer from {self._watched.peers.names}: their "
                     f"evaluation was cancelled {now - self._cancelled_at:.0f} s ago, and one of them has ended"
                 )
         elif now > self._overdue_at:
@@ -211,7 +226,11 @@ class Supervision:
         return math.inf
 
     def _conclude(self, leader: Leader, ends: Sequence[RankEnd]) -> Verdict:
-        """Return the final verdict, on the leader. A verdict on a report comes before the end that followed it."""
+        """Return the final verdict, on the leader.
+
+        A verdict on a report comes before the end that followed it: for example, a pruned objective fails, since it
+        is cancelled.
+        """
         attempt, cause = self._attempt, self._watched.cause or ""
         attempt.record_ends(ends)
         verdict = judge_ends(ends)
@@ -234,21 +253,21 @@ class Supervision:
             self._kill_at = clock.now() + (_SECONDS_TO_CLEAN_UP if is_aborted else self._group.patience)
             self._wait_for_end()
         if self._leader is not None and self._attempt.verdict.state in (State.SUSPENDED, State.REPEATED):
-            self._leader.write_checkpoint(self._attempt)
+            self._leader.commit_checkpoint(self._attempt)
         if is_aborted:
             self._group.slot.discard_trainer()
 
     # Waiting for the trainer
 
-    def _receive_message(self, kind: str) -> Message | TrainerEnd:
-        """Wait for a message of kind `kind`, or for the trainer's end; cancel the evaluation if necessary."""
+    def _wait_for_objective(self) -> ObjectiveEnd | TrainerEnd:
+        """Wait for the end of the objective or of the trainer; cancel the evaluation if necessary."""
         self._watch_for_hang()
         while True:
             self._enforce_limits()
             self._poll()
             now = clock.now()
             if self._watched.cause is None and self._detector.is_hanging(now):
-                return self._make_timeout_message(self._detector.frames)
+                return self._end_hanging_objective(self._detector.frames)
             until = min(self._kill_at, self._overdue_at, self._detector.next_check) - now
             seconds = min(max(until, 0.01), self._poll_seconds)
             found = self._trainer.wait(seconds, self._watched, *self._group.store_listeners)
@@ -256,18 +275,18 @@ class Supervision:
             if isinstance(found, TrainerEnd):
                 self._has_ended = True
                 return found
-            if found is not None and found.kind == kind:
-                return found
+            if found is not None and found.kind == "end":
+                return ObjectiveEnd(**found.content)
             if found is not None:
                 self._handle_message(found)
 
     def _watch_for_hang(self) -> None:
         """Begin to watch whether the objective hangs: at its start, and after each report."""
-        self._detector = HangDetector(self._trainer, self._group.patience + SECONDS_TO_ACKNOWLEDGE)
+        self._detector = HangDetector(self._trainer, self._group.patience + _SECONDS_TO_ACKNOWLEDGE)
 
     @property
     def _overdue_at(self) -> float:
-        return self._attempt.began_at + self._overdue_after
+        return self._attempt.began_at + self._leader.limits.evaluation_timeout if self._leader else math.inf
 
     def _enforce_limits(self) -> None:
         """Cancel the objective of a cancelled or overdue evaluation, and kill a trainer that has not ended in time."""
@@ -283,7 +302,7 @@ class Supervision:
         if clock.now() > self._kill_at:
             self._kill_trainer()
         elif clock.now() >= self._interrupt_at:
-            self._interrupt_at = clock.now() + POLL_SECONDS
+            self._interrupt_at = clock.now() + _POLL_SECONDS
             self._trainer.interrupt()
 
     def _handle_message(self, message: Message) -> None:
@@ -316,8 +335,8 @@ class Supervision:
         self._cancelled_at = self._interrupt_at = self._kill_at = clock.now()
         if self._has_joined:
             # On busy cores, a program needs more than a second to end and to send its trace.
-            is_patient = self._is_watched or self._watched.cause == RUN_STOPS
-            self._kill_at += _SECONDS_TO_CLEAN_UP if is_patient else SECONDS_TO_ACKNOWLEDGE
+            is_patient = self._is_traced or self._watched.cause == RUN_STOPS
+            self._kill_at += _SECONDS_TO_CLEAN_UP if is_patient else _SECONDS_TO_ACKNOWLEDGE
 
     def _kill_trainer(self) -> None:
         """Kill a trainer that has not ended after its cancellation. Record where it is, unless it sent that."""
@@ -325,42 +344,39 @@ class Supervision:
             self._frames = self._trainer.find_stack()
         self._trainer.kill()
 
-    def _make_timeout_message(self, frames: Sequence[FrameSummary]) -> Message:
-        """Interrupt an objective that hangs in a collective (see `HangDetector`); return a message with its timeout."""
+    def _end_hanging_objective(self, frames: Sequence[FrameSummary]) -> ObjectiveEnd:
+        """Interrupt an objective that hangs in a collective (see `HangDetector`), and describe its end."""
         self._cancelled_at = clock.now()  # The signal takes effect when its peers have ended, which ends its wait.
         self._trainer.interrupt()
-        content = {
-            "failure": _describe_timeout(self._group.patience),
-            "gave_up": True,
-            "seconds": self._group.patience,
-            "at": time.time(),
-            "place": self._user_frames.find_position(frames),
-            "traceback": format_stack(frames),
-        }
-        return Message("end", content)
+        return ObjectiveEnd(
+            failure=_describe_timeout(self._group.patience),
+            gave_up=True,
+            seconds=self._group.patience,
+            at=time.time(),
+            place=self._user_frames.find_position(frames),
+            traceback=format_stack(frames),
+        )
 
-    def _make_end(self, content: Mapping[str, Any]) -> RankEnd:
-        """Return the end of the objective that the trainer has described."""
-        if "is_clean" in content:  # The process of a program ends with it.
-            self._record_idle(content)
-        values = {name: value for name, value in content.items() if name in _END_FIELDS}
-        if content.get("is_status"):
-            values["failure"] += self._trainer.describe_last_error()
-        end = RankEnd(**{**values, "rank": self._group.rank})
+    def _make_end(self, end: ObjectiveEnd) -> RankEnd:
+        """Add to the end that the trainer has described what this rank knows."""
+        self._has_ended = end.ends_trainer
         if end.failure is None:
-            return end
-        gave_up, cause = bool(content.get("gave_up")), self._watched.cause
-        timeout = gave_up and content["seconds"] >= self._group.patience
-        is_cancelled = bool(content.get("is_cancelled")) and cause is not None
+            return RankEnd(self._group.rank, **vars(end))
+        failure, cause = end.failure, self._watched.cause
+        if end.is_status:
+            failure += self._trainer.describe_last_error()
+        timeout = end.gave_up and end.seconds >= self._group.patience
+        is_cancelled = end.is_cancelled and cause is not None
         if is_cancelled:
-            end = replace(end, failure=cause)
+            failure = cause or ""
         elif timeout:
-            end = replace(end, failure=_describe_timeout(self._group.patience))
-        return replace(
-            end,
+            failure = _describe_timeout(self._group.patience)
+        return RankEnd(
+            self._group.rank,
+            **{**vars(end), "failure": failure},
             own=not is_cancelled,
             timeout=timeout,
-            suspended=gave_up and clock.measure_lost() > self._lost_seconds,
+            suspended=end.gave_up and clock.measure_lost() > self._lost_seconds,
             stopped=cause == RUN_STOPS,
             has_begun=self._has_joined,
         )
@@ -398,19 +414,143 @@ class Supervision:
         while not self._has_ended:
             if clock.now() > self._kill_at:
                 self._trainer.kill()
-            found = self._trainer.wait(min(max(self._kill_at - clock.now(), 0.01), POLL_SECONDS))
+            found = self._trainer.wait(min(max(self._kill_at - clock.now(), 0.01), _POLL_SECONDS))
             if isinstance(found, TrainerEnd):
                 self._has_ended = True
             elif found is not None and found.kind == "idle":
-                self._record_idle(found.content)
+                self._record_idle(found)
             elif found is not None:
                 self._handle_message(found)
 
-    def _record_idle(self, content: Mapping[str, Any]) -> None:
-        self._has_ended, self.is_clean = True, bool(content["is_clean"])
-        self.remains = content.get("remains", "")
+    def _record_idle(self, message: Message) -> None:
+        self._has_ended, self.is_clean = True, bool(message["is_clean"])
+        self.remains = message.get("remains", "")
 
 
 def _describe_timeout(patience: float) -> str:
     """Return the failure of a rank that has waited for its peers for `patience` seconds."""
     return f"waited {patience:g} s (--collective-timeout)"
+
+
+class FunctionSupervision(Supervision):
+    """Supervises one evaluation of an objective function on one rank.
+
+    The trainers of all ranks agree on each report. Only the trainer of the leader sends it, and waits for the answer.
+    """
+
+    _awaited: tuple[Verdict, float] | None = None  # a verdict that requires copies, and the time at which they began
+
+    def start_objective(self, ticket: GroupTicket | None, seed: int, folder: Path) -> None:
+        """Let the trainer start the objective, after it has joined the process group of `ticket`, if that is given."""
+        attempt, path = self._attempt, str(self._attempt.path) if self._attempt.path else None
+        request = EvaluationRequest(
+            attempt.assignment.params,
+            seed,
+            attempt.assignment.root,
+            str(folder),
+            ticket,
+            free_memory=self._group.slot.first_free_memory,
+            checkpoint=path if attempt.checkpoint_info is not None else None,
+            parent_checkpoint=path if attempt.parent_info is not None else None,
+            is_traced=self._is_traced,
+            is_compared=self._group.compares_collectives,
+        )
+        self._trainer.send("evaluate", **request.encode())
+
+    @property
+    def _overdue_at(self) -> float:
+        # An objective gets time to reach its next loss, and ends there.
+        return super()._overdue_at + self._group.patience
+
+    def _handle_message(self, message: Message) -> None:
+        if message.kind == "report" and self._leader is not None:
+            self._watch_for_hang()
+            self._answer_report(self._leader, Report(**message.content))
+        elif message.kind == "reported":
+            self._watch_for_hang()
+        elif message.kind == "kept" and self._leader is not None and self._awaited is not None:
+            self._keep_copies(self._leader, self._awaited, message)
+        else:
+            super()._handle_message(message)
+
+    def _poll(self) -> None:
+        super()._poll()
+        # Twice the limit of a collective, so that a collective which waits for a peer fails first, and names the peer.
+        limit = 2 * self._group.patience
+        if self._awaited is not None and clock.now() > self._awaited[1] + limit and self._watched.cause is None:
+            self._watched.cancel_on_all(f"{TIMEOUT_PREFIX}an offered function has not returned after {limit:g} s")
+
+    @property
+    def _seconds_for_peers(self) -> float:
+        # The trainers have agreed on the end, and only have to gather what the objective has offered.
+        return self._group.patience + _SECONDS_TO_ACKNOWLEDGE
+
+    def _keep_copies(self, leader: Leader, awaited: tuple[Verdict, float], message: Message) -> None:
+        """Keep the copies of weights and checkpoint that the trainer has made in memory."""
+        drafts = dict(zip(message["kinds"], map(Draft.from_descriptor, message.descriptors), strict=True))
+        verdict, since = awaited
+        self._awaited = None
+        errors = message["errors"]
+        leader.warn_about_copies(self._attempt, errors.get("weights", ""), errors.get("checkpoint", ""))
+        leader.keep_drafts(self._attempt, verdict, drafts.get("checkpoint"), drafts.get("weights"), since)
+
+    def _answer_report(self, leader: Leader, report: Report) -> None:
+        """Decide on a report, and send the trainer the answer, with what it must copy."""
+        verdict = self._decide(leader, report)
+        if verdict.keep or verdict.save:
+            self._awaited = (verdict, clock.now())
+        answer = ReportAnswer(not verdict.ends_evaluation, verdict.keep, verdict.save)
+        self._trainer.send("answer", **vars(answer))
+
+    def _finish(self) -> None:
+        super()._finish()
+        is_complete = self._attempt.verdict.state == State.COMPLETE
+        if self._awaited is not None and self._leader is not None and is_complete:
+            reason = self._crash or "they were not copied in time"
+            self._leader.warn_about_lost_weights(self._attempt, self._awaited[0], reason)
+
+
+class HangDetector:
+    """Checks at intervals whether an objective blocks in a collective of torch.distributed.
+
+    The check is needed for process groups that the objective creates. Their collectives would wait for 30 minutes, the
+    default of torch. The default process group has a shorter timeout.
+
+    Only a process whose main thread sleeps and uses no CPU time is asked for its stack. A process that is running
+    Python code may crash, since faulthandler reads frames that are being made or removed (seen with Python 3.13).
+
+    Args:
+        trainer: The process that runs the objective.
+        patience: Seconds after which a blocked objective counts as hanging.
+    """
+
+    def __init__(self, trainer: TrainerClient, patience: float) -> None:
+        self._trainer = trainer
+        self._patience = patience
+        self._interval = patience / _CHECKS_PER_WAIT
+        self._since = clock.now()
+        self.next_check = self._since + self._interval
+        _, self._ticks = trainer.read_thread_state()
+        self.frames: Sequence[FrameSummary] = ()
+
+    def is_hanging(self, now: float) -> bool:
+        """Return whether an objective has blocked at one line in torch.distributed for `patience` seconds."""
+        if now < self.next_check:
+            return False
+        self.next_check = now + self._interval
+        is_asleep, ticks = self._trainer.read_thread_state()
+        used, self._ticks = ticks - self._ticks, ticks
+        if not is_asleep and used <= _MAX_IDLE_TICKS:
+            return False  # It waits for a core. The next check decides.
+        frames = self._trainer.find_stack() if used <= _MAX_IDLE_TICKS else ()
+        # The innermost frame counts, since torch.distributed may call code of the user.
+        if not frames or COLLECTIVES_PATH not in frames[-1].filename:
+            self.frames = ()
+            return False
+        if _find_positions(frames) != _find_positions(self.frames):
+            self.frames, self._since = frames, now
+        return now - self._since >= self._patience
+
+
+def _find_positions(frames: Sequence[FrameSummary]) -> list[tuple[str, int | None]]:
+    return [(frame.filename, frame.lineno) for frame in frames]

@@ -156,12 +156,12 @@ class TemplateClient:
     def keep_data(self, descriptor: int) -> None:
         """Give trainers the data of `prepare`, in the file `descriptor`, which stays open for a new template."""
         self._data_descriptor = descriptor
-        self._send_request("keep_data", [descriptor])
+        self._channel.send("keep_data", [descriptor])
         self._receive_answer()
 
     def fetch_data(self) -> None:
         """Get the data that another rank has sent to the template, to send them again if the template is replaced."""
-        self._send_request("fetch_data")
+        self._channel.send("fetch_data")
         (self._data_descriptor,) = self._receive_answer("data").descriptors or (-1,)
 
     def spawn(self, descriptors: Sequence[int], **content: Any) -> tuple[int, Channel]:
@@ -170,7 +170,7 @@ class TemplateClient:
             channel, trainer_end = make_channel_pair()
             with trainer_end:
                 try:
-                    self._send_request("spawn", [trainer_end.fileno(), *descriptors], **content)
+                    self._channel.send("spawn", [trainer_end.fileno(), *descriptors], **content)
                     return int(self._receive_answer("spawned")["process"]), channel
                 except ChannelClosed:
                     channel.close()
@@ -180,7 +180,7 @@ class TemplateClient:
         """Read pending messages about trainers that have ended."""
         try:
             while (message := self._channel.receive(0)) is not None:
-                self._handle_message(message)
+                self._record_exit(message)
         except ChannelClosed:
             self.is_open = False
 
@@ -198,7 +198,7 @@ class TemplateClient:
                 self.is_open = False
                 break
             if message is not None:
-                self._handle_message(message)
+                self._record_exit(message)
         return self._exit_statuses.get(process)
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ class TemplateClient:
     def _replace_process(self) -> None:
         """Start a template to replace one that has crashed, and let it load the same search file and data."""
         now = time.monotonic()
-        exit_text = self._process.describe_exit() if self._process else "has ended"
+        exit_text = self._describe_exit()
         if self._crashed_at is not None and now - self._crashed_at < _SECONDS_BETWEEN_CRASHES:
             raise RunError(
                 f"the template, from which trainers are forked, {exit_text}; it is the second time in a minute"
@@ -225,7 +225,7 @@ class TemplateClient:
             for kind, content in self._load_requests:
                 self._ask_template(kind, **content)
             if self._data_descriptor >= 0:
-                self._send_request("keep_data", [self._data_descriptor])
+                self._channel.send("keep_data", [self._data_descriptor])
                 self._receive_answer()
         except (UsageError, ChannelClosed) as error:
             raise RunError(
@@ -234,15 +234,14 @@ class TemplateClient:
 
     def _ask_template(self, kind: str, **content: Any) -> Message:
         try:
-            self._send_request(kind, **content)
+            self._channel.send(kind, **content)
             return self._receive_answer()
         except ChannelClosed:
-            exit_text = self._process.describe_exit() if self._process else "has ended"
             path = content.get("path", "the search file")
-            raise UsageError(f"{path}: the process that imports it {exit_text}") from None
+            raise UsageError(f"{path}: the process that imports it {self._describe_exit()}") from None
 
-    def _send_request(self, kind: str, descriptors: Sequence[int] = (), **content: Any) -> None:
-        self._channel.send(kind, descriptors, **content)
+    def _describe_exit(self) -> str:
+        return self._process.describe_exit() if self._process else "has ended"
 
     def _receive_answer(self, kind: str = "answer") -> Message:
         """Wait for an answer, and print the template's output in the meantime."""
@@ -256,9 +255,9 @@ class TemplateClient:
                 raise UsageError(message["text"])
             if message.kind == kind:
                 return message
-            self._handle_message(message)
+            self._record_exit(message)
 
-    def _handle_message(self, message: Message) -> None:
+    def _record_exit(self, message: Message) -> None:
         if message.kind == "ended":
             self._exit_statuses[message["process"]] = message["status"]
 

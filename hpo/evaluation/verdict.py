@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from hpo.evaluation.report import Report
+from hpo.process.messages import ObjectiveEnd, Report
 
 NOT_JOINED = (
     "the ranks cannot connect to each other: NCCL or gloo does not answer. NCCL_DEBUG=INFO shows what it does; "
@@ -17,20 +16,14 @@ TIMEOUT_PREFIX = "timeout: "  # in failures of evaluations that have taken too l
 
 
 @dataclass(frozen=True)
-class RankEnd:
-    """The end of the objective on one rank: it has returned, or it has failed."""
+class RankEnd(ObjectiveEnd):
+    """The end of the objective on one rank, with what its supervisor knows, for the other ranks."""
 
     rank: int
-    failure: str | None = None
-    """Description of the failure; None if there is none."""
     own: bool = True
     """Whether the failure has a cause of its own; false if it is the effect of a cancelled evaluation."""
-    echo: bool = False
-    """Whether the failure is a broken connection, as after the end of a peer."""
     timeout: bool = False
     """Whether the rank has waited for its peers for the maximum time."""
-    diverged: bool = False
-    """Whether the loss was not finite."""
     suspended: bool = False
     """Whether this process was stopped, for example by a scheduler, while the rank waited for its peers."""
     orphaned: bool = False
@@ -39,19 +32,6 @@ class RankEnd:
     """Whether the objective has failed because the whole run stops."""
     has_begun: bool = True
     """Whether the trainer has joined the process group. Otherwise the objective did not cause the failure."""
-    at: float = math.inf
-    """Time of the failure, in seconds since the epoch."""
-    place: str = ""
-    """Line of the objective at the failure."""
-    has_reported: bool = False
-    """Whether the failure ended a wait for the reports of other ranks, or for the leader's answer."""
-    is_offer: bool = False
-    """Whether a function that the objective has offered with its loss has failed."""
-    traceback: str = ""
-    has_resumed: bool = False
-    """Whether the objective has read its own checkpoint."""
-    has_read_parent: bool = False
-    """Whether the objective has read its parent checkpoint."""
     printed: str = ""
     """Lines that the rank has printed since its latest news."""
     news_count: int = 0
@@ -98,6 +78,15 @@ class Verdict:
     """Whether the objective has returned with this loss on all ranks."""
     diverged: bool = False
     """Whether the evaluation has failed because the loss was not finite."""
+
+    @property
+    def ends_evaluation(self) -> bool:
+        """Whether the objective must end, or has returned with this loss."""
+        return self.state != State.RUNNING or self.is_last
+
+    def complete_last(self) -> Verdict:
+        """Return the verdict after the loss: an evaluation is complete if it has returned with a good loss."""
+        return replace(self, state=State.COMPLETE) if self.is_last and self.state == State.RUNNING else self
 
 
 RUNNING_VERDICT = Verdict(State.RUNNING)

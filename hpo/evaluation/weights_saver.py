@@ -65,7 +65,7 @@ class WeightsSaver:
             if assignment.confirms is not None:
                 metadata |= {"trial": assignment.confirms, "confirmation": assignment.number, "seed": assignment.seed}
             texts = {name: json.dumps(value) for name, value in metadata.items()}
-            drafts.write_weights(draft, texts)
+            drafts.make_weights_file(draft, texts)
         except (OSError, ValueError) as error:  # The evaluation is recorded; a lost file must not fail it.
             warn_about_weights(error, path)
             with suppress(OSError):

@@ -11,7 +11,12 @@ from types import CodeType
 from typing import Any
 
 _PACKAGE = Path(__file__).parents[1]
-_CALLER_FILES = [str(_PACKAGE / "trainer" / name) for name in ("objective_call.py", "program_runner.py")]
+# The functions that call code of the user, by file and name.
+_CALLERS = {
+    (str(_PACKAGE / "trainer" / "objective_runner.py"), "advance_to_loss"),
+    (str(_PACKAGE / "trainer" / "objective_runner.py"), "call_gather_function"),
+    (str(_PACKAGE / "trainer" / "program_runner.py"), "run"),
+}
 _TRAINING_FOLDER = _PACKAGE / "training"
 _STANDARD_LIBRARY = Path(traceback.__file__).parent
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
@@ -90,7 +95,7 @@ def extract_generator_frames(generator: Generator[Any, Any, Any]) -> list[traceb
 
 def select_objective_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """Return the frames of a stack that belong to an objective; empty if the stack runs no objective."""
-    return remove_program_frames(frames) if any(frame.filename in _CALLER_FILES for frame in frames) else []
+    return remove_program_frames(frames) if any(map(_is_caller, frames)) else []
 
 
 def remove_program_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
@@ -98,13 +103,17 @@ def remove_program_frames(frames: Sequence[traceback.FrameSummary]) -> list[trac
 
     Frames of `hpo.training` stay, since objectives call it. Frames between frames of the objective also stay.
     """
-    called = next((index + 1 for index, frame in enumerate(frames) if frame.filename in _CALLER_FILES), 0)
+    called = next((index + 1 for index, frame in enumerate(frames) if _is_caller(frame)), 0)
     inside = list(frames[called:])
     while inside and _is_program_file(inside[0].filename):
         del inside[0]
     while inside and _is_program_file(inside[-1].filename):
         del inside[-1]
     return inside
+
+
+def _is_caller(frame: traceback.FrameSummary) -> bool:
+    return (frame.filename, frame.name) in _CALLERS
 
 
 def _is_program_file(filename: str) -> bool:

@@ -6,19 +6,16 @@ it slows down the ranks that train. Here each wait tests a non-blocking call bet
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import pickle
 import time
-from array import array
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from mpi4py import MPI
 
 from hpo.process import clock
-from hpo.ranks.blocks import BLOCK_BYTES, compute_rest_length, pack_object, unpack_object
 
 # Seconds. Sleeps are short enough to be unnoticed, and long enough that a wait costs about 1% of a core. A collective
 # proceeds only when a rank tests it. With sleeps that doubled, two ranks took 21 ms to agree on a loss, and four ranks
@@ -27,12 +24,15 @@ _MIN_SLEEP = 5e-5
 _MAX_SLEEP = 5e-3
 _SLEEP_RATIO = 0.1
 
-_TURN_TAG = 1
 _MIN_PENDING = 16  # number of sent messages from which on received ones are removed from the list
 
-TIMEOUT_MESSAGE = "gave up after"  # start of the message of a TimeoutError
+# An object is sent as a block of fixed length, and a rest if it is longer. Most objects fit into the block, so that one
+# collective is enough. The block contains the length, so that the length needs no collective of its own.
+_BLOCK_BYTES = 1024
+_LENGTH_BYTES = 8  # length of the pickle, at the start of the block
+_PAYLOAD_BYTES = _BLOCK_BYTES - _LENGTH_BYTES
 
-T = TypeVar("T")
+TIMEOUT_MESSAGE = "gave up after"  # start of the message of a TimeoutError
 
 
 def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
@@ -97,12 +97,12 @@ class SleepingComm(MPI.Intracomm):
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Return the object of rank `root` on all ranks."""
-        block, rest = pack_object(obj) if self.rank == root else (bytearray(BLOCK_BYTES), bytearray())
+        block, rest = _pack_object(obj) if self.rank == root else (bytearray(_BLOCK_BYTES), bytearray())
         self._wait_for_request(self.Ibcast(block, root=root))
-        if length := compute_rest_length(block):
+        if length := _compute_rest_length(block):
             rest = rest or bytearray(length)
             self._wait_for_request(self.Ibcast(rest, root=root))
-        return obj if self.rank == root else unpack_object(block, rest)
+        return obj if self.rank == root else _unpack_object(block, rest)
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """Return the objects of all ranks, in the order of the ranks."""
@@ -112,22 +112,8 @@ class SleepingComm(MPI.Intracomm):
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Return the objects of all ranks on rank `root`, in the order of the ranks; return None on other ranks."""
-        payload, is_root = pickle.dumps(sendobj), self.rank == root
-        lengths = array("q", [0] * self.size) if is_root else None
-        self._wait_for_request(self.Igather(array("q", [len(payload)]), lengths, root=root))
-        everything = bytearray(sum(lengths or ()))
-        parts = [everything, (list(lengths), None), MPI.BYTE] if lengths is not None else None
-        self._wait_for_request(self.Igatherv(payload, parts, root=root))
-        return _unpickle_objects(everything, lengths) if lengths is not None else None
-
-    def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        """Return the objects of all ranks, combined by `op` in the order of the ranks."""
-        return functools.reduce(op, self.allgather(sendobj))
-
-    def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
-        """Return the objects of all ranks on rank `root`, combined by `op` in their order; None on other ranks."""
-        result = self.allreduce(sendobj, op)
-        return result if self.rank == root else None
+        objects = self.allgather(sendobj)
+        return objects if self.rank == root else None
 
     def recv(
         self,
@@ -147,18 +133,6 @@ class SleepingComm(MPI.Intracomm):
         self._wait_until(has_arrived)
         return found[0].recv()
 
-    def Barrier(self) -> None:  # noqa: N802 - MPI's name
-        """Wait until all ranks have called this."""
-        self.barrier()
-
-    def Bcast(self, buf: Any, root: int = 0) -> None:  # noqa: N802
-        """Copy the buffer of rank `root` to all ranks."""
-        self._wait_for_request(self.Ibcast(buf, root))
-
-    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:  # noqa: N802
-        """Combine the send buffers of all ranks by `op`, and write the result to the receive buffer of each rank."""
-        self._wait_for_request(self.Iallreduce(sendbuf, recvbuf, op))
-
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object without waiting for the receiver.
 
@@ -171,17 +145,6 @@ class SleepingComm(MPI.Intracomm):
             self._max_pending = max(_MIN_PENDING, 2 * len(pending))
         pending.append(self.issend(obj, dest=dest, tag=tag))
         self._unreceived = pending
-
-    def run_in_turns(self, at_once: int, step: Callable[[], T]) -> T:
-        """Run a step on `at_once` ranks at a time, and return this rank's result. Collective: call on all ranks."""
-        if self.rank >= at_once:
-            sleep_until(lambda: bool(self.iprobe(source=self.rank - at_once, tag=_TURN_TAG)))
-            self.recv(source=self.rank - at_once, tag=_TURN_TAG)
-        try:
-            return step()
-        finally:
-            if self.rank + at_once < self.size:
-                self.send(None, dest=self.rank + at_once, tag=_TURN_TAG)
 
     def drop_messages(self) -> None:
         """Receive and drop all pending messages between the ranks. Collective: call on all ranks.
@@ -222,8 +185,8 @@ class Gathering:
 
     def __init__(self, comm: SleepingComm, obj: Any) -> None:
         self._comm = comm
-        block, self._rest = pack_object(obj)
-        self._blocks = bytearray(BLOCK_BYTES * comm.size)
+        block, self._rest = _pack_object(obj)
+        self._blocks = bytearray(_BLOCK_BYTES * comm.size)
         self._request = comm.Iallgather(block, self._blocks)
 
     def is_done(self) -> bool:
@@ -232,21 +195,35 @@ class Gathering:
 
     def unpack_objects(self) -> list[Any]:
         """Return the objects of all ranks, in the order of the ranks. Call it after `is_done` is true."""
-        blocks = [self._blocks[start : start + BLOCK_BYTES] for start in range(0, len(self._blocks), BLOCK_BYTES)]
-        lengths = [compute_rest_length(block) for block in blocks]
+        blocks = [self._blocks[start : start + _BLOCK_BYTES] for start in range(0, len(self._blocks), _BLOCK_BYTES)]
+        lengths = [_compute_rest_length(block) for block in blocks]
         rests = bytearray(sum(lengths))
         if rests:
             self._comm._wait_for_request(self._comm.Iallgatherv(self._rest, [rests, (lengths, None), MPI.BYTE]))
         ends = itertools.accumulate(lengths)
-        return [unpack_object(block, rests[end - n : end]) for block, n, end in zip(blocks, lengths, ends, strict=True)]
+        parts = zip(blocks, lengths, ends, strict=True)
+        return [_unpack_object(block, rests[end - length : end]) for block, length, end in parts]
 
 
-def _unpickle_objects(everything: bytearray, lengths: Iterable[int]) -> list[Any]:
-    objects, start = [], 0
-    for length in lengths:
-        objects.append(pickle.loads(everything[start : start + length]))
-        start += length
-    return objects
+def _pack_object(obj: Any) -> tuple[bytearray, bytearray]:
+    """Return the block of an object, and the rest of its pickled bytes. The rest is empty if the object fits."""
+    payload = pickle.dumps(obj)
+    head = len(payload).to_bytes(_LENGTH_BYTES, "little") + payload[:_PAYLOAD_BYTES]
+    return bytearray(head.ljust(_BLOCK_BYTES, b"\0")), bytearray(payload[_PAYLOAD_BYTES:])
+
+
+def _compute_rest_length(block: bytearray) -> int:
+    """Return the length in bytes of the rest that belongs to a block; 0 if the object fits into the block."""
+    return max(0, _read_length(block) - _PAYLOAD_BYTES)
+
+
+def _unpack_object(block: bytearray, rest: bytearray) -> Any:
+    """Return the object that `_pack_object` has packed."""
+    return pickle.loads((block[_LENGTH_BYTES:] + rest)[: _read_length(block)])
+
+
+def _read_length(block: bytearray) -> int:
+    return int.from_bytes(block[:_LENGTH_BYTES], "little")
 
 
 def get_world() -> SleepingComm:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from hpo.errors import ExitStatus, RunError, StorageUnavailableError, UsageError
+from hpo.errors import CollectiveUsageError, ExitStatus, RunError, StorageUnavailableError, UsageError
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.rank_watch import RankWatch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,3 +40,32 @@ def abort_for_error(watch: RankWatch, error: BaseException) -> None:
     is_expected = isinstance(error, (UsageError, RunError))
     text = f"error: {error}" if is_expected else "".join(traceback.format_exception(error)).rstrip()
     watch.abort_job(text, stopped or ExitStatus.CRASHED)
+
+
+def run_on_all(comm: SleepingComm, step: Callable[[], T]) -> T:
+    """Run `step` on each rank, and return the result of this rank. Collective: call on all ranks of `comm`.
+
+    An exception other than UsageError is raised only on its own rank, while the others wait. It must end the job.
+
+    Raises:
+        CollectiveUsageError: `step` has raised UsageError on any rank.
+    """
+    result, mistake = None, None
+    try:
+        result = step()
+    except UsageError as error:
+        mistake = str(error)
+    mistakes = [mistake for mistake in comm.allgather(mistake) if mistake is not None]
+    if mistakes:
+        raise CollectiveUsageError(mistakes[0])
+    return result  # type: ignore[return-value]
+
+
+def run_on_root(comm: SleepingComm, step: Callable[[], T]) -> T:
+    """Run `step` on the first rank, and return its result on all ranks. Collective: call on all ranks of `comm`.
+
+    Raises:
+        CollectiveUsageError: `step` has raised UsageError.
+    """
+    result = run_on_all(comm, lambda: step() if comm.rank == 0 else None)
+    return comm.bcast(result)  # type: ignore[no-any-return]

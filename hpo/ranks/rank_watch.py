@@ -13,8 +13,10 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -24,9 +26,7 @@ from hpo.process.standard_streams import warn
 from hpo.process.wakeup import WakeupPipe
 from hpo.ranks.communicator import SleepingComm, allows_threads
 from hpo.ranks.control_channel import ControlChannel
-from hpo.ranks.peers import Peers, find_peers
 from hpo.ranks.run_stop import RunStop
-from hpo.ranks.watched_evaluation import WatchedEvaluation
 
 RUN_STOPS = "the run stops"
 
@@ -38,6 +38,80 @@ _SECONDS_TO_STOP = 7.0
 _SECONDS_TO_SUMMARIZE = 2.5
 _MIN_SILENCE = 15.0
 _SECONDS_TO_ABORT = 5.0
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The ranks of a worker, as one of them sees the others."""
+
+    leader: int
+    """Index in the job of the worker's leader."""
+    others: Sequence[int]
+    """Indices in the job of all ranks of the worker except this one."""
+    own_name: str
+    names: str
+    """Names of the other ranks, separated by commas."""
+    patience: float
+    """Maximum seconds for which a rank waits for its peers."""
+
+
+class WatchedEvaluation:
+    """An evaluation that any thread can cancel. The main thread waits for a cancellation as for data in a file.
+
+    Args:
+        number: Number of the evaluation, counted over the evaluations of the worker. It is the same on all its ranks.
+        event: File descriptor of the rank's eventfd (counter of Linux that wakes a waiting thread).
+        send: Queues a control message: called with the receiver's index in the job, and the items of the message.
+
+    Attributes:
+        cause: Why the evaluation was cancelled; None if it was not.
+    """
+
+    def __init__(self, number: int, event: int, peers: Peers, send: Callable[..., None]) -> None:
+        self.number = number
+        self.peers = peers
+        self.cause: str | None = None
+        self._send = send
+        self._news: deque[Any] = deque()
+        self._event = event
+        self.clear_event()
+
+    def fileno(self) -> int:
+        """Return the file descriptor to wait on. It is readable after a cancellation or news."""
+        return self._event
+
+    def clear_event(self) -> None:
+        """Acknowledge a cancellation or news, so that the file descriptor is not readable until the next event."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+
+    def cancel_on_all(self, cause: str) -> None:
+        """Cancel the evaluation on all ranks of the worker, including this rank."""
+        self.cancel_here(cause)
+        for peer in self.peers.others:
+            self._send(peer, "cancel", self.number, cause)
+
+    def cancel_here(self, cause: str) -> None:
+        """Cancel the evaluation on this rank only. The first cause counts."""
+        if self.cause is None:
+            self.cause = cause
+            os.eventfd_write(self._event, 1)
+
+    def send_news(self, content: Any) -> None:
+        """Send news to the worker's leader, where `take_news` returns them."""
+        self._send(self.peers.leader, "news", self.number, content)
+
+    def add_news(self, content: Any) -> None:
+        """Add news that have arrived from another rank, and wake the main thread."""
+        self._news.append(content)
+        os.eventfd_write(self._event, 1)
+
+    def take_news(self) -> list[Any]:
+        """Return the news that have arrived from other ranks since the previous call."""
+        new = []
+        while self._news:  # Another thread may add news in the meantime.
+            new.append(self._news.popleft())
+        return new
 
 
 class RankWatch:
@@ -71,7 +145,7 @@ class RankWatch:
         self._evaluation: WatchedEvaluation | None = None
         # A cancellation that arrived before this rank has begun the evaluation: its number, and the cause.
         self._early_cancellation = (-1, "")
-        self._early_reports: list[tuple[int, Any]] = []
+        self._early_news: list[tuple[int, Any]] = []
         self._evaluation_lock = threading.Lock()
         self._wakeup = WakeupPipe(_STOP_SIGNALS)
         self._event = os.eventfd(0, os.EFD_NONBLOCK)
@@ -106,8 +180,11 @@ class RankWatch:
             patience: Maximum seconds for which a rank waits for its peers.
         """
         self.control_channel.set_worker_name(worker.rank, index)
-        self._peers = find_peers(worker, self.control_channel, patience)
-        self._evaluation_count = worker.allreduce(self._evaluation_count, max)
+        names = dict(worker.allgather((self.control_channel.rank, self.control_channel.name)))
+        leader, others = next(iter(names)), [rank for rank in names if rank != self.control_channel.rank]
+        other_names = ", ".join(names[rank] for rank in others)
+        self._peers = Peers(leader, others, self.control_channel.name, other_names, patience)
+        self._evaluation_count = max(worker.allgather(self._evaluation_count))
 
     def set_stop_callbacks(self, on_stop: Callable[[], None], summarize_late: Callable[[], int]) -> None:
         """Set callbacks for a stop of the run, on the first rank.
@@ -127,25 +204,22 @@ class RankWatch:
         """Why the run stops; None while it does not stop."""
         return self._run_stop.reason
 
-    @property
-    def peer_names(self) -> str:
-        """Names of the worker's other ranks in messages to the user."""
-        return self._peers.names if self._peers else ""
-
     @contextmanager
     def watch_evaluation(self) -> Iterator[WatchedEvaluation]:
         """Yield an evaluation that the watch can cancel inside `with`.
 
         Collective: enter and leave it on all ranks of the worker.
         """
+        assert self._peers is not None
         with self._evaluation_lock:
             self._evaluation_count += 1
-            watched = WatchedEvaluation(self._evaluation_count, self._event, self._notify_peers, self._notify_leader)
+            watched = WatchedEvaluation(self._evaluation_count, self._event, self._peers, self._queue_message)
             self._evaluation = watched
-            for number, content in self._early_reports:
+            # A peer may have begun this evaluation before this rank, and its messages may be here already.
+            for number, content in self._early_news:
                 if number == watched.number:
-                    watched.add_report(content)
-            self._early_reports.clear()
+                    watched.add_news(content)
+            self._early_news.clear()
             if self._early_cancellation[0] == watched.number:
                 watched.cancel_here(self._early_cancellation[1])
         if self.active_stop:
@@ -205,10 +279,10 @@ class RankWatch:
             self.abort_job("stopped at once", ExitStatus.INTERRUPTED)
 
     def _on_message(self, kind: str, *rest: Any) -> None:
-        if kind == "call off":
+        if kind == "cancel":
             self._on_cancel(*rest)
-        elif kind == "report":
-            self._on_report(*rest)
+        elif kind == "news":
+            self._on_news(*rest)
         elif kind == "stop":
             self.stop_run(*rest)
         elif kind == "die":
@@ -221,12 +295,12 @@ class RankWatch:
             elif number > max(self._evaluation_count, self._early_cancellation[0]):
                 self._early_cancellation = (number, cause)
 
-    def _on_report(self, number: int, content: Any) -> None:
+    def _on_news(self, number: int, content: Any) -> None:
         with self._evaluation_lock:
             if self._evaluation and self._evaluation.number == number:
-                self._evaluation.add_report(content)
+                self._evaluation.add_news(content)
             elif number > self._evaluation_count:
-                self._early_reports.append((number, content))
+                self._early_news.append((number, content))
 
     def _check_clock(self) -> None:
         clock.now()  # The clock must be read often.
@@ -260,15 +334,6 @@ class RankWatch:
             self._abort_now(f"stopped ({stopping.reason})", stopping.status or ExitStatus.UNFINISHED)
 
     # Called by both threads
-
-    def _notify_peers(self, number: int, cause: str) -> None:
-        for peer in self._peers.others if self._peers else ():
-            self._queue_message(peer, "call off", number, cause)
-        self._wakeup.wake()
-
-    def _notify_leader(self, number: int, content: Any) -> None:
-        if self._peers:
-            self._queue_message(self._peers.leader, "report", number, content)
 
     def _queue_message(self, rank: int, *message: Any) -> None:
         self.control_channel.send(rank, *message)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from hpo.breeding.islands import Archipelago
 from hpo.evaluation.checkpointer import Checkpointer
 from hpo.evaluation.evaluator import Evaluator
-from hpo.evaluation.leader import Leader
-from hpo.evaluation.limits import Limits
+from hpo.evaluation.leader import Leader, Limits
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.rank_watch import RankWatch
@@ -70,7 +69,7 @@ class LeaderStages:
             CheckpointStore(self._files.checkpoints), options.checkpoint_every, run.layout.islands if run.pbt else 0
         )
         weights_saver = WeightsSaver(study, run.settings)
-        leader = Leader(study, limits, self._watch.stop_run, weights_saver, checkpointer)
+        leader = Leader(study, limits, self._watch.stop_run, checkpointer, weights_saver)
         exchange = (options.migration_probability, options.pollination)
         time_limit = math.inf if options.time_limit is None else options.time_limit
         islands = Archipelago(
@@ -91,7 +90,7 @@ class LeaderStages:
             CheckpointStore(self._files.checkpoints, CONFIRMATION_PREFIX), self._options.checkpoint_every
         )
         weights_saver = WeightsSaver(study, self._manifest.settings)
-        leader = Leader(study, Limits(self._timeout), self._watch.stop_run, weights_saver, checkpointer)
+        leader = Leader(study, Limits(self._timeout), self._watch.stop_run, checkpointer, weights_saver)
         evaluator = self._make_evaluator(leader)
         worker = self._leaders.rank
         claim = partial(study.claim_waiting, island=self._manifest.layout.find_island(worker), worker=worker)

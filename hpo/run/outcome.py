@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from hpo.errors import ExitStatus, StopRequest
-from hpo.evaluation.limits import find_target_stop
+from hpo.evaluation.leader import find_target_stop
 from hpo.results.summary import compute_busy_fraction, summarize
 from hpo.run.session import Session
 from hpo.space import SearchSpace

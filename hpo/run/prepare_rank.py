@@ -14,14 +14,13 @@ from hpo.layout import Layout
 from hpo.options import Options
 from hpo.problem import Problem, RemoteConstraints
 from hpo.process.user_frames import UserFrames
-from hpo.ranks.agreement import run_on_all
 from hpo.ranks.hosts import split_by_host
-from hpo.ranks.job import Job
+from hpo.ranks.job import Job, run_on_all
 
 if TYPE_CHECKING:
     from hpo.evaluation.host import Host
     from hpo.evaluation.template_client import TemplateClient
-    from hpo.evaluation.trainer_slot import TrainerSlot
+    from hpo.evaluation.trainer_client import TrainerSlot
     from hpo.run.request import RunRequest
 
 
@@ -56,13 +55,11 @@ def prepare_rank(
         is_attended: Whether the output of trainers is shown to the user, as in `hpo check`.
         shows_progress: Whether the first rank prints that data are prepared, which may take long.
     """
-    from hpo.evaluation.constraint_client import ConstraintClient
-    from hpo.evaluation.devices import check_gpus
-    from hpo.evaluation.host import Host, share_threads
+    from hpo.evaluation.host import Host, check_gpus, share_threads
     from hpo.evaluation.template_client import share_template
-    from hpo.evaluation.trainer_client import TrainerOptions
+    from hpo.evaluation.trainer_client import TrainerOptions, TrainerSlot
     from hpo.evaluation.trainer_output import TrainerOutput
-    from hpo.evaluation.trainer_slot import TrainerSlot
+    from hpo.evaluation.trainer_tasks import ConstraintClient
 
     world, comm = job.world, split_by_host(job.world)
     with ExitStack() as resources:

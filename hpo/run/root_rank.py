@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from hpo.evaluation.host import RankPlace
-from hpo.evaluation.testing_client import run_test_in_trainer
+from hpo.evaluation.trainer_tasks import run_test_in_trainer
 from hpo.options import Options
 from hpo.process.standard_streams import warn
 from hpo.ranks.job import Job

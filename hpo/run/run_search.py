@@ -12,14 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hpo.evaluation.evaluator import EvaluationContext, Evaluator
-from hpo.evaluation.limits import make_target_stop
+from hpo.evaluation.leader import make_target_stop
 from hpo.evaluation.program_command import Program
 from hpo.evaluation.rank_group import RankGroup
 from hpo.layout import Layout
 from hpo.options import Options
-from hpo.ranks.agreement import run_on_all, run_on_root
 from hpo.ranks.communicator import SleepingComm
-from hpo.ranks.job import Job, abort_for_error
+from hpo.ranks.job import Job, abort_for_error, run_on_all, run_on_root
 from hpo.ranks.rank_watch import RankWatch
 from hpo.ranks.rpc import RpcClient, RpcServer
 from hpo.run.prepare_rank import RankState, prepare_rank

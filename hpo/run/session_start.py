@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from hpo.errors import UsageError
-from hpo.evaluation.devices import choose_backend, describe_gpus, has_separated_worker
-from hpo.evaluation.host import RankPlace
+from hpo.evaluation.host import RankPlace, choose_backend, describe_gpus, has_separated_worker
 from hpo.layout import Layout
 from hpo.options import to_json
 from hpo.placement import describe_spanning_workers

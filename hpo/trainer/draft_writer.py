@@ -18,9 +18,8 @@ import torch
 from hpo.evaluation_api import count_reports, reads_lines, send_draft
 from hpo.store.checkpoints import check_space
 from hpo.text_format import format_error
-from hpo.trainer.checkpoint_file import read_checkpoint_file
-from hpo.trainer.draft_file import write_checkpoint_draft, write_weights_draft
 from hpo.trainer.state_tree import gather_parts, is_state_function, join_state, split_state
+from hpo.trainer.tensor_files import read_checkpoint_file, write_checkpoint_draft, write_weights_draft
 from hpo.trainer.worker import check_weights
 
 _draft_numbers = itertools.count()
@@ -28,7 +27,7 @@ _last_drafts: dict[str, tuple[int, Path]] = {}  # The latest draft of each kind,
 _warned_kinds: set[str] = set()
 
 
-def write_checkpoint(drafts: Path, state: Any) -> None:
+def save_checkpoint(drafts: Path, state: Any) -> None:
     """Write a checkpoint on rank 0, and gather its sharded tensors from all ranks. See ``hpo.save_checkpoint``."""
     is_first = _find_rank() == 0
     parts = split_state(state() if is_state_function(state) else state)
@@ -39,7 +38,7 @@ def write_checkpoint(drafts: Path, state: Any) -> None:
         _write_draft("checkpoint", drafts, parts.leaves, lambda path: write_checkpoint_draft(path, parts))
 
 
-def write_weights(drafts: Path, weights: Mapping[str, Any] | Callable[[], Any]) -> None:
+def offer_weights(drafts: Path, weights: Mapping[str, Any] | Callable[[], Any]) -> None:
     """Write weights on rank 0. If `weights` is a function, all ranks call it. See ``hpo.offer_weights``."""
     is_function_given = callable(weights) and not isinstance(weights, (Mapping, torch.nn.Module))
     whole = weights() if is_function_given else weights  # type: ignore[operator]

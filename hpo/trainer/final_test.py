@@ -30,7 +30,8 @@ def run_test(search: BoundSearch, params: Mapping[str, Any], weights_path: Path)
         weights = read_weights(weights_path)
         if weights is None:
             raise FileNotFoundError(f"the weights {weights_path} are missing")
-        result = search.call_test(dict(params), weights.state)
+        assert search.file.test is not None
+        result = search.file.test(dict(params), weights.state, *search.copy_settings())
         metrics, samples = result if isinstance(result, tuple) else (result, ())
         finite = {str(name): _to_finite(name, value) for name, value in dict(metrics).items()}
         yield {"kind": "metrics", "metrics": finite}

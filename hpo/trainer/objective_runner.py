@@ -1,35 +1,45 @@
-"""Run one evaluation in a trainer: agree with the other trainers on each loss, and obey the leader's answer.
+"""Run one evaluation in a trainer: call the objective, agree on each loss, and obey the answer.
 
-The trainers of a worker agree among themselves. Only the trainer of rank 0 asks the leader, which is its supervisor,
-and forwards the answer. Each trainer sends its own supervisor how its objective has ended.
+The trainers of a worker agree among themselves. Only the trainer of rank 0 asks the leader, which is
+its supervisor, and forwards the answer. Each trainer sends its own supervisor how its objective has
+ended.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
+import reprlib
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from numbers import Real
 from pathlib import Path
+from types import GeneratorType
 from typing import Any, TypeVar
 
 from hpo.evaluation_api import set_worker
-from hpo.process.channel import Channel, ChannelClosed, Message
+from hpo.process.channel import Channel, ChannelClosed
 from hpo.process.failure import format_stack, format_traceback, format_with_hint
-from hpo.process.user_frames import extract_current_frames, extract_error_frames
+from hpo.process.messages import EvaluationRequest, ObjectiveEnd, Report, ReportAnswer
+from hpo.process.user_frames import (
+    UserFrames,
+    extract_current_frames,
+    extract_error_frames,
+    extract_generator_frames,
+)
 from hpo.text_format import format_error
 from hpo.trainer.forks import end_if_forked, is_forked
 from hpo.trainer.interrupts import Cancelled, InterruptHandler
-from hpo.trainer.objective_call import ObjectiveCall, has_diverged, parse_report
-from hpo.trainer.offers import Offers
-from hpo.trainer.process_group import default_group
+from hpo.trainer.offers import Offers, read_optional_checkpoint
 from hpo.trainer.process_state import ProcessState
-from hpo.trainer.report_exchange import ReportAnswer, ReportPart, find_difference
-from hpo.trainer.trainer_group import TrainerGroup
+from hpo.trainer.report_exchange import ReportPart, find_difference
+from hpo.trainer.search_file import BoundSearch
+from hpo.trainer.trainer_group import TrainerGroup, default_group
 from hpo.trainer.worker import Worker, WorkerCallbacks
 
 # Messages of gloo and NCCL if a peer has closed the connection, or has crashed.
@@ -44,34 +54,40 @@ TIMEOUT_ERRORS = (
     "NCCL operation timed out",
 )
 
+_NOT_FINITE_PREFIX = "the validation loss is"
 _MAX_MESSAGES = 10
 _SECONDS_BETWEEN_NOTES = 0.2
 
 T = TypeVar("T")
 Frames = Sequence[traceback.FrameSummary]
+Loss = tuple[float, dict[str, float]]  # a loss and its metrics
 
 
 class ObjectiveRunner:
     """Runs an objective on one rank, while the other trainers of the worker do the same.
 
-    ``on_loss`` is called after each loss on which all ranks have agreed. ``failure_messages`` are the messages of the
-    exception that has ended the objective, and of its causes. ``failure_line`` is the line of the objective that raised
-    it. ``is_restored`` is whether the state of this process was restored after the evaluation.
+    Attributes:
+        on_loss: Called after each loss on which all ranks have agreed.
+        failure_messages: Messages of the exception that has ended the objective, and of its causes.
+        failure_line: Line of the objective that raised it.
+        is_restored: Whether the state of this process was restored after the evaluation.
     """
 
     def __init__(
         self,
         channel: Channel,
-        objective: ObjectiveCall,
         group: TrainerGroup,
         interrupts: InterruptHandler,
-        offers: Offers,
+        search: BoundSearch,
+        request: EvaluationRequest,
     ) -> None:
         self._channel = channel
-        self._objective_call = objective
         self._group = group
         self._interrupts = interrupts
-        self._offers = offers
+        self._request = request
+        self._objective_call = ObjectiveCall(search, request.params)
+        rank = request.ticket.rank if request.ticket is not None else group.rank
+        self._offers = Offers(is_leader=rank == 0)
         self._is_over = self._has_failed = self._has_ended = False
         self._is_reporting = self._is_waiting = False
         self._start_time = self._noted_at = time.monotonic()
@@ -79,59 +95,69 @@ class ObjectiveRunner:
         self.failure_messages: list[str] = []
         self.failure_line = ""
         self.is_restored = True
-        self.trial, self.folder = 0, Path()
-        self.free_memory = 0
 
-    def run(
-        self, seed: int, data: Callable[[], Any], ticket: Mapping[str, Any] | None, is_compared: bool = False
-    ) -> None:
+    def run(self, load_data: Callable[[], Any]) -> None:
         """Run the objective to its end, and send the supervisor how it has ended.
 
-        Args:
-            seed: The seed of all random generators.
-            data: A function that returns the data that `prepare` has made.
-            ticket: The description of a process group that this trainer must join first; None to keep its group.
-            is_compared: Whether the ranks compare their collectives before each one begins.
+        `load_data` returns the data that `prepare` has made.
         """
         self._interrupts.begin_evaluation()
-        joined = self._catch_failure(lambda: self._enter_group(ticket, is_compared))
-        if isinstance(joined, dict):
-            self._send_message("end", **{**joined, "place": "", "traceback": ""})
+        joined = self._catch_failure(self._enter_group)
+        if isinstance(joined, ObjectiveEnd):
+            self._send_message("end", **{**vars(joined), "place": "", "traceback": ""})
             return
         free, warning = joined
         self._send_message("joined", free_memory=free, warning=warning)
-        worker = self._make_worker(seed, data)
+        worker = self._make_worker(load_data)
         state = ProcessState()
         self._group.memory.begin_evaluation()
         set_worker(worker)
         while not self._is_over:
             self._advance(worker)
         if not self._has_failed:
-            self._send_message("end", **self._offers.reads)
+            # The supervisors agree on the end while this process restores its state. They wait for
+            # "idle" with a limit, since code of the user runs when a generator is closed.
+            self._send_message("end", **vars(ObjectiveEnd(**self._offers.reads)))
         self._close_objective()
         set_worker(None)
         self.is_restored = state.restore()
         self._has_ended = True
 
-    def _make_worker(self, seed: int, data: Callable[[], Any]) -> Worker:
+    def _enter_group(self) -> tuple[int, str]:
+        """Read the checkpoints, and join the process group.
+
+        Returns:
+            The free memory of the device in bytes, and a warning if it is too little.
+        """
+        request = self._request
+        self._offers.checkpoint = read_optional_checkpoint(request.checkpoint)
+        self._offers.parent_checkpoint = read_optional_checkpoint(request.parent_checkpoint)
+        if request.ticket is not None:
+            self._group.join(request.ticket)
+        self._group.compare_collectives(request.is_compared)
+        return self._group.memory.await_free(request.free_memory)
+
+    def _make_worker(self, load_data: Callable[[], Any]) -> Worker:
         calls = WorkerCallbacks(
-            data,
+            load_data,
             self._offers.offer_weights,
             self._process_report,
             self._offers.save_checkpoint,
             self._load_checkpoint,
             self._load_parent_checkpoint,
         )
-        worker = self._group.make_worker(seed, calls)
-        worker.trial, worker._folder = self.trial, self.folder
+        worker = self._group.make_worker(self._request.seed, calls)
+        worker.trial = self._request.trial
+        worker._folder = Path(self._request.folder)
         return worker
 
-    def _enter_group(self, ticket: Mapping[str, Any] | None, is_compared: bool) -> tuple[int, str]:
-        """Join the process group, and return the free memory of the device, and a warning if it is too little."""
-        if ticket is not None:
-            self._group.join(ticket)
-        self._group.compare_collectives(is_compared)
-        return self._group.memory.await_free(self.free_memory)
+    def _load_checkpoint(self) -> Any:
+        state, losses = self._offers.load_checkpoint(self._objective_call.has_loss)
+        self._objective_call.has_loss |= losses > 0
+        return state
+
+    def _load_parent_checkpoint(self) -> Any:
+        return self._offers.load_parent_checkpoint(self._objective_call.has_loss)
 
     # Reports
 
@@ -140,7 +166,7 @@ class ObjectiveRunner:
         result = self._catch_failure(lambda: self._objective_call.advance_to_loss(worker))
         if self._is_over:
             return
-        if isinstance(result, dict):
+        if isinstance(result, ObjectiveEnd):
             self._send_failure(result)
         else:
             self._report(result, self._objective_call.list_frames())
@@ -148,7 +174,8 @@ class ObjectiveRunner:
     def _process_report(self, loss: Any, metrics: Mapping[str, Any]) -> None:
         """Report a loss that the objective passes to `worker.report`.
 
-        Raises Cancelled if the evaluation is over, and RuntimeError if the caller is not the objective.
+        Raises Cancelled if the evaluation is over, and RuntimeError if the caller is not the
+        objective.
         """
         if is_forked():
             raise RuntimeError("worker.report must be called by the worker's ranks, not by processes that they fork")
@@ -177,7 +204,7 @@ class ObjectiveRunner:
         self._objective_call.has_loss = True
         self._report(report, frames)
 
-    def _report(self, report: tuple[float, dict[str, float]] | None, frames: Frames) -> None:
+    def _report(self, report: Loss | None, frames: Frames) -> None:
         """Agree with the other ranks on a loss, or on the end of the objective if `report` is None."""
         _flush_streams()
         self._start_time = time.monotonic()
@@ -191,8 +218,12 @@ class ObjectiveRunner:
             self._is_reporting = self._is_waiting = False
             self._offers.clear()
 
-    def _agree_on_report(self, report: tuple[float, dict[str, float]] | None, frames: Frames) -> None:
-        """Exchange the report with the other ranks, and obey the leader's answer."""
+    def _agree_on_report(self, report: Loss | None, frames: Frames) -> None:
+        """Exchange the report with the other ranks, and obey the leader's answer.
+
+        Cancelled may be raised while this rank waits for its peers, or gathers tensors. It is not
+        raised while the leader decides, since the other ranks wait for the answer.
+        """
         exchange, answer = self._group.exchange, None
         self._is_waiting = True
         with self._interrupts.allow_cancellation():
@@ -202,7 +233,7 @@ class ObjectiveRunner:
         with self._interrupts.allow_cancellation():
             answer = exchange.broadcast(answer)
             self._is_waiting = False
-            self._offers.gather(self._objective_call, answer)
+            self._offers.gather(self._objective_call.call_gather_function, answer)
         if parts is not None:
             self._send_copies(answer)
         self._is_over = not answer.continues
@@ -217,7 +248,7 @@ class ObjectiveRunner:
             self._noted_at = time.monotonic()
             self._send_message("reported")
 
-    def _make_part(self, report: tuple[float, dict[str, float]] | None, frames: Frames) -> ReportPart:
+    def _make_part(self, report: Loss | None, frames: Frames) -> ReportPart:
         return ReportPart(
             self._group.rank,
             loss=None if report is None else report[0],
@@ -227,16 +258,15 @@ class ObjectiveRunner:
             gathers_checkpoint=self._offers.gathers_checkpoint,
         )
 
-    def _ask_leader(self, parts: Sequence[ReportPart], report: tuple[float, dict[str, float]] | None) -> ReportAnswer:
-        """Send a report to the leader, and return its answer. If the objective has ended on all ranks, there is none.
+    def _ask_leader(self, parts: Sequence[ReportPart], report: Loss | None) -> ReportAnswer:
+        """Send a report to the leader, and return its answer, on rank 0.
 
-        Only the trainer of rank 0 calls this: its supervisor is the leader.
+        The leader is not asked if the objective has ended on all ranks without another loss.
         """
         mistake = find_difference(parts)
         if report is None and not mistake:
             return ReportAnswer(continues=False)
-        self._send_message(
-            "report",
+        content = Report(
             loss=next(part.loss for part in parts if part.loss is not None),
             metrics={} if report is None else report[1],
             mistake=mistake,
@@ -245,7 +275,8 @@ class ObjectiveRunner:
             has_saved=self._offers.has_saved,
             **self._offers.reads,
         )
-        return ReportAnswer(**self._receive_answer().content)
+        self._send_message("report", **vars(content))
+        return self._receive_answer()
 
     def _send_copies(self, answer: ReportAnswer) -> None:
         """Send the leader copies of the weights and the checkpoint that it has requested."""
@@ -256,38 +287,37 @@ class ObjectiveRunner:
 
     # The end of the objective
 
-    def _send_failure(self, end: dict[str, Any]) -> None:
-        self._send_message("end", **end)
+    def _send_failure(self, end: ObjectiveEnd) -> None:
+        self._send_message("end", **vars(end))
         self._is_over = self._has_failed = True
 
-    def _make_failed_end(self, error: BaseException, frames: Frames = ()) -> dict[str, Any]:
-        """Return the content of a message about the exception that has ended the objective."""
+    def _make_failed_end(self, error: BaseException, frames: Frames = ()) -> ObjectiveEnd:
+        """Describe the exception that has ended the objective."""
         _flush_streams()
         seconds = time.monotonic() - self._start_time
         reason = f"{type(error).__name__}: {format_with_hint(error)}"
-        is_cancelled = isinstance(error, Cancelled) or self._interrupts.is_cancel_requested
         frames = [*frames, *extract_error_frames(error)]
         if not frames and not self._is_waiting:  # A rank that waits without a frame has ended its objective.
             frames = self._objective_call.list_frames() or self._objective_call.list_definition_frames()
         self.failure_messages, self.failure_line = _list_messages(error), self._objective_call.find_line(frames)
-        return {
-            "failure": reason,
-            "is_cancelled": is_cancelled,
-            "diverged": has_diverged(error),
-            "echo": any(text in reason for text in CONNECTION_ERRORS)
+        return ObjectiveEnd(
+            failure=reason,
+            is_cancelled=isinstance(error, Cancelled) or self._interrupts.is_cancel_requested,
+            diverged=_has_diverged(error),
+            echo=any(text in reason for text in CONNECTION_ERRORS)
             or (_TIMEOUT_CLOSURE in reason and seconds < default_group.timeout.total_seconds()),
-            "gave_up": isinstance(error, RuntimeError) and any(text in reason for text in TIMEOUT_ERRORS),
-            "seconds": seconds,
-            "at": time.time(),
-            "place": self.failure_line,
-            "has_reported": self._is_waiting,
-            "is_offer": self._is_reporting and not self._is_waiting,
-            "traceback": format_stack(frames) if isinstance(error, Cancelled) else format_traceback(error, frames),
+            gave_up=isinstance(error, RuntimeError) and any(text in reason for text in TIMEOUT_ERRORS),
+            seconds=seconds,
+            at=time.time(),
+            place=self.failure_line,
+            has_reported=self._is_waiting,
+            is_offer=self._is_reporting and not self._is_waiting,
+            traceback=format_stack(frames) if isinstance(error, Cancelled) else format_traceback(error, frames),
             **self._offers.reads,
-        }
+        )
 
-    def _catch_failure(self, act: Callable[[], T]) -> T | dict[str, Any]:
-        """Call `act`, which runs code of the objective. Return its result, or a description of its exception."""
+    def _catch_failure(self, act: Callable[[], T]) -> T | ObjectiveEnd:
+        """Call `act`, which runs code of the objective. Return its result, or describe its exception."""
         self._start_time = time.monotonic()
         try:
             with self._interrupts.allow_cancellation():
@@ -297,7 +327,7 @@ class ObjectiveRunner:
             if not self._is_over:
                 return self._make_failed_end(error)
             _log_error(error)  # It was raised because the evaluation was over.
-            return {}
+            return ObjectiveEnd()
         end_if_forked()
         return result
 
@@ -308,16 +338,6 @@ class ObjectiveRunner:
         except BaseException as error:
             _log_error(error)
 
-    # Callbacks of the worker
-
-    def _load_checkpoint(self) -> Any:
-        state, losses = self._offers.load_checkpoint(self._objective_call.has_loss)
-        self._objective_call.has_loss |= losses > 0
-        return state
-
-    def _load_parent_checkpoint(self) -> Any:
-        return self._offers.load_parent_checkpoint(self._objective_call.has_loss)
-
     # Messages
 
     def _send_message(self, kind: str, descriptors: Sequence[int] = (), /, **content: Any) -> None:
@@ -326,7 +346,7 @@ class ObjectiveRunner:
         except ChannelClosed:
             os._exit(1)  # The objective could catch an exception.
 
-    def _receive_answer(self) -> Message:
+    def _receive_answer(self) -> ReportAnswer:
         """Return the leader's answer to a report. End this process if the connection is closed."""
         try:
             message = self._channel.receive()
@@ -334,7 +354,133 @@ class ObjectiveRunner:
             message = None
         if message is None:
             os._exit(1)
-        return message
+        return ReportAnswer(**message.content)
+
+
+class ObjectiveCall:
+    """One call of the search file's objective. The first `advance_to_loss` starts it.
+
+    Attributes:
+        has_loss: Whether a loss was yielded or reported.
+        has_ended: Whether the objective has ended.
+    """
+
+    def __init__(self, search: BoundSearch, params: Mapping[str, Any]) -> None:
+        self._search = search
+        self._params = dict(params)
+        self._user_frames = UserFrames(search.file.location)
+        self._losses: GeneratorType[Any, Any, Any] | None = None
+        self.has_loss = False
+        self.has_ended = False
+
+    def advance_to_loss(self, worker: Worker) -> Loss | None:
+        """Run the objective to the next loss that it yields or returns, and return the loss with its metrics.
+
+        Returns None if the objective has ended without another loss. If the objective has called
+        `worker.report`, its return value is ignored.
+        """
+        if self.has_ended:
+            return None
+        if self._losses is None:
+            assert callable(self._search.file.objective)
+            result = self._search.file.objective(self._params, worker, *self._search.copy_settings())
+            if not isinstance(result, GeneratorType):
+                self.has_ended = True
+                return None if self.has_loss else parse_loss(result)
+            self._losses = result
+        try:
+            value = next(self._losses)
+        except StopIteration as end:
+            self.has_ended = True
+            if self.has_loss:
+                return None
+            value = end.value
+            returned = "" if value is None else f", but returned {reprlib.repr(value)}: it has a yield somewhere"
+            raise ValueError(f"the objective yielded no loss{returned}") from None
+        self.has_loss = True
+        return parse_loss(value)
+
+    def call_gather_function(self, function: Callable[[], Any]) -> Any:
+        """Call a function that the objective has passed to `offer_weights` or `save_checkpoint`.
+
+        In a traceback, the frame of this method marks where the user's code begins.
+        """
+        return function()
+
+    def list_frames(self) -> list[traceback.FrameSummary]:
+        """Return the stack frames of the `yield` at which the objective waits; empty if it has returned."""
+        return extract_generator_frames(self._losses) if self._losses is not None else []
+
+    def list_definition_frames(self) -> list[traceback.FrameSummary]:
+        """Return a stack frame at the first line of the objective, for a failure without a frame in it."""
+        code = getattr(self._losses, "gi_code", None) or getattr(self._search.file.objective, "__code__", None)
+        return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)] if code else []
+
+    def find_line(self, frames: Frames) -> str:
+        """Return the innermost line of the user's code in these stack frames, such as "my_search.py:33".
+
+        Without user code, return the innermost line of a library, or an empty text.
+        """
+        return self._user_frames.find_position(frames)
+
+    def close(self) -> None:
+        """End the objective if it has not ended by itself."""
+        self.has_ended = True
+        if self._losses is not None:
+            self._losses.close()
+
+
+def parse_loss(value: Any) -> Loss:
+    """Split a value that an objective has yielded, a loss or a tuple (loss, metrics).
+
+    Raises TypeError if the value is neither, and ValueError if the loss is not finite.
+    """
+    loss, metrics = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
+    if not isinstance(_unwrap_scalar(loss), Real):
+        raise TypeError(f"an objective must yield its validation loss, a number, got {reprlib.repr(value)}")
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"metrics must be a dict of numbers by name, got {reprlib.repr(metrics)}. Yield loss, {{'accuracy': 0.9}}"
+        )
+    return parse_report(loss, metrics)
+
+
+def parse_report(loss: Any, metrics: Mapping[str, Any]) -> Loss:
+    """Return the loss and the metrics of a report as floats. Metrics that are not finite are left out.
+
+    Raises TypeError if the loss or a metric is not a number, and ValueError if the loss is not finite.
+    """
+    plain = _unwrap_scalar(loss)
+    if not isinstance(plain, Real):
+        raise TypeError(f"the loss of worker.report must be a number, got {reprlib.repr(loss)}")
+    if not math.isfinite(plain):
+        raise ValueError(f"{_NOT_FINITE_PREFIX} {float(plain)}")
+    numbers = {str(name): _to_number(name, metric) for name, metric in metrics.items()}
+    return float(plain), {name: metric for name, metric in numbers.items() if math.isfinite(metric)}
+
+
+def _has_diverged(error: BaseException) -> bool:
+    """Return whether an error means that a loss is not finite."""
+    return isinstance(error, ValueError) and bool(error.args) and str(error.args[0]).startswith(_NOT_FINITE_PREFIX)
+
+
+def _to_number(name: object, metric: Any) -> float:
+    plain = _unwrap_scalar(metric)
+    if not isinstance(plain, Real):
+        raise TypeError(f"metric {str(name)!r} must be a number, got {reprlib.repr(metric)}")
+    return float(plain)
+
+
+def _unwrap_scalar(value: Any) -> Any:
+    """Return the number in a tensor or numpy array of one element; return any other value unchanged.
+
+    Errors of the device are raised: kernels run asynchronously, so this may be the first call that
+    waits for them.
+    """
+    if not hasattr(value, "item"):
+        return value
+    count = value.numel() if hasattr(value, "numel") else getattr(value, "size", 1)
+    return value.item() if count == 1 else value
 
 
 def _list_messages(error: BaseException | None) -> list[str]:

@@ -6,17 +6,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hpo.process.messages import ReportAnswer
 from hpo.text_format import format_error
-from hpo.trainer.checkpoint_file import Checkpoint, read_checkpoint_file
-from hpo.trainer.draft_file import write_checkpoint_draft, write_weights_draft
 from hpo.trainer.state_tree import StateParts, gather_parts, is_state_function, join_state, split_state
+from hpo.trainer.tensor_files import Checkpoint, read_checkpoint_file, write_checkpoint_draft, write_weights_draft
 from hpo.trainer.worker import OfferedWeights, check_weights
-
-if TYPE_CHECKING:
-    from hpo.trainer.objective_call import ObjectiveCall
-    from hpo.trainer.report_exchange import ReportAnswer
 
 
 @dataclass
@@ -56,15 +52,16 @@ class Offers:
     Only the trainer of the leader copies them. The other trainers help to gather tensors.
 
     Args:
-        is_leader: Whether this is the trainer of the leader.
-        restored: The checkpoint that the evaluation may resume from; None for a first start.
-        inherited: The checkpoint of the parent (individual that this one was bred from); None without a parent.
+        checkpoint: The checkpoint that the evaluation may resume from; None for a first start.
+        parent_checkpoint: The checkpoint of the parent; None without a parent.
     """
 
-    def __init__(self, is_leader: bool, restored: Checkpoint | None, inherited: Checkpoint | None) -> None:
+    def __init__(
+        self, is_leader: bool, checkpoint: Checkpoint | None = None, parent_checkpoint: Checkpoint | None = None
+    ) -> None:
         self._is_leader = is_leader
-        self._checkpoint = restored
-        self._parent_checkpoint = inherited
+        self.checkpoint = checkpoint
+        self.parent_checkpoint = parent_checkpoint
         self._has_resumed = self._has_loaded_parent = False
         self._offered_weights: OfferedWeights | None = None
         self._saved_state: StateParts | Callable[[], Any] | None = None
@@ -85,13 +82,13 @@ class Offers:
         `has_loss` is whether the evaluation has already reported a loss, in this process or before the checkpoint.
         Raises RuntimeError if the objective has reported a loss in this process.
         """
-        if has_loss and (self._checkpoint is None or not self._has_resumed):
+        if has_loss and (self.checkpoint is None or not self._has_resumed):
             raise RuntimeError("worker.checkpoint must be read before the first loss")
-        if self._checkpoint is None:
+        if self.checkpoint is None:
             return None, 0
         self._has_resumed = True
-        metadata = self._checkpoint.metadata
-        return join_state(metadata.tree, self._checkpoint.tensors), len(metadata.losses)
+        metadata = self.checkpoint.metadata
+        return join_state(metadata.tree, self.checkpoint.tensors), len(metadata.losses)
 
     def load_parent_checkpoint(self, has_loss: bool) -> Any:
         """Return the state in the latest checkpoint of the parent; None without a parent.
@@ -100,10 +97,10 @@ class Offers:
         """
         if has_loss:
             raise RuntimeError("worker.parent_checkpoint must be read before the first loss")
-        if self._parent_checkpoint is None:
+        if self.parent_checkpoint is None:
             return None
         self._has_loaded_parent = True
-        return join_state(self._parent_checkpoint.metadata.tree, self._parent_checkpoint.tensors)
+        return join_state(self.parent_checkpoint.metadata.tree, self.parent_checkpoint.tensors)
 
     # For a report
 
@@ -133,24 +130,23 @@ class Offers:
         """Which checkpoints the objective has read."""
         return {"has_resumed": self._has_resumed, "has_read_parent": self._has_loaded_parent}
 
-    def gather(self, objective: ObjectiveCall, answer: ReportAnswer) -> None:
+    def gather(self, call: Callable[[Callable[[], Any]], Any], answer: ReportAnswer) -> None:
         """Gather the weights and the state that `answer` requests. Collective: call on all ranks.
 
-        The function that the objective has passed to `offer_weights` or `save_checkpoint` is called, and a sharded
-        state is gathered.
+        `call` calls a function that the objective has passed to `offer_weights` or `save_checkpoint`.
         """
         if answer.keeps_weights and callable(self._offered_weights):
-            weights = objective.call_gather_function(self._offered_weights)
+            weights = call(self._offered_weights)
             self._offered_weights = check_weights(weights) if self._is_leader else None
         if answer.saves_checkpoint and self.gathers_checkpoint:
             saved = self._saved_state
             assert saved is not None
-            parts = saved if isinstance(saved, StateParts) else split_state(objective.call_gather_function(saved))
+            parts = saved if isinstance(saved, StateParts) else split_state(call(saved))
             self._saved_state = gather_parts(parts, is_kept=self._is_leader)
 
     def forget_read_checkpoints(self) -> None:
         """Drop the checkpoints that could be read before the first loss: their files may be replaced from now on."""
-        self._checkpoint = self._parent_checkpoint = None
+        self.checkpoint = self.parent_checkpoint = None
 
     def copy(self, answer: ReportAnswer) -> Copies:
         """Copy the weights and the state that `answer` requests, after they were gathered. Call it on the leader."""

@@ -1,35 +1,56 @@
-"""Run a training program in a trainer, send its result to the supervisor, and end the process.
+"""Run a training program in a trainer, send its end to the supervisor, and end the process.
 
-The trainer is the process that runs the program for one rank. The supervisor is the MPI process of that rank.
+A program is a Python script or module, which runs as `__main__`, or a command, which is a child
+process.
 """
 
 from __future__ import annotations
 
+import atexit
+import builtins
+import gc
+import importlib.util
+import io
+import linecache
+import logging
 import os
+import random
+import signal
+import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
+import numpy as np
+import torch
+
 from hpo.process.channel import Channel, ChannelClosed
-from hpo.process.failure import format_stack, format_traceback, format_with_hint
+from hpo.process.failure import describe_status, format_stack, format_traceback, format_with_hint
+from hpo.process.linux import has_children
+from hpo.process.messages import ObjectiveEnd
+from hpo.process.trace import Trace
 from hpo.process.user_frames import UserFrames, extract_error_frames
 from hpo.trainer.forks import end_if_forked
 from hpo.trainer.interrupts import Cancelled, InterruptHandler
 from hpo.trainer.objective_runner import CONNECTION_ERRORS, TIMEOUT_ERRORS
-from hpo.trainer.program_execution import ExitStatusError, end_process, execute_program, reset_process
-from hpo.trainer.program_probe import ProgramProbe
+from hpo.trainer.probe import Probe
 
 _CANCEL_WAIT_SECONDS = 3.0  # Time to be cancelled before a connection error counts as the cause of a failure.
+_TERMINATION_SECONDS = 2.0  # A cancelled command has this time before it is killed.
+# The second is the status of a shell whose last process has aborted.
+_ABORT_STATUSES = (-signal.SIGABRT, 128 + signal.SIGABRT)
 
 
 class ProgramRunner:
     """Runs a program to its end, and then ends this process.
 
-    `source` is the content of a Python script when it was first read. If it is None, the script is read when it starts.
+    `source` is the content of a Python script when it was first read; None to read it now.
     """
 
     def __init__(
@@ -50,7 +71,7 @@ class ProgramRunner:
     def run(self, environment: Mapping[str, str]) -> NoReturn:
         """Run the program, send the supervisor how it has ended, and end this process."""
         os.environ.update(environment)
-        reset_process()
+        _reset_process()
         self._interrupts.begin_evaluation()
         self._channel.send("joined")
         end, status = self._run_to_end()
@@ -59,33 +80,32 @@ class ProgramRunner:
                 stream.flush()  # type: ignore[union-attr]
         with suppress(ChannelClosed):
             if self._probe is not None:
-                trace = self._probe.stop_probe(is_cut=bool(end.get("is_cancelled")))
+                trace = self._probe.stop_probe(is_cut=end.is_cancelled)
                 self._channel.send("seen", **trace.to_data())
-            self._channel.send("end", **end, is_clean=False)
+            self._channel.send("end", **vars(end))
         os._exit(status)  # This skips destructors of native code, in which torch sometimes aborts.
 
-    def _run_to_end(self) -> tuple[dict[str, Any], int]:
-        """Run the program. Return the content of a message about its failure, empty without one, and its exit status.
+    def _run_to_end(self) -> tuple[ObjectiveEnd, int]:
+        """Run the program. Return how it has ended, and its exit status.
 
         Functions of atexit also run after a failure, but not if the program was cancelled.
         """
-        end: dict[str, Any] = {}
-        status = 0
+        end, status = ObjectiveEnd(ends_trainer=True), 0
         try:
             with self._interrupts.allow_cancellation():
-                execute_program(self._command, self._source)
+                _execute_program(self._command, self._source)
         except BaseException as error:
             end_if_forked(error)
             if status := _compute_exit_status(error):
                 end = self._make_failed_end(self._find_cause(error))
         end_if_forked()
-        if end.get("is_cancelled"):
+        if end.is_cancelled:
             return end, status
         try:
             # Cancelled is not raised here, since functions of atexit would print it. A cancelled program has some
             # seconds to end: it needs more than one on busy cores, and `hpo check` needs its trace.
             with self._interrupts.only_acknowledge():
-                end_process()
+                _end_process()
         except BaseException as error:
             end_if_forked(error)
             if not status:
@@ -105,8 +125,8 @@ class ProgramRunner:
                 return cancelled
         return error
 
-    def _make_failed_end(self, error: BaseException) -> dict[str, Any]:
-        """Return the content of a message about the failure of the program. Print an exception as Python does."""
+    def _make_failed_end(self, error: BaseException) -> ObjectiveEnd:
+        """Describe the failure of the program. Print an exception as Python does."""
         is_status = isinstance(error, (ExitStatusError, SystemExit))
         reason = f"{type(error).__name__}: {format_with_hint(error)}"
         if isinstance(error, ExitStatusError):
@@ -118,18 +138,18 @@ class ProgramRunner:
         elif not isinstance(error, Cancelled):
             traceback.print_exception(type(error), error, self._trim_traceback(error.__traceback__))
         frames = extract_error_frames(error)
-        return {
-            "failure": reason,
-            "is_cancelled": isinstance(error, Cancelled) or self._interrupts.is_cancel_requested,
-            "is_status": is_status,
-            "is_abort": isinstance(error, ExitStatusError) and error.is_abort,
-            "echo": any(text in reason for text in CONNECTION_ERRORS),
-            "gave_up": isinstance(error, RuntimeError) and any(text in reason for text in TIMEOUT_ERRORS),
-            "seconds": 0.0,
-            "at": time.time(),
-            "place": "" if is_status else UserFrames(self._location).find_position(frames),
-            "traceback": format_stack(frames) if isinstance(error, Cancelled) else format_traceback(error, frames),
-        }
+        return ObjectiveEnd(
+            failure=reason,
+            is_cancelled=isinstance(error, Cancelled) or self._interrupts.is_cancel_requested,
+            is_status=is_status,
+            is_abort=isinstance(error, ExitStatusError) and error.is_abort,
+            echo=any(text in reason for text in CONNECTION_ERRORS),
+            gave_up=isinstance(error, RuntimeError) and any(text in reason for text in TIMEOUT_ERRORS),
+            at=time.time(),
+            place="" if is_status else UserFrames(self._location).find_position(frames),
+            traceback=format_stack(frames) if isinstance(error, Cancelled) else format_traceback(error, frames),
+            ends_trainer=True,
+        )
 
     def _trim_traceback(self, traceback_object: Any) -> Any:
         """Return the part of a traceback that begins in the script."""
@@ -145,3 +165,122 @@ def _compute_exit_status(error: BaseException) -> int:
     if error.code is None:
         return 0
     return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+class ExitStatusError(Exception):
+    """Raised if a command ends with a status other than 0, or by a signal. `is_abort` is whether it was SIGABRT."""
+
+    def __init__(self, text: str, is_abort: bool) -> None:
+        super().__init__(text)
+        self.is_abort = is_abort
+
+
+def _reset_process() -> None:
+    """Seed the random generators of this process with new seeds, and reset logging, before it runs a program."""
+    # Forked processes would draw the same numbers, for example for batches and names of files.
+    random.seed()
+    np.random.seed()
+    torch.seed()
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
+
+
+def _end_process() -> None:
+    """Do the same as Python at exit: wait for non-daemon threads, call the functions of atexit, and flush files."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for file in gc.get_objects():
+        with suppress(Exception):
+            if isinstance(file, (io.TextIOWrapper, io.BufferedWriter)):
+                file.flush()
+
+
+def _execute_program(command: Sequence[str], source: bytes | None) -> None:
+    """Run a program to its end.
+
+    Raises the exceptions of the program, and ExitStatusError if a command fails.
+
+    Args:
+        command: A Python script, or "-m" and a module, or another command; then its arguments.
+        source: The content of the Python script; None to read the script from its file.
+    """
+    if command[0] == "-m":
+        _run_module(command[1], command[2:])
+    elif Path(command[0]).suffix == ".py":
+        _run_script(Path(command[0]), command[1:], source)
+    else:
+        _run_command(command)
+
+
+def _run_script(path: Path, arguments: Sequence[str], source: bytes | None) -> None:
+    location = str(path.absolute())
+    source = path.read_bytes() if source is None else source
+    lines = io.StringIO(importlib.util.decode_source(source)).readlines()
+    linecache.cache[location] = (len(source), None, lines, location)
+    sys.argv[:] = [str(path), *arguments]
+    sys.path.insert(0, str(Path(location).resolve().parent))
+    _run_main(compile(source, location, "exec", dont_inherit=True), __file__=location)
+
+
+def _run_module(name: str, arguments: Sequence[str]) -> None:
+    sys.path.insert(0, str(Path.cwd()))
+    sys.argv[:] = ["-m", *arguments]
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    code = spec.loader.get_code(spec.name) if spec is not None and spec.loader is not None else None  # type: ignore[attr-defined]
+    if spec is None or code is None:
+        raise ModuleNotFoundError(f"there is no module {name!r} that can be run")
+    sys.argv[0] = spec.origin or name
+    _run_main(code, __file__=spec.origin, __spec__=spec, __package__=spec.parent)
+
+
+def _run_main(code: CodeType, **names: object) -> None:
+    """Run code as `__main__`.
+
+    The module stays in `sys.modules` afterwards, since threads, finalizers and spawned processes may use it.
+    """
+    module = ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins, __cached__=None, **names)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+    exec(code, module.__dict__)  # noqa: S102 - It is the user's program.
+
+
+def _run_command(command: Sequence[str]) -> None:
+    # Unbuffered lines are read while it runs, so that pruners get its losses in time.
+    process = subprocess.Popen(command, env={"PYTHONUNBUFFERED": "1", **os.environ})
+    try:
+        status = process.wait()
+    except Cancelled:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_TERMINATION_SECONDS)
+        process.kill()
+        raise
+    if status:
+        raise ExitStatusError(f"{command[0]} {describe_status(status)}", status in _ABORT_STATUSES)
+
+
+class ProgramProbe:
+    """Observes a program in this process, from construction to `stop_probe`."""
+
+    def __init__(self) -> None:
+        self._variables = set[str]()
+        variables, look_up = self._variables, os._Environ.__getitem__
+
+        def look_up_and_record(environment: Any, name: Any) -> Any:
+            variables.add(str(name))
+            return look_up(environment, name)
+
+        # The change need not be undone, since this process ends with the program.
+        os._Environ.__getitem__ = look_up_and_record  # type: ignore[method-assign]
+        self._probe = Probe()
+        self._probe.__enter__()
+
+    def stop_probe(self, is_cut: bool) -> Trace:
+        """Stop observing, and return the trace of the program. `is_cut` is whether the program was cancelled."""
+        self._probe.__exit__(None, None, None)
+        trace = self._probe.trace
+        trace.variables, trace.has_children = sorted(self._variables), has_children()
+        trace.was_cut = is_cut
+        return trace

@@ -14,6 +14,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hpo.process import clock
 from hpo.process.channel import Channel, ChannelClosed, Message
+from hpo.process.messages import ReportAnswer
 
 # Relative difference. Losses of one network differ less between devices. Losses on different shards of a validation
 # set differ more, unless each has millions of samples.
@@ -38,15 +39,6 @@ class ReportPart:
     """Whether all ranks must work together to gather the weights that the objective has offered."""
     gathers_checkpoint: bool = False
     """Whether all ranks must work together to gather the checkpoint that the objective has saved."""
-
-
-@dataclass(frozen=True)
-class ReportAnswer:
-    """The leader's answer to a report, for all trainers of the worker."""
-
-    continues: bool
-    keeps_weights: bool = False
-    saves_checkpoint: bool = False
 
 
 class ReportExchange:

@@ -1,4 +1,7 @@
-"""Load a search file: its search space, its functions and its settings."""
+"""Load a search file: its search space, its functions and its settings.
+
+It is imported as the module ``search_file_NAME``, from content that was read before.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,33 @@ import copy
 import dataclasses
 import difflib
 import functools
+import importlib.util
 import inspect
+import io
+import linecache
 import math
 import os
+import sys
 import traceback
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS, Objectives, parse_objectives
 from hpo.problem import SearchDescription
+from hpo.process.failure import find_hint
 from hpo.script_objective import Script, find_program
 from hpo.space import SearchSpace
-from hpo.trainer.search_file_import import EXAMPLE_HINT, import_source, read_source
 
+_EXAMPLE_HINT = "a search space is a Python file with a `space` and an `objective`, such as search_spaces/digits_cnn.py"
+
+_PICKLER_MODULES = {"cloudpickle.cloudpickle", "joblib.externals.cloudpickle.cloudpickle"}
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -160,7 +173,7 @@ class SearchFile:
 
 @dataclass(frozen=True)
 class BoundSearch:
-    """A search file together with its settings. Each call of its functions gets a new copy of the settings."""
+    """A search file together with its settings."""
 
     file: SearchFile
     """The search file."""
@@ -173,15 +186,9 @@ class BoundSearch:
         values = dataclasses.asdict(self.settings) if self.settings is not None else {}
         return {name: value if _is_json_value(value) else str(value) for name, value in values.items()}
 
-    def call_objective(self, params: dict[str, Any], worker: Any) -> Any:
-        """Return the result of calling the objective, which must be a function."""
-        assert not isinstance(self.file.objective, Script)
-        return self._call_function(self.file.objective, params, worker)
-
-    def call_test(self, params: dict[str, Any], weights: Mapping[str, Any]) -> Any:
-        """Return the result of calling the user's `test`. The file must have a `test`."""
-        assert self.file.test is not None
-        return self._call_function(self.file.test, params, weights)
+    def copy_settings(self) -> tuple[Any, ...]:
+        """Return the last arguments of the user's functions: a new copy of the settings, or nothing."""
+        return () if self.file.settings_type is None else (copy.deepcopy(self.settings),)
 
     def call_prepare(self) -> Any:
         """Return the result of calling `prepare`; None if the file has no `prepare`. Raises UsageError if it fails."""
@@ -189,18 +196,13 @@ class BoundSearch:
         if file.prepare is None:
             return None
         try:
-            return self._call_function(file.prepare)
+            return file.prepare(*self.copy_settings())
         except (OSError, ValueError) as error:
             raise UsageError(f"{file.path}: {error}") from error
         except SystemExit as error:
             raise UsageError(f"{file.path}: prepare called sys.exit({error.code!r})") from error
         except Exception as error:
             raise UsageError(f"{file.path}: prepare failed:\n{traceback.format_exc().rstrip()}") from error
-
-    def _call_function(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        if self.file.settings_type is None:
-            return function(*arguments)
-        return function(*arguments, copy.deepcopy(self.settings))
 
 
 @dataclass(frozen=True)
@@ -233,15 +235,15 @@ def load_search_file(path: Path, source: bytes | None = None) -> SearchFile:
 
     Raises UsageError if it is not a search file, or if its import fails (with the traceback of the file).
     """
-    location, source = path.absolute(), read_source(path) if source is None else source
-    module = import_source(path, location, source)
+    location, source = path.absolute(), _read_source(path) if source is None else source
+    module = _import_source(path, location, source)
     space, objective = getattr(module, "space", None), getattr(module, "objective", None)
     settings_type, prepare, test = (getattr(module, name, None) for name in ("Settings", "prepare", "test"))
     if not isinstance(space, SearchSpace):
-        raise UsageError(f"{path}: {_describe_missing('space', space, 'a SearchSpace')}; {EXAMPLE_HINT}")
+        raise UsageError(f"{path}: {_describe_missing('space', space, 'a SearchSpace')}; {_EXAMPLE_HINT}")
     if not callable(objective) and not isinstance(objective, Script):
         raise UsageError(
-            f"{path}: {_describe_missing('objective', objective, 'a function or a Script')}; {EXAMPLE_HINT}"
+            f"{path}: {_describe_missing('objective', objective, 'a function or a Script')}; {_EXAMPLE_HINT}"
         )
     if inspect.iscoroutinefunction(objective) or inspect.isasyncgenfunction(objective):
         raise UsageError(f"{path}: `objective` must be a function without `async`: nothing awaits it")
@@ -261,6 +263,23 @@ def load_search_file(path: Path, source: bytes | None = None) -> SearchFile:
     if test is not None:
         search.check_call("test", test, "params", "weights")
     return search
+
+
+def answer_constraint_request(space: SearchSpace, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer a request of a rank about the constraints, which are code of the user.
+
+    A request ``{"params": [...]}`` has the hyperparameters of several candidates. The answer
+    ``{"violated": [...]}`` has, for each candidate, the index of the first constraint that it
+    violates, or None. A request ``{"check": True}`` asks whether the constraints are valid. The
+    answer is ``{"problem": text}``, with an empty text if they are.
+    """
+    if not content.get("check"):
+        return {"violated": space.find_violated(content["params"])}
+    try:
+        space.check_constraints()
+    except ValueError as error:
+        return {"problem": str(error)}
+    return {"problem": ""}
 
 
 def _parse_objectives(path: Path, objectives: object) -> Objectives:
@@ -297,3 +316,108 @@ def _parse_value(text: str, kind: Any) -> Any:
     if kind is not str:
         raise ValueError(f"a {getattr(kind, '__name__', kind)}, which cannot be given on the command line")
     return text
+
+
+def _read_source(path: Path) -> bytes:
+    """Return the content of a search file. Raises UsageError if it is not a Python file, or cannot be read."""
+    if not path.is_file():
+        raise UsageError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; {_EXAMPLE_HINT}")
+    if path.suffix != ".py":
+        raise UsageError(f"{path}: not a Python file (its name must end in .py); {_EXAMPLE_HINT}")
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    if b"argparse" in source and b"space" not in source:  # It is a training script, which trains when it is imported.
+        raise UsageError(f"{path}: has no `space`; {_EXAMPLE_HINT}. A training script stands behind --: -- {path}")
+    return source
+
+
+def _import_source(path: Path, location: Path, source: bytes) -> ModuleType:
+    """Import a search file, whose content is `source`, and return the module.
+
+    `path` is the path that the user gave, for messages, and `location` is the absolute path. If the import fails,
+    raises UsageError with the traceback of the file.
+    """
+    loader = _SourceLoader(f"search_file_{path.stem}", location, source)
+    spec = importlib.util.spec_from_file_location(loader.name, location, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[loader.name] = module  # Dataclasses look up their module.
+    sys.path.insert(0, str(location.parent))  # The file can import modules next to it, as a script can.
+    sys.meta_path.insert(0, _NamesakeFinder(location))
+    _register_pickle_by_value(module)
+    try:
+        loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if "importlib._bootstrap" not in frame.filename and frame.filename != __file__]
+        lines = ["Traceback (most recent call last):\n", *traceback.format_list(own)]
+        lines += traceback.format_exception_only(type(error), error)
+        hint = f" ({found})" if (found := find_hint(error)) else ""
+        raise UsageError(f"{path} could not be imported:\n{''.join(lines).rstrip()}{hint}") from error
+    return module
+
+
+def _register_pickle_by_value(module: ModuleType) -> None:
+    """Let cloudpickle send the classes of a search file by value, since other processes cannot import the file by name.
+
+    joblib and dask use cloudpickle.
+    """
+    sys.meta_path.insert(0, _CloudpickleFinder(module))
+    for name in _PICKLER_MODULES & sys.modules.keys():
+        sys.modules[name].register_pickle_by_value(module)
+
+
+class _CloudpickleFinder(MetaPathFinder):
+    """Registers a module with cloudpickle when cloudpickle is imported. To import it in advance would be too slow."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the specification of cloudpickle with a loader that registers the module; None for other modules."""
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in _PICKLER_MODULES else None
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(pickler: ModuleType) -> None:
+            run(pickler)
+            pickler.register_pickle_by_value(self._module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign, assignment]
+        return spec
+
+
+class _SourceLoader(SourceFileLoader):
+    """Imports content that was read before. It ignores cached bytecode, which may belong to other content."""
+
+    def __init__(self, name: str, location: Path, source: bytes) -> None:
+        super().__init__(name, str(location))
+        self._source = source
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - importlib's argument
+        code = self.source_to_code(self._source, self.path)
+        # Python never refreshes an entry without a time, so tracebacks show the imported lines, not later edits.
+        lines = io.StringIO(importlib.util.decode_source(self._source)).readlines()
+        linecache.cache[self.path] = (len(self._source), None, lines, self.path)
+        return code
+
+
+class _NamesakeFinder(MetaPathFinder):
+    """Finds the installed module if a search file has the same name: for example, torch if the file is torch.py."""
+
+    def __init__(self, location: Path) -> None:
+        self._location = location
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module with the name of the search file outside its folder; return None for other names."""
+        if fullname != self._location.stem or path is not None:
+            return None
+        elsewhere = [folder for folder in sys.path if Path(folder).absolute() != self._location.parent]
+        return PathFinder.find_spec(fullname, elsewhere, target)

@@ -1,29 +1,45 @@
-"""The rank, the devices and the process group of a trainer in its worker."""
+"""The rank, the devices and the process group of a trainer in its worker.
+
+The process group of the worker exists before the objective starts. Code for torchrun calls
+`torch.distributed.init_process_group` itself, so that function is replaced (see `DefaultGroup`).
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import random
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import _ProcessGroupWrapper
+from torch.distributed import (  # type: ignore[attr-defined]
+    DebugLevel,
+    FileStore,
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+    get_debug_level,
+    set_debug_level,
+)
+from torch.distributed.distributed_c10d import ProcessGroupGloo
 
+from hpo.process.messages import GroupTicket
 from hpo.text_format import format_error
 from hpo.trainer.accelerator import DeviceMemory, select_device
-from hpo.trainer.collective_check import CollectiveCheck, disable_torch_check, is_check_always_on
 from hpo.trainer.object_comm import Comm
-from hpo.trainer.process_group import default_group
 from hpo.trainer.report_exchange import ReportExchange
 from hpo.trainer.worker import Worker, WorkerCallbacks, seed_torch
 
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 _CONNECT_TIMEOUT = timedelta(minutes=5)
+_init_process_group = dist.init_process_group
 
 
 class TrainerGroup:
@@ -44,58 +60,49 @@ class TrainerGroup:
         """Whether the process group is unchanged, and all sent objects were received."""
         return default_group.is_unchanged and not self.comm.has_pending_sends
 
-    def join(self, ticket: Mapping[str, Any]) -> None:
-        """Make the process group of the worker's ranks. Collective: call on all ranks, once in each trainer.
+    def join(self, ticket: GroupTicket) -> None:
+        """Make the worker's process group. Collective: call on all ranks, once in each trainer.
 
-        `ticket` describes the group, and comes from `hpo.evaluation.rank_group.RankGroup`. Raises RuntimeError if the
-        ranks cannot connect.
+        Raises RuntimeError if the ranks cannot connect.
         """
-        self.rank, self.size, self.index = ticket["rank"], ticket["size"], ticket["index"]
-        os.environ.update(ticket["environment"])
-        self.devices = select_device(ticket["devices"])
+        self.rank, self.size, self.index = ticket.rank, ticket.size, ticket.index
+        os.environ.update(ticket.environment)
+        self.devices = select_device(ticket.devices)
         self.memory = DeviceMemory(self.devices[0])
-        timeout = timedelta(seconds=ticket["timeout"])
-        default_group.rank, default_group.size, default_group.backend = self.rank, self.size, ticket["backend"]
+        timeout = timedelta(seconds=ticket.timeout)
+        default_group.rank, default_group.size, default_group.backend = self.rank, self.size, ticket.backend
         default_group.timeout = max(timeout, _CONNECT_TIMEOUT)
         try:
-            default_group.store = self._open_store(ticket)
-            with disable_torch_check():
+            default_group.store = _open_store(ticket)
+            with _disable_torch_check():
                 default_group.make_process_group(self.devices[0])
             default_group.set_timeout(timeout)
             self.comm = Comm(self.rank, self.size)
+            connect_timeout = _CONNECT_TIMEOUT.total_seconds()
             self.exchange = ReportExchange(
-                default_group.store,
-                self.rank,
-                self.size,
-                ticket["address"][0],
-                _CONNECT_TIMEOUT.total_seconds(),
-                ticket["timeout"],
+                default_group.store, self.rank, self.size, ticket.address[0], connect_timeout, ticket.timeout
             )
             # An objective that fails at once would break the connections that its peers are still making.
             self.comm.barrier()
         except RuntimeError as error:  # torch's connection errors are subclasses.
-            raise self._make_connection_error(error) from error
+            raise _make_connection_error(error) from error
 
     def compare_collectives(self, is_compared: bool) -> None:
-        """Enable or disable the check that all ranks call the same collectives. Collective: call on all ranks.
+        """Enable or disable the check that all ranks call the same collectives.
 
-        TORCH_DISTRIBUTED_DEBUG=DETAIL always enables it. Raises RuntimeError if the ranks cannot connect.
+        Collective: call on all ranks. TORCH_DISTRIBUTED_DEBUG=DETAIL always enables it. Raises
+        RuntimeError if the ranks cannot connect.
         """
-        if self.size > 1 and (is_compared or is_check_always_on()):
+        if self.size > 1 and (is_compared or get_debug_level() == DebugLevel.DETAIL):
             assert default_group.store is not None
             store, timeout = default_group.store, default_group.timeout
             try:
                 self._check = self._check or CollectiveCheck(dist.group.WORLD, store, timeout)
             except RuntimeError as error:
-                raise self._make_connection_error(error) from error
+                raise _make_connection_error(error) from error
             self._check.begin()
         elif self._check is not None:
             self._check.end()
-
-    def _make_connection_error(self, error: RuntimeError) -> RuntimeError:
-        name = os.environ.get(_INTERFACE_VARIABLE)
-        hint = f" ({_INTERFACE_VARIABLE}={name})" if name else ""
-        return RuntimeError(f"cannot connect to its peers{hint}: {format_error(error)}")
 
     def make_worker(self, seed: int, calls: WorkerCallbacks) -> Worker:
         """Make the `Worker` object for one evaluation, and seed all random generators with `seed`."""
@@ -105,28 +112,209 @@ class TrainerGroup:
         default_group.begin_evaluation()
         return Worker(self.rank, self.size, self.devices, seed, self.comm, self.index, calls)
 
-    def _open_store(self, ticket: Mapping[str, Any]) -> Store:
-        """Open the store of torch through which the worker's ranks find each other.
 
-        On one host, the store is a file, since a TCPStore may be slow. For each address, even 127.0.0.1, torch asks the
-        name service for a name. Without an answer, as on compute nodes without a network, this takes 5 s or more.
-        """
-        if self.size == 1:
-            return HashStore()
-        if ticket["file"]:
-            return FileStore(ticket["file"], self.size)
-        address, port = ticket["address"]
-        store = TCPStore(address, port, is_master=False, timeout=_CONNECT_TIMEOUT)
-        return PrefixStore(ticket["name"], store)
+def _make_connection_error(error: RuntimeError) -> RuntimeError:
+    name = os.environ.get(_INTERFACE_VARIABLE)
+    hint = f" ({_INTERFACE_VARIABLE}={name})" if name else ""
+    return RuntimeError(f"cannot connect to its peers{hint}: {format_error(error)}")
+
+
+def _open_store(ticket: GroupTicket) -> Store:
+    """Open the store of torch through which the worker's ranks find each other.
+
+    On one host, the store is a file, since a TCPStore may be slow. For each address, even 127.0.0.1,
+    torch asks the name service for a name. Without an answer, as on compute nodes without a network,
+    this takes 5 s or more.
+    """
+    if ticket.size == 1:
+        return HashStore()
+    if ticket.file:
+        return FileStore(ticket.file, ticket.size)
+    address, port = ticket.address
+    store = TCPStore(address, port, is_master=False, timeout=_CONNECT_TIMEOUT)
+    return PrefixStore(ticket.name, store)
 
 
 def serve_store(address: str, port: int, listener: int) -> TCPStore:
     """Start the server of a TCPStore on a socket on which another process already listens.
 
-    `listener` is the file descriptor of the socket. The agent of torchrun starts its store in the same way.
+    `listener` is the file descriptor of the socket. The agent of torchrun starts its store in the
+    same way.
     """
     with suppress(RuntimeError):
         return TCPStore(
             address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener, timeout=_CONNECT_TIMEOUT
         )
     return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener, use_libuv=False)
+
+
+class DefaultGroup:
+    """The default process group of this trainer.
+
+    If the objective calls `torch.distributed.init_process_group`, the group is kept if it has the
+    requested backend and ranks. Otherwise, a new group replaces it.
+    """
+
+    def __init__(self) -> None:
+        self.store: Store | None = None
+        self.rank = self.size = 0
+        self.backend = ""
+        self.timeout = timedelta(minutes=10)
+        self._made_group: Any = None
+        self._is_requested = False
+        self._replacement_count = 0
+
+    def make_process_group(self, device: torch.device) -> None:
+        """Make the worker's process group. Collective: call on all ranks.
+
+        Raises RuntimeError if the ranks cannot connect.
+        """
+        assert self.store is not None
+        _init_process_group(
+            self.backend,
+            store=PrefixStore("worker", self.store),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=self.timeout,
+            # With a device, nccl need not guess it for collectives without a tensor, and can split the group.
+            device_id=device if self.backend != "gloo" else None,
+        )
+        if self.backend != "gloo":
+            self._add_gloo()
+        self._made_group, self._is_requested = dist.group.WORLD, False
+
+    def _add_gloo(self) -> None:
+        """Let the group use gloo for tensors on the CPU, as torch's default group does.
+
+        The name of the group's backend remains "nccl", for scripts that compare it.
+        """
+        group: Any = dist.group.WORLD
+        gloo: Any = ProcessGroupGloo(PrefixStore("cpu", self.store), self.rank, self.size, timeout=self.timeout)  # type: ignore[arg-type]
+        gloo._set_group_uid(group.group_name)  # Functional collectives find their group by this name.
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the maximum time for which a collective of the worker's group waits for other ranks."""
+        self.timeout = timeout
+        # Before torch 2.15, the function had another name.
+        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+        set_timeout(timeout)
+
+    def begin_evaluation(self) -> None:
+        """Let the next call of `init_process_group` keep the existing group, if backend and ranks match."""
+        self._is_requested = False
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the default group is still the result of `make_process_group`, and no other group exists."""
+        groups = dist.distributed_c10d._world.pg_map
+        return dist.is_initialized() and dist.group.WORLD is self._made_group and len(groups) == 1
+
+    def handle_init(
+        self, backend: str | None = None, init_method: str | None = None, *arguments: Any, **options: Any
+    ) -> None:
+        """Keep or replace the default group when an objective calls `torch.distributed.init_process_group`.
+
+        The arguments are those of torch's function.
+        """
+        own = self.store is not None and not arguments and not set(options) - {"timeout", "device_id", "pg_options"}
+        own = own and init_method in (None, "env://") and options.get("rank", self.rank) in (-1, self.rank)
+        if own and dist.is_initialized() and not self._is_requested and _is_same_backend(backend, self.backend):
+            self._is_requested = True
+            return
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if own:
+            assert self.store is not None
+            self._replacement_count += 1
+            store = PrefixStore(f"replaced/{self._replacement_count}", self.store)
+            options = {"timeout": self.timeout, **options}
+            _init_process_group(backend, store=store, rank=self.rank, world_size=self.size, **options)
+        else:
+            _init_process_group(backend, init_method, *arguments, **options)
+        self._is_requested = True
+
+
+default_group = DefaultGroup()
+
+
+def replace_init_process_group() -> None:
+    """Replace `torch.distributed.init_process_group`; call it before a search file imports that function."""
+
+    @functools.wraps(_init_process_group)
+    def init_process_group(*arguments: Any, **options: Any) -> None:
+        default_group.handle_init(*arguments, **options)
+
+    dist.init_process_group = init_process_group
+    dist.distributed_c10d.init_process_group = init_process_group
+
+
+def _is_same_backend(backend: str | None, own: str) -> bool:
+    """Return whether the requested `backend` is the existing one, `own`.
+
+    A requested backend may be a list with one backend for each type of device.
+    """
+    if backend is None:
+        return True
+    parts = str(backend).lower().split(",")
+    names = {part.rpartition(":")[2] for part in parts if not part.startswith("cpu:")}
+    return names <= {own, "undefined"}
+
+
+class CollectiveCheck:
+    """Compares the collectives of a process group from `begin` to `end`, and raises if they differ.
+
+    If the ranks call collectives of different sizes or in different numbers, gloo ends the process
+    without a message. torch's wrapper of process groups prevents this: the ranks exchange a
+    description of the next collective. This takes 2 to 4 ms per collective on busy cores; an
+    all_reduce of a small tensor takes 0.5 ms (2 ranks, torch 2.15).
+
+    With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch itself wraps all process groups.
+    DistributedDataParallel crashes in such a group of gloo, because its logger mistakes the wrapper
+    for gloo (torch 2.15). So the wrapper is registered as another backend here.
+
+    Collective: construct it on all ranks. A rank raises RuntimeError if it waits for other ranks
+    longer than `timeout`, also in the constructor, in which the ranks connect.
+    """
+
+    def __init__(self, group: Any, store: Store, timeout: timedelta) -> None:
+        self._group = group
+        self._unchecked = {device: group._get_backend(device) for device in group._device_types}
+        # A backend may serve several types of devices, and is wrapped once.
+        wrappers: dict[int, Any] = {}
+        for device, backend in self._unchecked.items():
+            if id(backend) not in wrappers:
+                # All ranks except the first wait for the timeout of the helper, which cannot be changed later.
+                prefix = PrefixStore(f"check/{device.type}", store)
+                helper = ProcessGroupGloo(prefix, group.rank(), group.size(), timeout=timeout)
+                wrappers[id(backend)] = _ProcessGroupWrapper(backend, helper)
+                wrappers[id(backend)]._set_group_uid(group.group_name)  # Functional collectives find it by this name.
+        self._checked = {device: wrappers[id(backend)] for device, backend in self._unchecked.items()}
+
+    def begin(self) -> None:
+        """Compare all collectives until `end` is called."""
+        kinds = dist.ProcessGroup.BackendType
+        has_one_backend = len(set(map(id, self._checked.values()))) == 1
+        for device, backend in self._checked.items():
+            # A group has one backend of each kind. UCC stands for the wrapper of gloo, next to that of nccl.
+            is_second = device.type == "cpu" and not has_one_backend
+            self._group._register_backend(device, kinds.UCC if is_second else kinds.CUSTOM, backend)
+
+    def end(self) -> None:
+        """Stop comparing collectives. This also applies to models that already use the group."""
+        kinds = dist.ProcessGroup.BackendType
+        of_devices = {"cuda": kinds.NCCL, "xpu": kinds.XCCL}
+        for device, backend in self._unchecked.items():
+            kind = kinds.GLOO if backend.name() == "gloo" else of_devices.get(device.type, kinds.CUSTOM)
+            self._group._register_backend(device, kind, backend)
+
+
+@contextmanager
+def _disable_torch_check() -> Iterator[None]:
+    """Let torch add no check of collectives of its own to new process groups."""
+    level = get_debug_level()
+    set_debug_level(DebugLevel.OFF)
+    try:
+        yield
+    finally:
+        set_debug_level(level)

@@ -18,19 +18,21 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
+from hpo.errors import UsageError
 from hpo.process.channel import Channel, ChannelClosed, Message
 from hpo.process.linux import adopt_orphans, has_children, raise_oom_score
+from hpo.process.messages import EvaluationRequest
 from hpo.process.stacks import WRITE_STACKS, format_header
 from hpo.process.user_frames import extract_current_frames
 from hpo.text_format import format_error
 from hpo.trainer.accelerator import find_devices
+from hpo.trainer.final_test import run_test
 from hpo.trainer.forks import IGNORED_SIGNALS, register_trainer_process
 from hpo.trainer.interrupts import InterruptHandler
-from hpo.trainer.objective_call import ObjectiveCall
 from hpo.trainer.objective_runner import ObjectiveRunner
-from hpo.trainer.offers import Offers, read_optional_checkpoint
+from hpo.trainer.probe import Probe
 from hpo.trainer.program_runner import ProgramRunner
-from hpo.trainer.search_file import BoundSearch, SearchFile, SearchSource
+from hpo.trainer.search_file import BoundSearch, SearchFile, SearchSource, answer_constraint_request
 from hpo.trainer.shared_data import SharedData, pack_data
 from hpo.trainer.trainer_group import TrainerGroup, serve_store
 
@@ -69,36 +71,18 @@ class TrainerServer:
 
     def _on_evaluate(self, message: Message) -> None:
         threads = set(threading.enumerate())
-        ticket = message["ticket"]
-        params = message["params"]
-        try:
-            restored, inherited = (
-                read_optional_checkpoint(message["restored"]),
-                read_optional_checkpoint(message["inherited"]),
-            )
-        except ValueError as error:
-            self._channel.send("end", failure=f"ValueError: {error}")
-            self._channel.send("idle", is_clean=False)
-            return
-        is_leader = (ticket["rank"] if ticket is not None else self._group.rank) == 0
-        offers = Offers(is_leader, restored, inherited)
-        evaluation = ObjectiveRunner(
-            self._channel, ObjectiveCall(self.search, params), self._group, self._interrupts, offers
-        )
-        evaluation.trial, evaluation.folder = message["trial"], Path(message["folder"])
-        evaluation.free_memory = message["free_memory"]
-        if message.get("is_watched"):
-            from hpo.trainer.probe import Probe
-
+        request = EvaluationRequest.decode(message.content)
+        evaluation = ObjectiveRunner(self._channel, self._group, self._interrupts, self.search, request)
+        if request.is_traced:
             with Probe() as probe:
                 evaluation.on_loss = probe.record_loss
-                evaluation.run(message["seed"], self._data.load, ticket, message.get("is_compared", False))
+                evaluation.run(self._data.load)
             probe.trace.failures, probe.trace.place = evaluation.failure_messages, evaluation.failure_line
             self._channel.send("seen", **probe.trace.to_data())
         else:
-            evaluation.run(message["seed"], self._data.load, ticket)
+            evaluation.run(self._data.load)
         is_restored = evaluation.is_restored
-        del evaluation, offers, restored, inherited
+        del evaluation  # It may hold the tensors of the objective.
         remains = self._group.memory.find_remains()
         is_clean = is_restored and remains is None and self._is_clean(threads)
         self._channel.send("idle", is_clean=is_clean, remains=remains or "")
@@ -108,7 +92,7 @@ class TrainerServer:
         file = self.search.file
         source = file.program_source if file.program is not None else None
         program = ProgramRunner(self._channel, self._interrupts, message["command"], source)
-        if message["is_watched"]:
+        if message["is_traced"]:
             program.start_probe()
         program.run(message["environment"])
 
@@ -129,8 +113,6 @@ class TrainerServer:
 
     def _on_prepare(self, _: Message) -> None:
         """Call the user's `prepare`, write the result to a file without a name, and send its descriptor."""
-        from hpo.errors import UsageError
-
         try:
             data = self.search.call_prepare()
         except UsageError as error:
@@ -143,22 +125,17 @@ class TrainerServer:
             self._channel.send("prepared", mistake=text)
         except Exception as error:
             text = (
-                "prepare must return data that can be copied for each evaluation, got "
-                f"{type(error).__name__}: {error}. "
-                "Return arrays, tensors and plain values, and open files in the objective"
+                f"prepare must return data that can be copied for each evaluation, got {type(error).__name__}: "
+                f"{error}. Return arrays, tensors and plain values, and open files in the objective"
             )
             self._channel.send("prepared", mistake=text)
         else:
             self._channel.send("prepared", [descriptor], mistake="")
 
     def _on_constraints(self, message: Message) -> None:
-        from hpo.trainer.constraint_server import answer_constraint_request
-
-        self._channel.send("constraints", **answer_constraint_request(self.search.file, message.content))
+        self._channel.send("constraints", **answer_constraint_request(self.search.file.space, message.content))
 
     def _on_test(self, message: Message) -> None:
-        from hpo.trainer.final_test import run_test
-
         for part in run_test(self.search, message["params"], Path(message["weights"])):
             self._channel.send("tested", **part)
         self._channel.send("tested", kind="end")

@@ -217,7 +217,7 @@ def test_stop_before_objective_begins_ends_at_once(mpi: Mpi, tmp_path: Path) -> 
         tmp_path,
         """
 import os, signal, time
-from hpo.evaluation.function_supervision import FunctionSupervision
+from hpo.evaluation.supervision import FunctionSupervision
 
 begin = FunctionSupervision.start_objective
 

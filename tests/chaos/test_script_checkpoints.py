@@ -254,10 +254,10 @@ def test_checkpoint_has_weights_of_its_own_lowest_loss(tmp_path: Path) -> None:
     drafts.keep_weights(first)
     drafts.keep_checkpoint(state, {"losses": [1.0], "metrics": {}, "seconds": 0.1}, has_weights=True)
     drafts.keep_weights(second)
-    assert drafts.write_checkpoint(tmp_path / "0.safetensors") == 1
+    assert drafts.make_checkpoint_file(tmp_path / "0.safetensors") == 1
     assert read_checkpoint_info(tmp_path / "0.safetensors").losses == [1.0]
     assert read_checkpoint_weights(tmp_path / "0.safetensors")["w"].item() == 0
-    drafts.write_weights(tmp_path / "best.safetensors", {})
+    drafts.make_weights_file(tmp_path / "best.safetensors", {})
     assert load_file(tmp_path / "best.safetensors")["w"].item() == 1
     drafts.close()
     assert {path.name for path in tmp_path.iterdir()} == {"0.safetensors", "best.safetensors"}

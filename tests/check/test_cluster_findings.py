@@ -15,7 +15,7 @@ from hpo.check.cluster_findings import judge_cluster
 from hpo.check.cluster_printing import format_ranges, print_cluster
 from hpo.check.shared_folder import FolderTest, find_file_system
 from hpo.errors import UsageError
-from hpo.evaluation.devices import Gpus
+from hpo.evaluation.host import Gpus
 from hpo.layout import Layout
 from hpo.process.launcher import describe_launcher, describe_scheduler
 

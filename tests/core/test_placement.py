@@ -7,7 +7,7 @@ import random
 import pytest
 
 from hpo.errors import UsageError
-from hpo.evaluation.devices import check_gpus
+from hpo.evaluation.host import check_gpus
 from hpo.placement import describe_spanning_workers, order_ranks
 
 

@@ -16,10 +16,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from hpo import Categorical, Float
 from hpo.cli.program_options import make_script, parse_space, split_command
 from hpo.errors import UsageError
-from hpo.evaluation.host_network import reserve_port
-from hpo.evaluation.program_reports import ReportMerger, ReportReader
-from hpo.evaluation.report import Report
+from hpo.evaluation.program_supervision import ReportMerger, ReportReader
+from hpo.evaluation.rank_group import reserve_port
 from hpo.options import ProgramOptions
+from hpo.process.messages import Report
 from hpo.script_objective import Script, propose_loss_pattern
 from tests.support.launch import Hpo
 from tests.support.limits import scale

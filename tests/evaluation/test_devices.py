@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo.evaluation.devices import (
+from hpo.evaluation.host import (
     Gpus,
     assign_gpus,
     choose_backend,
@@ -15,7 +15,7 @@ from hpo.evaluation.devices import (
     has_separated_worker,
     make_gpu_variables,
 )
-from hpo.evaluation.torchrun import make_torchrun_variables
+from hpo.evaluation.rank_group import make_torchrun_variables
 from hpo.layout import Layout
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpo.evaluation.hang_detector import HangDetector
+from hpo.evaluation.supervision import HangDetector
 from hpo.process import clock
 
 COLLECTIVE = FrameSummary("/lib/torch/distributed/distributed_c10d.py", 2000, "all_reduce")

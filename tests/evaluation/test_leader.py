@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,15 @@ from hpo.errors import ExitStatus, StopRequest
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.checkpointer import Checkpointer
 from hpo.evaluation.draft_store import DraftStore
-from hpo.evaluation.leader import Leader
-from hpo.evaluation.limits import Limits
-from hpo.evaluation.report import Report
+from hpo.evaluation.leader import Leader, Limits
 from hpo.evaluation.verdict import RankEnd, State, Verdict
+from hpo.process.messages import Report
 from hpo.store.checkpoints import CheckpointInfo, CheckpointStore, read_checkpoint_info
 from hpo.store.pruning import Pruner, StoppingPruner
 from hpo.store.record import Record
 from hpo.store.weights import read_weights
-from hpo.trainer.checkpoint_file import read_checkpoint_file
 from hpo.trainer.offers import Offers
+from hpo.trainer.tensor_files import read_checkpoint_file
 from tests.support.checkpoints import copy_offers, write_checkpoint
 from tests.support.runs import make_run
 from tests.support.writer_stubs import LeaderStub, make_writer
@@ -43,7 +43,8 @@ class LeaderHarness:
         self.folder = folder
         self.offers = Offers(True, None, None)
         limits = replace(limits, has_pruner=pruner is not None)
-        self.leader = Leader(self.own.recorder, limits, self.stops.append, self.own.keeper, saver)
+        saver = saver or Checkpointer(CheckpointStore(folder / "unused"), math.inf)
+        self.leader = Leader(self.own.recorder, limits, self.stops.append, saver, self.own.keeper)
         self.begun = 0
 
     def begin(self, restored: CheckpointInfo | None = None, weights: dict[str, torch.Tensor] | None = None) -> Attempt:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +10,12 @@ from typing import Any
 import pytest
 
 from hpo.evaluation.attempt import Attempt
-from hpo.evaluation.function_supervision import FunctionSupervision
-from hpo.evaluation.report import Report
+from hpo.evaluation.leader import Limits
+from hpo.evaluation.supervision import FunctionSupervision
 from hpo.evaluation.verdict import State, Verdict
 from hpo.process import clock
 from hpo.process.channel import Message
+from hpo.process.messages import Report
 from hpo.process.user_frames import UserFrames
 from hpo.store.evaluations import Assignment
 
@@ -42,6 +42,7 @@ def supervise(messages: Iterable[Message], decide: Any) -> tuple[Attempt, list[f
     group: Any = SimpleNamespace(trainer=trainer, patience=600.0, store_listeners=[], serve_store=ignore, rank=0)
     group.comm, group.slot, group.has_own_gpu = comm, slot, False
     leader: Any = SimpleNamespace(
+        limits=Limits(),
         decide=decide,
         decide_on_retry=lambda _, verdict: verdict,
         keep_drafts=lambda *given: since.append(given[-1]),
@@ -49,10 +50,9 @@ def supervise(messages: Iterable[Message], decide: Any) -> tuple[Attempt, list[f
         warn_about_copies=ignore,
         warn_about_lost_weights=ignore,
     )
-    watched: Any = SimpleNamespace(cause=None, clear_event=ignore, take_reports=list, cancel_on_all=ignore)
-    attempt, watch = Attempt(Assignment(0, 0, {}, 0)), SimpleNamespace()
-    frames = UserFrames(Path("search.py"))
-    FunctionSupervision(group, watch, watched, attempt, leader, frames, math.inf, is_watched=False).supervise()  # type: ignore[arg-type]
+    watched: Any = SimpleNamespace(cause=None, clear_event=ignore, take_news=list, cancel_on_all=ignore)
+    attempt, frames = Attempt(Assignment(0, 0, {}, 0)), UserFrames(Path("search.py"))
+    FunctionSupervision(group, watched, attempt, leader, frames, is_traced=False).supervise()
     return attempt, since
 
 

@@ -226,7 +226,7 @@ def test_shared_batch_norm_has_gradients_on_gpus(host: GpuHost) -> None:
 
 FORK_HAZARD = """
 import os, torch
-from hpo.trainer.script_packages import find_fork_hazard
+from hpo.trainer.template_server import find_fork_hazard
 print(find_fork_hazard(), torch.cuda.device_count(), find_fork_hazard(), sep="|", flush=True)
 if os.fork() == 0:
     print(torch.cuda._is_in_bad_fork(), flush=True)
@@ -246,8 +246,8 @@ def test_question_to_the_driver_is_a_fork_hazard(host: GpuHost, has_nvml: bool, 
 COLLECTIVE_CHECK = """
 import os, torch, torch.distributed as dist
 from datetime import timedelta
-from hpo.trainer.collective_check import CollectiveCheck
-from hpo.trainer.process_group import default_group
+from hpo.trainer.trainer_group import CollectiveCheck
+from hpo.trainer.trainer_group import default_group
 default_group.store, default_group.rank, default_group.size, default_group.backend = dist.HashStore(), 0, 1, "nccl"
 default_group.make_process_group(torch.device("cuda", 0))
 group, devices = dist.group.WORLD, [torch.device("cpu"), torch.device("cuda")]

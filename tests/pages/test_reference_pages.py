@@ -15,7 +15,7 @@ from typer.main import get_command
 import hpo
 from hpo.cli.mpi_commands import make_command_app, make_search
 from hpo.errors import ExitStatus
-from hpo.evaluation.torchrun import make_torchrun_variables
+from hpo.evaluation.rank_group import make_torchrun_variables
 from hpo.options import RECORDED_OPTIONS
 from hpo.store.manifest import SessionEntry
 from hpo.store.run_dir import RunDir
@@ -99,6 +99,19 @@ def test_exit_statuses_are_those_of_the_code() -> None:
 def test_variables_of_torchrun_are_those_of_the_code() -> None:
     section = read_section(read_page("environment-variables.md"), "## Set for")
     assert sorted(read_first_column(section)) == sorted(make_torchrun_variables(0, [0], ("", 0)))
+
+
+def test_life_cycle_in_source_names_files_and_functions() -> None:
+    page = (ROOT / "docs/explanation/architecture.md").read_text("utf-8")
+    section = page.partition("## Life cycle in the source")[2].partition("\n## ")[0]
+    files = set()
+    for row in re.findall(r"^\| (`.*)", section, re.MULTILINE):
+        paths, functions = (re.findall(r"`([^`]+)`", cell) for cell in row.split("|")[:2])
+        source = "".join((ROOT / "hpo" / path).read_text("utf-8") for path in paths)
+        assert all(f"def {function.rpartition('.')[2]}(" in source for function in functions), row
+        files.update(paths)
+    assert f"Hyperparameters and losses pass {len(files)} files" in section
+    assert [table.count("| → ") for table in section.split("A loss takes this way back")] == [3, 3]
 
 
 def test_options_of_resumed_runs_are_those_of_the_code() -> None:

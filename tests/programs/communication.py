@@ -5,7 +5,6 @@ import time
 from mpi4py import MPI
 
 from hpo.ranks.communicator import SleepingComm, get_world
-from hpo.ranks.hosts import split_by_host
 from tests.programs.tell import tell
 
 WAIT = 1.2
@@ -27,18 +26,6 @@ comm.drop_messages()
 assert not comm.iprobe()
 comm.barrier()
 
-host = split_by_host(comm)
-
-
-def turn() -> tuple[float, float]:
-    start = time.monotonic()
-    time.sleep(0.1)
-    return start, time.monotonic()
-
-
-turns = host.allgather(host.run_in_turns(2, turn))
-at_once = max(sum(start <= moment < end for start, end in turns) for moment, _ in turns)
-
 cpu = {}
 for name, wait in (
     ("barrier", comm.barrier),
@@ -54,4 +41,4 @@ for name, wait in (
     cpu[name] = time.process_time() - before
 
 shares = {name: seconds / WAIT for name, seconds in cpu.items()}
-tell(rank=comm.rank, at_once=at_once, cpu=shares)
+tell(rank=comm.rank, cpu=shares)

@@ -13,6 +13,7 @@ import torch._dynamo  # which each rank's first optimizer would import, for 1.5 
 import torch.distributed as dist
 
 from hpo.process.linux import end_with_parent
+from hpo.process.messages import GroupTicket
 from hpo.trainer.trainer_group import TrainerGroup
 from hpo.trainer.worker import WorkerCallbacks
 
@@ -39,10 +40,8 @@ def _become_rank(rank, size, store, run, seed):
     try:
         torch.set_num_threads(1)  # networks this small are computed faster so
         group = TrainerGroup()
-        ticket = {"rank": rank, "size": size, "index": 0, "backend": "gloo", "devices": [], "file": str(store)}
-        group.join(
-            {**ticket, "address": ["127.0.0.1", 0], "timeout": SECONDS, "environment": {"GLOO_SOCKET_IFNAME": "lo"}}
-        )
+        address, environment = ["127.0.0.1", 0], {"GLOO_SOCKET_IFNAME": "lo"}
+        group.join(GroupTicket("group", rank, size, 0, "gloo", [], str(store), address, SECONDS, environment))
         run(group.make_worker(seed, WorkerCallbacks()))
         dist.destroy_process_group()
         status = 0

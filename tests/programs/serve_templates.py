@@ -19,8 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpo.process.linux import end_with_parent
-from hpo.trainer.preloading import import_compiler, import_torch
-from hpo.trainer.template_server import main
+from hpo.trainer.template_server import import_compiler, import_torch, main
 
 MAX_REQUEST_BYTES = 1 << 20
 

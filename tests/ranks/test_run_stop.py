@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpo.errors import StopRequest
-from hpo.evaluation.limits import make_target_stop
+from hpo.evaluation.leader import make_target_stop
 from hpo.ranks.run_stop import RunStop
 
 

@@ -102,7 +102,7 @@ def test_offered_weights_are_copied_at_once(tmp_path: Path) -> None:
     weights += 1  # The training continues.
     about = {"trial": "0", "params": "{}", "settings": "{}"}
     path = tmp_path / "best.safetensors"
-    drafts.write_weights(path, about)
+    drafts.make_weights_file(path, about)
     drafts.close()
     written = read_weights(path)
     assert written is not None

@@ -7,7 +7,7 @@ import math
 import random
 import re
 import time
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from hpo.options import NUMERIC_PROPAGATORS, PROPAGATORS
 from hpo.problem import RemoteConstraints, dump_space, load_space
 from hpo.space import Parameter
 from hpo.store.evaluations import Evaluation
-from hpo.trainer.constraint_server import answer_constraint_request
+from hpo.trainer.search_file import answer_constraint_request
 from tests.searches.conditional import space as CONDITIONAL
 from tests.support.in_process_template import send_through_json
 from tests.support.simulation import SimulatedIslands, simulate
@@ -213,8 +213,7 @@ class ConstraintServerStub:
 
     def __call__(self, **content: Any) -> dict[str, Any]:
         """Answer a request of a rank."""
-        file: Any = SimpleNamespace(space=self._space)
-        answered = dict(send_through_json(answer_constraint_request(file, send_through_json(content))))
+        answered = dict(send_through_json(answer_constraint_request(self._space, send_through_json(content))))
         if "violated" in answered:
             self.batches.append(len(answered["violated"]))
         self.checks += "problem" in answered

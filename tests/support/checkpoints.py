@@ -10,9 +10,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from hpo.evaluation.draft_store import Draft, DraftStore
+from hpo.process.messages import ReportAnswer
 from hpo.store.checkpoints import WEIGHTS_PREFIX, CheckpointInfo
 from hpo.trainer.offers import Offers
-from hpo.trainer.report_exchange import ReportAnswer
 
 
 def copy_offers(offers: Offers, *, keeps_weights: bool, saves_checkpoint: bool) -> dict[str, Draft]:
@@ -41,7 +41,7 @@ def write_checkpoint(path: Path, saved: Any, info: CheckpointInfo, weights: Mapp
     copy = copy_offers(offers, keeps_weights=False, saves_checkpoint=True)["checkpoint"]
     drafts.keep_checkpoint(copy, progress, has_weights=weights is not None)
     try:
-        drafts.write_checkpoint(path)
+        drafts.make_checkpoint_file(path)
     finally:
         drafts.close()
 

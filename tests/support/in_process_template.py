@@ -13,8 +13,8 @@ from typing import Any
 
 from hpo.problem import Problem, RemoteConstraints, SearchDescription, load_description
 from hpo.results.recommendation import RunTest
-from hpo.trainer import constraint_server, final_test
-from hpo.trainer.search_file import BoundSearch, SearchFile, load_search_file
+from hpo.trainer import final_test
+from hpo.trainer.search_file import BoundSearch, SearchFile, answer_constraint_request, load_search_file
 
 
 def send_through_json(content: Any) -> Any:
@@ -54,9 +54,7 @@ class InProcessTemplate:
     def _ask_trainer(self, **content: Any) -> Mapping[str, Any]:
         assert self.search is not None
         self.requests.append("constraints")
-        return dict(
-            send_through_json(constraint_server.answer_constraint_request(self.search, send_through_json(content)))
-        )
+        return dict(send_through_json(answer_constraint_request(self.search.space, send_through_json(content))))
 
 
 def describe_search_file(path: Path) -> SearchDescription:

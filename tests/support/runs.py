@@ -16,8 +16,7 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.evaluation.devices import Gpus
-from hpo.evaluation.host import RankPlace
+from hpo.evaluation.host import Gpus, RankPlace
 from hpo.layout import Layout
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.run.request import make_request

@@ -22,13 +22,12 @@ import torch
 from torch import nn
 
 from hpo.evaluation.draft_store import DraftStore
+from hpo.process.messages import ReportAnswer
 from hpo.store.checkpoints import CheckpointInfo, CheckpointStore, read_checkpoint_info
 from hpo.store.evaluations import Assignment
-from hpo.trainer.checkpoint_file import Checkpoint, read_checkpoint_file
 from hpo.trainer.offers import Offers
-from hpo.trainer.report_exchange import ReportAnswer
 from hpo.trainer.state_tree import StateParts, gather_parts, is_state_function, join_state, split_state
-from hpo.trainer.tensor_writer import write_tensors
+from hpo.trainer.tensor_files import Checkpoint, read_checkpoint_file, write_tensors
 from tests.support.checkpoints import copy_offers, read_checkpoint_weights, write_checkpoint
 from tests.support.launch import ROOT
 from tests.support.limits import scale
@@ -213,7 +212,7 @@ def test_copied_state_is_independent_and_keeps_shared_tensors(tmp_path: Path) ->
     copy = copy_offers(offers, keeps_weights=False, saves_checkpoint=True)["checkpoint"]
     drafts.keep_checkpoint(copy, {"losses": [], "metrics": {}, "seconds": 0.0}, has_weights=False)
     tensor += 1
-    drafts.write_checkpoint(tmp_path / "0.safetensors")
+    drafts.make_checkpoint_file(tmp_path / "0.safetensors")
     drafts.close()
     kept = read_checkpoint_file(tmp_path / "0.safetensors")
     assert len(kept.tensors) == 1
@@ -411,7 +410,7 @@ def test_killed_write_leaves_only_its_draft(tmp_path: Path) -> None:
     draft = store.make_draft_path(make_assignment(0))
     code = (
         "import resource, signal, sys, torch; from pathlib import Path;"
-        "from hpo.trainer.tensor_writer import write_tensors;"
+        "from hpo.trainer.tensor_files import write_tensors;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_DFL); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
         "write_tensors(Path(sys.argv[1]), {'a': torch.zeros(1000)}, {})"
     )
@@ -467,7 +466,7 @@ def test_offers_copy_state_of_last_loss(tmp_path: Path) -> None:
         info = {"losses": [step], "metrics": {}, "seconds": 1.5}
         drafts.keep_checkpoint(copies["checkpoint"], info, has_weights=True)
         tensor += step
-    assert drafts.write_checkpoint(tmp_path / "draft") == 1
+    assert drafts.make_checkpoint_file(tmp_path / "draft") == 1
     drafts.close()
     state = read_checkpoint_file(tmp_path / "draft")
     assert state.metadata == CheckpointInfo(

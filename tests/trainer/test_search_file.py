@@ -81,7 +81,8 @@ def test_setting_for_a_file_without_settings_raises(tmp_path: Path) -> None:
     text = "from hpo import *\nspace = SearchSpace(x=Int(1, 2))\ndef objective(params, worker): return 1.0\n"
     search = load_search_file(write(tmp_path, text))
     assert search.make_settings([]) is None
-    assert search.bind_settings([]).call_objective({}, None) == 1.0
+    bound = search.bind_settings([])
+    assert bound.file.objective({}, None, *bound.copy_settings()) == 1.0  # type: ignore[operator]
     assert describe_search_file(search.path).bind_settings([]).setting_values == {}
     with pytest.raises(UsageError, match="has no Settings"):
         search.make_settings(["epochs=3"])

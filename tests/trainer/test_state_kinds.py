@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from hpo.store.checkpoints import CheckpointInfo
-from hpo.trainer.checkpoint_file import read_checkpoint_file
 from hpo.trainer.state_tree import join_state, split_state
+from hpo.trainer.tensor_files import read_checkpoint_file
 from tests.support.checkpoints import write_checkpoint
 
 _STEPS = 3  # Number of steps before the state is saved, and again after it is loaded.

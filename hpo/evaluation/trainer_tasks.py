@@ -1,8 +1,9 @@
-"""Evaluate the constraints of a search space in a separate trainer, because their functions are the user's code."""
+"""Use separate trainers for functions of the user other than the objective: the constraints and `test`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from hpo.errors import RunError
@@ -26,7 +27,7 @@ class ConstraintClient:
         self._end_count = 0
 
     def __call__(self, **content: Any) -> Mapping[str, Any]:
-        """Send a request to the trainer, and return the answer; `hpo.trainer.constraint_server` describes both."""
+        """Send a request to the trainer, and return the answer; `hpo.trainer.search_file` describes both."""
         while True:
             if self._trainer is None:
                 self._trainer = self._fork()
@@ -49,3 +50,28 @@ class ConstraintClient:
             self._trainer.kill()
             self._trainer.close()
             self._trainer = None
+
+
+def run_test_in_trainer(
+    fork: Callable[[], TrainerClient], params: Mapping[str, Any], weights: Path
+) -> Iterator[Mapping[str, Any]]:
+    """Call the search file's `test` function in a new trainer (separate process), and yield the messages about it.
+
+    `hpo.trainer.final_test.run_test` sends them. If the trainer ends before the test, the final message has the kind
+    "failure".
+
+    Args:
+        params: Hyperparameters of the network.
+        weights: File with the weights of the network.
+    """
+    trainer = fork()
+    try:
+        found = trainer.ask("test", "tested", params=dict(params), weights=str(weights.absolute()))
+        while not isinstance(found, TrainerEnd) and found["kind"] != "end":
+            yield found.content
+            found = trainer.wait_for_kind("tested")
+        if isinstance(found, TrainerEnd):
+            yield {"kind": "failure", "text": found.text}
+    finally:
+        trainer.kill()
+        trainer.close()
