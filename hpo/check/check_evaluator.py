@@ -183,10 +183,7 @@ class CheckEvaluator:
             if previous is not None:
                 assignment = replace(assignment, root=previous.evaluation.trial)
         program = Program.from_problem(self.ready.problem)
-        states = self.folder / "checkpoints"
-        context = EvaluationContext(
-            self.ready.user_frames, 0, self.folder / "trials", program=program, checkpoint_folder=states
-        )
+        context = EvaluationContext(self.ready.user_frames, 0, RunDir(self.folder), program=program)
         evaluator = Evaluator(context, group, self.watch, leader, is_traced=True)
         if leader is not None and program is not None and not self.file_snapshots:
             self.file_snapshots.append(take_file_snapshot(Path()))

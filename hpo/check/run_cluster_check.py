@@ -90,7 +90,7 @@ def _collect_facts(
     clocks = measure_clock_offsets(heads) if heads is not None else []
     if is_stopping(job):
         return None
-    ready.slot.fork_ahead()  # Otherwise the first trainer would wait until its template has imported the compiler.
+    ready.slot.provide_trainer()  # Otherwise the first trainer would wait until its template has imported the compiler.
     world.barrier()
     meter = _GroupMeter(ready, job, options.collective_timeout)
     speeds = meter.measure_workers(layout)

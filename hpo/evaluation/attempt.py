@@ -1,13 +1,14 @@
-"""The state of one attempt at an evaluation on one rank: its losses, its latest report and its verdict.
+"""The state of one attempt at an evaluation on one rank: its start, its losses and its verdict.
 
-All attempts at an evaluation (training of one individual) belong to the same trial of the study.
-For example, another attempt follows if the template crashes.
+All attempts at an evaluation belong to the same trial of the study. For example, another attempt
+follows if the template crashes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpo.evaluation.verdict import RUNNING_VERDICT, RankEnd, State, Verdict
@@ -22,26 +23,42 @@ if TYPE_CHECKING:
     from hpo.store.evaluations import Assignment
 
 
+@dataclass(frozen=True)
+class StartingPoint:
+    """The checkpoint from which an attempt may start, or the losses of a program that resumes from its own files."""
+
+    path: Path | None = None
+    """File of the checkpoint; None if there is none."""
+    is_own: bool = True
+    """Whether it is the evaluation's own checkpoint. Otherwise it is the parent checkpoint."""
+    info: CheckpointInfo | None = None
+    """Content of the checkpoint, without its tensors."""
+    losses: Sequence[float] = ()
+    """Losses that a program has reported before, if it resumes from its own files."""
+    seconds: float = 0.0
+    """Seconds of training until the last of these losses."""
+
+
 class Attempt:
     """One attempt at an evaluation, as a rank of the worker records it. Only the leader's has losses.
 
     Args:
         assignment: The individual and the number of its trial.
-        checkpoint_info: Description of the evaluation's own checkpoint, from which the objective may resume. None if
-            there is none.
-        parent_info: Description of the parent checkpoint, from which the evaluation may start. None if there is none.
-        path: File of the checkpoint that `checkpoint_info` or `parent_info` describes.
-        earlier_seconds: Seconds of training before the evaluation was interrupted or paused, from an earlier attempt.
-            None if no earlier attempt has reported a loss.
+        earlier_seconds: Seconds of training before the evaluation was interrupted or paused, from
+            an earlier attempt. None if no earlier attempt has reported a loss.
         previous_failure: Failure of the previous attempt; empty if there was none.
 
     Attributes:
-        losses: All losses so far. They include the losses before an interruption if the objective has resumed.
+        start: The checkpoint from which the objective may start; empty after the first loss.
+        losses: All losses so far. They include the losses before an interruption if the objective
+            has resumed.
         loss: The lowest of `losses`; infinite before the first loss.
         metrics: Metrics that were reported with `loss`.
-        began_at: Start of the attempt on the clock of `hpo.process.clock`, plus the time spent on recording its losses.
+        began_at: Start of the attempt on the clock of `hpo.process.clock`, plus the time spent on
+            recording its losses.
         drafts: Copies of checkpoints and weights; set on the leader.
-        copied_step: Number of losses in the latest checkpoint if it was copied and is not yet in its file, otherwise 0.
+        copied_step: Number of losses in the latest checkpoint if it was copied and is not yet in
+            its file, otherwise 0.
         has_weights: Whether the leader can write the weights of the lowest loss.
         has_read_parent: Whether the objective has read the parent checkpoint on any rank.
     """
@@ -49,9 +66,7 @@ class Attempt:
     def __init__(
         self,
         assignment: Assignment,
-        checkpoint_info: CheckpointInfo | None = None,
-        parent_info: CheckpointInfo | None = None,
-        path: Path | None = None,
+        start: StartingPoint = StartingPoint(),
         earlier_seconds: float | None = None,
         previous_failure: str = "",
     ) -> None:
@@ -59,9 +74,7 @@ class Attempt:
         self.previous_failure = previous_failure
         self.is_first = earlier_seconds is None
         self.earlier_seconds = earlier_seconds or 0.0
-        self.checkpoint_info = checkpoint_info
-        self.parent_info = parent_info
-        self.path = path
+        self.start = start
         self.has_read_parent = False
         self.losses: list[float] = []
         self.restored_count = 0  # losses of the interrupted attempt
@@ -74,6 +87,8 @@ class Attempt:
         self.verdict: Verdict = RUNNING_VERDICT
         self.loss = math.inf
         self.metrics: Mapping[str, float] = {}
+        if start.losses:
+            self._restore_losses(start.losses, start.seconds, {})
 
     @property
     def is_test(self) -> bool:
@@ -96,7 +111,7 @@ class Attempt:
 
         A parent checkpoint counts only if the objective has read it on some rank.
         """
-        return self.checkpoint_info is not None or (self.parent_info is not None and self.has_read_parent)
+        return self.start.info is not None and (self.start.is_own or self.has_read_parent)
 
     @property
     def total_seconds(self) -> float:
@@ -116,18 +131,20 @@ class Attempt:
     def record_reads(self, reader: Report | RankEnd) -> None:
         """If the objective has read its checkpoint, restore the losses before the checkpoint."""
         self.has_read_parent |= reader.has_read_parent
-        if reader.has_resumed and self.checkpoint_info is not None and not self.losses:
-            self.restore_losses(self.checkpoint_info.losses, self.checkpoint_info.seconds, self.checkpoint_info.metrics)
-            if self.checkpoint_info.has_weights and self.drafts is not None and self.path is not None:
-                self.has_weights = self.drafts.restore_weights(self.path)
+        start = self.start
+        if reader.has_resumed and start.is_own and start.info is not None and not self.losses:
+            self._restore_losses(start.info.losses, start.info.seconds, start.info.metrics)
+            if start.info.has_weights and self.drafts is not None and start.path is not None:
+                self.has_weights = self.drafts.restore_weights(start.path)
 
-    def restore_losses(self, losses: Sequence[float], seconds: float, metrics: Mapping[str, float]) -> None:
+    def _restore_losses(self, losses: Sequence[float], seconds: float, metrics: Mapping[str, float]) -> None:
         """Restore the losses, seconds and metrics from before the evaluation was interrupted or paused."""
         self.losses = list(losses)
         self.restored_count = len(losses)
         self.restored_seconds = seconds
         self.earlier_seconds = seconds if self.is_first else self.earlier_seconds
-        self.loss, self.metrics = min(losses, default=math.inf), metrics
+        self.loss = min(losses, default=math.inf)
+        self.metrics = metrics
 
     def close_drafts(self) -> None:
         """Remove the copies of checkpoints and weights."""
@@ -139,6 +156,8 @@ class Attempt:
         self.verdict = verdict
         if verdict.loss is not None:
             self.losses.append(verdict.loss)
-            self.checkpoint_info = self.parent_info = None  # their files may be replaced from now on
+            self.start = StartingPoint()  # The file of its checkpoint may be replaced from now on.
             if verdict.loss < self.loss:
-                self.loss, self.metrics, self.has_weights = verdict.loss, verdict.metrics, False
+                self.loss = verdict.loss
+                self.metrics = verdict.metrics
+                self.has_weights = False

@@ -24,15 +24,15 @@ _DEFAULT_INTERVAL = 10.0  # minimum seconds between writes without --checkpoint-
 class Checkpointer:
     """Copies and writes the checkpoints of the evaluations of one worker.
 
-    After a loss, the trainer copies the latest checkpoint to a draft. The draft is written to the evaluation's
-    checkpoint file at intervals, and when the run stops.
+    After a loss, the trainer copies the latest checkpoint to a draft. The draft is written to the
+    evaluation's checkpoint file at intervals, and when the run stops.
 
     Args:
         checkpoints: The store of the checkpoint files.
-        every: Seconds between writes. Infinity disables checkpoints. None limits copying and writing to 1% of the
-            training time.
-        islands: Number of islands in population based training, otherwise 0. If it is not 0, each checkpoint is copied,
-            and the final checkpoint of a completed evaluation is written.
+        every: Seconds between writes. Infinity disables checkpoints. None limits copying and
+            writing to 1% of the training time.
+        islands: Number of islands in population based training, otherwise 0. If it is not 0, each
+            checkpoint is copied, and the final checkpoint of a completed evaluation is written.
     """
 
     def __init__(self, checkpoints: CheckpointStore, every: float | None, islands: int = 0) -> None:
@@ -69,7 +69,8 @@ class Checkpointer:
             parent: Number of the parent's first trial.
 
         Raises:
-            ValueError: The file cannot be read. It is removed, so that no other evaluation tries to read it.
+            ValueError: The file cannot be read. It is removed, so that no other evaluation tries to
+                read it.
         """
         path = self._checkpoints.get_path(parent)
         try:
@@ -115,10 +116,12 @@ class Checkpointer:
         """Write the latest checkpoint of an evaluation to its file.
 
         Returns:
-            The number of losses in the checkpoint, or 0 after an error, which is printed as a warning.
+            The number of losses in the checkpoint, or 0 after an error, which is printed as a
+            warning.
         """
         assert attempt.drafts is not None
-        began, losses = clock.now(), 0
+        began = clock.now()
+        losses = 0
         try:
             losses = attempt.drafts.make_checkpoint_file(self._checkpoints.make_draft_path(attempt.assignment))
             self._checkpoints.commit_draft(attempt.assignment)

@@ -1,7 +1,8 @@
 """Drafts: temporary files with a checkpoint, or with the weights of a loss, that trainers write.
 
-A training program writes its drafts next to the checkpoints. The trainer of an objective writes them to memory. The
-leader keeps the drafts that the evaluation needs, makes checkpoint and weights files from them, and removes the others.
+A training program writes its drafts next to the checkpoints. The trainer of an objective writes
+them to memory. The leader keeps the drafts that the evaluation needs, makes checkpoint and weights
+files from them, and removes the others.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ class Draft:
 
 
 def reset_drafts(prefix: Path, state: Path | None) -> Path | None:
-    """Remove the drafts (temporary files) of an earlier attempt, and return the checkpoint file for the next attempt.
+    """Remove the drafts of an earlier attempt, and return the checkpoint file for the next attempt.
 
-    The returned path is a new hard link, because a later checkpoint of the next attempt may replace `state`.
+    The returned path is a new hard link, because a later checkpoint of the next attempt may replace
+    `state`.
 
     Args:
         prefix: First part of the path of each draft, to which a name is appended.
@@ -71,7 +73,8 @@ class DraftStore:
     """Keeps the drafts of one attempt at an evaluation.
 
     Args:
-        prefix: First part of the path of each draft of a program, to which a name is appended. None for a function.
+        prefix: First part of the path of each draft of a program, to which a name is appended. None
+            for a function.
         params: Hyperparameters of the evaluation.
     """
 
@@ -87,7 +90,8 @@ class DraftStore:
     def restore_weights(self, path: Path) -> bool:
         """Take the weights of the lowest loss from the checkpoint file from which the evaluation resumes.
 
-        Return false if the file cannot be opened. It stays open, since a later checkpoint may replace it.
+        Return false if the file cannot be opened. It stays open, since a later checkpoint may
+        replace it.
         """
         try:
             self._weights = Draft.from_descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC), WEIGHTS_PREFIX)
@@ -111,16 +115,19 @@ class DraftStore:
 
         Args:
             info: Losses, metrics and seconds of the evaluation until the checkpoint.
-            has_weights: Whether the weights of the lowest of these losses were kept. The checkpoint then includes them.
+            has_weights: Whether the weights of the lowest of these losses were kept. The checkpoint
+                then includes them.
         """
         previous = [self._checkpoint, self._saved_weights]
-        self._checkpoint, self._checkpoint_info = draft, info
+        self._checkpoint = draft
+        self._checkpoint_info = info
         self._saved_weights = self._weights if has_weights else None
         self._remove_unused(previous)
 
     def keep_weights(self, draft: Draft) -> None:
         """Keep weights. The previous weights are removed, unless the latest checkpoint includes them."""
-        previous, self._weights = self._weights, draft
+        previous = self._weights
+        self._weights = draft
         self._remove_unused([previous])
 
     def make_checkpoint_file(self, path: Path) -> int:
@@ -134,7 +141,8 @@ class DraftStore:
         sources = [TensorSource(self._checkpoint.path, STATE_PREFIX, STATE_PREFIX)]
         if (weights := self._saved_weights) is not None:
             sources.append(TensorSource(weights.path, weights.prefix, WEIGHTS_PREFIX))
-        tree, has_weights = _read_tree(self._checkpoint.path), self._saved_weights is not None
+        tree = _read_tree(self._checkpoint.path)
+        has_weights = self._saved_weights is not None
         info = CheckpointInfo(self._params, **self._checkpoint_info, tree=tree, has_weights=has_weights)
         _write_tensors(path, sources, {"about": json.dumps(asdict(info))}, checked="about")
         return len(info.losses)

@@ -1,17 +1,17 @@
 """Evaluate individuals on one worker.
 
-The trainer of each rank runs the objective. The leader decides on each report, and the ranks agree on the end.
+The trainer of each rank runs the objective. The leader decides on each report, and the ranks agree
+on the end.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from hpo.evaluation.attempt import Attempt
+from hpo.evaluation.attempt import Attempt, StartingPoint
 from hpo.evaluation.draft_store import DraftStore, reset_drafts
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.program_command import Program
@@ -23,8 +23,9 @@ from hpo.process import clock
 from hpo.process.messages import GroupTicket
 from hpo.process.user_frames import UserFrames
 from hpo.ranks.rank_watch import RankWatch, WatchedEvaluation
-from hpo.store.checkpoints import CheckpointInfo, read_checkpoint_info
+from hpo.store.checkpoints import read_checkpoint_info
 from hpo.store.evaluations import Assignment
+from hpo.store.run_dir import RunDir
 
 _MAX_SUSPENSIONS = 20  # suspensions of the job in one evaluation, each of which made a rank time out
 
@@ -50,14 +51,12 @@ class EvaluationContext:
     """Finds the lines of the user's code in stacks."""
     seed: int
     """Seed of individuals that have no seed of their own."""
-    trial_folder: Path
-    """Directory in which each evaluation may have a folder."""
+    files: RunDir
+    """Directory in which each evaluation may have a folder, and in which a program writes its drafts."""
     prefix: str = ""
-    """Prefix of the names of these folders."""
+    """Prefix of the names of these folders and drafts."""
     program: Program | None = None
     """The program of the run; None if the objective is a function."""
-    checkpoint_folder: Path = Path()
-    """Directory in which a program writes its drafts (temporary files with checkpoints and weights)."""
     keeps_checkpoints: bool = True
     """Whether checkpoints of a program are kept."""
 
@@ -66,25 +65,11 @@ class EvaluationContext:
         name = f"{self.prefix}{assignment.root}"
         return {
             "trial": assignment.root,
-            "folder": self.trial_folder.absolute() / name,
+            "folder": self.files.trial_folders.absolute() / name,
             "seed": self.seed if assignment.seed is None else assignment.seed,
-            "drafts": self.checkpoint_folder.absolute() / f".{name}",
+            "drafts": self.files.checkpoints.absolute() / f".{name}",
             "saves": self.keeps_checkpoints,
         }
-
-
-@dataclass(frozen=True)
-class StartingPoint:
-    """The checkpoint from which an evaluation may start, or the losses of a program that resumes from its own files."""
-
-    path: Path | None = None
-    """File of the checkpoint; None if there is none."""
-    is_own: bool = True
-    """Whether it is the evaluation's own checkpoint. Otherwise it is the parent checkpoint."""
-    losses: Sequence[float] | None = None
-    """Losses that a program has reported before, if it resumes from its own files; otherwise None."""
-    seconds: float = 0.0
-    """Seconds of training until the last of these losses."""
 
 
 class Evaluator:
@@ -95,7 +80,8 @@ class Evaluator:
         group: The ranks of this worker.
         watch: Handles signals and messages of this rank in a thread.
         leader: Decides on losses, on the first rank of the worker. None on its other ranks.
-        is_traced: Whether trainers record a trace of each evaluation. The attribute `trace` has the latest trace.
+        is_traced: Whether trainers record a trace of each evaluation. The attribute `trace` has the
+            latest trace.
     """
 
     def __init__(
@@ -170,19 +156,17 @@ class Evaluator:
         ticket, start = self._group.connect(
             self._find_start(self._leader, assignment, values) if self._leader else None
         )
-        own, parent = self._read_checkpoint_info(assignment, start)
-        attempt = Attempt(assignment, own, parent, start.path, earlier, previous_failure)
+        attempt = Attempt(assignment, self._check_start(assignment, start), earlier, previous_failure)
         if self._leader is not None:
             attempt.drafts = DraftStore(values["drafts"] if program else None, assignment.params)
-        if start.losses is not None:
-            attempt.restore_losses(start.losses, start.seconds, {})
         attempt.saves_own_checkpoints = program is not None and bool(program.script.resume)
         with self._watch.watch_evaluation() as watched:
             supervision = self._start_supervision(watched, attempt, ticket, values)
             supervision.supervise()
         if attempt.is_aborted:
             attempt.loss = math.inf
-        self._is_clean, self.trace = supervision.is_clean, supervision.trace
+        self._is_clean = supervision.is_clean
+        self.trace = supervision.trace
         if self._leader and supervision.remains:
             text = f"it leaves GPU memory behind, so its trainers are replaced: {supervision.remains}"
             self._leader.warn_once(attempt, text, "remains")
@@ -192,7 +176,8 @@ class Evaluator:
         self, watched: WatchedEvaluation, attempt: Attempt, ticket: GroupTicket | None, values: Mapping[str, Any]
     ) -> Supervision:
         self._group.slot.output.forget_errors()
-        program, common = self._context.program, (self._group, watched, attempt, self._leader)
+        program = self._context.program
+        common = (self._group, watched, attempt, self._leader)
         if program is not None:
             running = ProgramSupervision(*common, program, self._is_traced)
             running.start_program(ticket, values)
@@ -204,29 +189,28 @@ class Evaluator:
     def _find_start(self, leader: Leader, assignment: Assignment, values: Mapping[str, Any]) -> StartingPoint:
         """Return the checkpoint with which an evaluation may begin; call it on the leader."""
         program = self._context.program
-        path, is_own = leader.find_start(assignment)
+        start = leader.find_start(assignment)
         if program is None:
-            return StartingPoint(path, is_own)
-        if (kept := reset_drafts(values["drafts"], path)) is not None:
-            return StartingPoint(kept, is_own)
+            return start
+        if (kept := reset_drafts(values["drafts"], start.path)) is not None:
+            return replace(start, path=kept)
         losses, seconds = leader.find_losses(assignment) if program.script.resume else ([], 0.0)
         continues = bool(losses) and program.can_resume(assignment.params, values)
         return StartingPoint(losses=losses, seconds=seconds) if continues else StartingPoint()
 
-    def _read_checkpoint_info(
-        self, assignment: Assignment, start: StartingPoint
-    ) -> tuple[CheckpointInfo | None, CheckpointInfo | None]:
-        """Describe the own or the parent checkpoint; the other value is None. Both are None if a rank fails to read."""
-        path, is_own, reason, info = start.path, start.is_own, "", None
-        if path is None:
-            return None, None
+    def _check_start(self, assignment: Assignment, start: StartingPoint) -> StartingPoint:
+        """Read what the checkpoint contains. If a rank fails to read it, all ranks start without it."""
+        if start.path is None:
+            return start
+        reason = ""
         try:
-            info = read_checkpoint_info(path, assignment.params if is_own else None, is_checked=False)
+            info = read_checkpoint_info(start.path, assignment.params if start.is_own else None, is_checked=False)
+            start = replace(start, info=info)
         except ValueError as error:
             reason = f"rank {self._group.rank}: {error}"
         reasons = [reason for reason in self._group.comm.allgather(reason) if reason]
-        if reasons:
-            if self._leader:
-                self._leader.reject_checkpoint(assignment, reasons[0], is_own)
-            return None, None
-        return (info, None) if is_own else (None, info)
+        if not reasons:
+            return start
+        if self._leader:
+            self._leader.reject_checkpoint(assignment, reasons[0], start.is_own)
+        return StartingPoint()

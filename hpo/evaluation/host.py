@@ -46,15 +46,17 @@ class Gpus:
 def assign_gpus(gpus_of_ranks: Sequence[tuple[str, ...]], rank: int) -> range:
     """Return the indices of the GPUs that a rank uses, among the GPUs that it sees.
 
-    Ranks that see the same GPUs divide them evenly. If there are fewer GPUs than ranks, some ranks share one. A rank
-    that sees other GPUs than its peers, as with SLURM's --gpus-per-task, uses all GPUs that it sees.
+    Ranks that see the same GPUs divide them evenly. If there are fewer GPUs than ranks, some ranks
+    share one. A rank that sees other GPUs than its peers, as with SLURM's --gpus-per-task, uses all
+    GPUs that it sees.
 
     Args:
         gpus_of_ranks: Identifiers of the visible GPUs of each rank on the host.
         rank: Index of the rank in `gpus_of_ranks`.
     """
     gpus = gpus_of_ranks[rank]
-    index, ranks = gpus_of_ranks[:rank].count(gpus), gpus_of_ranks.count(gpus)
+    index = gpus_of_ranks[:rank].count(gpus)
+    ranks = gpus_of_ranks.count(gpus)
     count = len(gpus) // ranks
     return range(index * count, (index + 1) * count) if count else range(index % len(gpus), index % len(gpus) + 1)
 
@@ -63,7 +65,8 @@ def check_gpus(gpus_of_ranks: Sequence[tuple[str, int, str]]) -> None:
     """Raise an error if a rank cannot use its GPUs, or if some ranks see GPUs and other ranks do not.
 
     Args:
-        gpus_of_ranks: The name of the host, the number of visible GPUs, and a problem or an empty text, of each rank.
+        gpus_of_ranks: The name of the host, the number of visible GPUs, and a problem or an empty
+            text, of each rank.
 
     Raises:
         UsageError: Some ranks see no GPU, or torch cannot use the GPUs of a host.
@@ -88,8 +91,8 @@ def check_gpus(gpus_of_ranks: Sequence[tuple[str, int, str]]) -> None:
 def choose_backend(gpus: Sequence[Gpus]) -> str:
     """Return the backend of a worker's process group.
 
-    It is the backend of the GPUs if each rank has a GPU of its own, otherwise "gloo". Two slices of one GPU (MIG) count
-    as the same GPU for NCCL.
+    It is the backend of the GPUs if each rank has a GPU of its own, otherwise "gloo". Two slices of
+    one GPU (MIG) count as the same GPU for NCCL.
     """
     firsts = [rank_gpus.own_ids[0] if rank_gpus.own_ids else None for rank_gpus in gpus]
     has_slices = len(gpus) > 1 and any(rank_gpus.is_slice for rank_gpus in gpus)
@@ -122,10 +125,11 @@ def make_gpu_variables(
 ) -> tuple[dict[str, str], list[int]]:
     """Return environment variables for a trainer, and GPU indices.
 
-    The variables let the trainer see all GPUs of its worker on this host: first the first GPU of each rank, in the
-    order of the ranks. Then `cuda:LOCAL_RANK` is the GPU of the rank itself, as scripts for torchrun expect. If the
-    ranks do not see the same GPUs, no variable is set, and the trainer sees the GPUs that its rank sees. The indices
-    select the rank's own GPUs among the GPUs that the trainer sees.
+    The variables let the trainer see all GPUs of its worker on this host: first the first GPU of
+    each rank, in the order of the ranks. Then `cuda:LOCAL_RANK` is the GPU of the rank itself, as
+    scripts for torchrun expect. If the ranks do not see the same GPUs, no variable is set, and the
+    trainer sees the GPUs that its rank sees. The indices select the rank's own GPUs among the GPUs
+    that the trainer sees.
 
     Args:
         peers: GPUs of the worker's ranks on this host.
@@ -158,7 +162,8 @@ def describe_gpus(gpus_of_ranks: Sequence[Gpus], backends: Sequence[str]) -> str
     models = dict.fromkeys(gpus.names[number] for gpus in gpus_of_ranks for number in gpus.own_numbers if gpus.names)
     per_rank = len(gpus_of_ranks[0].own_numbers)
     share = "several ranks on each" if any(gpus.is_shared for gpus in gpus_of_ranks) else f"{per_rank} per rank"
-    count, description = format_count(len(used), "GPU"), f" ({', '.join(models)})" if models else ""
+    count = format_count(len(used), "GPU")
+    description = f" ({', '.join(models)})" if models else ""
     return f"{count}{description}, {share}, {', '.join(dict.fromkeys(backends))}"
 
 
@@ -203,7 +208,8 @@ class Host:
     def find_gpus(self, slot: TrainerSlot) -> None:
         """Ask a trainer for the visible GPUs, and set `gpus` to this rank's share.
 
-        A process that has asked the driver is not safe to fork, so neither this rank nor the template asks.
+        A process that has asked the driver is not safe to fork, so neither this rank nor the
+        template asks.
         Collective: call on all ranks of the host.
         """
         trainer = slot.fork_other()
@@ -218,7 +224,8 @@ class Host:
         own = [[ids[number] for number in assign_gpus(of_ranks, rank)] for rank, ids in enumerate(of_ranks) if ids]
         numbers = tuple(assign_gpus(of_ranks, self._comm.rank))
         is_shared = sum(seen[numbers[0]] in ids for ids in own) > 1
-        names, variables = tuple(content["names"]), tuple(content["variables"])
+        names = tuple(content["names"])
+        variables = tuple(content["variables"])
         self.gpus = Gpus(seen, numbers, names, content["backend"], variables, is_shared)
 
 
@@ -230,8 +237,8 @@ def share_threads(comm: SleepingComm) -> int:
 def compute_thread_share(cores_of_ranks: list[list[int]], rank: int) -> int:
     """Return how many threads a rank may use, at least 1.
 
-    A core that several ranks may use is divided evenly among them. If mpirun or SLURM binds each rank to cores of its
-    own, the rank has all of these cores.
+    A core that several ranks may use is divided evenly among them. If mpirun or SLURM binds each
+    rank to cores of its own, the rank has all of these cores.
 
     Args:
         cores_of_ranks: The usable cores of each rank on the host.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hpo.errors import ExitStatus, StopRequest
-from hpo.evaluation.attempt import Attempt
+from hpo.evaluation.attempt import Attempt, StartingPoint
 from hpo.evaluation.verdict import TIMEOUT_PREFIX, State, Verdict
 from hpo.process import clock
 from hpo.process.messages import Report
@@ -16,8 +16,6 @@ from hpo.process.standard_streams import warn
 from hpo.store.evaluations import Evaluation, find_best
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hpo.evaluation.checkpointer import Checkpointer
     from hpo.evaluation.draft_store import Draft
     from hpo.evaluation.weights_saver import WeightsSaver
@@ -81,21 +79,16 @@ class Leader:
 
     # The start of an attempt
 
-    def find_start(self, assignment: Assignment) -> tuple[Path | None, bool]:
-        """Prepare for a new attempt at an evaluation, and find the checkpoint from which it may start.
-
-        Returns:
-            The file of the evaluation's own checkpoint or of its parent checkpoint; None if there is neither. The
-            second value is false if the file is the parent checkpoint, and true in all other cases.
-        """
+    def find_start(self, assignment: Assignment) -> StartingPoint:
+        """Prepare for a new attempt at an evaluation, and find the checkpoint from which it may start."""
         self._checkpointer.reset_timer()
         if (own := self._checkpointer.find_checkpoint(assignment)) or assignment.parent is None:
-            return own, True
+            return StartingPoint(own)
         try:
-            return self._checkpointer.find_parent_checkpoint(assignment.parent), False
+            return StartingPoint(self._checkpointer.find_parent_checkpoint(assignment.parent), is_own=False)
         except ValueError as error:
             self._record_lost_parent(assignment, str(error))
-            return None, True
+            return StartingPoint()
 
     def find_losses(self, assignment: Assignment) -> tuple[list[float], float]:
         """Return the losses of the individual's previous trial, and the seconds of training until the last of them.
@@ -124,21 +117,25 @@ class Leader:
     def decide(self, attempt: Attempt, report: Report, printed: str) -> Verdict:
         """Record a report, and return the verdict on it.
 
-        The time of this call does not count as training time, since a pruner may wait for an unavailable database.
+        The time of this call does not count as training time, since a pruner may wait for an
+        unavailable database.
 
         Args:
             printed: Lines that the ranks have printed since the last report.
         """
         attempt.record_reads(report)
-        since, seconds = clock.now(), attempt.total_seconds
+        since = clock.now()
+        seconds = attempt.total_seconds
         self.log_output(attempt, printed)
         if report.mistake:
             return Verdict(State.FAILED, failure=report.mistake, diverged=not math.isfinite(report.loss))
         self._record_resumption(attempt)
-        # The loss is recorded before the pruner sees it, so that no crash loses a loss that has decided anything.
+        # The loss is recorded before the pruner sees it, so that no crash loses a loss that has
+        # decided anything.
         self._writer.record.report(attempt.assignment, len(attempt.losses) + 1, report.loss)
         verdict = self._apply_limits(attempt, report, seconds)
-        keep, save = self._wants_weights(attempt, report, verdict), self._wants_checkpoint(attempt, report, verdict)
+        keep = self._wants_weights(attempt, report, verdict)
+        save = self._wants_checkpoint(attempt, report, verdict)
         attempt.began_at += clock.now() - since
         return replace(verdict, keep=keep, save=save)
 
@@ -245,14 +242,15 @@ class Leader:
     def decide_on_retry(self, attempt: Attempt, verdict: Verdict) -> Verdict:
         """Return the final verdict on an attempt.
 
-        If the checkpoint may have caused a failure, the evaluation is repeated without the checkpoint. If two attempts
-        in a row must be repeated for another reason, the evaluation fails.
+        If the checkpoint may have caused a failure, the evaluation is repeated without the
+        checkpoint. If two attempts in a row must be repeated for another reason, the evaluation
+        fails.
         """
         if verdict.state == State.REPEATED and attempt.previous_failure:
             verdict = replace(verdict, state=State.FAILED)
         if verdict.state != State.FAILED or verdict.diverged or not attempt.has_checkpoint:
             return verdict
-        is_own = attempt.checkpoint_info is not None
+        is_own = attempt.start.is_own
         self.reject_checkpoint(attempt.assignment, verdict.failure, is_own)
         if not is_own:
             attempt.assignment = replace(attempt.assignment, parent=None)
@@ -265,7 +263,8 @@ class Leader:
 
     def finish_evaluation(self, attempt: Attempt, seconds: float) -> None:
         """Record an evaluation that ends after `seconds`; stop the run at its target, or after too many failures."""
-        assignment, verdict = attempt.assignment, attempt.verdict
+        assignment = attempt.assignment
+        verdict = attempt.verdict
         if attempt.is_test and verdict.state != State.STOPPED:
             self._writer.end_test(assignment, verdict.failure)
             return
@@ -300,7 +299,9 @@ class Leader:
         return self._writer.is_parent_candidate(number, attempt.loss)
 
     def _record_end(self, attempt: Attempt, seconds: float) -> None:
-        assignment, verdict, record = attempt.assignment, attempt.verdict, self._writer.record
+        assignment = attempt.assignment
+        verdict = attempt.verdict
+        record = self._writer.record
         if verdict.state == State.COMPLETE:
             is_cut = attempt.loss <= self.limits.target_loss and not verdict.is_last
             cut = {"cut_after": len(attempt.losses)} if is_cut else {}

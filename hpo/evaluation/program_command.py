@@ -29,7 +29,8 @@ class Program:
     @classmethod
     def from_problem(cls, problem: Problem) -> Program | None:
         """Return the program of a problem; None if its objective is a function."""
-        script, path = problem.file.script, str(problem.file.path)
+        script = problem.file.script
+        path = str(problem.file.path)
         if script is None:
             return None
         search_file = "" if path == str(Path(script.name)) else path
@@ -40,7 +41,8 @@ class Program:
 
         Args:
             known: Trial, folder and seed of the evaluation, by name.
-            continues: Whether to add the arguments with which the program resumes from its own checkpoint files.
+            continues: Whether to add the arguments with which the program resumes from its own
+                checkpoint files.
         """
         others = {**self.settings, **known}
         absent = [name for name in self.hyperparameters if name not in params]
@@ -63,7 +65,8 @@ def advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) -
         lines: The last lines that the program printed.
         unparsed_text: The latest match of `--loss` that is not a number; empty if there is none.
     """
-    script, found_none = program.script, "no loss was found in what the program printed"
+    script = program.script
+    found_none = "no loss was found in what the program printed"
     where = f" in the Script of {program.search_file}" if program.search_file else ""
     if unparsed_text:
         failure = f"no loss was found: --loss has matched {unparsed_text!r}, which is not a number"

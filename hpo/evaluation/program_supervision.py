@@ -1,7 +1,7 @@
 """Supervise a training program on one rank of a worker: its trainer runs it, and its reports are read.
 
-A program may report on one rank alone, and does not wait for an answer. The leader decides on each loss when the report
-arrives. It cancels the evaluation if it must not continue.
+A program may report on one rank alone, and does not wait for an answer. The leader decides on each
+loss when the report arrives. It cancels the evaluation if it must not continue.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class ProgramSupervision(Supervision):
         """
         if self._program.script.has_placeholder("folder"):
             known["folder"].mkdir(parents=True, exist_ok=True)
-        drafts, path = str(known["drafts"]), self._attempt.path if self._attempt.checkpoint_info else None
+        drafts = str(known["drafts"])
+        path = self._attempt.start.path if self._attempt.start.is_own else None
         continues = self._attempt.restored_count > 0  # It resumes from its own files in the folder.
         self._trainer.send(
             "run",
@@ -101,9 +102,9 @@ class ProgramSupervision(Supervision):
     def _make_store_environment(self) -> dict[str, str]:
         """Return environment variables with which a program on a single rank starts torch's store itself.
 
-        The program then behaves as if torchrun had not started it. It may set another port if it starts several
-        processes, for example with `torch.multiprocessing.spawn`. The port is reserved, since a program may take
-        minutes to begin to use it.
+        The program then behaves as if torchrun had not started it. It may set another port if it
+        starts several processes, for example with `torch.multiprocessing.spawn`. The port is
+        reserved, since a program may take minutes to begin to use it.
         """
         if self._group.size > 1:
             return {}
@@ -138,7 +139,8 @@ class ProgramSupervision(Supervision):
         since = clock.now()
         assert self._attempt.drafts is not None
         take = self._attempt.drafts.take_named
-        checkpoint, weights = take(report.checkpoint), take(report.weights)
+        checkpoint = take(report.checkpoint)
+        weights = take(report.weights)
         leader.keep_drafts(self._attempt, verdict, checkpoint, weights, since)
         return verdict
 
@@ -221,7 +223,8 @@ def _limit_time() -> Iterator[None]:
 class ReportReader:
     """Reads the reports of one evaluation on one rank, from a file or from printed lines.
 
-    The source of the first report, file or lines, is the only source of reports. Both may have notes about drafts.
+    The source of the first report, file or lines, is the only source of reports. Both may have
+    notes about drafts.
 
     Args:
         script: The program, with its patterns for losses and metrics.
@@ -231,7 +234,8 @@ class ReportReader:
         last_lines: The last lines that were printed.
         has_unread: Whether a report in the file was ignored.
         has_read_checkpoint: Whether the program has read its checkpoint.
-        unparsed_text: The latest match of the loss pattern that is not a number; empty if there is none.
+        unparsed_text: The latest match of the loss pattern that is not a number; empty if there is
+            none.
     """
 
     def __init__(self, script: Script) -> None:
@@ -302,7 +306,8 @@ class ReportReader:
     def take_new_reports(self) -> list[Report]:
         """Return the reports found since the previous call."""
         self._read_file()
-        new, self._new_reports = self._new_reports, []
+        new = self._new_reports
+        self._new_reports = []
         return new
 
     def take_last_reports(self) -> list[Report]:
@@ -384,7 +389,8 @@ class ReportReader:
             weights=drafts.get("weights", ""),
         )
         self._new_reports.append(report)
-        self._drafts[stream], self._last_stream = {}, stream
+        self._drafts[stream] = {}
+        self._last_stream = stream
 
 
 def _parse_number(text: str) -> float:
@@ -421,7 +427,8 @@ class ReportMerger:
         """Add reports of a rank, and return the reports that count, which may describe mistakes.
 
         Args:
-            first: Number of earlier reports of this rank. Reports that were added before are skipped.
+            first: Number of earlier reports of this rank. Reports that were added before are
+                skipped.
         """
         new = [
             counted
@@ -431,7 +438,8 @@ class ReportMerger:
         return new + self._release_early() if rank == 0 or not self.leader_decides else new
 
     def _release_early(self) -> list[Report]:
-        early, self._early_reports = self._early_reports, []
+        early = self._early_reports
+        self._early_reports = []
         return [counted for arguments in early for counted in self._add_report(*arguments)]
 
     def _add_report(self, rank: int, report: Report, number: int) -> list[Report]:

@@ -34,8 +34,8 @@ class RankGroup:
         comm: Communicator of the ranks.
         backend: Backend of the trainers' process group: "gloo", or that of their GPUs.
         has_own_gpu: Whether this rank computes on a GPU that no other rank uses.
-        compares_collectives: Whether trainers compare the collectives of all ranks before each one begins. Set it to
-            the same value on all ranks.
+        compares_collectives: Whether trainers compare the collectives of all ranks before each one
+            begins. Set it to the same value on all ranks.
         trainer: This rank's trainer in an evaluation, set by `connect`.
     """
 
@@ -86,7 +86,7 @@ class RankGroup:
     def fork_ahead(self) -> None:
         """Fork this rank's trainer now, so that the first evaluation need not wait for it."""
         self.slot.variables = self._gpu_variables
-        self.slot.fork_ahead()
+        self.slot.provide_trainer()
 
     def connect(self, note: Any = None) -> tuple[GroupTicket | None, Any]:
         """Prepare the process group of the trainers for an evaluation. Collective: call on all ranks.
@@ -95,23 +95,25 @@ class RankGroup:
             note: A value that the leader sends to all ranks. It is ignored on other ranks.
 
         Returns:
-            The ticket with which this rank's trainer joins the process group, and the leader's `note`. The ticket is
-            None if the trainers of all ranks still have the group of the previous evaluation.
+            The ticket with which this rank's trainer joins the process group, and the leader's
+            `note`. The ticket is None if the trainers of all ranks still have the group of the
+            previous evaluation.
         """
         is_ready = self.slot.is_ready and self.slot.group_name == self._group_name != ""
         states = self.comm.allgather((is_ready, note))
         note = states[0][1]
         if all(is_ready for is_ready, _ in states):
-            self.trainer = self.slot.trainer
+            self.trainer = self.slot.provide_trainer()
             return None, note
-        # nccl must not end a group on some ranks only, so all ranks replace trainers that have joined a group.
+        # nccl must not end a group on some ranks only, so all ranks replace trainers that have
+        # joined a group.
         if self.slot.group_name or self.slot.variables != self._gpu_variables:
             self.slot.discard_trainer()
         self.slot.variables = self._gpu_variables
         self.close_store()
         self._group_name, file = self.comm.bcast(self._make_rendezvous() if self.rank == 0 else None)
         self.slot.output.set_label(self.index, self.rank)
-        self.trainer = self.slot.trainer
+        self.trainer = self.slot.provide_trainer()
         self.slot.group_name = self._group_name
         ticket = GroupTicket(
             self._group_name,
@@ -224,8 +226,8 @@ _SIOCGIFADDR = 0x8915
 def find_own_address(peer: str) -> str:
     """Return the address at which the host `peer` can reach this host.
 
-    Return this host's name if `peer` cannot be reached. The name often resolves to a loopback address, which other
-    hosts cannot use.
+    Return this host's name if `peer` cannot be reached. The name often resolves to a loopback
+    address, which other hosts cannot use.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route, suppress(OSError):
         route.connect((peer, 9))  # to connect a datagram socket sends no packet
@@ -254,8 +256,9 @@ def find_interface(address: str) -> str | None:
 def reserve_port() -> socket.socket:
     """Return a socket on the loopback address that reserves its port until it is closed.
 
-    It does not listen. So a server that sets SO_REUSEADDR, as torch's store does, can use the port. Linux gives the
-    port to no other process that asks for any free port, neither to listen nor to connect.
+    It does not listen. So a server that sets SO_REUSEADDR, as torch's store does, can use the port.
+    Linux gives the port to no other process that asks for any free port, neither to listen nor to
+    connect.
     """
     reserved = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -43,7 +43,8 @@ _SECONDS_TO_END_TRAINER = 30.0  # time in which a supervisor can end its trainer
 _SECONDS_TO_RECEIVE_NEWS = 5.0
 _SECONDS_BETWEEN_LOGS = 5.0  # time after which printed lines are logged if no report is
 _POLL_SECONDS = 0.5
-# A trainer's own limit to connect is 5 minutes, but NCCL's start has none. Another 30 s are for memory to become free.
+# A trainer's own limit to connect is 5 minutes, but NCCL's start has none. Another 30 s are for
+# memory to become free.
 SECONDS_TO_JOIN = 340.0
 _CHECKS_PER_WAIT = 4
 _MAX_IDLE_TICKS = 2  # CPU time between two checks in hundredths of a second; to write the stacks takes this much
@@ -127,7 +128,8 @@ class Supervision:
             return
         self._news_count += len(others)
         self._printed += "".join(news.printed for news in others)
-        # A rank reports a loss only after the leader has reported the loss before, so the leader's are handled first.
+        # A rank reports a loss only after the leader has reported the loss before, so the leader's
+        # are handled first.
         for news in [own, *others]:
             self._process_reports(news)
         if is_due:
@@ -150,7 +152,8 @@ class Supervision:
 
     def _take_printed(self) -> str:
         """Return the lines of all ranks that are not logged yet, on the leader."""
-        printed, self._printed = self._group.slot.output.take_printed() + self._printed, ""
+        printed = self._group.slot.output.take_printed() + self._printed
+        self._printed = ""
         return printed
 
     # The end of the evaluation
@@ -169,8 +172,9 @@ class Supervision:
     def _gather_ends(self, end: RankEnd) -> Sequence[RankEnd]:
         """Wait for the end on the other ranks, in whatever order, and return the ends of all ranks.
 
-        News come through another thread and another communicator than the ends. So each end has the number of news
-        that its rank has sent, and the leader waits for them: a late report must not miss the verdict.
+        News come through another thread and another communicator than the ends. So each end has the
+        number of news that its rank has sent, and the leader waits for them: a late report must not
+        miss the verdict.
         """
         self._ended_at = clock.now()
         self._poll()
@@ -207,7 +211,8 @@ class Supervision:
         Raises:
             RunError: A peer does not answer, long after the evaluation was cancelled.
         """
-        now, patience = clock.now(), self._group.patience
+        now = clock.now()
+        patience = self._group.patience
         if self._watched.cause is not None:
             self._cancelled_at = min(self._cancelled_at, now)
             if now > self._cancelled_at + patience + _SECONDS_TO_END_TRAINER:
@@ -228,10 +233,11 @@ class Supervision:
     def _conclude(self, leader: Leader, ends: Sequence[RankEnd]) -> Verdict:
         """Return the final verdict, on the leader.
 
-        A verdict on a report comes before the end that followed it: for example, a pruned objective fails, since it
-        is cancelled.
+        A verdict on a report comes before the end that followed it: for example, a pruned objective
+        fails, since it is cancelled.
         """
-        attempt, cause = self._attempt, self._watched.cause or ""
+        attempt = self._attempt
+        cause = self._watched.cause or ""
         attempt.record_ends(ends)
         verdict = judge_ends(ends)
         # A function that the objective has offered may have failed after the verdict on its loss.
@@ -308,7 +314,8 @@ class Supervision:
     def _handle_message(self, message: Message) -> None:
         if message.kind == "interrupted":
             self._frames = [FrameSummary(*frame) for frame in message["frames"]]
-            self._kill_at, self._interrupt_at = self._cancelled_at + _SECONDS_TO_CLEAN_UP, math.inf
+            self._kill_at = self._cancelled_at + _SECONDS_TO_CLEAN_UP
+            self._interrupt_at = math.inf
         elif message.kind == "seen":
             self.trace = dict(message.content)
         elif message.kind == "joined":
@@ -328,9 +335,9 @@ class Supervision:
     def _cancel_objective(self) -> None:
         """End the objective by an exception, which a signal raises.
 
-        If the trainer does not react soon, for example in native code, it is killed. The signal is repeated, since the
-        trainer may not have begun the evaluation. A trainer that has not joined the process group runs no objective, so
-        it is killed at once.
+        If the trainer does not react soon, for example in native code, it is killed. The signal is
+        repeated, since the trainer may not have begun the evaluation. A trainer that has not joined
+        the process group runs no objective, so it is killed at once.
         """
         self._cancelled_at = self._interrupt_at = self._kill_at = clock.now()
         if self._has_joined:
@@ -362,7 +369,8 @@ class Supervision:
         self._has_ended = end.ends_trainer
         if end.failure is None:
             return RankEnd(self._group.rank, **vars(end))
-        failure, cause = end.failure, self._watched.cause
+        failure = end.failure
+        cause = self._watched.cause
         if end.is_status:
             failure += self._trainer.describe_last_error()
         timeout = end.gave_up and end.seconds >= self._group.patience
@@ -384,7 +392,8 @@ class Supervision:
     def _describe_crash(self, ended: TrainerEnd) -> RankEnd:
         """Return the end of a trainer that has ended by itself, or did not react to a cancellation."""
         self._crash = ended.text
-        cause, is_own = self._watched.cause, not self._trainer.is_killed
+        cause = self._watched.cause
+        is_own = not self._trainer.is_killed
         frames = () if is_own else self._frames
         frames = frames or ended.frames
         failure = ended.text if is_own or cause is None else cause
@@ -423,7 +432,8 @@ class Supervision:
                 self._handle_message(found)
 
     def _record_idle(self, message: Message) -> None:
-        self._has_ended, self.is_clean = True, bool(message["is_clean"])
+        self._has_ended = True
+        self.is_clean = bool(message["is_clean"])
         self.remains = message.get("remains", "")
 
 
@@ -435,14 +445,17 @@ def _describe_timeout(patience: float) -> str:
 class FunctionSupervision(Supervision):
     """Supervises one evaluation of an objective function on one rank.
 
-    The trainers of all ranks agree on each report. Only the trainer of the leader sends it, and waits for the answer.
+    The trainers of all ranks agree on each report. Only the trainer of the leader sends it, and
+    waits for the answer.
     """
 
     _awaited: tuple[Verdict, float] | None = None  # a verdict that requires copies, and the time at which they began
 
     def start_objective(self, ticket: GroupTicket | None, seed: int, folder: Path) -> None:
         """Let the trainer start the objective, after it has joined the process group of `ticket`, if that is given."""
-        attempt, path = self._attempt, str(self._attempt.path) if self._attempt.path else None
+        attempt = self._attempt
+        start = attempt.start
+        path = str(start.path) if start.path else None
         request = EvaluationRequest(
             attempt.assignment.params,
             seed,
@@ -450,8 +463,8 @@ class FunctionSupervision(Supervision):
             str(folder),
             ticket,
             free_memory=self._group.slot.first_free_memory,
-            checkpoint=path if attempt.checkpoint_info is not None else None,
-            parent_checkpoint=path if attempt.parent_info is not None else None,
+            checkpoint=path if start.is_own else None,
+            parent_checkpoint=None if start.is_own else path,
             is_traced=self._is_traced,
             is_compared=self._group.compares_collectives,
         )
@@ -475,14 +488,16 @@ class FunctionSupervision(Supervision):
 
     def _poll(self) -> None:
         super()._poll()
-        # Twice the limit of a collective, so that a collective which waits for a peer fails first, and names the peer.
+        # Twice the limit of a collective, so that a collective which waits for a peer fails first,
+        # and names the peer.
         limit = 2 * self._group.patience
         if self._awaited is not None and clock.now() > self._awaited[1] + limit and self._watched.cause is None:
             self._watched.cancel_on_all(f"{TIMEOUT_PREFIX}an offered function has not returned after {limit:g} s")
 
     @property
     def _seconds_for_peers(self) -> float:
-        # The trainers have agreed on the end, and only have to gather what the objective has offered.
+        # The trainers have agreed on the end, and only have to gather what the objective has
+        # offered.
         return self._group.patience + _SECONDS_TO_ACKNOWLEDGE
 
     def _keep_copies(self, leader: Leader, awaited: tuple[Verdict, float], message: Message) -> None:
@@ -513,11 +528,12 @@ class FunctionSupervision(Supervision):
 class HangDetector:
     """Checks at intervals whether an objective blocks in a collective of torch.distributed.
 
-    The check is needed for process groups that the objective creates. Their collectives would wait for 30 minutes, the
-    default of torch. The default process group has a shorter timeout.
+    The check is needed for process groups that the objective creates. Their collectives would wait
+    for 30 minutes, the default of torch. The default process group has a shorter timeout.
 
-    Only a process whose main thread sleeps and uses no CPU time is asked for its stack. A process that is running
-    Python code may crash, since faulthandler reads frames that are being made or removed (seen with Python 3.13).
+    Only a process whose main thread sleeps and uses no CPU time is asked for its stack. A process
+    that is running Python code may crash, since faulthandler reads frames that are being made or
+    removed (seen with Python 3.13).
 
     Args:
         trainer: The process that runs the objective.
@@ -539,7 +555,8 @@ class HangDetector:
             return False
         self.next_check = now + self._interval
         is_asleep, ticks = self._trainer.read_thread_state()
-        used, self._ticks = ticks - self._ticks, ticks
+        used = ticks - self._ticks
+        self._ticks = ticks
         if not is_asleep and used <= _MAX_IDLE_TICKS:
             return False  # It waits for a core. The next check decides.
         frames = self._trainer.find_stack() if used <= _MAX_IDLE_TICKS else ()
@@ -548,7 +565,8 @@ class HangDetector:
             self.frames = ()
             return False
         if _find_positions(frames) != _find_positions(self.frames):
-            self.frames, self._since = frames, now
+            self.frames = frames
+            self._since = now
         return now - self._since >= self._patience
 
 

@@ -86,7 +86,8 @@ class TemplateProcess:
             self._process.wait(_SECONDS_TO_END)
         _write_text(self._output_files[0].read_new(), sys.stdout)
         lines = self._output_files[1].read_new().splitlines()
-        # After a crash, faulthandler lists all extension modules. The list may be longer than the shown text.
+        # After a crash, faulthandler lists all extension modules. The list may be longer than the
+        # shown text.
         shown = "\n".join(line for line in lines if not line.startswith("Extension modules: "))
         text = shown[-_MAX_SHOWN_CHARACTERS:].strip()
         return f"{describe_status(self._process.returncode)}{f':{chr(10)}{text}' if text else ''}"
@@ -106,7 +107,8 @@ def start_template() -> TemplateProcess | None:
 class TemplateClient:
     """Connection to the template that this rank uses.
 
-    If the template crashes, this rank starts a new one for itself alone, which loads the same search file.
+    If the template crashes, this rank starts a new one for itself alone, which loads the same
+    search file.
 
     Args:
         address: Address of the template's socket.
@@ -114,7 +116,8 @@ class TemplateClient:
 
     Attributes:
         unsafe_reason: Why trainers must import the search file themselves; empty if they need not.
-        skipped_packages: Packages of a script that trainers must import themselves, with the reasons.
+        skipped_packages: Packages of a script that trainers must import themselves, with the
+            reasons.
         crash_count: Number of crashes of the template.
         is_open: Whether the template is running, as far as this rank knows.
 
@@ -146,7 +149,8 @@ class TemplateClient:
         """
         answer = self._ask_template(kind, **content).content
         if kind == "bind":
-            self.unsafe_reason, self.skipped_packages = answer["unsafe"], answer["skipped"]
+            self.unsafe_reason = answer["unsafe"]
+            self.skipped_packages = answer["skipped"]
         return dict(answer)
 
     def remember_requests(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
@@ -274,8 +278,9 @@ def _connect_channel(address: str) -> Channel:
 def share_template(own: TemplateProcess | None, host: Any) -> tuple[TemplateClient, bool]:
     """Connect to a template of this host. Collective: call on all ranks of the host.
 
-    Ranks in the same container (same namespaces and same cgroup) share a template. If several of them have started one,
-    they use the template of the lowest rank, and kill the others. If none of them has, the lowest rank starts one.
+    Ranks in the same container (same namespaces and same cgroup) share a template. If several of
+    them have started one, they use the template of the lowest rank, and kill the others. If none of
+    them has, the lowest rank starts one.
 
     Args:
         own: The template that this rank has started, or None.

@@ -65,7 +65,8 @@ class TrainerClient:
 
     Args:
         output: Takes the lines that the trainer prints.
-        variables: Additional environment variables if the trainer runs evaluations. None if it has another task.
+        variables: Additional environment variables if the trainer runs evaluations. None if it has
+            another task.
     """
 
     def __init__(
@@ -160,10 +161,12 @@ class TrainerClient:
             return ()
         start = os.fstat(self._stack_file).st_size
         self._send_signal(WRITE_STACKS)
-        give_up_at, size = time.monotonic() + _SECONDS_TO_WRITE_STACKS, start
+        give_up_at = time.monotonic() + _SECONDS_TO_WRITE_STACKS
+        size = start
         while time.monotonic() < give_up_at:
             time.sleep(_POLL_SECONDS)
-            before, size = size, os.fstat(self._stack_file).st_size
+            before = size
+            size = os.fstat(self._stack_file).st_size
             if start < size == before:
                 break
         return self._read_frames(start)
@@ -179,7 +182,8 @@ class TrainerClient:
     def kill(self) -> None:
         """Kill the process."""
         if not self.is_killed:
-            self.is_killed, self._killed_at = True, time.monotonic()
+            self.is_killed = True
+            self._killed_at = time.monotonic()
         self._send_signal(signal.SIGKILL)
 
     def end(self) -> None:
@@ -191,7 +195,8 @@ class TrainerClient:
     def wait_for_exit(self) -> None:
         """Wait until a process whose connection was closed has ended, and has freed the memory of its GPU.
 
-        A process that takes too long is killed. It may not end, for example if the driver of a GPU keeps it.
+        A process that takes too long is killed. It may not end, for example if the driver of a GPU
+        keeps it.
         """
         if self.has_lost_template:
             return  # It has ended with its template.
@@ -305,19 +310,14 @@ class TrainerSlot:
         self._template.read_messages()
         return not self._template.has_ended(self._trainer.process)
 
-    @property
-    def trainer(self) -> TrainerClient:
-        """The running trainer. If none is running, a new one is forked, after the last one has ended."""
+    def provide_trainer(self) -> TrainerClient:
+        """Return the running trainer. If none is running, fork a new one, after the last one has ended."""
         if not self.is_ready:
             self.discard_trainer()
             self._wait_for_exit()
             self._trainer = TrainerClient(self._template, self.output, self._options, self.variables)
         assert self._trainer is not None
         return self._trainer
-
-    def fork_ahead(self) -> None:
-        """Fork the trainer now, so that the first evaluation need not wait for it."""
-        assert self.trainer
 
     def fork_other(self, output: TrainerOutput | None = None) -> TrainerClient:
         """Fork an additional trainer for the caller, which must end it. Its lines go to `output`, if that is given."""
@@ -327,7 +327,8 @@ class TrainerSlot:
         """Close the trainer after an evaluation, unless it can be reused.
 
         Args:
-            is_clean: Whether the evaluation has left the trainer in a state that allows another evaluation.
+            is_clean: Whether the evaluation has left the trainer in a state that allows another
+                evaluation.
         """
         if self._is_fresh or not is_clean:
             self._close_trainer()
@@ -360,5 +361,6 @@ class TrainerSlot:
     def _close_trainer(self) -> None:
         if self._trainer is not None:
             self._trainer.close()
-            self._trainer, self._ending = None, self._trainer
+            self._ending = self._trainer
+            self._trainer = None
         self.group_name = ""

@@ -48,7 +48,8 @@ class TrainerOutput:
 
     def set_label(self, worker: int, rank: int) -> None:
         """Label the next lines with this worker and rank."""
-        self.label, self.rank = f"worker {worker} rank {rank}", rank
+        self.label = f"worker {worker} rank {rank}"
+        self.rank = rank
 
     def forget_errors(self) -> None:
         """Forget the latest lines on standard error; call it before another evaluation begins."""
@@ -59,8 +60,8 @@ class TrainerOutput:
     def shows_harmless_abort(self) -> bool:
         """Whether native code has terminated the process without an exception in C++ or Python.
 
-        Threads of torch sometimes cause such an abort while a process exits. After a Python traceback the value is
-        false, since the exception is then the failure to report.
+        Threads of torch sometimes cause such an abort while a process exits. After a Python
+        traceback the value is false, since the exception is then the failure to report.
         """
         return not self._has_traceback and any(_TERMINATED in line for line in self.last_errors)
 
@@ -140,14 +141,16 @@ class OutputPipe:
         *lines, rest = text.split(b"\n")
         self._partial_line = rest[rest[:-1].rfind(b"\r") + 1 :]  # A carriage return overwrites the text before.
         if len(self._partial_line) > _MAX_CHARACTERS:
-            lines, self._partial_line = [*lines, self._partial_line], b""
+            lines = [*lines, self._partial_line]
+            self._partial_line = b""
         if lines:
             self._output.add_lines([line.decode(errors="replace") for line in lines], self._is_error)
 
     def end_line(self) -> None:
         """Pass on an incomplete line as if it were complete, because no more output is expected."""
         if self._partial_line:
-            line, self._partial_line = self._partial_line, b""
+            line = self._partial_line
+            self._partial_line = b""
             self._output.add_lines([line.decode(errors="replace")], self._is_error)
 
     def close_write_end(self) -> None:

@@ -13,7 +13,7 @@ _SECONDS_TO_ANSWER = 600.0  # enough for the thousands of draws that check the c
 
 
 class ConstraintClient:
-    """Sends requests about constraints to a trainer (here a process that runs the user's constraint functions).
+    """Sends requests about constraints to a trainer, which runs the user's constraint functions.
 
     The trainer is forked at the first request. If it ends, it is replaced once.
 
@@ -55,10 +55,10 @@ class ConstraintClient:
 def run_test_in_trainer(
     fork: Callable[[], TrainerClient], params: Mapping[str, Any], weights: Path
 ) -> Iterator[Mapping[str, Any]]:
-    """Call the search file's `test` function in a new trainer (separate process), and yield the messages about it.
+    """Call the search file's `test` function in a new trainer, and yield the messages about it.
 
-    `hpo.trainer.final_test.run_test` sends them. If the trainer ends before the test, the final message has the kind
-    "failure".
+    `hpo.trainer.final_test.run_test` sends them. If the trainer ends before the test, the final
+    message has the kind "failure".
 
     Args:
         params: Hyperparameters of the network.

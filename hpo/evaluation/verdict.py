@@ -1,4 +1,4 @@
-"""The verdict (decision) on an evaluation, made from how the objective has ended on all ranks of the worker."""
+"""The verdict on an evaluation, made from how the objective has ended on all ranks of the worker."""
 
 from __future__ import annotations
 

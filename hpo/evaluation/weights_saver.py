@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class WeightsSaver:
     """Writes the weights of the best individuals, on the leader.
 
-    The first rank of the job moves the files to their final paths. The leader knows only the evaluations that it has
-    received from the study. So it may write weights that are not the best of the run.
+    The first rank of the job moves the files to their final paths. The leader knows only the
+    evaluations that it has received from the study. So it may write weights that are not the best
+    of the run.
 
     Args:
         study: The leader's connection to the study.
@@ -37,8 +38,7 @@ class WeightsSaver:
     def is_wanted(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:
         """Return whether an evaluation with these values would be the best, or on the Pareto front, as far as is known.
 
-        A confirmation (repetition with another seed) must be better than the other confirmations of the same
-        individual.
+        A confirmation must be better than the other confirmations of the same individual.
         """
         if assignment.confirms is not None:
             return self._writer.should_keep_weights(assignment.number, loss)

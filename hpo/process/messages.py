@@ -90,7 +90,7 @@ class Report:
 
 @dataclass(frozen=True)
 class ReportAnswer:
-    """The message "answer": what the leader has decided on a report, for all trainers of the worker."""
+    """The message "answer": the leader's decision on a report, for all trainers of the worker."""
 
     continues: bool
     keeps_weights: bool = False

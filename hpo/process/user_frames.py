@@ -113,7 +113,7 @@ def remove_program_frames(frames: Sequence[traceback.FrameSummary]) -> list[trac
 
 
 def _is_caller(frame: traceback.FrameSummary) -> bool:
-    return (frame.filename, frame.name) in _CALLERS
+    return (frame.filename, frame.name.rpartition(".")[2]) in _CALLERS  # The name may be qualified.
 
 
 def _is_program_file(filename: str) -> bool:

@@ -1,7 +1,8 @@
-"""MPI communicators (groups of ranks that exchange messages) that sleep while they wait.
+"""MPI communicators that sleep while they wait.
 
-A rank that waits in a blocking MPI call uses 95% of a core (measured with MPICH). If there are more ranks than cores,
-it slows down the ranks that train. Here each wait tests a non-blocking call between short sleeps.
+A rank that waits in a blocking MPI call uses 95% of a core (measured with MPICH). If there are more
+ranks than cores, it slows down the ranks that train. Here each wait tests a non-blocking call
+between short sleeps.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from mpi4py import MPI
 
 from hpo.process import clock
 
-# Seconds. Sleeps are short enough to be unnoticed, and long enough that a wait costs about 1% of a core. A collective
-# proceeds only when a rank tests it. With sleeps that doubled, two ranks took 21 ms to agree on a loss, and four ranks
-# 55 ms. With sleeps of a tenth of the wait so far, they took 1.4 ms and 2.9 ms.
+# Seconds. Sleeps are short enough to be unnoticed, and long enough that a wait costs about 1% of a
+# core. A collective proceeds only when a rank tests it. With sleeps that doubled, two ranks took 21
+# ms to agree on a loss, and four ranks 55 ms. With sleeps of a tenth of the wait so far, they took
+# 1.4 ms and 2.9 ms.
 _MIN_SLEEP = 5e-5
 _MAX_SLEEP = 5e-3
 _SLEEP_RATIO = 0.1
 
 _MIN_PENDING = 16  # number of sent messages from which on received ones are removed from the list
 
-# An object is sent as a block of fixed length, and a rest if it is longer. Most objects fit into the block, so that one
-# collective is enough. The block contains the length, so that the length needs no collective of its own.
+# An object is sent as a block of fixed length, and a rest if it is longer. Most objects fit into
+# the block, so that one collective is enough. The block contains the length, so that the length
+# needs no collective of its own.
 _BLOCK_BYTES = 1024
 _LENGTH_BYTES = 8  # length of the pickle, at the start of the block
 _PAYLOAD_BYTES = _BLOCK_BYTES - _LENGTH_BYTES
@@ -38,7 +41,8 @@ TIMEOUT_MESSAGE = "gave up after"  # start of the message of a TimeoutError
 def sleep_until(done: Callable[[], bool], limit: float = math.inf) -> bool:
     """Wait until `done()` is true, and return true; return false after `limit` seconds.
 
-    The longer the wait, the less often `done` is called. Seconds in which this process was stopped do not count.
+    The longer the wait, the less often `done` is called. Seconds in which this process was stopped
+    do not count.
     """
     began = clock.now()
     while not done():
@@ -60,13 +64,14 @@ def sleep_briefly(waited: float, longest: float = _MAX_SLEEP) -> None:
 
 
 class SleepingComm(MPI.Intracomm):
-    """An MPI communicator (group of ranks that exchange messages) that sleeps while it waits.
+    """An MPI communicator that sleeps while it waits.
 
-    Python's signal handlers can interrupt its waits. Its sends never block. `SleepingComm(comm)` is another handle of
-    `comm`, not a copy. Calls that are not overridden here block as usual.
+    Python's signal handlers can interrupt its waits. Its sends never block. `SleepingComm(comm)` is
+    another handle of `comm`, not a copy. Calls that are not overridden here block as usual.
 
     Attributes:
-        patience: Maximum seconds for which a rank waits in a call. Then the call raises TimeoutError.
+        patience: Maximum seconds for which a rank waits in a call. Then the call raises
+            TimeoutError.
     """
 
     _unreceived: list[MPI.Request]
@@ -136,8 +141,9 @@ class SleepingComm(MPI.Intracomm):
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object without waiting for the receiver.
 
-        A blocking send of a large object would wait until the receiver has finished its evaluation. It would never
-        return if the receiver is this rank, or if the receiver also sends to this rank.
+        A blocking send of a large object would wait until the receiver has finished its evaluation.
+        It would never return if the receiver is this rank, or if the receiver also sends to this
+        rank.
         """
         pending = self._get_pending()
         if len(pending) >= self._max_pending:  # To test all of them at each send would take quadratic time.
@@ -149,9 +155,9 @@ class SleepingComm(MPI.Intracomm):
     def drop_messages(self) -> None:
         """Receive and drop all pending messages between the ranks. Collective: call on all ranks.
 
-        Method: non-blocking consensus, algorithm 2 of Hoefler, Siebert and Lumsdaine (2010), "Scalable communication
-        protocols for dynamic sparse data exchange". Sends are synchronous, and a rank enters a barrier when the
-        messages that it has sent have arrived.
+        Method: non-blocking consensus, algorithm 2 of Hoefler, Siebert and Lumsdaine (2010),
+        "Scalable communication protocols for dynamic sparse data exchange". Sends are synchronous,
+        and a rank enters a barrier when the messages that it has sent have arrived.
         """
         barrier: list[MPI.Request] = []
 

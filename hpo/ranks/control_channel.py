@@ -20,11 +20,12 @@ _PING_KIND = "alive"
 class ControlChannel:
     """Sends and receives control messages on a communicator of its own. Collective: create and close it on all ranks.
 
-    Any thread may send. Only the watch (the thread that handles signals and messages) exchanges messages.
+    Any thread may send. Only the thread of the watch exchanges messages.
 
     Attributes:
         name: Name of this rank in messages to the user.
-        previous_name: Name of the previous rank in the ring of all ranks, which sends heartbeats to this rank.
+        previous_name: Name of the previous rank in the ring of all ranks, which sends heartbeats to
+            this rank.
     """
 
     def __init__(self, world: SleepingComm) -> None:
@@ -49,7 +50,8 @@ class ControlChannel:
     def send_now(self, rank: int, *message: Any) -> None:
         """Send a message at once, instead of at the next exchange.
 
-        Only the thread that exchanges messages may call this. It does so when there may be no next exchange.
+        Only the thread that exchanges messages may call this. It does so when there may be no next
+        exchange.
         """
         with suppress(Exception):
             self._comm.send(message, dest=rank)
@@ -65,7 +67,8 @@ class ControlChannel:
             received.append(self._comm.recv())
         for message in received:
             if message[0] == _PING_KIND:
-                self._received_at, self.previous_name = clock.now(), message[1]
+                self._received_at = clock.now()
+                self.previous_name = message[1]
             else:
                 yield message
 
@@ -80,15 +83,16 @@ class ControlChannel:
     def abort(self, status: int) -> None:
         """End the job on all hosts.
 
-        This needs MPI's own communicator of all ranks. With a copy of it, MPICH (5.0.2) would end only the ranks of
-        this host.
+        This needs MPI's own communicator of all ranks. With a copy of it, MPICH (5.0.2) would end
+        only the ranks of this host.
         """
         self._world.Abort(status)
 
     def _send_ping(self) -> None:
         now = clock.now()
         if now > self._exchanged_at + 3 * _SECONDS_BETWEEN_PINGS:
-            # This rank was stopped, perhaps with the whole job, or was connecting, and received no heartbeats.
+            # This rank was stopped, perhaps with the whole job, or was connecting, and received no
+            # heartbeats.
             self._received_at = now
         self._exchanged_at = now
         if now > self._pinged_at + _SECONDS_BETWEEN_PINGS and self.size > 1:

@@ -35,8 +35,9 @@ def sort_by_host(world: SleepingComm, host: SleepingComm, ranks_per_worker: int)
 def unlink_shared_memory(host: SleepingComm) -> None:
     """Unlink the file through which MPICH's ranks on a host share memory. All of them must have opened it.
 
-    MPICH 5.0.2 unlinks it only when MPI ends. After an abort, it would stay until the host reboots (1 MB per rank).
-    UCX, which MPICH uses to communicate, has its own files. UCX unlinks them at its start, so they never stay.
+    MPICH 5.0.2 unlinks it only when MPI ends. After an abort, it would stay until the host reboots
+    (1 MB per rank). UCX, which MPICH uses to communicate, has its own files. UCX unlinks them at
+    its start, so they never stay.
 
     Args:
         host: Communicator of the ranks of this host.

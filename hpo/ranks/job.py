@@ -1,4 +1,4 @@
-"""One rank of an MPI job, with the watch (the thread that handles signals, deadlines and messages) over it."""
+"""One rank of an MPI job, with the watch over it, and steps on which all ranks agree."""
 
 from __future__ import annotations
 
@@ -45,12 +45,14 @@ def abort_for_error(watch: RankWatch, error: BaseException) -> None:
 def run_on_all(comm: SleepingComm, step: Callable[[], T]) -> T:
     """Run `step` on each rank, and return the result of this rank. Collective: call on all ranks of `comm`.
 
-    An exception other than UsageError is raised only on its own rank, while the others wait. It must end the job.
+    An exception other than UsageError is raised only on its own rank, while the others wait. It
+    must end the job.
 
     Raises:
         CollectiveUsageError: `step` has raised UsageError on any rank.
     """
-    result, mistake = None, None
+    result = None
+    mistake = None
     try:
         result = step()
     except UsageError as error:

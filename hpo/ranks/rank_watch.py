@@ -59,9 +59,11 @@ class WatchedEvaluation:
     """An evaluation that any thread can cancel. The main thread waits for a cancellation as for data in a file.
 
     Args:
-        number: Number of the evaluation, counted over the evaluations of the worker. It is the same on all its ranks.
+        number: Number of the evaluation, counted over the evaluations of the worker. It is the same
+            on all its ranks.
         event: File descriptor of the rank's eventfd (counter of Linux that wakes a waiting thread).
-        send: Queues a control message: called with the receiver's index in the job, and the items of the message.
+        send: Queues a control message: called with the receiver's index in the job, and the items
+            of the message.
 
     Attributes:
         cause: Why the evaluation was cancelled; None if it was not.
@@ -143,7 +145,8 @@ class RankWatch:
         self._has_ended = False
         self._evaluation_count = 0  # number of evaluations of the worker
         self._evaluation: WatchedEvaluation | None = None
-        # A cancellation that arrived before this rank has begun the evaluation: its number, and the cause.
+        # A cancellation that arrived before this rank has begun the evaluation: its number, and the
+        # cause.
         self._early_cancellation = (-1, "")
         self._early_news: list[tuple[int, Any]] = []
         self._evaluation_lock = threading.Lock()
@@ -181,7 +184,8 @@ class RankWatch:
         """
         self.control_channel.set_worker_name(worker.rank, index)
         names = dict(worker.allgather((self.control_channel.rank, self.control_channel.name)))
-        leader, others = next(iter(names)), [rank for rank in names if rank != self.control_channel.rank]
+        leader = next(iter(names))
+        others = [rank for rank in names if rank != self.control_channel.rank]
         other_names = ", ".join(names[rank] for rank in others)
         self._peers = Peers(leader, others, self.control_channel.name, other_names, patience)
         self._evaluation_count = max(worker.allgather(self._evaluation_count))
@@ -191,9 +195,11 @@ class RankWatch:
 
         Args:
             on_stop: Called when the run begins to stop.
-            summarize_late: Writes the summary if the stop takes too long, and returns the exit status.
+            summarize_late: Writes the summary if the stop takes too long, and returns the exit
+                status.
         """
-        self._on_stop, self._summarize_late = on_stop, summarize_late
+        self._on_stop = on_stop
+        self._summarize_late = summarize_late
 
     def schedule_stop(self, seconds: float, reason: str) -> None:
         """Schedule a stop of the run `seconds` from now, with `reason` as its reason."""
@@ -215,7 +221,8 @@ class RankWatch:
             self._evaluation_count += 1
             watched = WatchedEvaluation(self._evaluation_count, self._event, self._peers, self._queue_message)
             self._evaluation = watched
-            # A peer may have begun this evaluation before this rank, and its messages may be here already.
+            # A peer may have begun this evaluation before this rank, and its messages may be here
+            # already.
             for number, content in self._early_news:
                 if number == watched.number:
                     watched.add_news(content)
@@ -251,7 +258,8 @@ class RankWatch:
     def abort_job(self, message: str, status: int = ExitStatus.CRASHED) -> None:
         """End the whole job at once, and print `message`. This method does not return.
 
-        The first rank ends the job. If several ranks request this, it prints the message that it receives first.
+        The first rank ends the job. If several ranks request this, it prints the message that it
+        receives first.
         """
         if self.control_channel.rank != 0:
             self._send_promptly(0, "die", message, status)
@@ -322,8 +330,8 @@ class RankWatch:
     def _abort_late_stop(self, stopping: StopRequest) -> None:
         """End the job because some ranks have not stopped in time.
 
-        The first rank writes the summary, and then ends the job. Another rank ends the job only if the summary takes
-        too long.
+        The first rank writes the summary, and then ends the job. Another rank ends the job only if
+        the summary takes too long.
         """
         if self.control_channel.rank == 0:
             status = stopping.status or ExitStatus.UNFINISHED  # The run may have more to do.

@@ -38,7 +38,8 @@ class RunStop:
         """
         self._cancelled_stops.add(stop)
         if self.reason == stop:
-            self.reason, self._began_at = None, math.inf
+            self.reason = None
+            self._began_at = math.inf
 
     def is_final(self, stop: StopRequest) -> bool:
         """Return whether the run stops already, for a reason that `stop` does not replace."""

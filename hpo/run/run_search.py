@@ -184,10 +184,9 @@ class RunStages:
         context = EvaluationContext(
             self._ready.user_frames,
             self._manifest.seed,
-            self._files.trial_folders,
+            self._files,
             self._name_prefix,
             self._program,
-            self._files.checkpoints,
             keeps_checkpoints=self._options.checkpoint_every != math.inf,
         )
         return Evaluator(context, self._group, self._job.watch, leader)

@@ -1,7 +1,7 @@
 """The accelerator of this process: the devices that torch finds, and the memory that evaluations leave on a device.
 
-torch names the accelerator of its build "cuda" (NVIDIA, and AMD with ROCm) or "xpu" (Intel). Only trainers call these
-functions, because a process that has asked the driver is not safe to fork.
+torch names the accelerator of its build "cuda" (NVIDIA, and AMD with ROCm) or "xpu" (Intel). Only
+trainers call these functions, because a process that has asked the driver is not safe to fork.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from hpo.text_format import format_error
 _VISIBILITY_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _SECONDS_TO_FREE = 30.0  # The driver frees the memory of a killed process within seconds.
 _POLL_SECONDS = 0.1
-# Part of a device's memory that may be missing at the start of an evaluation: libraries keep buffers on the device.
+# Part of a device's memory that may be missing at the start of an evaluation: libraries keep
+# buffers on the device.
 _TOLERATED_SHARE = 0.05
 _TOLERATED_BYTES = 128 << 20  # That an evaluation may leave behind. Libraries keep up to 32 MiB per thread and stream.
 _MEBIBYTE = 1 << 20
@@ -34,9 +35,10 @@ def find_devices() -> dict[str, Any]:
     """Return the devices that this process sees.
 
     Returns:
-        The ``ids`` (UUIDs) and ``names`` of the devices, the ``backend`` of process groups of these devices, and the
-        environment ``variables`` that select the visible devices, the first with precedence. ``problem`` is why torch
-        finds no device although this host has some, otherwise an empty text.
+        The ``ids`` (UUIDs) and ``names`` of the devices, the ``backend`` of process groups of these
+        devices, and the environment ``variables`` that select the visible devices, the first with
+        precedence. ``problem`` is why torch finds no device although this host has some, otherwise
+        an empty text.
     """
     kind = torch.accelerator.current_accelerator()
     with warnings.catch_warnings():  # All ranks would print the reason that is returned.
@@ -59,7 +61,8 @@ def _list_variables(kind: torch.device) -> list[str]:
         return ["ZE_AFFINITY_MASK"]
     if kind.type != "cuda":
         return []
-    # With ROCm, both have the same meaning. Their indices count in the list of ROCR_VISIBLE_DEVICES.
+    # With ROCm, both have the same meaning. Their indices count in the list of
+    # ROCR_VISIBLE_DEVICES.
     return ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"] if torch.version.hip else ["CUDA_VISIBLE_DEVICES"]
 
 
@@ -131,7 +134,8 @@ class DeviceMemory:
     def find_remains(self) -> str | None:
         """Free the memory of an ended evaluation. Return what remains; None if nothing does.
 
-        Cycles of Python objects may hold gigabytes of the device, which do not cause a garbage collection.
+        Cycles of Python objects may hold gigabytes of the device, which do not cause a garbage
+        collection.
         """
         if self._is_on_cpu:
             return None

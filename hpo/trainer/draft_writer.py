@@ -1,7 +1,7 @@
 """Write checkpoints and weights of a training script to draft files.
 
-The supervisor (MPI process of the rank that runs the script) later keeps or removes each draft. The path of a draft is
-the path `drafts` with a unique suffix.
+The leader later keeps or removes each draft. The path of a draft is the path `drafts` with a unique
+suffix.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def _find_rank() -> int:
 def _write_draft(kind: str, drafts: Path, tensors: Mapping[str, torch.Tensor], write: Callable[[Path], None]) -> None:
     """Let `write` write a draft file of these tensors, and send its name to the supervisor.
 
-    `kind` is "checkpoint" or "weights". If the file cannot be written, print a warning, and continue.
+    `kind` is "checkpoint" or "weights". If the file cannot be written, print a warning, and
+    continue.
     """
     name = f"{os.getpid()}-{next(_draft_numbers)}"
     path = drafts.with_name(f"{drafts.name}-{name}.safetensors")

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 def run_test(search: BoundSearch, params: Mapping[str, Any], weights_path: Path) -> Iterator[dict[str, Any]]:
     """Call the user's `test` with the weights in a file, and yield its result in parts, as JSON data.
 
-    The parts are ``{"kind": "metrics", "metrics": {...}}``, then ``{"kind": "samples", "predictions": [...], "texts":
-    [...]}``. If `test` fails or its result is invalid, the final part is ``{"kind": "failure", "text": ...}``.
+    The parts are ``{"kind": "metrics", "metrics": {...}}``, then ``{"kind": "samples",
+    "predictions": [...], "texts": [...]}``. If `test` fails or its result is invalid, the final
+    part is ``{"kind": "failure", "text": ...}``.
     """
     try:
         weights = read_weights(weights_path)

@@ -58,8 +58,8 @@ def is_forked() -> bool:
 def end_if_forked(error: BaseException | None = None) -> None:
     """End this process if an objective has forked it; do nothing in the trainer.
 
-    Call it when the objective has returned, or has raised `error`. The process ends with the exit status that a Python
-    program would have.
+    Call it when the objective has returned, or has raised `error`. The process ends with the exit
+    status that a Python program would have.
     """
     if not is_forked():
         return

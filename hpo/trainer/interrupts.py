@@ -1,8 +1,4 @@
-"""Cancel an objective by a signal, which raises an exception in the main thread of the trainer.
-
-The trainer is the process that runs the objective for one rank. The supervisor (MPI process of that rank) sends the
-signal.
-"""
+"""Cancel an objective by a signal of the supervisor, which raises an exception in the main thread of the trainer."""
 
 from __future__ import annotations
 
@@ -18,10 +14,7 @@ class Cancelled(BaseException):
 
 
 class InterruptHandler:
-    """Raises Cancelled in an objective when the supervisor (MPI process of this rank) requests it.
-
-    It calls `acknowledge` to confirm the request.
-    """
+    """Raises Cancelled in an objective when the supervisor requests it, and confirms that by `acknowledge`."""
 
     def __init__(self, acknowledge: Callable[[], None]) -> None:
         self._acknowledge = acknowledge
@@ -71,7 +64,8 @@ class InterruptHandler:
 
         The supervisor repeats the signal until it is acknowledged.
         """
-        is_first, self.is_cancel_requested = not self.is_cancel_requested, True
+        is_first = not self.is_cancel_requested
+        self.is_cancel_requested = True
         if self._only_acknowledges:
             self._acknowledge()
         elif is_first and self.allows_cancellation:

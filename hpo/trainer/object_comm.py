@@ -17,9 +17,9 @@ _HEADER_BYTES = 8  # The header has the length of the object in bytes.
 class Comm:
     """Communicates Python objects among a worker's ranks, over torch.distributed with gloo.
 
-    Methods, arguments and the attributes ``rank`` and ``size`` have the names of mpi4py. Objects are pickled. All
-    methods except `send` and `recv` are collective: call them on all ranks. A rank that waits for others for longer
-    than `--collective-timeout` raises RuntimeError.
+    Methods, arguments and the attributes ``rank`` and ``size`` have the names of mpi4py. Objects
+    are pickled. All methods except `send` and `recv` are collective: call them on all ranks. A rank
+    that waits for others for longer than `--collective-timeout` raises RuntimeError.
 
     Example:
         ::
@@ -81,7 +81,8 @@ class Comm:
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object to the rank `dest` without waiting for the receiver.
 
-        The receiver must call `recv` with the same `tag`, a number that distinguishes kinds of messages.
+        The receiver must call `recv` with the same `tag`, a number that distinguishes kinds of
+        messages.
         """
         payload = pickle.dumps(obj)
         header = torch.frombuffer(bytearray(len(payload).to_bytes(_HEADER_BYTES, "little")), dtype=torch.uint8)

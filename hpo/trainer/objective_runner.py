@@ -1,8 +1,8 @@
 """Run one evaluation in a trainer: call the objective, agree on each loss, and obey the answer.
 
-The trainers of a worker agree among themselves. Only the trainer of rank 0 asks the leader, which is
-its supervisor, and forwards the answer. Each trainer sends its own supervisor how its objective has
-ended.
+The trainers of a worker agree among themselves. Only the trainer of rank 0 asks the leader, which
+is its supervisor, and forwards the answer. Each trainer sends its own supervisor how its objective
+has ended.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from types import GeneratorType
@@ -43,16 +44,13 @@ from hpo.trainer.trainer_group import TrainerGroup, default_group
 from hpo.trainer.worker import Worker, WorkerCallbacks
 
 # Messages of gloo and NCCL if a peer has closed the connection, or has crashed.
-CONNECTION_ERRORS = (
+_CONNECTION_ERRORS = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
     *("remote process exited or there was a network error", "ncclRemoteError", "NCCL communicator was aborted"),
 )
 # gloo's messages if a rank has waited too long, in a collective or in torch's check before it.
 _TIMEOUT_CLOSURE = "Application timeout caused pair closure"  # It also follows an earlier timeout.
-TIMEOUT_ERRORS = (
-    *("Timed out waiting", _TIMEOUT_CLOSURE, "failed to pass monitoredBarrier"),
-    "NCCL operation timed out",
-)
+_TIMEOUT_ERRORS = ("Timed out waiting", _TIMEOUT_CLOSURE, "failed to pass monitoredBarrier", "NCCL operation timed out")
 
 _NOT_FINITE_PREFIX = "the validation loss is"
 _MAX_MESSAGES = 10
@@ -224,7 +222,8 @@ class ObjectiveRunner:
         Cancelled may be raised while this rank waits for its peers, or gathers tensors. It is not
         raised while the leader decides, since the other ranks wait for the answer.
         """
-        exchange, answer = self._group.exchange, None
+        exchange = self._group.exchange
+        answer = None
         self._is_waiting = True
         with self._interrupts.allow_cancellation():
             parts = exchange.collect(self._make_part(report, frames))
@@ -252,7 +251,7 @@ class ObjectiveRunner:
         return ReportPart(
             self._group.rank,
             loss=None if report is None else report[0],
-            position=self._objective_call.find_line(frames),
+            position=self._objective_call.user_frames.find_position(frames),
             has_ended=self._objective_call.has_ended,
             gathers_weights=self._offers.gathers_weights,
             gathers_checkpoint=self._offers.gathers_checkpoint,
@@ -295,24 +294,21 @@ class ObjectiveRunner:
         """Describe the exception that has ended the objective."""
         _flush_streams()
         seconds = time.monotonic() - self._start_time
-        reason = f"{type(error).__name__}: {format_with_hint(error)}"
         frames = [*frames, *extract_error_frames(error)]
         if not frames and not self._is_waiting:  # A rank that waits without a frame has ended its objective.
             frames = self._objective_call.list_frames() or self._objective_call.list_definition_frames()
-        self.failure_messages, self.failure_line = _list_messages(error), self._objective_call.find_line(frames)
-        return ObjectiveEnd(
-            failure=reason,
-            is_cancelled=isinstance(error, Cancelled) or self._interrupts.is_cancel_requested,
+        self.failure_messages = _list_messages(error)
+        self.failure_line = self._objective_call.user_frames.find_position(frames)
+        end = describe_failure(error, frames, self._interrupts.is_cancel_requested)
+        is_early_closure = _TIMEOUT_CLOSURE in (end.failure or "") and seconds < default_group.timeout.total_seconds()
+        return replace(
+            end,
             diverged=_has_diverged(error),
-            echo=any(text in reason for text in CONNECTION_ERRORS)
-            or (_TIMEOUT_CLOSURE in reason and seconds < default_group.timeout.total_seconds()),
-            gave_up=isinstance(error, RuntimeError) and any(text in reason for text in TIMEOUT_ERRORS),
+            echo=end.echo or is_early_closure,
             seconds=seconds,
-            at=time.time(),
             place=self.failure_line,
             has_reported=self._is_waiting,
             is_offer=self._is_reporting and not self._is_waiting,
-            traceback=format_stack(frames) if isinstance(error, Cancelled) else format_traceback(error, frames),
             **self._offers.reads,
         )
 
@@ -357,6 +353,24 @@ class ObjectiveRunner:
         return ReportAnswer(**message.content)
 
 
+def describe_failure(error: BaseException, frames: Frames, is_cancelled: bool) -> ObjectiveEnd:
+    """Describe an exception of an objective or a program, which `frames` have raised."""
+    reason = f"{type(error).__name__}: {format_with_hint(error)}"
+    return ObjectiveEnd(
+        failure=reason,
+        is_cancelled=isinstance(error, Cancelled) or is_cancelled,
+        echo=is_connection_error(reason),
+        gave_up=isinstance(error, RuntimeError) and any(text in reason for text in _TIMEOUT_ERRORS),
+        at=time.time(),
+        traceback=format_stack(frames) if isinstance(error, Cancelled) else format_traceback(error, frames),
+    )
+
+
+def is_connection_error(text: str) -> bool:
+    """Return whether the text of an error means that a peer has closed the connection, or has crashed."""
+    return any(part in text for part in _CONNECTION_ERRORS)
+
+
 class ObjectiveCall:
     """One call of the search file's objective. The first `advance_to_loss` starts it.
 
@@ -368,7 +382,7 @@ class ObjectiveCall:
     def __init__(self, search: BoundSearch, params: Mapping[str, Any]) -> None:
         self._search = search
         self._params = dict(params)
-        self._user_frames = UserFrames(search.file.location)
+        self.user_frames = UserFrames(search.file.location)
         self._losses: GeneratorType[Any, Any, Any] | None = None
         self.has_loss = False
         self.has_ended = False
@@ -416,13 +430,6 @@ class ObjectiveCall:
         code = getattr(self._losses, "gi_code", None) or getattr(self._search.file.objective, "__code__", None)
         return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)] if code else []
 
-    def find_line(self, frames: Frames) -> str:
-        """Return the innermost line of the user's code in these stack frames, such as "my_search.py:33".
-
-        Without user code, return the innermost line of a library, or an empty text.
-        """
-        return self._user_frames.find_position(frames)
-
     def close(self) -> None:
         """End the objective if it has not ended by itself."""
         self.has_ended = True
@@ -448,7 +455,8 @@ def parse_loss(value: Any) -> Loss:
 def parse_report(loss: Any, metrics: Mapping[str, Any]) -> Loss:
     """Return the loss and the metrics of a report as floats. Metrics that are not finite are left out.
 
-    Raises TypeError if the loss or a metric is not a number, and ValueError if the loss is not finite.
+    Raises TypeError if the loss or a metric is not a number, and ValueError if the loss is not
+    finite.
     """
     plain = _unwrap_scalar(loss)
     if not isinstance(plain, Real):

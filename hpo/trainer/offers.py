@@ -79,8 +79,8 @@ class Offers:
     def load_checkpoint(self, has_loss: bool) -> tuple[Any, int]:
         """Return the state in the checkpoint and the number of losses before it; (None, 0) without a checkpoint.
 
-        `has_loss` is whether the evaluation has already reported a loss, in this process or before the checkpoint.
-        Raises RuntimeError if the objective has reported a loss in this process.
+        `has_loss` is whether the evaluation has already reported a loss, in this process or before
+        the checkpoint. Raises RuntimeError if the objective has reported a loss in this process.
         """
         if has_loss and (self.checkpoint is None or not self._has_resumed):
             raise RuntimeError("worker.checkpoint must be read before the first loss")
@@ -93,7 +93,8 @@ class Offers:
     def load_parent_checkpoint(self, has_loss: bool) -> Any:
         """Return the state in the latest checkpoint of the parent; None without a parent.
 
-        `has_loss` is whether the objective has already reported a loss. Raises RuntimeError if it has.
+        `has_loss` is whether the objective has already reported a loss. Raises RuntimeError if it
+        has.
         """
         if has_loss:
             raise RuntimeError("worker.parent_checkpoint must be read before the first loss")
@@ -133,7 +134,8 @@ class Offers:
     def gather(self, call: Callable[[Callable[[], Any]], Any], answer: ReportAnswer) -> None:
         """Gather the weights and the state that `answer` requests. Collective: call on all ranks.
 
-        `call` calls a function that the objective has passed to `offer_weights` or `save_checkpoint`.
+        `call` calls a function that the objective has passed to `offer_weights` or
+        `save_checkpoint`.
         """
         if answer.keeps_weights and callable(self._offered_weights):
             weights = call(self._offered_weights)
@@ -151,7 +153,8 @@ class Offers:
     def copy(self, answer: ReportAnswer) -> Copies:
         """Copy the weights and the state that `answer` requests, after they were gathered. Call it on the leader."""
         copies = Copies()
-        weights, state = self._offered_weights, self._saved_state
+        weights = self._offered_weights
+        state = self._saved_state
         if answer.keeps_weights:
             assert isinstance(weights, Mapping)
             copies.add("weights", lambda path: write_weights_draft(path, weights))

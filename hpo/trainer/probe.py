@@ -35,8 +35,8 @@ _WRAPPER_PREFIXES = ("module.", "_orig_mod.", "_forward_module.")
 class Probe:
     """Records the training of an objective on this rank in `trace`, inside ``with``.
 
-    It keeps only weak references to networks and optimizers, so that they are freed after an evaluation. It draws no
-    random numbers, and does not communicate.
+    It keeps only weak references to networks and optimizers, so that they are freed after an
+    evaluation. It draws no random numbers, and does not communicate.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,8 @@ class Probe:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         trace = self.trace
-        trace.seconds, trace.memory = time.monotonic() - self._start_time, _read_peak_memory()
+        trace.seconds = time.monotonic() - self._start_time
+        trace.memory = _read_peak_memory()
         trace.without_gradient = list(self._without_gradient.values())
         for handle in self._handles:
             handle.remove()
@@ -77,7 +78,8 @@ class Probe:
     def record_loss(self) -> None:
         """Record the number of optimizer steps and the fingerprints of all parameters. Call it at each loss.
 
-        A fingerprint is two numbers per parameter. Parameters with equal fingerprints are considered equal.
+        A fingerprint is two numbers per parameter. Parameters with equal fingerprints are
+        considered equal.
         """
         self.trace.steps_at_losses.append(self.trace.steps)
         optimizers = [reference() for reference in self._optimizers]
@@ -124,7 +126,8 @@ class Probe:
     def _before_forward(self, module: nn.Module, given: tuple[Any, ...]) -> None:
         if torch.compiler.is_compiling():
             return
-        trains, steps = torch.is_grad_enabled(), self.trace.steps
+        trains = torch.is_grad_enabled()
+        steps = self.trace.steps
         if trains and id(module) not in self._known_modules:
             self._register_network(module)
         if not trains or steps & (steps - 1) == 0:
@@ -138,8 +141,8 @@ class Probe:
     def _record_samples(self, given: tuple[Any, ...], is_first: bool) -> None:
         """Record a hash of each sample in the input of the network.
 
-        `is_first` is whether `given` is the input of the network itself, and not of a layer. If the network gets only
-        keyword arguments, the input of its first layer is used.
+        `is_first` is whether `given` is the input of the network itself, and not of a layer. If the
+        network gets only keyword arguments, the input of its first layer is used.
         """
         self._awaits_samples |= is_first
         hashes = _hash_samples(given[0]) if self._awaits_samples and given else []
@@ -165,8 +168,8 @@ class Probe:
     def _record_network(self, module: nn.Module, trains: bool) -> None:
         """Record a fingerprint of a network, at most once per number of optimizer steps and value of `trains`.
 
-        `trains` is False in validation and at a loss. This is not called in the hook after an optimizer step, since
-        ranks may still exchange the new weights then.
+        `trains` is False in validation and at a loss. This is not called in the hook after an
+        optimizer step, since ranks may still exchange the new weights then.
         """
         number = next((number for number, network in enumerate(self._networks) if network() is module), None)
         if number is None or (number, self.trace.steps, trains) in self.trace.networks:
@@ -270,7 +273,8 @@ def _iterate_rows(rows: torch.Tensor) -> Iterator[memoryview]:
 def _choose_reproducible_kernels() -> None:
     """Let cuDNN compute convolutions in float32 and in a fixed order, unless the objective decides otherwise.
 
-    By default, it rounds to TF32, so that the losses of 1 and 2 ranks differ by more than the tolerance of a check.
+    By default, it rounds to TF32, so that the losses of 1 and 2 ranks differ by more than the
+    tolerance of a check.
     """
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True

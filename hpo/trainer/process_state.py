@@ -63,7 +63,8 @@ _SDP_SWITCHES: dict[Callable[[], bool], Callable[[bool], object]] = {
     torch.backends.cuda.math_sdp_enabled: torch.backends.cuda.enable_math_sdp,
     torch.backends.cuda.cudnn_sdp_enabled: torch.backends.cuda.enable_cudnn_sdp,
 }
-# An attribute without its own value has the value of its parent, such as "cudnn" of "cudnn.conv". Parents come first.
+# An attribute without its own value has the value of its parent, such as "cudnn" of "cudnn.conv".
+# Parents come first.
 _BACKEND_ATTRIBUTES = (
     *("fp32_precision", "cuda.matmul.fp32_precision", "cudnn.fp32_precision", "cudnn.conv.fp32_precision"),
     *("cudnn.rnn.fp32_precision", "mkldnn.fp32_precision", "mkldnn.matmul.fp32_precision"),
@@ -125,7 +126,8 @@ _PROCESS_STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    # The older interface for the same precisions. If an objective uses both, it cannot be read, but can be set.
+    # The older interface for the same precisions. If an objective uses both, it cannot be read, but
+    # can be set.
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     *map(_make_attribute_functions, _BACKEND_ATTRIBUTES),
     (_get_sdp, _set_sdp),
@@ -136,8 +138,9 @@ _PROCESS_STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
 class ProcessState:
     """The state of this process at the start of an objective, which `restore` brings back.
 
-    The state is everything in `_PROCESS_STATES`, the signal handlers, the umask and the working directory. Timers are
-    stopped. Compiled code is dropped, since torch's compiler gives up on a function that it has compiled eight times.
+    The state is everything in `_PROCESS_STATES`, the signal handlers, the umask and the working
+    directory. Timers are stopped. Compiled code is dropped, since torch's compiler gives up on a
+    function that it has compiled eight times.
     """
 
     def __init__(self) -> None:

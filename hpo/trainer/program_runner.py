@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
@@ -31,14 +32,14 @@ import numpy as np
 import torch
 
 from hpo.process.channel import Channel, ChannelClosed
-from hpo.process.failure import describe_status, format_stack, format_traceback, format_with_hint
+from hpo.process.failure import describe_status
 from hpo.process.linux import has_children
 from hpo.process.messages import ObjectiveEnd
 from hpo.process.trace import Trace
 from hpo.process.user_frames import UserFrames, extract_error_frames
 from hpo.trainer.forks import end_if_forked
 from hpo.trainer.interrupts import Cancelled, InterruptHandler
-from hpo.trainer.objective_runner import CONNECTION_ERRORS, TIMEOUT_ERRORS
+from hpo.trainer.objective_runner import describe_failure, is_connection_error
 from hpo.trainer.probe import Probe
 
 _CANCEL_WAIT_SECONDS = 3.0  # Time to be cancelled before a connection error counts as the cause of a failure.
@@ -90,7 +91,8 @@ class ProgramRunner:
 
         Functions of atexit also run after a failure, but not if the program was cancelled.
         """
-        end, status = ObjectiveEnd(ends_trainer=True), 0
+        end = ObjectiveEnd(ends_trainer=True)
+        status = 0
         try:
             with self._interrupts.allow_cancellation():
                 _execute_program(self._command, self._source)
@@ -102,22 +104,25 @@ class ProgramRunner:
         if end.is_cancelled:
             return end, status
         try:
-            # Cancelled is not raised here, since functions of atexit would print it. A cancelled program has some
-            # seconds to end: it needs more than one on busy cores, and `hpo check` needs its trace.
+            # Cancelled is not raised here, since functions of atexit would print it. A cancelled
+            # program has some seconds to end: it needs more than one on busy cores, and `hpo check`
+            # needs its trace.
             with self._interrupts.only_acknowledge():
                 _end_process()
         except BaseException as error:
             end_if_forked(error)
             if not status:
-                end, status = self._make_failed_end(error), 1
+                end = self._make_failed_end(error)
+                status = 1
         return end, status
 
     def _find_cause(self, error: BaseException) -> BaseException:
         """Return Cancelled if `error` is a connection error, and a cancellation follows it; otherwise return `error`.
 
-        A connection breaks if another rank fails. The supervisor then cancels this program within some seconds.
+        A connection breaks if another rank fails. The supervisor then cancels this program within
+        some seconds.
         """
-        if any(text in str(error) for text in CONNECTION_ERRORS):
+        if is_connection_error(str(error)):
             try:
                 with self._interrupts.allow_cancellation():
                     time.sleep(_CANCEL_WAIT_SECONDS)
@@ -127,29 +132,18 @@ class ProgramRunner:
 
     def _make_failed_end(self, error: BaseException) -> ObjectiveEnd:
         """Describe the failure of the program. Print an exception as Python does."""
-        is_status = isinstance(error, (ExitStatusError, SystemExit))
-        reason = f"{type(error).__name__}: {format_with_hint(error)}"
+        frames = extract_error_frames(error)
+        end = describe_failure(error, frames, self._interrupts.is_cancel_requested)
         if isinstance(error, ExitStatusError):
-            reason = str(error)
-        elif isinstance(error, SystemExit):
-            reason = f"{self._name} ended with status {_compute_exit_status(error)}"
+            return replace(end, failure=str(error), is_status=True, is_abort=error.is_abort, ends_trainer=True)
+        if isinstance(error, SystemExit):
             if error.code is not None and not isinstance(error.code, int):
                 print(error.code, file=sys.stderr)
-        elif not isinstance(error, Cancelled):
+            reason = f"{self._name} ended with status {_compute_exit_status(error)}"
+            return replace(end, failure=reason, is_status=True, ends_trainer=True)
+        if not isinstance(error, Cancelled):
             traceback.print_exception(type(error), error, self._trim_traceback(error.__traceback__))
-        frames = extract_error_frames(error)
-        return ObjectiveEnd(
-            failure=reason,
-            is_cancelled=isinstance(error, Cancelled) or self._interrupts.is_cancel_requested,
-            is_status=is_status,
-            is_abort=isinstance(error, ExitStatusError) and error.is_abort,
-            echo=any(text in reason for text in CONNECTION_ERRORS),
-            gave_up=isinstance(error, RuntimeError) and any(text in reason for text in TIMEOUT_ERRORS),
-            at=time.time(),
-            place="" if is_status else UserFrames(self._location).find_position(frames),
-            traceback=format_stack(frames) if isinstance(error, Cancelled) else format_traceback(error, frames),
-            ends_trainer=True,
-        )
+        return replace(end, place=UserFrames(self._location).find_position(frames), ends_trainer=True)
 
     def _trim_traceback(self, traceback_object: Any) -> Any:
         """Return the part of a traceback that begins in the script."""
@@ -238,7 +232,8 @@ def _run_module(name: str, arguments: Sequence[str]) -> None:
 def _run_main(code: CodeType, **names: object) -> None:
     """Run code as `__main__`.
 
-    The module stays in `sys.modules` afterwards, since threads, finalizers and spawned processes may use it.
+    The module stays in `sys.modules` afterwards, since threads, finalizers and spawned processes
+    may use it.
     """
     module = ModuleType("__main__")
     module.__dict__.update(__builtins__=builtins, __cached__=None, **names)
@@ -266,7 +261,8 @@ class ProgramProbe:
 
     def __init__(self) -> None:
         self._variables = set[str]()
-        variables, look_up = self._variables, os._Environ.__getitem__
+        variables = self._variables
+        look_up = os._Environ.__getitem__
 
         def look_up_and_record(environment: Any, name: Any) -> Any:
             variables.add(str(name))
@@ -281,6 +277,7 @@ class ProgramProbe:
         """Stop observing, and return the trace of the program. `is_cut` is whether the program was cancelled."""
         self._probe.__exit__(None, None, None)
         trace = self._probe.trace
-        trace.variables, trace.has_children = sorted(self._variables), has_children()
+        trace.variables = sorted(self._variables)
+        trace.has_children = has_children()
         trace.was_cut = is_cut
         return trace

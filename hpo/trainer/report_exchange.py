@@ -16,8 +16,8 @@ from hpo.process import clock
 from hpo.process.channel import Channel, ChannelClosed, Message
 from hpo.process.messages import ReportAnswer
 
-# Relative difference. Losses of one network differ less between devices. Losses on different shards of a validation
-# set differ more, unless each has millions of samples.
+# Relative difference. Losses of one network differ less between devices. Losses on different shards
+# of a validation set differ more, unless each has millions of samples.
 _TOLERANCE = 1e-3
 _KEY = "hpo/reports"  # of the store, for the address of rank 0
 _SHORT_WAIT = 0.5  # seconds; the clock must be read more often than every 2 s
@@ -44,7 +44,8 @@ class ReportPart:
 class ReportExchange:
     """Connects rank 0 of a worker with each other rank, so that they can agree. Collective: create it on all ranks.
 
-    The process groups of the objective are not used, since the objective may replace or misuse them.
+    The process groups of the objective are not used, since the objective may replace or misuse
+    them.
 
     Args:
         store: The store through which the ranks find each other.
@@ -74,7 +75,8 @@ class ReportExchange:
         """Return the parts of all ranks on rank 0, in the order of ranks; None on other ranks. Collective.
 
         Raises:
-            RuntimeError: A peer has not reported within `patience` seconds, or its process has ended.
+            RuntimeError: A peer has not reported within `patience` seconds, or its process has
+                ended.
         """
         give_up_at = clock.now() + self._patience
         for peer in self._peers:
@@ -114,7 +116,8 @@ class ReportExchange:
 
 def _accept_peers(store: Store, size: int, address: str, timeout: float) -> list[Channel]:
     """Accept one connection of each other rank. Other processes that connect do not know the token."""
-    token, give_up_at = secrets.token_hex(16), time.monotonic() + timeout
+    token = secrets.token_hex(16)
+    give_up_at = time.monotonic() + timeout
     peers: dict[int, Channel] = {}
     with socket.create_server((address, 0), backlog=size) as listener:
         store.set(_KEY, json.dumps([address, listener.getsockname()[1], token]))

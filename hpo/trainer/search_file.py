@@ -217,7 +217,8 @@ class SearchSource:
     def read(cls, sent: Sequence[Any] | None) -> SearchSource | None:
         """Return the search file that a template had before it restarted itself; None if `sent` is None.
 
-        `sent` has the path, the file descriptor of the content, and the settings as NAME=VALUE texts.
+        `sent` has the path, the file descriptor of the content, and the settings as NAME=VALUE
+        texts.
         """
         if sent is None:
             return None
@@ -233,11 +234,14 @@ class SearchSource:
 def load_search_file(path: Path, source: bytes | None = None) -> SearchFile:
     """Import a search file, and return it; `source` is its content if it has been read before.
 
-    Raises UsageError if it is not a search file, or if its import fails (with the traceback of the file).
+    Raises UsageError if it is not a search file, or if its import fails (with the traceback of the
+    file).
     """
-    location, source = path.absolute(), _read_source(path) if source is None else source
+    location = path.absolute()
+    source = _read_source(path) if source is None else source
     module = _import_source(path, location, source)
-    space, objective = getattr(module, "space", None), getattr(module, "objective", None)
+    space = getattr(module, "space", None)
+    objective = getattr(module, "objective", None)
     settings_type, prepare, test = (getattr(module, name, None) for name in ("Settings", "prepare", "test"))
     if not isinstance(space, SearchSpace):
         raise UsageError(f"{path}: {_describe_missing('space', space, 'a SearchSpace')}; {_EXAMPLE_HINT}")
@@ -302,7 +306,8 @@ def _is_json_value(value: object) -> bool:
 def _parse_value(text: str, kind: Any) -> Any:
     """Convert the text of a setting to the type `kind`.
 
-    Raises ValueError, whose message describes the accepted values, if the text does not fit the type.
+    Raises ValueError, whose message describes the accepted values, if the text does not fit the
+    type.
     """
     if kind is bool:
         if text.lower() not in _BOOLEANS:
@@ -336,8 +341,8 @@ def _read_source(path: Path) -> bytes:
 def _import_source(path: Path, location: Path, source: bytes) -> ModuleType:
     """Import a search file, whose content is `source`, and return the module.
 
-    `path` is the path that the user gave, for messages, and `location` is the absolute path. If the import fails,
-    raises UsageError with the traceback of the file.
+    `path` is the path that the user gave, for messages, and `location` is the absolute path. If the
+    import fails, raises UsageError with the traceback of the file.
     """
     loader = _SourceLoader(f"search_file_{path.stem}", location, source)
     spec = importlib.util.spec_from_file_location(loader.name, location, loader=loader)
@@ -401,7 +406,8 @@ class _SourceLoader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - importlib's argument
         code = self.source_to_code(self._source, self.path)
-        # Python never refreshes an entry without a time, so tracebacks show the imported lines, not later edits.
+        # Python never refreshes an entry without a time, so tracebacks show the imported lines, not
+        # later edits.
         lines = io.StringIO(importlib.util.decode_source(self._source)).readlines()
         linecache.cache[self.path] = (len(self._source), None, lines, self.path)
         return code

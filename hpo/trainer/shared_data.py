@@ -24,8 +24,8 @@ _MAX_MAPPINGS = 16  # Each has a descriptor, and reference cycles may keep those
 class SharedData:
     """Reads an object that `pack_data` has written to a file. The file descriptor -1 means that the object is None.
 
-    Pickle's protocol 5 stores the contents of numpy arrays and torch tensors in separate (out-of-band) buffers. These
-    buffers are mapped from the file, not copied.
+    Pickle's protocol 5 stores the contents of numpy arrays and torch tensors in separate
+    (out-of-band) buffers. These buffers are mapped from the file, not copied.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -35,11 +35,13 @@ class SharedData:
     def load(self) -> Any:
         """Return a new copy of the object. Changes to this copy and its arrays do not affect other copies.
 
-        All trainers and evaluations share the memory of arrays. A page is copied only when it is written to.
+        All trainers and evaluations share the memory of arrays. A page is copied only when it is
+        written to.
         """
         if self._descriptor < 0:
             return None
-        # The mapping is private and writable: torch warns of read-only arrays, and a write would crash the process.
+        # The mapping is private and writable: torch warns of read-only arrays, and a write would
+        # crash the process.
         mapped = mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_COPY)
         self._mappings.add(mapped)
         if len(self._mappings) > _MAX_MAPPINGS:

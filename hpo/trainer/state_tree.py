@@ -41,8 +41,8 @@ def is_state_function(state: Any) -> bool:
 def split_state(state: Any) -> StateParts:
     """Split a state into a tree and its tensors. Raises TypeError if the state has a value that cannot be saved.
 
-    Tensors and arrays are not copied. All other values are copied. The message of the error names the position of the
-    value.
+    Tensors and arrays are not copied. All other values are copied. The message of the error names
+    the position of the value.
     """
     leaves: dict[str, Any] = {}
     names: dict[int, str] = {}  # By id, since a tensor may occur several times.
@@ -60,8 +60,8 @@ def split_state(state: Any) -> StateParts:
 def gather_parts(parts: StateParts, is_kept: bool = True) -> StateParts:
     """Return the parts with whole tensors on the CPU, and with arrays as tensors of bytes.
 
-    Sharded tensors are gathered, so the call is collective if there are any: call on all ranks. If not `is_kept`, this
-    rank only helps to gather them, and returns no tensors.
+    Sharded tensors are gathered, so the call is collective if there are any: call on all ranks. If
+    not `is_kept`, this rank only helps to gather them, and returns no tensors.
     """
     gathered: dict[str, torch.Tensor] = {}
     for name, value in parts.leaves.items():

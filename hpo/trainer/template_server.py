@@ -47,9 +47,10 @@ class _Child:
 class TemplateServer:
     """Forks trainers for the ranks that connect to the socket `listener`, and answers their requests.
 
-    The import of the search file may make this process unsafe to fork, for example if it starts a thread. This process
-    then replaces itself by a new process, which gets the file as `cold`, and each trainer imports the file. If a script
-    imports a package with this effect, each trainer imports that package; `skipped` maps such packages to the reasons.
+    The import of the search file may make this process unsafe to fork, for example if it starts a
+    thread. This process then replaces itself by a new process, which gets the file as `cold`, and
+    each trainer imports the file. If a script imports a package with this effect, each trainer
+    imports that package; `skipped` maps such packages to the reasons.
     """
 
     def __init__(
@@ -170,7 +171,8 @@ class TemplateServer:
     def _import_packages(self) -> None:
         """Import the packages of a script. If a package makes the template unsafe to fork, restart the template.
 
-        The restarted template imports all packages except this one, and answers the "bind" request of the rank.
+        The restarted template imports all packages except this one, and answers the "bind" request
+        of the rank.
         """
         if self._file is None or (path := self._file.program) is None:
             return
@@ -186,7 +188,8 @@ class TemplateServer:
     def _restart_process(self, search: SearchSource, kind: str) -> NoReturn:
         """Replace this process by one that has not imported the search file, and keep all connections.
 
-        If the `kind` is "cold", trainers import the file. If it is "source", the new process imports the file.
+        If the `kind` is "cold", trainers import the file. If it is "source", the new process
+        imports the file.
         """
         for number in (self._listener.fileno(), *(channel.fileno() for channel in self._channels)):
             os.set_inheritable(number, True)
@@ -331,8 +334,8 @@ def _is_bad_fork() -> bool:
 def _find_imports(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
     """Yield the modules that a script imports at its top, and the names that it imports from each.
 
-    The search ends at the first statement that is not an import, a definition, a `try` or a constant. Such a statement
-    may set an environment variable for later imports.
+    The search ends at the first statement that is not an import, a definition, a `try` or a
+    constant. Such a statement may set an environment variable for later imports.
     """
     for node in tree.body:
         if isinstance(node, ast.Import):

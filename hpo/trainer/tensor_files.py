@@ -103,7 +103,8 @@ def _describe_dtype(dtype: torch.dtype) -> tuple[str, int]:
 def _view_bytes(tensor: Tensor) -> list[Any]:
     """Return the memory of a contiguous CPU tensor as a list of at most one bytes-like object, without a copy.
 
-    Raises ValueError or RuntimeError if the tensor has no such memory, as tensors of some subclasses have none.
+    Raises ValueError or RuntimeError if the tensor has no such memory, as tensors of some
+    subclasses have none.
     """
     address = tensor.data_ptr()
     if tensor.nbytes and (not address or tensor.device.type != "cpu"):

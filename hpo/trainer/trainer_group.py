@@ -65,12 +65,16 @@ class TrainerGroup:
 
         Raises RuntimeError if the ranks cannot connect.
         """
-        self.rank, self.size, self.index = ticket.rank, ticket.size, ticket.index
+        self.rank = ticket.rank
+        self.size = ticket.size
+        self.index = ticket.index
         os.environ.update(ticket.environment)
         self.devices = select_device(ticket.devices)
         self.memory = DeviceMemory(self.devices[0])
         timeout = timedelta(seconds=ticket.timeout)
-        default_group.rank, default_group.size, default_group.backend = self.rank, self.size, ticket.backend
+        default_group.rank = self.rank
+        default_group.size = self.size
+        default_group.backend = ticket.backend
         default_group.timeout = max(timeout, _CONNECT_TIMEOUT)
         try:
             default_group.store = _open_store(ticket)
@@ -82,7 +86,8 @@ class TrainerGroup:
             self.exchange = ReportExchange(
                 default_group.store, self.rank, self.size, ticket.address[0], connect_timeout, ticket.timeout
             )
-            # An objective that fails at once would break the connections that its peers are still making.
+            # An objective that fails at once would break the connections that its peers are still
+            # making.
             self.comm.barrier()
         except RuntimeError as error:  # torch's connection errors are subclasses.
             raise _make_connection_error(error) from error
@@ -95,7 +100,8 @@ class TrainerGroup:
         """
         if self.size > 1 and (is_compared or get_debug_level() == DebugLevel.DETAIL):
             assert default_group.store is not None
-            store, timeout = default_group.store, default_group.timeout
+            store = default_group.store
+            timeout = default_group.timeout
             try:
                 self._check = self._check or CollectiveCheck(dist.group.WORLD, store, timeout)
             except RuntimeError as error:
@@ -122,9 +128,9 @@ def _make_connection_error(error: RuntimeError) -> RuntimeError:
 def _open_store(ticket: GroupTicket) -> Store:
     """Open the store of torch through which the worker's ranks find each other.
 
-    On one host, the store is a file, since a TCPStore may be slow. For each address, even 127.0.0.1,
-    torch asks the name service for a name. Without an answer, as on compute nodes without a network,
-    this takes 5 s or more.
+    On one host, the store is a file, since a TCPStore may be slow. For each address, even
+    127.0.0.1, torch asks the name service for a name. Without an answer, as on compute nodes
+    without a network, this takes 5 s or more.
     """
     if ticket.size == 1:
         return HashStore()
@@ -176,12 +182,14 @@ class DefaultGroup:
             rank=self.rank,
             world_size=self.size,
             timeout=self.timeout,
-            # With a device, nccl need not guess it for collectives without a tensor, and can split the group.
+            # With a device, nccl need not guess it for collectives without a tensor, and can split
+            # the group.
             device_id=device if self.backend != "gloo" else None,
         )
         if self.backend != "gloo":
             self._add_gloo()
-        self._made_group, self._is_requested = dist.group.WORLD, False
+        self._made_group = dist.group.WORLD
+        self._is_requested = False
 
     def _add_gloo(self) -> None:
         """Let the group use gloo for tensors on the CPU, as torch's default group does.
@@ -284,7 +292,8 @@ class CollectiveCheck:
         wrappers: dict[int, Any] = {}
         for device, backend in self._unchecked.items():
             if id(backend) not in wrappers:
-                # All ranks except the first wait for the timeout of the helper, which cannot be changed later.
+                # All ranks except the first wait for the timeout of the helper, which cannot be
+                # changed later.
                 prefix = PrefixStore(f"check/{device.type}", store)
                 helper = ProcessGroupGloo(prefix, group.rank(), group.size(), timeout=timeout)
                 wrappers[id(backend)] = _ProcessGroupWrapper(backend, helper)
@@ -296,7 +305,8 @@ class CollectiveCheck:
         kinds = dist.ProcessGroup.BackendType
         has_one_backend = len(set(map(id, self._checked.values()))) == 1
         for device, backend in self._checked.items():
-            # A group has one backend of each kind. UCC stands for the wrapper of gloo, next to that of nccl.
+            # A group has one backend of each kind. UCC stands for the wrapper of gloo, next to that
+            # of nccl.
             is_second = device.type == "cpu" and not has_one_backend
             self._group._register_backend(device, kinds.UCC if is_second else kinds.CUSTOM, backend)
 

@@ -77,7 +77,8 @@ class TrainerServer:
             with Probe() as probe:
                 evaluation.on_loss = probe.record_loss
                 evaluation.run(self._data.load)
-            probe.trace.failures, probe.trace.place = evaluation.failure_messages, evaluation.failure_line
+            probe.trace.failures = evaluation.failure_messages
+            probe.trace.place = evaluation.failure_line
             self._channel.send("seen", **probe.trace.to_data())
         else:
             evaluation.run(self._data.load)
@@ -99,8 +100,8 @@ class TrainerServer:
     def _is_clean(self, before: set[threading.Thread]) -> bool:
         """Return whether an evaluation has left no threads, processes or pending messages behind.
 
-        It must also have left the standard streams open, and the process group unchanged. `before` has the threads that
-        existed before the evaluation.
+        It must also have left the standard streams open, and the process group unchanged. `before`
+        has the threads that existed before the evaluation.
         """
         if "torch.distributed.fsdp" in sys.modules:
             gc.collect()  # FSDP's hooks and modules form cycles, so networks of many evaluations would pile up.
@@ -164,7 +165,8 @@ def serve_trainer(
     Args:
         request: The request of the rank, with file descriptors and the environment of the trainer.
         file: The imported search file; None if `settings` has a file to import.
-        settings: The settings as NAME=VALUE texts, or a search file with settings that this trainer imports.
+        settings: The settings as NAME=VALUE texts, or a search file with settings that this trainer
+            imports.
         data: The file descriptor of the data that `prepare` has returned; -1 without data.
     """
     number, out, err, stacks, *terminal = request.descriptors
@@ -176,23 +178,11 @@ def serve_trainer(
         signal.signal(signal.SIGINT, signal.default_int_handler)
         register_trainer_process(())
     else:
-        os.setsid()
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
+        _leave_terminal()
         register_trainer_process(IGNORED_SIGNALS)
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    os.chdir(request["folder"])
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, request["cores"])
-    # A core file of a process with a GPU has tens of gigabytes. An objective may raise the limit again.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    _enter_environment(request)
     _redirect_streams(out, err)
-    os.write(stacks, format_header(threading.main_thread().ident or 0).encode())
-    faulthandler.enable(stacks)
-    # Not the stacks of all threads, since other threads may run Python code while this one waits (see HangDetector).
-    faulthandler.register(WRITE_STACKS, stacks, all_threads=False)
+    _write_stacks_on_signal(stacks)
     _start_logging(request["log_level"])
     _set_threads(request["threads"])
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]
@@ -204,6 +194,34 @@ def serve_trainer(
     except ChannelClosed:
         _exit_process()
         raise
+
+
+def _leave_terminal() -> None:
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+def _enter_environment(request: Message) -> None:
+    """Set the environment variables, the working directory and the cores of this process."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, request["cores"])
+    # A core file of a process with a GPU has tens of gigabytes. An objective may raise the limit
+    # again.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def _write_stacks_on_signal(stacks: int) -> None:
+    """Let this process write its stack to the file descriptor `stacks` when it crashes, or gets the signal."""
+    os.write(stacks, format_header(threading.main_thread().ident or 0).encode())
+    faulthandler.enable(stacks)
+    # Not the stacks of all threads, since other threads may run Python code while this one waits
+    # (see HangDetector).
+    faulthandler.register(WRITE_STACKS, stacks, all_threads=False)
 
 
 def _bind_settings(file: SearchFile | None, settings: list[str] | SearchSource) -> BoundSearch | None:
@@ -230,7 +248,8 @@ def _redirect_streams(out: int, err: int) -> None:
 def _start_logging(level: str) -> None:
     """Print log messages to standard error, until a search file configures logging itself.
 
-    It sets `logging.lastResort`, since `basicConfig` has no effect on a root logger that has a handler.
+    It sets `logging.lastResort`, since `basicConfig` has no effect on a root logger that has a
+    handler.
     """
     if not logging.getLogger().handlers:
         logging.getLogger().setLevel(level)
@@ -243,8 +262,8 @@ def _start_logging(level: str) -> None:
 def _set_threads(threads: int) -> None:
     """Let torch and BLAS use this rank's share of the host's cores, or the number in OMP_NUM_THREADS.
 
-    OMP_NUM_THREADS is set if it is missing, since frameworks and child processes read it. Without it, Lightning and
-    Accelerate use all cores.
+    OMP_NUM_THREADS is set if it is missing, since frameworks and child processes read it. Without
+    it, Lightning and Accelerate use all cores.
     """
     if "OMP_NUM_THREADS" in os.environ:
         with_default = os.environ["OMP_NUM_THREADS"].split(",")[0]

@@ -40,9 +40,9 @@ class WorkerCallbacks:
 class Worker:
     """The ranks that train one network together. An objective gets this object as its second argument.
 
-    Each evaluation gets a new object on each of these ranks. While an objective runs, the default process group of
-    torch.distributed spans exactly these ranks. A rank that waits for its peers in a collective for longer than
-    `--collective-timeout` raises an error.
+    Each evaluation gets a new object on each of these ranks. While an objective runs, the default
+    process group of torch.distributed spans exactly these ranks. A rank that waits for its peers in
+    a collective for longer than `--collective-timeout` raises an error.
 
     Example:
         ::
@@ -79,7 +79,8 @@ class Worker:
     def folder(self) -> Path:
         """The directory of this evaluation. It is created on first use and never removed.
 
-        It is RUN_DIR/trials/N, and RUN_DIR/trials/confirm-N for evaluations of `--confirm-seeds`. N is `trial`.
+        It is RUN_DIR/trials/N, and RUN_DIR/trials/confirm-N for evaluations of `--confirm-seeds`. N
+        is `trial`.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder
@@ -98,8 +99,8 @@ class Worker:
     def checkpoint(self) -> Any:
         """The latest checkpoint of this evaluation if it was interrupted or paused; None on a first start.
 
-        Tensors are on the CPU, and each access returns a new copy. Reading it resumes the evaluation: the losses before
-        the checkpoint are kept, and the next loss follows them.
+        Tensors are on the CPU, and each access returns a new copy. Reading it resumes the
+        evaluation: the losses before the checkpoint are kept, and the next loss follows them.
 
         Raises:
             RuntimeError: The evaluation has already yielded or reported a loss in this process.
@@ -112,9 +113,10 @@ class Worker:
 
         It is None without a parent, or if the evaluation has a `checkpoint` to resume from.
 
-        The parent differs only in mutable parameters (declared with ``mutable=True``), and is among the best of its
-        island. Load its weights and its optimizer state, but not values that follow from mutable parameters, such as
-        the learning rate. Tensors are on the CPU, and each access returns a new copy.
+        The parent differs only in mutable parameters (declared with ``mutable=True``), and is among
+        the best of its island. Load its weights and its optimizer state, but not values that follow
+        from mutable parameters, such as the learning rate. Tensors are on the CPU, and each access
+        returns a new copy.
 
         Raises:
             RuntimeError: The evaluation has already yielded or reported a loss.
@@ -124,22 +126,24 @@ class Worker:
     def save_checkpoint(self, state: Any) -> None:
         """Offer a state as a checkpoint. Call it before you yield or report the loss that belongs to the state.
 
-        The state is copied with the loss if a checkpoint is due (`--checkpoint-every`), so training may change it
-        afterwards. If the evaluation is interrupted, or paused by a pruner, it can resume from the latest copy, which
-        is then `worker.checkpoint`. The copy is removed when the evaluation ends. With `--pbt`, it is kept as
-        `worker.parent_checkpoint` of other individuals.
+        The state is copied with the loss if a checkpoint is due (`--checkpoint-every`), so training
+        may change it afterwards. If the evaluation is interrupted, or paused by a pruner, it can
+        resume from the latest copy, which is then `worker.checkpoint`. The copy is removed when the
+        evaluation ends. With `--pbt`, it is kept as `worker.parent_checkpoint` of other
+        individuals.
 
-        Only the leader's state is used, but call it on all ranks if the state is a function or has sharded tensors,
-        which are gathered. The state must not depend on the number of ranks, which may differ when it is loaded.
+        Only the leader's state is used, but call it on all ranks if the state is a function or has
+        sharded tensors, which are gathered. The state must not depend on the number of ranks, which
+        may differ when it is loaded.
 
         Args:
-            state: Dicts, lists and tuples of tensors, numpy arrays, numbers, texts, booleans and None, such as
-                ``state_dict()`` returns. Or a function without arguments that returns them: it is called on all ranks
-                together, and only if a checkpoint is due.
+            state: Dicts, lists and tuples of tensors, numpy arrays, numbers, texts, booleans and
+                None, such as ``state_dict()`` returns. Or a function without arguments that returns
+                them: it is called on all ranks together, and only if a checkpoint is due.
 
         Raises:
-            TypeError: The state has another value; the message names its position. If a function returned the state,
-                the evaluation fails.
+            TypeError: The state has another value; the message names its position. If a function
+                returned the state, the evaluation fails.
 
         Example:
             ::
@@ -158,19 +162,20 @@ class Worker:
     def report(self, loss: Any, /, **metrics: Any) -> None:
         """Report a validation loss from code that cannot yield, such as a callback. Collective: call on all ranks.
 
-        It has the same effect as a yield. If the evaluation is over (pruned, target loss reached, out of time, failed
-        on any rank, or the run stops), it raises an exception that ``except Exception`` does not catch. The value that
-        the objective returns is ignored: the loss of the evaluation is the lowest reported loss.
+        It has the same effect as a yield. If the evaluation is over (pruned, target loss reached,
+        out of time, failed on any rank, or the run stops), it raises an exception that ``except
+        Exception`` does not catch. The value that the objective returns is ignored: the loss of the
+        evaluation is the lowest reported loss.
 
         Args:
-            loss: The validation loss, the same on all ranks: a finite number, or a tensor or numpy array of one
-                element. Any other value fails the evaluation.
-            metrics: Other numbers by their names. A metric that is not a number fails the evaluation; metrics that are
-                not finite are left out.
+            loss: The validation loss, the same on all ranks: a finite number, or a tensor or numpy
+                array of one element. Any other value fails the evaluation.
+            metrics: Other numbers by their names. A metric that is not a number fails the
+                evaluation; metrics that are not finite are left out.
 
         Raises:
-            RuntimeError: It is called outside the main thread, in a forked process, in a function given to
-                `offer_weights`, or after the evaluation.
+            RuntimeError: It is called outside the main thread, in a forked process, in a function
+                given to `offer_weights`, or after the evaluation.
 
         Example:
             ::
@@ -184,19 +189,21 @@ class Worker:
     def offer_weights(self, weights: OfferedWeights) -> None:
         """Offer the network's weights. Call it before you yield or report the loss that belongs to them.
 
-        Only the leader's weights are used. They are copied with the loss if it is the lowest of the run so far, or on
-        the Pareto front, so the network may train on afterwards. RUN_DIR/best.safetensors has the weights of the best
-        individual; with several objectives, RUN_DIR/front has those of up to ten individuals of the front. With
-        `--confirm-seeds`, RUN_DIR/confirmed has the weights of the confirmed winner.
+        Only the leader's weights are used. They are copied with the loss if it is the lowest of the
+        run so far, or on the Pareto front, so the network may train on afterwards.
+        RUN_DIR/best.safetensors has the weights of the best individual; with several objectives,
+        RUN_DIR/front has those of up to ten individuals of the front. With `--confirm-seeds`,
+        RUN_DIR/confirmed has the weights of the confirmed winner.
 
         Args:
-            weights: Unsharded tensors by their names, such as ``state_dict()`` returns. Or a function without arguments
-                that returns such tensors, for a sharded network, whose weights take time to gather. Offer the function
-                on all ranks. All ranks call it together, and only if the weights are kept.
+            weights: Unsharded tensors by their names, such as ``state_dict()`` returns. Or a
+                function without arguments that returns such tensors, for a sharded network, whose
+                weights take time to gather. Offer the function on all ranks. All ranks call it
+                together, and only if the weights are kept.
 
         Raises:
-            TypeError: `weights` is neither a function nor a mapping of unsharded tensors by their names. If a function
-                returned the weights, the evaluation fails.
+            TypeError: `weights` is neither a function nor a mapping of unsharded tensors by their
+                names. If a function returned the weights, the evaluation fails.
 
         Example:
             ::
@@ -232,8 +239,8 @@ def _name_type(value: object) -> str:
 def seed_torch(seed: int) -> None:
     """Seed torch's random generators of the CPU, and of the accelerators that this process uses.
 
-    It replaces ``torch.manual_seed``, which also queues a call for each type of device that is missing. Each queued
-    call takes 1 ms, and the queue grows.
+    It replaces ``torch.manual_seed``, which also queues a call for each type of device that is
+    missing. Each queued call takes 1 ms, and the queue grows.
     """
     torch.default_generator.manual_seed(seed)
     if (accelerator := find_accelerator_in_use()) is not None:

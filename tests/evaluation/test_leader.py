@@ -12,7 +12,7 @@ import torch
 from optuna.pruners import ThresholdPruner
 
 from hpo.errors import ExitStatus, StopRequest
-from hpo.evaluation.attempt import Attempt
+from hpo.evaluation.attempt import Attempt, StartingPoint
 from hpo.evaluation.checkpointer import Checkpointer
 from hpo.evaluation.draft_store import DraftStore
 from hpo.evaluation.leader import Leader, Limits
@@ -55,7 +55,7 @@ class LeaderHarness:
             write_checkpoint(path, {"epoch": 3}, replace(restored, params=assignment.params), weights)
         checkpoint = None if restored is None else read_checkpoint_file(path)
         self.offers = Offers(True, checkpoint, None)
-        attempt = Attempt(assignment, None if checkpoint is None else checkpoint.metadata, path=path)
+        attempt = Attempt(assignment, StartingPoint(path, info=checkpoint.metadata) if checkpoint else StartingPoint())
         attempt.drafts = DraftStore(self.folder / ".draft", assignment.params)
         return attempt
 
