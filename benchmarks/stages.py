@@ -38,7 +38,7 @@ RANK_STAGES = {
     "claim": "hpo.store.study_client:StudyClient.claim",
     "send": "hpo.ranks.rpc:RpcClient.notify",
     "claim from the study": "hpo.store.claims:Claims.claim",
-    "read updates of the study": "hpo.store.record:Record.read_changes",
+    "read updates of the study": "hpo.store.changes:ChangeLog.update",
     "send to the island": "propulate.propulator:Propulator._evaluate_individual",
     "receive from the island": "propulate.propulator:Propulator._receive_intra_island_individuals",
     "send emigrants": "propulate.pollinator:Pollinator._send_emigrants",

@@ -216,8 +216,8 @@ class RunFollower:
     def __init__(self, run_dir: RunDir, storage: str, record: Record) -> None:
         self._run_dir = run_dir
         self._storage = storage
-        self._search = _EvaluationCache(record)
-        self._confirmations: _EvaluationCache | None = None
+        self._search = record
+        self._confirmations: Record | None = None
 
     def take_snapshot(self) -> RunSnapshot:
         """Return the current state of the run.
@@ -229,18 +229,18 @@ class RunFollower:
         manifest = self._run_dir.read_manifest()  # Read again: a session that resumes the run rewrites it.
         plan = make_plan(manifest)
         with convert_storage_errors(self._storage):
-            evaluations = self._search.read()
+            evaluations = self._search.read_evaluations()
             confirmations = plan.select_planned(self._read_confirmations(manifest)) if plan.count else []
         stop = ("", "") if in_use else self._read_stop_reason()
         return RunSnapshot(time.time(), manifest, evaluations, confirmations, in_use, self._run_dir.holder, *stop)
 
     def _read_confirmations(self, manifest: Manifest) -> list[Evaluation]:
         if self._confirmations is None:
-            record = self._search.record.open_sibling(manifest.confirmation_study)
+            record = self._search.open_sibling(manifest.confirmation_study)
             if record is None or record.read_attributes().get("confirms") != manifest.study:
                 return []
-            self._confirmations = _EvaluationCache(record)
-        return self._confirmations.read()
+            self._confirmations = record
+        return self._confirmations.read_evaluations()
 
     def _read_stop_reason(self) -> tuple[str, str]:
         summary = _read_last_summary(self._run_dir)
@@ -265,16 +265,3 @@ def parse_session_start(run: Manifest) -> float:
         return datetime.strptime(run.started, "%Y-%m-%dT%H:%M:%S%z").timestamp()
     except (ValueError, OverflowError):
         return -math.inf
-
-
-class _EvaluationCache:
-    """Cache the evaluations of a record. Only evaluations that may have changed are read again."""
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-        self._evaluations: dict[int, Evaluation] = {}
-
-    def read(self) -> list[Evaluation]:
-        for evaluation in (*self.record.read_changes(), *self.record.read_running()):
-            self._evaluations[evaluation.trial] = evaluation
-        return list(self._evaluations.values())

@@ -1,64 +1,103 @@
-"""Convert the trials of a study to evaluations, and find the evaluations that have changed."""
+"""Follow the changes of a study. This is the only way in which a process learns of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from hpo.store.evaluations import Evaluation
-from hpo.store.trials import find_retried_trial, is_counted, make_evaluation
+from hpo.store.trials import find_retried_trial, make_evaluation
 
 
-class EvaluationCache:
-    """Cache the evaluations of a study, so that only new and changed trials are converted."""
+class ChangeLog:
+    """Convert the trials of a study to evaluations, and log each change of a state.
 
-    def __init__(self) -> None:
+    A trial that has ended changes only when another trial continues it, and a changed trial is another object. So
+    an update compares only the trials that have not ended.
+
+    Args:
+        read_trials: Returns all trials of the study, ordered by number.
+    """
+
+    def __init__(self, read_trials: Callable[[], Sequence[FrozenTrial]]) -> None:
+        self._read_trials = read_trials
         self._evaluations: list[Evaluation] = []
         self._unfinished: dict[int, FrozenTrial] = {}  # As they were read last.
+        # Their trials have new losses or attributes. They are converted when they are read, because conversions are
+        # slow, and most of these evaluations change again before.
+        self._outdated: set[int] = set()
+        self.entries: list[Evaluation] = []
 
-    def update(self, trials: Sequence[FrozenTrial]) -> list[Evaluation]:
-        """Return the evaluation of each trial, ordered by trial number. `trials` must be all trials of the study."""
-        known = self._evaluations
-        new = range(len(known), len(trials))
-        repeated = {find_retried_trial(trials[number]) for number in new} - {None}
-        known += [make_evaluation(trials[number], number in repeated) for number in new]
-        # A trial that has ended changes only when another trial continues it. A changed trial is another object.
-        changed = {number for number, trial in self._unfinished.items() if trials[number] is not trial}
-        for number in repeated.union(changed) - set(new):
-            assert number is not None
-            known[number] = make_evaluation(trials[number], number in repeated)
+    def update(self) -> None:
+        """Read the trials, and log the evaluations that were added, or changed their state."""
+        trials = self._read_trials()
+        new = range(len(self._evaluations), len(trials))
+        retried = (find_retried_trial(trials[number]) for number in new)
+        repeated = {number for number in retried if number is not None}
+        changed = [number for number, seen in self._unfinished.items() if trials[number] is not seen]
+        moved = [number for number in changed if trials[number].state != self._unfinished[number].state]
+        self._outdated.update(changed)
         for number in (*changed, *new):
             self._unfinished[number] = trials[number]
+        for number in dict.fromkeys([*sorted(repeated.difference(new)), *moved, *new]):
+            self._log(make_evaluation(trials[number], number in repeated))
             if trials[number].state.is_finished():
-                del self._unfinished[number]
-        return list(known)
+                self._unfinished.pop(number, None)
+
+    def _log(self, evaluation: Evaluation) -> None:
+        number = evaluation.trial
+        self._outdated.discard(number)
+        if number == len(self._evaluations):
+            self._evaluations.append(evaluation)
+        else:
+            has_changed = evaluation.state != self._evaluations[number].state
+            self._evaluations[number] = evaluation
+            if not has_changed:
+                return
+        self.entries.append(evaluation)
+
+    def list_evaluations(self) -> list[Evaluation]:
+        """Return all evaluations as of the latest update, ordered by trial number."""
+        self._convert_outdated()
+        return list(self._evaluations)
+
+    def list_running(self) -> list[Evaluation]:
+        """Return the running evaluations as of the latest update, each with its losses so far."""
+        self._convert_outdated()
+        unfinished = [self._evaluations[number] for number in self._unfinished]
+        return [evaluation for evaluation in unfinished if evaluation.state == "running"]
+
+    def _convert_outdated(self) -> None:
+        for number in self._outdated:
+            self._evaluations[number] = make_evaluation(self._unfinished[number])
+        self._outdated.clear()
 
 
-class StudyChanges:
-    """Find the evaluations that were added, or changed their state, since the previous call."""
+class Follower:
+    """Read the changes of a study, each once.
 
-    def __init__(self) -> None:
-        self._unfinished: dict[int, TrialState] = {}
-        self._seen_count = 0
+    Args:
+        with_losses: Whether running evaluations with new losses are changes, too.
+    """
 
-    def find_changes(self, trials: Sequence[FrozenTrial]) -> list[Evaluation]:
-        """Return the evaluations that were added, or changed their state, since the previous call.
+    def __init__(self, log: ChangeLog, with_losses: bool = False) -> None:
+        self._log = log
+        self._with_losses = with_losses
+        self._count: int | None = None  # Entries of the log that were read.
+        self._running: dict[int, Evaluation] = {}  # As they were read last.
 
-        `trials` must be all trials of the study.
+    def read(self) -> list[Evaluation]:
+        """Return the evaluations that were added, or changed their state, since the previous call, in this order.
+
+        The first call returns all evaluations.
         """
-        new = trials[self._seen_count :]
-        changed = [
-            trial
-            for trial in [*(trials[number] for number in self._unfinished), *new]
-            if self._unfinished.get(trial.number) != trial.state
-        ]
-        repeated = set(map(find_retried_trial, new))
-        known = [trials[number] for number in repeated if number is not None and number < self._seen_count]
-        self._unfinished.update((trial.number, trial.state) for trial in changed)
-        for trial in changed:
-            if trial.state.is_finished():
-                del self._unfinished[trial.number]
-        self._seen_count = len(trials)
-        found = {trial.number: trial for trial in [*filter(is_counted, known), *changed]}
-        return [make_evaluation(trial, trial.number in repeated) for trial in found.values()]
+        self._log.update()
+        first, self._count = self._count, len(self._log.entries)
+        changes = self._log.list_evaluations() if first is None else self._log.entries[first:]
+        return [*changes, *self._find_new_losses()] if self._with_losses else changes
+
+    def _find_new_losses(self) -> list[Evaluation]:
+        before = self._running
+        self._running = {evaluation.trial: evaluation for evaluation in self._log.list_running()}
+        return [evaluation for trial, evaluation in self._running.items() if evaluation is not before.get(trial)]

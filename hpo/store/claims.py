@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-
-from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import DuplicateError
 from hpo.store.crash_isolation import select_next_waiting
-from hpo.store.evaluations import Assignment
+from hpo.store.evaluations import Assignment, Evaluation
 from hpo.store.record import Record
 from hpo.store.successive_halving import HalvingSchedule, SuccessiveHalving
-from hpo.store.trials import find_retried_trial, is_counted, is_test
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -48,9 +45,10 @@ class Claims:
         self.budget = budget
         self._is_stopping = is_stopping
         self._successive_halving = SuccessiveHalving(halving, record.objectives) if halving else None
+        self._changes = record.follow()
         self._tried_params: set[frozenset[tuple[str, Any]]] = set()
-        self._seen_count = self._ended_count = 0  # Trials in total, and ended trials in the budget.
-        self._unfinished: list[int] = []  # Only trials that have not ended can change.
+        self._ended: set[int] = set()  # Trials that count against the budget.
+        self._unfinished: dict[int, Evaluation] = {}
 
     def claim(self, params: Mapping[str, Any], inherits: int | None = None, **attributes: Any) -> Assignment | None:
         """Start the next trial of a worker, and return its assignment.
@@ -90,19 +88,16 @@ class Claims:
     ) -> Assignment | None:
         if self._is_stopping():
             return None
-        trials = self.record.read_trials()
-        self._update(trials)
-        waiting = [trials[number] for number in self._unfinished if trials[number].state == TrialState.WAITING]
-        claimed = self._ended_count + len(self._unfinished)
-        is_spent = claimed - len(waiting) >= self.budget
-        is_last = params is None or claimed >= self.budget
-        paused = (
-            self._successive_halving.update(self.record.read_evaluations()).find_promotable()
-            if self._successive_halving
-            else []
-        )
-        if waiting and not is_spent and (trial := select_next_waiting(waiting, trials, is_last and not paused)):
-            return self.record.start_waiting(trial, attributes)
+        self._update()
+        waiting = [one for one in self._unfinished.values() if one.state == "waiting"]
+        running = [one for one in self._unfinished.values() if one.state == "running"]
+        started = len(self._ended) + sum(one.tests is None for one in running)
+        is_last = params is None or started + len(waiting) >= self.budget
+        paused = self._find_promotable()
+        if waiting and started < self.budget:
+            trial = select_next_waiting(waiting, running, is_last and not paused)
+            if trial is not None:
+                return self.record.start_waiting(trial, attributes)
         if paused:
             return self.record.promote(paused[0], attributes)
         if params is None or is_last:
@@ -111,13 +106,18 @@ class Claims:
             raise DuplicateError
         return self.record.start_trial(params, self._distributions, {**attributes, **new_attributes})
 
-    def _update(self, trials: Sequence[FrozenTrial]) -> None:
-        new = [trial for trial in trials[self._seen_count :] if not is_test(trial)]
-        self._tried_params.update(frozenset(trial.params.items()) for trial in new)
-        pending = [*self._unfinished, *(trial.number for trial in new)]
-        self._seen_count = len(trials)
-        self._unfinished = [number for number in pending if not trials[number].state.is_finished()]
-        ended = [trials[number] for number in pending if is_counted(trials[number])]
-        self._ended_count += sum("imported_from" not in trial.user_attrs for trial in ended)
-        repeated = [find_retried_trial(trial) for trial in new]
-        self._ended_count -= sum(number is not None and is_counted(trials[number]) for number in repeated)
+    def _find_promotable(self) -> list[Evaluation]:
+        if self._successive_halving is None:
+            return []
+        return self._successive_halving.update(self.record.read_evaluations()).find_promotable()
+
+    def _update(self) -> None:
+        for evaluation in self._changes.read():
+            self._unfinished.pop(evaluation.trial, None)
+            self._ended.discard(evaluation.trial)
+            if evaluation.state in ("running", "waiting"):
+                self._unfinished[evaluation.trial] = evaluation
+            elif evaluation.counts_for_budget:
+                self._ended.add(evaluation.trial)
+            if evaluation.tests is None:
+                self._tried_params.add(frozenset(evaluation.params.items()))

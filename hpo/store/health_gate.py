@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
-from hpo.store.changes import StudyChanges
 from hpo.store.evaluations import LEAVE, WAIT, Assignment, Evaluation
 from hpo.store.worker_health import Condition, WorkerHealth
 
@@ -30,8 +30,8 @@ class HealthGate:
         self._record = record
         self._health = health
         self._dismiss = dismiss
-        self._changes = StudyChanges()
-        self._changes.find_changes(record.read_trials())  # Workers of earlier sessions may have been others.
+        self._changes = record.follow()
+        self._changes.read()  # Workers of earlier sessions may have been others.
         self._busy_workers: dict[int, int] = {}  # Workers by their running trials.
         self._ended_workers: set[int] = set()  # Workers that will not claim again.
         self._idle_workers: set[int] = set()  # Workers that have found nothing left to claim at their latest try.
@@ -76,9 +76,8 @@ class HealthGate:
             self._health.pass_test(worker)
 
     def _update(self) -> None:
-        changed = self._changes.find_changes(self._record.read_trials())
-        # The order of ends decides about streaks. Evaluations that have not ended have NaN as their end.
-        for evaluation in sorted(changed, key=lambda evaluation: (evaluation.has_ended, evaluation.ended)):
+        # The order of ends decides about streaks. Evaluations that have not ended come first, in the order of changes.
+        for evaluation in sorted(self._changes.read(), key=lambda one: one.ended if one.has_ended else -math.inf):
             self._busy_workers.pop(evaluation.trial, None)
             if evaluation.state == "running":
                 self._busy_workers[evaluation.trial] = evaluation.worker

@@ -15,8 +15,8 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.store.changes import EvaluationCache, StudyChanges
-from hpo.store.crash_isolation import MAX_CRASHES, has_progressed, read_crash_count
+from hpo.store.changes import ChangeLog, Follower
+from hpo.store.crash_isolation import MAX_CRASHES, has_progressed
 from hpo.store.evaluations import INTERRUPTED, Assignment, Evaluation
 from hpo.store.storage import open_storage
 from hpo.store.study_objectives import LossOnlyStudy, make_study, read_objectives
@@ -24,7 +24,6 @@ from hpo.store.trials import (
     copy_retry_attributes,
     find_root_trial,
     is_interrupted,
-    is_test,
     make_assignment,
     make_evaluation,
     make_imported_trial,
@@ -57,8 +56,7 @@ class Record:
         self._study = optuna.load_study(study_name=study_name, storage=self._storage)
         self.objectives = read_objectives(self._study)
         self._initially_finished = {trial.number for trial in self.read_trials() if trial.state.is_finished()}
-        self._evaluations = EvaluationCache()
-        self._changes = StudyChanges()
+        self._log = ChangeLog(self.read_trials)
 
     @classmethod
     def create(
@@ -114,8 +112,9 @@ class Record:
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
         return self._make_assignment(self._storage.get_trial(trial_id))
 
-    def start_waiting(self, trial: FrozenTrial, attributes: Mapping[str, Any]) -> Assignment:
+    def start_waiting(self, waiting: Evaluation, attributes: Mapping[str, Any]) -> Assignment:
         """Start a waiting trial, and add attributes whose names the trial does not have yet."""
+        trial = self.read_trials()[waiting.trial]
         for name in attributes.keys() - trial.user_attrs.keys():
             self._storage.set_trial_user_attr(trial._trial_id, name, attributes[name])
         self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
@@ -270,9 +269,10 @@ class Record:
         `crashed` states whether the job crashed, and the trial may be the cause.
         """
         trial = self._storage.get_trial(assignment.trial_id)
-        crash_count = 0 if has_progressed(trial) else read_crash_count(trial) + crashed
+        evaluation = make_evaluation(trial)
+        crash_count = 0 if has_progressed(evaluation) else evaluation.crash_count + crashed
         retried = {waiting.user_attrs.get("retry_of") for waiting in self._read_waiting()}
-        if not is_test(trial) and assignment.number not in retried:
+        if evaluation.tests is None and assignment.number not in retried:
             copied = copy_retry_attributes(trial)
             self.enqueue(trial.params, trial.distributions, retry_of=trial.number, crash_count=crash_count, **copied)
         self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
@@ -286,8 +286,9 @@ class Record:
         running = [trial for trial in self.read_trials() if trial.state == TrialState.RUNNING]
         for trial in running:
             assignment = Assignment(trial._trial_id, trial.number, trial.params, trial.number)
-            suspected = crashed and not has_progressed(trial) and not is_test(trial)
-            crash_count = read_crash_count(trial) + suspected
+            evaluation = make_evaluation(trial)
+            suspected = crashed and not has_progressed(evaluation) and evaluation.tests is None
+            crash_count = evaluation.crash_count + suspected
             if suspected and crash_count >= MAX_CRASHES:
                 reason = (
                     f"the job crashed {crash_count} times during this evaluation, the last time with no other running"
@@ -306,16 +307,16 @@ class Record:
 
     def read_evaluations(self) -> list[Evaluation]:
         """Return all evaluations, ordered by trial number."""
-        return self._evaluations.update(self.read_trials())
+        self._log.update()
+        return self._log.list_evaluations()
 
-    def read_changes(self) -> list[Evaluation]:
-        """Return the evaluations that were added, or changed their state, since the previous call."""
-        return self._changes.find_changes(self.read_trials())
+    def follow(self, with_losses: bool = False) -> Follower:
+        """Return a follower, which reads the changes of the study.
 
-    def read_running(self) -> list[Evaluation]:
-        """Return the running evaluations, each with its losses so far."""
-        trials = self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.RUNNING,))
-        return [make_evaluation(trial) for trial in trials]
+        Args:
+            with_losses: Whether running evaluations with new losses are changes, too.
+        """
+        return Follower(self._log, with_losses)
 
     def _read_waiting(self) -> list[FrozenTrial]:
         return self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.WAITING,))

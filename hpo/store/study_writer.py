@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -13,11 +12,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from hpo.process import clock
-from hpo.store.changes import StudyChanges
 from hpo.store.evaluations import SHARED_FIELDS, Assignment
 
 if TYPE_CHECKING:
     from hpo.store.cached_storage import CachedStorage
+    from hpo.store.changes import Follower
     from hpo.store.checkpoints import CheckpointStore
     from hpo.store.claims import Claims
     from hpo.store.evaluations import Evaluation
@@ -63,17 +62,21 @@ class StudyWriter:
     inheritance: InheritancePolicy | None = None
     weights: BestWeights | ConfirmedWeights | None = None
     health_gate: HealthGate | None = None
-    _changes: StudyChanges = field(default_factory=StudyChanges, init=False)
+    _follower: Follower = field(init=False)
+    _changes: list[Evaluation] = field(default_factory=list, init=False)
     _pickled_changes: list[bytes] = field(default_factory=list, init=False)
-    _uncommitted: list[Evaluation] = field(default_factory=list, init=False)
-    _committed: deque[Evaluation] = field(default_factory=deque, init=False)
+    _committed_count: int = field(default=0, init=False)
+    """Changes that are durable."""
+    _taken_count: int = field(default=0, init=False)
+    """Changes that `take_committed` has returned."""
     _has_changed: bool = field(default=False, init=False)
     _next_commit_at: float = field(default=0.0, init=False)
     _known_warnings: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
+        self._follower = self.record.follow()
         self._collect_changes()
-        self._publish()
+        self._committed_count = len(self._changes)
 
     @contextmanager
     def batch_writes(self) -> Iterator[None]:
@@ -102,17 +105,15 @@ class StudyWriter:
         if self._has_changed:
             self._has_changed = False
             self._collect_changes()
-            self._publish()
+            self._committed_count = len(self._changes)
 
     def take_committed(self) -> list[Evaluation]:
         """Return the evaluations whose addition or change of state became durable since the previous call.
 
         Only one thread may call this method. All other methods may be called in a different thread.
         """
-        changes = []
-        while self._committed:
-            changes.append(self._committed.popleft())
-        return changes
+        first, self._taken_count = self._taken_count, self._committed_count
+        return self._changes[first : self._taken_count]
 
     # Leaders call the methods below.
 
@@ -222,12 +223,8 @@ class StudyWriter:
             self.checkpoints.remove_root(root)
 
     def _collect_changes(self) -> None:
-        for evaluation in self._changes.find_changes(self.record.read_trials()):
+        for evaluation in self._follower.read():
+            self._changes.append(evaluation)
             self._pickled_changes.append(pickle.dumps(tuple(getattr(evaluation, name) for name in SHARED_FIELDS)))
-            self._uncommitted.append(evaluation)
             if self.weights:
                 self.weights.update(evaluation)
-
-    def _publish(self) -> None:
-        self._committed.extend(self._uncommitted)
-        self._uncommitted.clear()

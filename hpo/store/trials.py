@@ -52,16 +52,6 @@ def is_interrupted(trial: FrozenTrial) -> bool:
     return trial.state.is_finished() and trial.user_attrs.get("failure") == INTERRUPTED
 
 
-def is_counted(trial: FrozenTrial) -> bool:
-    """Return whether a trial has ended by itself, so that it counts unless another trial repeats it."""
-    return trial.state.is_finished() and not is_interrupted(trial)
-
-
-def is_test(trial: FrozenTrial) -> bool:
-    """Return whether a trial tests a suspected worker (see `hpo.store.worker_health`)."""
-    return is_whole_number(trial.user_attrs.get("tests"))
-
-
 def find_retried_trial(trial: FrozenTrial) -> int | None:
     """Return the number of the trial that this one retries or continues; None for the first trial of an individual."""
     return _find_earlier_trial(trial, "retry_of")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hpo.store.changes import Follower
 from hpo.store.record import Record
 from hpo.store.successive_halving import is_search_over
 from hpo.trackers.individual_trials import Individuals
@@ -21,17 +22,20 @@ class TrackerUpdater:
     def __init__(self, tracker: Tracker, shown_evaluations: ShownEvaluations) -> None:
         self._tracker = tracker
         self._shown_evaluations = shown_evaluations
-        self._records: dict[str, tuple[Record, Individuals]] = {}
+        self._records: dict[str, Record] = {}
+        self._individuals: dict[str, tuple[Follower, Individuals]] = {}
         # Losses by epoch that were sent of running individuals, by study and first trial.
         self._shown_losses: dict[tuple[str, int], dict[int, float]] = {}
 
     def add_study(self, storage: str, study: str) -> None:
         """Also send the individuals of the study named `study` in `storage`."""
-        self._records[study] = Record(storage, study), Individuals()
+        record = Record(storage, study)
+        self._records[study] = record
+        self._individuals[study] = record.follow(with_losses=True), Individuals()
 
     def is_over(self, study: str, budget: int, pruner: str) -> bool:
         """Return whether the search in a study has spent its budget and no paused individual can be promoted."""
-        record, _ = self._records[study]
+        record = self._records[study]
         return is_search_over(record.read_evaluations(), budget, pruner, record.objectives)
 
     def show_changes(self, running: bool = True) -> None:
@@ -40,13 +44,9 @@ class TrackerUpdater:
         Args:
             running: Whether to include evaluations that are still running. Must be False in the final call.
         """
-        for study, (record, individuals) in self._records.items():
-            changed = {
-                evaluation.trial: evaluation
-                for evaluation in [*(record.read_running() if running else []), *record.read_changes()]
-            }
-            shown = [evaluation for evaluation in changed.values() if evaluation.tests is None]
-            for root in individuals.add_trials(shown):
+        for study, (follower, individuals) in self._individuals.items():
+            changed = [evaluation for evaluation in follower.read() if evaluation.tests is None]
+            for root in individuals.add_trials(changed):
                 self._show_individual(study, individuals, root, running)
 
     def _show_individual(self, study: str, individuals: Individuals, root: int, running: bool) -> None:

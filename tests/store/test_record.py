@@ -126,13 +126,13 @@ def test_claim_with_known_params_raises_duplicate_error(tmp_path: Path) -> None:
         start_trial(resumed, layers=3)
 
 
-def test_read_changes_returns_each_change_once(tmp_path: Path) -> None:
-    record, second_reader = make_record(tmp_path), reopen_record(tmp_path)
+def test_follower_reads_each_change_once(tmp_path: Path) -> None:
+    record, follower = make_record(tmp_path), reopen_record(tmp_path).follow()
     first, second = start_new_trial(record, layers=1), start_new_trial(record, layers=2)
     record.complete(second, 0.5, 1.0, {})
 
     def read_new() -> list[tuple[int, str]]:
-        return [(evaluation.trial, evaluation.state) for evaluation in second_reader.read_changes()]
+        return [(evaluation.trial, evaluation.state) for evaluation in follower.read()]
 
     assert read_new() == [(0, "running"), (1, "complete")]
     assert read_new() == []

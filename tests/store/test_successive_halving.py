@@ -414,8 +414,8 @@ def test_promoted_evaluation_is_new_trial_and_counts_once(tmp_path: Path) -> Non
         curves[assignment.number] = {epoch: loss / epoch for epoch in range(1, 10)}
         expected = "complete" if index in (0, 5) else "paused"
         assert run.train(assignment, curves[assignment.number], 9) == expected
-    reader = Record(run.record._storage, "run")
-    assert [(e.trial, e.state) for e in reader.read_changes()][1:3] == [(1, "paused"), (2, "paused")]
+    reader = Record(run.record._storage, "run").follow()
+    assert [(e.trial, e.state) for e in reader.read()][1:3] == [(1, "paused"), (2, "paused")]
     budget = run.budget
     assert not find_promotable(ASHA, run.record.read_evaluations()), "two of six continue, and both have"
     assert run.claim() is None
@@ -431,7 +431,7 @@ def test_promoted_evaluation_is_new_trial_and_counts_once(tmp_path: Path) -> Non
     assert (promoted.root, promoted.number, promoted.params) == (2, 9, run.record.read_trials()[2].params)
     state = {e.trial: e.state for e in run.record.read_evaluations()}
     assert (state[2], state[9]) == ("promoted", "running")
-    assert (2, "promoted") in [(e.trial, e.state) for e in reader.read_changes()]
+    assert (2, "promoted") in [(e.trial, e.state) for e in reader.read()]
     assert run.claim() is None, "a promotion must start once, and the budget is spent"
     assert run.train(promoted, curves[2], 9) == "paused", "two others are better at the next rung"
     assert run.record.read_evaluations()[9].paused_after == 3
