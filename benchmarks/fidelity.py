@@ -27,7 +27,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from benchmarks.curves import EPOCHS, Curve, list_fixed_parameters, load
-from hpo.store.successive_halving import HALVING_SCHEDULES, HalvingSchedule
+from hpo.store.pruning import HALVING_SCHEDULES, HalvingSchedule
 
 WORKERS = 8
 _TOLERANCE = 1e-3  # Relative tolerance of the loss to reach.
@@ -72,7 +72,7 @@ class MedianPruner(NoPruner):
 class HalvingPruner(NoPruner):
     """Continues the best individuals at each rung.
 
-    It decides as `hpo.store.successive_halving` does. It pauses the other individuals, or stops them if `pauses` is
+    It decides as `hpo.store.pruning` does. It pauses the other individuals, or stops them if `pauses` is
     false.
     """
 

@@ -26,7 +26,7 @@ from hpo.dominance import compute_hypervolume
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.store.evaluations import Evaluation
 from hpo.store.pareto_front import find_front
-from hpo.store.successive_halving import HALVING_SCHEDULES, SuccessiveHalving
+from hpo.store.pruning import HALVING_SCHEDULES, SuccessiveHalving
 
 WORKERS, EPOCHS, TRAININGS = 4, 27, 60
 TWO = Objectives(("loss", "size"))

@@ -151,11 +151,10 @@ def run_process(folder: Path, leaders: int, seconds: float, each: int, work: str
 def _make_writer(folder: Path, budget: int) -> Any:
     from hpo.store.cached_storage import CachedStorage
     from hpo.store.checkpoints import CheckpointStore
-    from hpo.store.claims import Claims
     from hpo.store.output_log import OutputLog
     from hpo.store.record import Record
     from hpo.store.storage import open_storage
-    from hpo.store.study_writer import StudyWriter
+    from hpo.store.study_writer import Claims, StudyWriter
 
     path = folder / "study.log"
     Record.create(path, "scale", SPACE.describe())

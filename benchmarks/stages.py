@@ -37,7 +37,7 @@ RANK_STAGES = {
     "receive updates": "hpo.store.study_client:StudyClient.read_changes",
     "claim": "hpo.store.study_client:StudyClient.claim",
     "send": "hpo.ranks.rpc:RpcClient.notify",
-    "claim from the study": "hpo.store.claims:Claims.claim",
+    "claim from the study": "hpo.store.study_writer:Claims.claim",
     "read updates of the study": "hpo.store.changes:ChangeLog.update",
     "send to the island": "propulate.propulator:Propulator._evaluate_individual",
     "receive from the island": "propulate.propulator:Propulator._receive_intra_island_individuals",

@@ -19,7 +19,7 @@ from hpo.dominance import sort_best_first
 from hpo.space import Gene, Ordinal, Parameter
 from hpo.store.evaluations import Evaluation
 from hpo.store.pareto_front import compute_costs
-from hpo.store.study_objectives import make_directions
+from hpo.store.record import make_directions
 
 _COMPARED_EVALUATIONS = 20  # Number of last evaluations for comparison in a run with inheritance.
 _MOST_TRIALS = 512  # Trials of the sampler. Its time grows with them: for 10,000, one individual takes 0.2 s.

@@ -27,13 +27,12 @@ from hpo.process.trace import Trace
 from hpo.ranks.rank_watch import RankWatch
 from hpo.run.prepare_rank import RankState
 from hpo.store.checkpoints import CheckpointStore
-from hpo.store.claims import Claims
 from hpo.store.evaluations import Assignment, Evaluation
 from hpo.store.output_log import OutputLog
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.study_client import DirectConnection, StudyClient
-from hpo.store.study_writer import StudyWriter
+from hpo.store.study_writer import Claims, StudyWriter
 from hpo.store.weights import BestWeights, read_weights_info
 
 MAX_LOSSES = 3

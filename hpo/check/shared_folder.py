@@ -15,8 +15,7 @@ from pathlib import Path
 from hpo.check.cluster_facts import FolderFacts, FolderView
 from hpo.errors import RunError, UsageError
 from hpo.ranks.communicator import SleepingComm, sleep_until
-from hpo.store.run_dir import find_existing, write_atomically
-from hpo.store.system_lock import try_system_lock
+from hpo.store.run_dir import find_existing, try_system_lock, write_atomically
 
 _WRITES = 10
 _SECONDS_TO_SEE = 10.0  # maximum seconds to wait until another host has seen a change

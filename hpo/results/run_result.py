@@ -17,8 +17,8 @@ from hpo.options import RECORDED_OPTIONS, format_value, from_json
 from hpo.store.evaluations import Evaluation, find_best, rank_evaluations
 from hpo.store.inheritance import has_inheritance
 from hpo.store.manifest import Manifest
+from hpo.store.pruning import is_search_over
 from hpo.store.storage_url import has_hidden_password, is_url
-from hpo.store.successive_halving import is_search_over
 
 # Options that describe a training script. Each has a value.
 _SCRIPT_OPTIONS = ("--space", "--loss", "--metric", "--flag", "--resume-args", "--first-report")

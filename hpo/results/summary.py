@@ -18,7 +18,7 @@ from hpo.results.search_history import find_front_additions, find_improvements
 from hpo.store.evaluations import Evaluation, sort_by_end
 from hpo.store.inheritance import trace_lineage
 from hpo.store.pareto_front import find_front, select_top
-from hpo.store.successive_halving import HALVING_SCHEDULES, HalvingSchedule, Rung, compute_rungs
+from hpo.store.pruning import HALVING_SCHEDULES, HalvingSchedule, Rung, compute_rungs
 
 if TYPE_CHECKING:
     from hpo.space import SearchSpace

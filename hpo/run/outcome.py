@@ -17,9 +17,9 @@ from hpo.run.session import Session
 from hpo.space import SearchSpace
 from hpo.space.search_space import list_individuals
 from hpo.store.evaluations import Evaluation
+from hpo.store.pruning import is_search_over
 from hpo.store.run_dir import write_json
 from hpo.store.storage_url import mask_password
-from hpo.store.successive_halving import is_search_over
 from hpo.text_format import format_count
 
 _SECONDS_TO_COUNT = 60.0  # to count the individuals of a space in which the search found nothing new

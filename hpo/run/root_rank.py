@@ -17,19 +17,16 @@ from hpo.run.outcome import RunOutcome
 from hpo.run.prepare_rank import RankState
 from hpo.run.session import Session
 from hpo.store.checkpoints import CheckpointStore
-from hpo.store.claims import Claims
 from hpo.store.evaluations import CONFIRMATION_PREFIX, Evaluation
-from hpo.store.health_gate import HealthGate
 from hpo.store.inheritance import InheritancePolicy
 from hpo.store.output_log import OutputLog
-from hpo.store.pruning import make_pruner
+from hpo.store.pruning import HALVING_SCHEDULES, make_pruner
 from hpo.store.record import Record
-from hpo.store.storage_retry import StorageRetry
+from hpo.store.storage import StorageRetry
 from hpo.store.storage_url import mask_password
-from hpo.store.study_writer import StudyWriter
-from hpo.store.successive_halving import HALVING_SCHEDULES
+from hpo.store.study_writer import Claims, StudyWriter
 from hpo.store.weights import BestWeights, ConfirmedWeights
-from hpo.store.worker_health import WorkerHealth
+from hpo.store.worker_health import HealthGate, WorkerHealth
 from hpo.text_format import cut_text, format_count
 from hpo.trackers.tracker_processes import TrackerProcesses
 from hpo.views.progress import ProgressPrinter

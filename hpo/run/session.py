@@ -18,8 +18,7 @@ from hpo.store.manifest import Manifest
 from hpo.store.pareto_front import select_top
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
-from hpo.store.storage import list_studies, open_storage
-from hpo.store.storage_retry import StorageRetry
+from hpo.store.storage import StorageRetry, list_studies, open_storage
 
 
 @dataclass(frozen=True)

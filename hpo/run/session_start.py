@@ -30,11 +30,10 @@ from hpo.store.evaluations import CONFIRMATION_PREFIX
 from hpo.store.inheritance import PARENTS_PER_ISLAND
 from hpo.store.journal import has_no_study
 from hpo.store.manifest import Manifest
-from hpo.store.pruning import describe_blind_spot
+from hpo.store.pruning import HALVING_SCHEDULES, describe_blind_spot
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir, make_run_dir, write_json
-from hpo.store.storage import list_studies
-from hpo.store.storage_retry import StorageRetry
+from hpo.store.storage import StorageRetry, list_studies
 from hpo.store.storage_url import has_hidden_password, is_url, mask_password
 from hpo.store.study import (
     check_objectives,
@@ -44,7 +43,6 @@ from hpo.store.study import (
     open_existing_study,
     open_study,
 )
-from hpo.store.successive_halving import HALVING_SCHEDULES
 from hpo.text_format import format_count
 from hpo.versions import read_versions
 

@@ -19,12 +19,11 @@ from hpo.run.enqueue import LONGEST_MISTAKE, convert_params
 from hpo.space import SearchSpace
 from hpo.store.evaluations import Evaluation, rank_evaluations
 from hpo.store.manifest import make_confirmation_name
-from hpo.store.record import Record
+from hpo.store.record import Record, make_directions
 from hpo.store.run_dir import RunDir
 from hpo.store.storage import check_readable, list_studies
 from hpo.store.storage_url import has_hidden_password, is_url, mask_password
 from hpo.store.study import convert_storage_errors, open_existing_study
-from hpo.store.study_objectives import make_directions
 from hpo.text_format import cut_text, format_count, format_number, make_printable
 
 _MANY_EVALUATIONS = 1000  # A larger number takes seconds to record, so a message is printed first.

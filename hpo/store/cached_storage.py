@@ -6,15 +6,15 @@ import copy
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-from optuna.storages import BaseStorage
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages._cached_storage import _CachedStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.store.intermediate_values import set_intermediate_values
 from hpo.store.journal import GroupCommit
-from hpo.store.storage import FileStorage
-from hpo.store.storage_retry import StorageRetry
+from hpo.store.storage import FileStorage, StorageRetry
 
 
 def _delegate(name: str) -> Callable[..., Any]:
@@ -149,3 +149,34 @@ class CachedStorage(BaseStorage):
     get_all_studies = _delegate("get_all_studies")
     set_trial_param = _delegate("set_trial_param")
     set_trial_system_attr = _delegate("set_trial_system_attr")
+
+
+IntermediateValue = tuple[int, int, float]  # Id of the trial, step and loss.
+
+
+def set_intermediate_values(
+    storage: BaseStorage, values: Sequence[IntermediateValue], retry: StorageRetry | None = None
+) -> None:
+    """Write losses to a storage.
+
+    Optuna writes each loss in its own transaction, and flushes the disk after each transaction. If the storage is a
+    database, this function uses one transaction for all losses. `retry` repeats the transaction while the database is
+    unavailable; None raises the error at once.
+    """
+    if isinstance(storage, _CachedStorage) and len(values) > 1:
+        step = partial(_set_in_one_transaction, storage._backend, values)
+        if retry is None:
+            step()
+        else:
+            retry.call(step)  # To set a value twice does no harm.
+        return
+    for value in values:
+        storage.set_trial_intermediate_value(*value)
+
+
+def _set_in_one_transaction(database: RDBStorage, values: Sequence[IntermediateValue]) -> None:
+    from optuna.storages._rdb.storage import _create_scoped_session
+
+    with _create_scoped_session(database.scoped_session, True) as session:
+        for value in values:
+            database._set_trial_intermediate_value_without_commit(session, *value)

@@ -1,23 +1,176 @@
-"""Protect Optuna's journal file against incomplete lines, which a writer leaves if it crashes or the disk is full."""
+"""Store a study in a journal file that survives crashes, full disks and other writers."""
 
 from __future__ import annotations
 
 import copy
 import json
+import math
 import os
+import re
+import time
+import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from hpo.errors import RunError
 from hpo.process import clock
-from hpo.store.file_lock import FileLock
-from hpo.store.journal_lines import RunningChecksum, parse_entry
+from hpo.store.json_values import is_mapping, is_mapping_of, is_number, is_text, is_whole_number
+from hpo.text_format import format_repr
+
+# Other programs, such as Optuna's dashboard, write lines without a checksum. The next checksum covers such lines, too.
+_CRC = re.compile(rb',"crc":(\d{1,10})\}\n')
+
+
+class RunningChecksum:
+    """Hold the checksum of the first `offset` bytes of a journal, and extend it line by line."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self._crc = 0
+
+    def add(self, content: bytes) -> None:
+        """Extend the checksum by the bytes after `offset`."""
+        self.offset += len(content)
+        self._crc = zlib.crc32(content, self._crc)
+
+    def format_line(self, entry: Mapping[str, Any]) -> bytes:
+        """Return an entry as the next line of the journal, with its checksum."""
+        text = json.dumps(entry, separators=(",", ":")).encode()
+        return text[:-1] + b',"crc":%d}\n' % zlib.crc32(text, self._crc)
+
+    def matches(self, line: bytes) -> bool:
+        """Return whether the checksum in the next line is correct. A line without a checksum is accepted."""
+        position = line.rfind(b',"crc":')
+        found = _CRC.fullmatch(line, position) if position >= 0 else None
+        return found is None or int(found[1]) == zlib.crc32(line[:position] + b"}", self._crc)
+
+
+def parse_entry(line: bytes) -> dict[str, Any]:
+    """Return the entry in a line. Raises ValueError with a reason if Optuna cannot have written the line."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError(f"is not JSON: {line[:40]!r}") from None
+    operation = entry.get("op_code") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or type(operation) is not int or not 0 <= operation < len(_REQUIRED_FIELDS):
+        raise ValueError(f"is not an entry of a journal: {line[:40]!r}")
+    for name, fits in _REQUIRED_FIELDS[operation].items():
+        if name not in entry or not fits(entry[name]):
+            raise ValueError(f"is not an entry of a journal: {name!r} is {_describe_field(entry, name)}")
+    for name, fits in _OPTIONAL_FIELDS.items():
+        if name in entry and not fits(entry[name]):
+            raise ValueError(f"is not an entry of a journal: {name!r} is {_describe_field(entry, name)}")
+    return entry
+
+
+def _describe_field(entry: Mapping[str, Any], name: str) -> str:
+    return format_repr(entry[name])[:40] if name in entry else "missing"
+
+
+def _is_single_item(value: object) -> bool:
+    return type(value) is dict and len(value) == 1
+
+
+def _is_finite(value: Any) -> bool:
+    return is_number(value) and math.isfinite(value)
+
+
+def _allow_null(fits: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or fits(value)
+
+
+_Fields = dict[str, Callable[[object], bool]]
+_STUDY: _Fields = {"study_id": is_whole_number}
+_TRIAL: _Fields = {"trial_id": is_whole_number}
+# Fields that an entry must have, with a check of each value; the index is the op_code.
+_REQUIRED_FIELDS: tuple[_Fields, ...] = (
+    {"study_name": is_text, "directions": lambda value: type(value) is list},
+    _STUDY,
+    {**_STUDY, "user_attr": _is_single_item},
+    {**_STUDY, "system_attr": _is_single_item},
+    {**_STUDY, "datetime_start": _allow_null(is_text)},
+    {**_TRIAL, "param_name": is_text, "param_value_internal": _is_finite, "distribution": is_text},
+    {**_TRIAL, "state": is_whole_number, "values": lambda _: True},
+    {**_TRIAL, "step": is_whole_number, "intermediate_value": is_number},
+    {**_TRIAL, "user_attr": _is_single_item},
+    {**_TRIAL, "system_attr": _is_single_item},
+    {},
+)
+# Fields that an entry of any op_code may have.
+_OPTIONAL_FIELDS: _Fields = {
+    "worker_id": is_text,
+    "state": is_whole_number,
+    "value": _allow_null(is_number),
+    "values": _allow_null(lambda value: type(value) is list and bool(value) and all(map(is_number, value))),
+    "params": is_mapping_of(_is_finite),
+    "intermediate_values": is_mapping_of(is_number),
+    "distributions": is_mapping_of(is_text),
+    "user_attrs": is_mapping,
+    "system_attrs": is_mapping,
+}
+
+
+_MIN_SLEEP = 0.001
+_MAX_SLEEP = 1.0
+
+
+class FileLock(JournalFileSymlinkLock):
+    """Lock a file by creating the symbolic link PATH.lock, as all programs that use Optuna do.
+
+    If the file has not changed for `stale_after` seconds, a waiting process removes the lock, because its owner has
+    probably crashed. The time in which the waiting process is suspended does not count. Optuna's own lock counts this
+    time, so ranks would remove each other's locks after a suspension.
+    """
+
+    def __init__(self, path: Path, stale_after: float = math.inf) -> None:
+        super().__init__(str(path.absolute()))
+        self._path = path.absolute()
+        self._link = self._path.with_name(self._path.name + ".lock")
+        self._stale_after = stale_after
+
+    def acquire(self) -> bool:
+        """Wait for the lock, take it, and return True. Raises OSError if the link cannot be created."""
+        pause, seen, since = _MIN_SLEEP, -1.0, clock.now()
+        while True:
+            with suppress(FileExistsError):
+                self._link.symlink_to(self._path)
+                return True
+            if (mtime := self._read_mtime()) != seen:
+                seen, since = mtime, clock.now()
+            elif clock.now() - since > self._stale_after:
+                with suppress(RuntimeError):  # Another rank has removed the lock.
+                    self.release()
+            time.sleep(pause)
+            pause = min(2 * pause, _MAX_SLEEP)
+
+    def release(self) -> None:
+        """Release the lock. Raises RuntimeError if another process has removed it."""
+        mine = self._link.with_name(f"{self._link.name}.{os.getpid()}.rename")
+        try:
+            self._link.rename(mine)  # If several processes remove a stale lock, only one rename succeeds.
+            mine.unlink()
+        except OSError as error:
+            raise RuntimeError(f"{self._link} was taken away") from error
+
+    def __enter__(self) -> FileLock:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _read_mtime(self) -> float:
+        try:
+            return self._path.stat().st_mtime
+        except OSError:
+            return math.nan  # NaN never equals the time before.
+
 
 # Seconds after which the lock of another program is removed, since the program may have crashed. A rank that is
 # suspended for a shorter time keeps its lock. Without the lock, it would later write lines that do not fit the file.

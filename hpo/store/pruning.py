@@ -1,10 +1,19 @@
-"""Create pruners from their names on the command line. Some stop evaluations, others pause them."""
+"""Stop or pause evaluations that are worse than others.
+
+Optuna's pruners stop them. Successive halving pauses them at a rung, and promotes a paused evaluation
+when it is among the best of its rung. This is ASHA, with promotion as in its algorithm 2 (Li et al.,
+"A system for massively parallel hyperparameter tuning", 2020) and with Hyperband's brackets. The
+pruner "one-epoch" has one rung (Egele et al., "Is one epoch all you need for multi-fidelity
+hyperparameter optimization?", 2023). Several objectives are compared by dominance
+(`hpo.store.ranking`).
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Union
 
@@ -12,13 +21,287 @@ from optuna.pruners import BasePruner, MedianPruner, PercentilePruner
 
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.store.evaluations import Evaluation, group_by_individual
-from hpo.store.successive_halving import HALVING_SCHEDULES, HalvingSchedule, SuccessiveHalving
+from hpo.store.evaluations import Assignment, Evaluation, find_root, group_by_individual
+from hpo.store.ranking import Ranking, make_ranking
 from hpo.text_format import format_count
 
 if TYPE_CHECKING:
-    from hpo.store.evaluations import Assignment
     from hpo.store.record import Record
+
+
+@dataclass(frozen=True)
+class HalvingSchedule:
+    """Define rungs after `first`, `first * factor`, `first * factor**2`, ... epochs, at which only the best continue.
+
+    A bracket is a series of rungs with its own `first`. Individuals are assigned to brackets so that each bracket gets
+    about the same number of epochs (Li et al., "Hyperband", 2018), and they compete within their bracket.
+
+    Attributes:
+        factor: At each rung, one in `factor` individuals continues, but at least one individual.
+        first_rungs: First rung of each bracket, in epochs.
+        promotion_limit: Number of individuals that continue if there is only one rung; None for rungs by `factor`.
+    """
+
+    factor: int = 3
+    first_rungs: tuple[int, ...] = (1,)
+    promotion_limit: int | None = None
+
+    def find_bracket(self, root: int) -> int:
+        """Return the index of an individual's bracket. `root` is the number of its first trial."""
+        return self._bracket_cycle[root % len(self._bracket_cycle)]
+
+    @cached_property
+    def _bracket_cycle(self) -> list[int]:
+        """Brackets to which consecutive individuals are assigned, evenly mixed. The sequence repeats."""
+        shares = [self.factor ** (len(self.first_rungs) - 1 - bracket) for bracket in range(len(self.first_rungs))]
+        turns = sorted(((turn + 0.5) / share, b) for b, share in enumerate(shares) for turn in range(share))
+        return [bracket for _, bracket in turns]
+
+    def list_rungs(self, bracket: int, epochs: int) -> list[int]:
+        """Return the rungs of a bracket up to `epochs`, each as its number of epochs."""
+        found: list[int] = []
+        rung = self.first_rungs[bracket]
+        while rung <= epochs and not (found and self.promotion_limit is not None):
+            found.append(rung)
+            rung *= self.factor
+        return found
+
+    def has_rung(self, root: int, epochs: int) -> bool:
+        """Return whether the bracket of an individual has a rung after `epochs`."""
+        return epochs in self.list_rungs(self.find_bracket(root), epochs)
+
+    def count_promoted(self, reached: int) -> int:
+        """Return how many individuals continue if `reached` individuals have reached a rung."""
+        return max(1, reached // self.factor) if self.promotion_limit is None else self.promotion_limit
+
+    def compute_max_paused(self, budget: int, objectives: Objectives) -> int:
+        """Return the maximum number of paused individuals that can still be promoted in a run of `budget` evaluations.
+
+        With several objectives, these may be all individuals, because all may be on one Pareto front.
+        """
+        if objectives.is_multi_objective:
+            return budget
+        return budget // (self.factor - 1) if self.promotion_limit is None else self.promotion_limit
+
+    def count_needed(self, position: int) -> int | None:
+        """Return how many individuals must reach a rung before `position` (from 0) continues; None if it never does."""
+        if self.promotion_limit is not None:
+            return 1 if position < self.promotion_limit else None
+        return self.factor * (position + 1) if position else 1
+
+
+# As in Hyperband, one in three individuals continues. 300 epochs have six rungs.
+HALVING_SCHEDULES = {
+    "asha": HalvingSchedule(),
+    "hyperband": HalvingSchedule(first_rungs=(1, 3, 9)),
+    "one-epoch": HalvingSchedule(promotion_limit=3),
+}
+
+
+@dataclass(frozen=True)
+class Rung:
+    """Describe the rung of a bracket after `epochs`. The number of its first trial identifies an individual.
+
+    Attributes:
+        is_effective: Whether only the best continue. If not, all continue, and only individuals that paused here are
+            listed.
+        ranking: Individuals, ordered by their costs at this rung. The costs of failed individuals are infinite.
+        promoted_count: Number of individuals that continue.
+        continued: Individuals that have been trained further.
+        paused: Last evaluation of each paused individual, by first trial.
+        stopped: Individuals that never continue.
+    """
+
+    bracket: int
+    epochs: int
+    is_effective: bool
+    ranking: Ranking = field(repr=False, compare=False)
+    promoted_count: int
+    continued: set[int]
+    paused: Mapping[int, Evaluation] = field(repr=False)
+    stopped: set[int] = field(default_factory=set, repr=False, compare=False)
+
+    @property
+    def losses(self) -> list[tuple[float, int]]:
+        """Lowest loss and first trial of each individual at this rung as pairs, best first."""
+        return self.ranking.entries
+
+    def is_promoted(self, root: int) -> bool:
+        """Return whether an individual continues after this rung.
+
+        An individual that was trained further and then lost its checkpoint continues, too.
+        """
+        return root in self.continued or self.ranking.is_best(root, self.promoted_count, self.paused, self.stopped)
+
+    @property
+    def promotable(self) -> list[Evaluation]:
+        """Paused evaluations that are now among the best, so that they should be promoted."""
+        return [self.paused[root] for root in self.ranking.select_best(self.promoted_count, self.paused, self.stopped)]
+
+    @property
+    def next_paused(self) -> tuple[int, Evaluation] | None:
+        """Position (from 0) and evaluation of the best paused individual; None if there is none."""
+        found = self.ranking.find_next(self.paused, self.stopped)
+        return found and (found[0], self.paused[found[1]])
+
+
+class _RungMembers:
+    """Collect the individuals that have reached a rung. The numbers of their first trials identify them."""
+
+    def __init__(self, objectives: Objectives) -> None:
+        self.ranking = make_ranking(len(objectives.names))
+        self.continued: set[int] = set()
+        self.paused: dict[int, Evaluation] = {}
+        self.last_paused: set[int] = set()  # They may be running again.
+        self.stopped: set[int] = set()
+
+    def update(self, root: int, latest: Evaluation, epochs: int, most: int) -> None:
+        self._forget(root)
+        if most > epochs:
+            self.continued.add(root)
+        if latest.paused_after == epochs:
+            self.last_paused.add(root)
+            if latest.state == "paused":
+                self.paused[root] = latest
+        elif latest.state == "pruned" and most == epochs:
+            self.stopped.add(root)
+
+    def remove(self, root: int) -> None:
+        self.ranking.remove(root)
+        self._forget(root)
+
+    def _forget(self, root: int) -> None:
+        for members in (self.continued, self.last_paused, self.stopped):
+            members.discard(root)
+        self.paused.pop(root, None)
+
+
+class SuccessiveHalving:
+    """Maintain the rungs of a search. The cost of an update does not grow with the number of evaluations.
+
+    At an effective rung, only the best continue. A rung is effective only if the longest complete evaluation reaches
+    the next rung. If there is only one rung, this evaluation must reach twice the epochs of the rung. All rungs are
+    effective while no evaluation is complete. Imported evaluations are on no rung.
+    """
+
+    def __init__(self, halving: HalvingSchedule, objectives: Objectives = ONLY_LOSS) -> None:
+        self._halving = halving
+        self._objectives = objectives
+        self._seen_count = 0  # Number of evaluations.
+        self._roots: dict[int, int] = {}  # First trial of the individual, by trial.
+        self._group_indices: dict[int, list[int]] = {}  # Indices of an individual's evaluations, by first trial.
+        self._unfinished: dict[int, Evaluation] = {}
+        self._members: dict[tuple[int, int], _RungMembers] = {}
+        self._rung_costs: dict[int, dict[tuple[int, int], tuple[float, ...]]] = {}  # Costs by first trial and rung.
+        self._longest_complete: int | None = None  # Epochs of the longest complete evaluation.
+
+    def update(self, evaluations: Sequence[Evaluation]) -> SuccessiveHalving:
+        """Add the changes since the last call, and return this object. `evaluations` must be all of the search."""
+        changed = [index for index, evaluation in self._unfinished.items() if evaluations[index] is not evaluation]
+        moved = set()
+        for index in (*changed, *range(self._seen_count, len(evaluations))):
+            evaluation = evaluations[index]
+            self._track_state(index, evaluation)
+            if evaluation.imported_from or evaluation.tests is not None:
+                continue
+            moved.add(root := find_root(evaluation, self._roots))
+            if index >= self._seen_count:
+                self._group_indices.setdefault(root, []).append(index)
+        self._seen_count = len(evaluations)
+        for root in moved:
+            self._update_rungs(root, [evaluations[index] for index in self._group_indices[root]])
+        return self
+
+    def _track_state(self, index: int, evaluation: Evaluation) -> None:
+        if evaluation.state in ("running", "waiting"):
+            self._unfinished[index] = evaluation
+            return
+        self._unfinished.pop(index, None)
+        if evaluation.state == "complete" and not evaluation.cut_after:
+            self._longest_complete = max(self._longest_complete or 0, *evaluation.curve, 0)
+
+    def _update_rungs(self, root: int, group: Sequence[Evaluation]) -> None:
+        latest, longest = group[-1], max(group, key=lambda evaluation: len(evaluation.curve))
+        bracket, most = self._halving.find_bracket(root), max(longest.curve, default=0)
+        before, now = self._rung_costs.get(root, {}), {}
+        others = next((evaluation.other_values for evaluation in reversed(group) if evaluation.other_values), ())
+        for epochs in self._halving.list_rungs(bracket, most):
+            now[bracket, epochs] = self._compute_costs(longest, epochs, others, latest.state == "failed")
+        for key in before.keys() - now.keys():
+            self._members[key].remove(root)
+        for key, costs in now.items():
+            reached = self._members.setdefault(key, _RungMembers(self._objectives))
+            if before.get(key) != costs:
+                if key in before:
+                    reached.remove(root)
+                reached.ranking.add(root, costs)
+            reached.update(root, latest, key[1], most)
+        self._rung_costs[root] = now
+
+    def _compute_costs(
+        self, longest: Evaluation, epochs: int, others: tuple[float, ...], has_failed: bool
+    ) -> tuple[float, ...]:
+        """Return the costs of an individual at the rung after `epochs`: infinite if it has failed.
+
+        Otherwise, the costs come from the values at its lowest loss up to this rung. `longest` is its longest
+        evaluation. `others`, the latest values of the other objectives, replace values that the rung does not have.
+        """
+        lowest = min((_replace_nan(loss) for epoch, loss in longest.curve.items() if epoch <= epochs), default=math.inf)
+        if not self._objectives.is_multi_objective:
+            return (math.inf if has_failed else lowest,)
+        values = longest.at_rungs.get(epochs, (lowest, *others))
+        return self._objectives.compute_costs(() if has_failed else values)
+
+    def find_rung(self, bracket: int, epochs: int) -> Rung | None:
+        """Return a rung; None if no individual has reached it, or if it is not effective and none was paused there."""
+        reached = self._members.get((bracket, epochs))
+        if reached is None:
+            return None
+        factor = 2 if self._halving.promotion_limit else self._halving.factor
+        ranking, continued = reached.ranking, reached.continued
+        is_effective = self._longest_complete is None or epochs <= self._longest_complete / factor
+        if not is_effective:
+            ranking, continued = ranking.restrict_to(reached.last_paused), continued & reached.last_paused
+            if not len(ranking):
+                return None
+        count = self._halving.count_promoted(len(ranking)) if is_effective else len(ranking)
+        return Rung(bracket, epochs, is_effective, ranking, count, continued, reached.paused, reached.stopped)
+
+    def list_rungs(self) -> list[Rung]:
+        """Return the rungs that were reached, ordered by bracket and epochs."""
+        found = (self.find_rung(*key) for key, reached in sorted(self._members.items()) if len(reached.ranking))
+        return [rung for rung in found if rung is not None]
+
+    def find_promotable(self) -> list[Evaluation]:
+        """Return the paused evaluations to promote (train further), highest rungs first."""
+        rungs = sorted(self.list_rungs(), key=lambda rung: -rung.epochs)
+        return [evaluation for rung in rungs for evaluation in rung.promotable]
+
+
+def compute_rungs(
+    halving: HalvingSchedule, evaluations: Sequence[Evaluation], objectives: Objectives = ONLY_LOSS
+) -> list[Rung]:
+    """Return the rungs that were reached, ordered by bracket and epochs."""
+    return SuccessiveHalving(halving, objectives).update(evaluations).list_rungs()
+
+
+def find_promotable(
+    halving: HalvingSchedule | None, evaluations: Sequence[Evaluation], objectives: Objectives = ONLY_LOSS
+) -> list[Evaluation]:
+    """Return the paused evaluations to promote (train further), highest rungs first; none without a schedule."""
+    return SuccessiveHalving(halving, objectives).update(evaluations).find_promotable() if halving else []
+
+
+def is_search_over(
+    evaluations: Sequence[Evaluation], budget: float, pruner: str, objectives: Objectives = ONLY_LOSS
+) -> bool:
+    """Return whether a search has used its budget and has no paused evaluation to promote."""
+    spent = sum(evaluation.counts_for_budget for evaluation in evaluations) >= budget
+    return spent and not find_promotable(HALVING_SCHEDULES.get(pruner), evaluations, objectives)
+
+
+def _replace_nan(loss: float) -> float:
+    return math.inf if math.isnan(loss) else loss
 
 
 @dataclass(frozen=True)

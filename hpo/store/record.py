@@ -7,19 +7,21 @@ study, but only one process writes it (`hpo.store.study_writer`).
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import optuna
+from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.objectives import ONLY_LOSS, Objectives
+from hpo.objectives import LOSS, ONLY_LOSS, Objectives
 from hpo.store.changes import ChangeLog, Follower
 from hpo.store.crash_isolation import MAX_CRASHES, has_progressed
 from hpo.store.evaluations import INTERRUPTED, Assignment, Evaluation
 from hpo.store.storage import open_storage
-from hpo.store.study_objectives import LossOnlyStudy, make_study, read_objectives
 from hpo.store.trials import (
     copy_retry_attributes,
     find_root_trial,
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from optuna.pruners import BasePruner
     from optuna.storages import BaseStorage
 
-    from hpo.store.storage_retry import StorageRetry
+    from hpo.store.storage import StorageRetry
 
 
 class Record:
@@ -107,7 +109,7 @@ class Record:
     def start_trial(
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
     ) -> Assignment:
-        """Create a running trial. The caller (`hpo.store.claims`) checks the budget and rejects duplicates."""
+        """Create a running trial. The caller (`hpo.store.study_writer`) checks the budget and rejects duplicates."""
         template = make_trial(TrialState.RUNNING, params, distributions, attributes)
         trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
         return self._make_assignment(self._storage.get_trial(trial_id))
@@ -327,3 +329,61 @@ class Record:
         for name, value in attributes.items():
             self._storage.set_trial_user_attr(assignment.trial_id, name, value)
         self._storage.set_trial_state_values(assignment.trial_id, state, values)
+
+
+def make_directions(objectives: Objectives) -> list[StudyDirection]:
+    """Return for each objective whether Optuna must minimize or maximize it."""
+    return [
+        StudyDirection.MAXIMIZE if name in objectives.maximized else StudyDirection.MINIMIZE
+        for name in objectives.names
+    ]
+
+
+def make_study(storage: BaseStorage, name: str, objectives: Objectives) -> int:
+    """Create a study with these objectives, and return its id.
+
+    The names of the objectives are stored for Optuna's plots and dashboard. If the study exists with these objectives,
+    but has neither a search space nor trials, its creation was interrupted. Then its id is returned.
+
+    Returns:
+        The id of the study.
+
+    Raises:
+        ValueError: If another study has this name.
+    """
+    try:
+        study_id = storage.create_new_study(make_directions(objectives), name)
+    except optuna.exceptions.DuplicatedStudyError as error:
+        study_id = storage.get_study_id_from_name(name)
+        is_same = storage.get_study_directions(study_id) == make_directions(objectives)
+        if not is_same or "space" in storage.get_study_user_attrs(study_id) or storage.get_n_trials(study_id):
+            raise ValueError(f"the storage already holds a study named {name!r}") from error
+    if objectives.is_multi_objective:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            optuna.load_study(study_name=name, storage=storage).set_metric_names(list(objectives.names))
+    return study_id
+
+
+def read_objectives(study: optuna.Study) -> Objectives:
+    """Return the objectives of a study. The first is named "loss". Others without names are numbered."""
+    stored_names = study.metric_names or [str(index) for index in range(len(study.directions))]
+    names = (LOSS, *stored_names[1:])
+    pairs = zip(names, study.directions, strict=True)
+    return Objectives(names, tuple(name for name, direction in pairs if direction == StudyDirection.MAXIMIZE))
+
+
+class LossOnlyStudy(optuna.Study):
+    """Present a study to Optuna's pruners as if the loss were its only objective.
+
+    Optuna's pruners refuse studies with several objectives, although they compare only intermediate values. Here,
+    intermediate values are losses.
+    """
+
+    def __init__(self, study: optuna.Study) -> None:
+        self.__dict__.update(study.__dict__)  # The constructor of optuna.Study would read the storage again.
+
+    @property
+    def direction(self) -> StudyDirection:
+        """Direction of the loss, which is always minimized."""
+        return StudyDirection.MINIMIZE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -17,7 +18,6 @@ from hpo.errors import RunError, UsageError
 from hpo.process.exit import is_alive
 from hpo.store.manifest import Manifest, parse_manifest
 from hpo.store.storage_url import is_url
-from hpo.store.system_lock import try_system_lock
 from hpo.text_format import make_printable
 
 RUNS_DIR = Path("runs")
@@ -259,3 +259,24 @@ def write_atomically(path: Path, content: bytes) -> None:
     finally:
         with suppress(OSError):
             draft.unlink()
+
+
+def try_system_lock(file: IO[Any], shared: bool = False) -> bool | None:
+    """Lock an open file until it is closed or the process ends, without waiting.
+
+    Args:
+        file: File that is open for writing, or for reading if `shared`.
+        shared: Whether to take a shared lock, which several processes can hold. It serves to find out whether another
+            process holds a lock that is not shared.
+
+    Returns:
+        True if the file is locked now, False if another process holds the lock, and None if the file system has no
+        locks.
+    """
+    try:
+        fcntl.lockf(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:
+        return None
+    return True

@@ -1,22 +1,30 @@
-"""Open Optuna storages: a run's own journal file, or any storage that a URL names."""
+"""Open Optuna storages: a run's own journal file, or any storage that a URL names.
+
+While a database is unavailable, because it is being restarted or is locked, its calls are repeated.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import optuna
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial
 
-from hpo.errors import UsageError
+from hpo.errors import StorageUnavailableError, UsageError
+from hpo.process import clock
 from hpo.store.journal import Journal
-from hpo.store.storage_retry import StorageRetry, wrap_with_retry
 from hpo.store.storage_url import find_storage_file, is_url
+from hpo.text_format import format_duration
 
 _thread_cache = threading.local()
 
@@ -79,3 +87,157 @@ def open_storage(storage: str | Path | BaseStorage, retry: StorageRetry | None =
     if path not in journals:
         journals[path] = FileStorage(path)
     return journals[path]
+
+
+_MAX_WAIT = 600.0  # Seconds.
+_SILENT_WAIT = 0.5  # Seconds. Workers that write at the same time may block each other for a moment.
+_MIN_PAUSE = 0.2
+_MAX_PAUSE = 5.0
+# Messages of users' mistakes. PostgreSQL, MySQL and SQLite raise the same kind of error for mistakes and for outages.
+_USAGE_ERRORS = (
+    *("authentication failed", "Access denied", "no password supplied", "does not exist", "Unknown database"),
+    *("no such table", "readonly database", "unable to open database file"),
+)
+_STORAGE_METHODS = [name for name, member in vars(BaseStorage).items() if callable(member) and not name.startswith("_")]
+
+T = TypeVar("T")
+
+
+class StorageRetry:
+    """Repeat calls of a storage while it is unavailable, for at most ten minutes. Threads may share an instance.
+
+    Args:
+        report: Function that prints a message at the start and at the end of an outage.
+        is_over: Function that returns True if calls must stop waiting.
+    """
+
+    def __init__(
+        self, storage_name: str, report: Callable[[str], object], is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._storage_name = storage_name
+        self._report = report
+        self._is_over = is_over
+        self._waiting_calls = 0  # Calls that wait and have reported the outage.
+        self._lock = threading.Lock()
+
+    def call(self, step: Callable[[], T], retry_step: Callable[[], T] | None = None) -> T:
+        """Call `step` until the storage answers, and return its result.
+
+        The first call may have changed the storage although it raised an error. Therefore all later calls use
+        `retry_step`.
+
+        Args:
+            step: Function that calls the storage.
+            retry_step: Function for all calls after the first; `step` by default.
+
+        Returns:
+            The result of the call.
+
+        Raises:
+            StorageUnavailableError: If the storage stays unavailable.
+        """
+        try:
+            return step()
+        except Exception as error:
+            if not is_outage(error):
+                raise
+            return self._retry_until_timeout(retry_step or step, error)
+
+    def _retry_until_timeout(self, step: Callable[[], T], error: Exception) -> T:
+        since, pause, is_reported = clock.now(), _MIN_PAUSE, False
+        while True:
+            waited = clock.now() - since
+            self._check_deadline(error, waited)
+            if waited > _SILENT_WAIT and not is_reported:
+                is_reported = True
+                self._report_outage(error)
+            time.sleep(pause)
+            pause = min(2 * pause, _MAX_PAUSE)
+            try:
+                result = step()
+            except Exception as next_error:
+                if not is_outage(next_error):
+                    raise
+                error = next_error
+            else:
+                if is_reported:
+                    self._report_recovery(clock.now() - since)
+                return result
+
+    def _check_deadline(self, error: Exception, waited: float) -> None:
+        if self._is_over() or waited > _MAX_WAIT:
+            raise StorageUnavailableError(
+                f"the storage {self._storage_name} has not answered for {format_duration(waited)} "
+                f"({_format_reason(error)}). It is undamaged: continue with --resume"
+            ) from error
+
+    def _report_outage(self, error: Exception) -> None:
+        with self._lock:
+            self._waiting_calls += 1
+            if self._waiting_calls == 1:
+                self._report(
+                    f"warning: the storage {self._storage_name} does not answer ({_format_reason(error)}): "
+                    f"waiting for at most {format_duration(_MAX_WAIT)}"
+                )
+
+    def _report_recovery(self, waited: float) -> None:
+        with self._lock:
+            self._waiting_calls -= 1
+            if self._waiting_calls == 0:
+                self._report(f"the storage {self._storage_name} answers again, after {format_duration(waited)}")
+
+
+def wrap_with_retry(storage: BaseStorage, retry: StorageRetry) -> BaseStorage:
+    """Let all methods of a storage repeat their calls while it is unavailable, and return the storage."""
+    for name in _STORAGE_METHODS:
+        setattr(storage, name, partial(_call_with_retry, storage, getattr(storage, name), retry))
+    return storage
+
+
+def _call_with_retry(
+    storage: BaseStorage, method: Callable[..., Any], retry: StorageRetry, *args: Any, **options: Any
+) -> Any:
+    step = partial(method, *args, **options)
+    if method.__name__ == "set_trial_state_values":
+        return retry.call(step, partial(_end_trial, step))
+    if method.__name__ == "create_new_trial":
+        template = args[1] if len(args) > 1 else options["template_trial"]
+        return retry.call(step, partial(_add_trial, step, storage, args[0], template))
+    return retry.call(step)
+
+
+def _end_trial(step: Callable[[], bool]) -> bool:
+    """Repeat `step`, which sets the state of a trial. Return True if an earlier attempt has already ended the trial."""
+    try:
+        return step()
+    except UpdateFinishedTrialError:
+        return True
+
+
+def _add_trial(step: Callable[[], int], storage: BaseStorage, study_id: int, template: FrozenTrial) -> int:
+    """Add a trial unless an earlier attempt has added it, and return its id.
+
+    If a trial has equal parameters and equal attributes, an earlier attempt has added it. All other trials differ in
+    parameters or in attributes.
+    """
+    for trial in storage.get_all_trials(study_id, deepcopy=False):
+        if (trial.params, trial.user_attrs) == (template.params, template.user_attrs):
+            return trial._trial_id
+    return step()
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Return whether an error means that a storage is unavailable for a while, and not that a call is wrong."""
+    from sqlalchemy import exc
+
+    if isinstance(error, StorageInternalError):
+        error = error.__cause__
+    if any(text in str(error) for text in _USAGE_ERRORS):
+        return False
+    is_disconnected = isinstance(error, exc.DBAPIError) and error.connection_invalidated
+    return is_disconnected or isinstance(error, (exc.InterfaceError, exc.OperationalError, exc.TimeoutError))
+
+
+def _format_reason(error: Exception) -> str:
+    cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
+    return " ".join(str(getattr(cause, "orig", None) or cause).split())[:200] or type(cause).__name__

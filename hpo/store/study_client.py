@@ -16,8 +16,8 @@ from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.store.evaluations import LEAVE, SHARED_FIELDS, WAIT, Assignment, Evaluation
 
 if TYPE_CHECKING:
-    from hpo.store.health_gate import Claim
     from hpo.store.study_writer import StudyWriter
+    from hpo.store.worker_health import Claim
 
 
 _SECONDS_BETWEEN_CLAIMS = 0.5  # of a worker that must wait
@@ -117,11 +117,11 @@ class StudyClient:
         return changes
 
     def claim(self, params: Mapping[str, Any], **attributes: Any) -> Assignment | None:
-        """Start the next evaluation of this worker, see `hpo.store.claims.Claims.claim`. Wait if it must wait."""
+        """Start the next evaluation of this worker, see `hpo.store.study_writer.Claims.claim`. Wait if it must wait."""
         return self._claim(partial(self.writer.claim, params, **attributes))
 
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
-        """Start a waiting evaluation, or promote a paused one, see `hpo.store.claims.Claims.claim_waiting`."""
+        """Start a waiting evaluation, or promote a paused one, see `hpo.store.study_writer.Claims.claim_waiting`."""
         return self._claim(partial(self.writer.claim_waiting, **attributes))
 
     def _claim(self, claim: Callable[[], Claim]) -> Assignment | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpo.errors import UsageError
 from hpo.store.evaluations import Evaluation
-from hpo.store.system_lock import try_system_lock
+from hpo.store.run_dir import try_system_lock
 
 _MAX_LOCK_SECONDS = 20.0  # The tracker process of an earlier job may take this long to end.
 _POLL_SECONDS = 0.2

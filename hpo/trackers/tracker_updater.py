@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpo.store.changes import Follower
+from hpo.store.pruning import is_search_over
 from hpo.store.record import Record
-from hpo.store.successive_halving import is_search_over
 from hpo.trackers.individual_trials import Individuals
 from hpo.trackers.shown_evaluations import ShownEvaluations
 from hpo.trackers.tracker import Tracker

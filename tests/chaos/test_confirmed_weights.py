@@ -18,13 +18,12 @@ from hpo.results.confirmation import make_plan
 from hpo.results.reader import RunReader
 from hpo.run.finalize import finalize_run
 from hpo.store.checkpoints import CheckpointStore
-from hpo.store.claims import Claims
 from hpo.store.evaluations import Assignment, Evaluation
 from hpo.store.output_log import OutputLog
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.study_client import DirectConnection, StudyClient
-from hpo.store.study_writer import StudyWriter
+from hpo.store.study_writer import Claims, StudyWriter
 from hpo.store.weights import ConfirmedWeights, make_weights_draft_path, read_weights, read_weights_info
 from hpo.trainer.search_file import load_search_file
 from hpo.views.page.html_report import render_report

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from hpo.store.file_lock import FileLock
+from hpo.store.journal import FileLock
 from tests.support.launch import ROOT
 
 WAITING = """
 import sys, threading, time
 from pathlib import Path
 from hpo.process import clock
-from hpo.store.file_lock import FileLock
+from hpo.store.journal import FileLock
 
 def look():
     while True:

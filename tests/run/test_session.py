@@ -26,11 +26,10 @@ from hpo.options import Options
 from hpo.results.reader import RunReader
 from hpo.run.session import Session
 from hpo.run.source_versions import Commit, find_commit
-from hpo.store.record import Record
+from hpo.store.record import Record, make_study
 from hpo.store.run_dir import RunDir
 from hpo.store.storage import open_storage
 from hpo.store.storage_url import mask_password
-from hpo.store.study_objectives import make_study
 from hpo.trainer.search_file import load_search_file
 from tests.support.limits import scale
 from tests.support.runs import QUICK, claim_evaluation, complete_evaluations, start_session

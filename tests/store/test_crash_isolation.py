@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hpo import Int, SearchSpace
-from hpo.store.claims import Claims
 from hpo.store.evaluations import Assignment, Evaluation
 from hpo.store.record import Record
+from hpo.store.study_writer import Claims
 
 SPACE = SearchSpace(k=Int(0, 999))
 

@@ -14,10 +14,8 @@ from sqlalchemy.exc import OperationalError
 
 from hpo import Float, SearchSpace
 from hpo.errors import StorageUnavailableError
-from hpo.store import storage_retry
 from hpo.store.record import Record
-from hpo.store.storage import open_storage
-from hpo.store.storage_retry import StorageRetry, wrap_with_retry
+from hpo.store.storage import StorageRetry, open_storage, wrap_with_retry
 from tests.support.runs import claim_evaluation
 
 SPACE = SearchSpace(x=Float(0.0, 1.0))
@@ -113,7 +111,7 @@ def test_retry_after_lost_answer_does_not_repeat_change(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_outage_of_writes_is_reported_while_reads_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_retry, "_MAX_WAIT", 3.0)
+    monkeypatch.setattr("hpo.store.storage._MAX_WAIT", 3.0)
     messages: list[str] = []
     record = make_record(tmp_path, messages)
     assignment = claim_evaluation(record, {"x": 0.5}, SPACE.make_distributions(), 9, island=0, worker=0, generation=0)
@@ -152,7 +150,7 @@ def test_outage_that_is_too_long_raises_unavailable_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
     if not stops:
-        monkeypatch.setattr(storage_retry, "_MAX_WAIT", 0.5)
+        monkeypatch.setattr("hpo.store.storage._MAX_WAIT", 0.5)
     record = make_record(tmp_path, [], is_over=lambda: stops)
     holder = lock_database(tmp_path, 1.5)
     with pytest.raises(

@@ -17,11 +17,11 @@ from optuna.storages.journal import JournalFileBackend
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.errors import DuplicateError
 from hpo.results.summary import compute_busy_fraction, summarize
-from hpo.store.claims import Claims
 from hpo.store.evaluations import Assignment, rank_evaluations
 from hpo.store.record import Record
 from hpo.store.storage_url import mask_password
 from hpo.store.study_client import DirectConnection, StudyClient
+from hpo.store.study_writer import Claims
 from tests.support.evaluations import make_evaluation
 from tests.support.runs import claim_evaluation, make_manifest
 from tests.support.writer_stubs import make_writer, open_cached

@@ -19,21 +19,22 @@ from optuna.trial import TrialState
 from hpo.errors import DuplicateError
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.results.summary import summarize, summarize_rungs
-from hpo.store.claims import Claims
 from hpo.store.evaluations import Assignment, Evaluation, group_by_individual
-from hpo.store.pruning import PausingPruner, describe_blind_spot
-from hpo.store.ranking import LossRanking
-from hpo.store.record import Record
-from hpo.store.study_client import DirectConnection, StudyClient
-from hpo.store.successive_halving import (
+from hpo.store.pruning import (
     HALVING_SCHEDULES,
     HalvingSchedule,
+    PausingPruner,
     Rung,
     SuccessiveHalving,
     compute_rungs,
+    describe_blind_spot,
     find_promotable,
     is_search_over,
 )
+from hpo.store.ranking import LossRanking
+from hpo.store.record import Record
+from hpo.store.study_client import DirectConnection, StudyClient
+from hpo.store.study_writer import Claims
 from tests.support.runs import SPACE, make_manifest, make_run
 from tests.support.writer_stubs import make_writer
 

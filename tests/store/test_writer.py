@@ -29,10 +29,10 @@ from hpo.errors import DuplicateError, RunError
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.store.evaluations import SHARED_FIELDS, Assignment, Evaluation
 from hpo.store.journal import Journal
+from hpo.store.pruning import HALVING_SCHEDULES, HalvingSchedule
 from hpo.store.record import Record
 from hpo.store.study_client import WITHOUT_RESULT, DirectConnection, StudyClient
 from hpo.store.study_writer import StudyWriter
-from hpo.store.successive_halving import HALVING_SCHEDULES, HalvingSchedule
 from hpo.store.weights import read_weights
 from tests.support.checkpoints import make_drafts
 from tests.support.launch import ROOT

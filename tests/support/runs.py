@@ -23,11 +23,11 @@ from hpo.run.request import make_request
 from hpo.run.resolve_options import resolve_options
 from hpo.run.session import Session
 from hpo.run.session_start import begin_session, enter_run_dir
-from hpo.store.claims import Claims
 from hpo.store.evaluations import Assignment, rank_evaluations
 from hpo.store.manifest import FORMAT, Manifest, parse_manifest
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
+from hpo.store.study_writer import Claims
 from hpo.trainer.search_file import load_search_file
 from tests.support.in_process_template import InProcessTemplate
 from tests.support.launch import SEARCHES

@@ -12,16 +12,14 @@ from hpo import SearchSpace
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.store.cached_storage import CachedStorage
 from hpo.store.checkpoints import CheckpointStore
-from hpo.store.claims import Claims
 from hpo.store.evaluations import Assignment
 from hpo.store.output_log import OutputLog
-from hpo.store.pruning import Pruner
+from hpo.store.pruning import HalvingSchedule, Pruner
 from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.storage import open_storage
 from hpo.store.study_client import DirectConnection, StudyClient, WriterConnection
-from hpo.store.study_writer import StudyWriter
-from hpo.store.successive_halving import HalvingSchedule
+from hpo.store.study_writer import Claims, StudyWriter
 from hpo.store.weights import BestWeights
 from tests.support.checkpoints import make_drafts
 from tests.support.runs import SPACE

@@ -14,7 +14,7 @@ from hpo.results.search_history import find_improvements
 from hpo.results.summary import summarize_rungs
 from hpo.store.evaluations import Evaluation, find_best, group_by_individual
 from hpo.store.pareto_front import find_front
-from hpo.store.successive_halving import is_search_over
+from hpo.store.pruning import is_search_over
 from hpo.views.loss_scale import find_complete_losses
 from hpo.views.pace import Pace, compute_pace
 from hpo.views.working_time import WorkingTime

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hpo.objectives import Objectives
 from hpo.store.evaluations import Evaluation, group_by_individual
-from hpo.store.successive_halving import HALVING_SCHEDULES, Rung, compute_rungs
+from hpo.store.pruning import HALVING_SCHEDULES, Rung, compute_rungs
 from hpo.text_format import format_count, format_number
 from hpo.views.loss_scale import make_loss_scale
 from hpo.views.page.figure import MAX_POINTS, Figure, Trace, make_points, spread_points
