@@ -178,3 +178,17 @@ def test_judge_ends_while_run_stops_is_stopped() -> None:
     stops = fail_rank(1, "the run stops", 2.0, own=False, stopped=True)
     assert judge_ends([fail_rank(0, "echo", 1.0), stops]).state == State.STOPPED
     assert judge_ends([fail_rank(0, "SIGKILL", 1.0, orphaned=True), stops]).state == State.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("state", "is_last", "ends", "after"),
+    [
+        (State.RUNNING, False, False, State.RUNNING),
+        (State.RUNNING, True, True, State.COMPLETE),
+        (State.PRUNED, True, True, State.PRUNED),
+        (State.PAUSED, False, True, State.PAUSED),
+    ],
+)
+def test_last_loss_completes_evaluation_that_runs(state: State, is_last: bool, ends: bool, after: State) -> None:
+    verdict = Verdict(state, 0.5, is_last=is_last)
+    assert (verdict.ends_evaluation, verdict.complete_last().state) == (ends, after)
