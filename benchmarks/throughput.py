@@ -169,7 +169,7 @@ def train_share(stage: Stage, process: int, folder: str, settings: list[str]) ->
 
     from hpo.trainer.search_file import load_search_file
     from hpo.trainer.template_server import import_compiler, keep_freed_memory
-    from hpo.training import Net
+    from search_spaces.mnist_cnn import Net
 
     training, rank = divmod(process, stage.ranks)
     torch.set_num_threads(1)
@@ -185,7 +185,7 @@ def train_share(stage: Stage, process: int, folder: str, settings: list[str]) ->
     start, used = time.time(), time.process_time()
     for layers, activation in NETWORKS[training :: stage.processes // stage.ranks]:
         torch.manual_seed(0)
-        net = Net(data.image_shape, data.num_classes, layers, activation)
+        net = Net(layers, activation)
         net.to(memory_format=torch.channels_last)
         trained: nn.Module = DistributedDataParallel(net, gradient_as_bucket_view=True) if stage.averages else net
         optimizer = Adadelta(net.parameters(), lr=LR, foreach=True)

@@ -31,12 +31,13 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
 
 from hpo.trainer.worker import Worker
-from hpo.training import Net, ParallelSettings, Recipe, fit, load_data, make_transformer, parallelize, resnet18
+from hpo.training import ParallelSettings, Recipe, fit, load_data, make_transformer, parallelize, resnet18
 from hpo.training.fit import Training
 from hpo.training.image_data import ImageDataset, LabelledImages
 from hpo.training.parallel.strategy import split_by_size
 from hpo.training.samples import Data
 from hpo.training.text_data import TextDataset
+from search_spaces.digits_cnn import Net
 from tests.programs.ranks import run_ranks
 
 SEED = 1
@@ -58,7 +59,7 @@ class Case:
 
 def make_small_net() -> nn.Module:
     """Return a small network of search_spaces/digits_cnn.py."""
-    return Net((1, 8, 8), 10, conv_layers=4, activation="relu")
+    return Net(conv_layers=4, activation="relu")
 
 
 def make_resnet() -> nn.Module:

@@ -173,7 +173,9 @@ def load_test_data(name: str, data_dir: str | Path = "data") -> LabelledImages:
         ::
 
             def test(params, weights, settings):
-                return evaluate_net(params, weights, load_data("digits"), load_test_data("digits"))
+                network = make_network(params)
+                network.load_state_dict(weights)
+                return evaluate_classifier(network, load_data("cifar10"), load_test_data("cifar10"))
     """
     images, labels = _find_source(name).read_test(_resolve_folder(data_dir))
     # Arrays made from bytes are read-only, and torch warns of read-only arrays.

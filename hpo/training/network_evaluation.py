@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,41 +12,12 @@ from hpo.prediction import Prediction, TextSample
 from hpo.training.image_data import ImageDataset, ImagesOnDevice, LabelledImages
 from hpo.training.parallel.strategy import split_by_size, sum_measures
 from hpo.training.per_sample_losses import per_sample_accuracy, per_sample_cross_entropy
-from hpo.training.reference_net import Net
 from hpo.training.text_data import Pieces, TextDataset, TextOnDevice
 from hpo.training.transformer import generate
+from hpo.training.validation import select_predictions
 
 _BATCH_SIZE = 256
 _TEMPERATURE = 0.7  # A network that has learned little generates more readable text below 1.
-_MAX_PREDICTIONS = 20  # The most correct predictions, and the most wrong ones.
-
-
-def evaluate_net(
-    params: Mapping[str, Any], weights: Mapping[str, torch.Tensor], data: ImageDataset, test: LabelledImages
-) -> tuple[dict[str, float], list[Prediction]]:
-    """Evaluate a `Net` with given weights on test images.
-
-    Args:
-        params: The hyperparameters, with ``conv_layers`` and ``activation`` of the `Net`.
-        weights: The state dict of the `Net`.
-        data: The data set, for its classes, mean and standard deviation.
-        test: The test images.
-
-    Returns:
-        The metrics ``"loss"`` and ``"accuracy"``, and sample predictions, as `evaluate_classifier` returns them.
-
-    Raises:
-        RuntimeError: The weights do not fit the `Net`.
-
-    Example:
-        ::
-
-            def test(params, weights, settings):
-                return evaluate_net(params, weights, load_data("digits"), load_test_data("digits"))
-    """
-    network = Net(data.image_shape, data.num_classes, params["conv_layers"], params["activation"])
-    network.load_state_dict(dict(weights))
-    return evaluate_classifier(network, data, test)
 
 
 def evaluate_classifier(
@@ -78,24 +46,11 @@ def evaluate_classifier(
     """
     output = F.log_softmax(_compute_outputs(network, ImagesOnDevice(test, data, _choose_device())), dim=1)
     labels = torch.from_numpy(test.labels)
-    confidence, predicted = output.exp().max(dim=1)
     metrics = {
         "loss": F.nll_loss(output, labels).item(),
-        "accuracy": (predicted == labels).double().mean().item(),
+        "accuracy": (output.argmax(1) == labels).double().mean().item(),
     }
-    right, wrong = torch.nonzero(predicted == labels).flatten(), torch.nonzero(predicted != labels).flatten()
-    worst = wrong[confidence[wrong].argsort(descending=True)][:_MAX_PREDICTIONS]
-    correct = right[torch.linspace(0, max(0, len(right) - 1), min(_MAX_PREDICTIONS, len(right))).long()]
-    predictions = [
-        Prediction(
-            _make_picture(test.images[i]),
-            data.class_names[labels[i]],
-            data.class_names[predicted[i]],
-            confidence[i].item(),
-        )
-        for i in [*worst.tolist(), *correct.tolist()]
-    ]
-    return metrics, predictions
+    return metrics, select_predictions(torch.from_numpy(test.images), output.exp(), labels, data.class_names)
 
 
 @torch.no_grad()
@@ -148,10 +103,3 @@ def _compute_outputs(network: nn.Module, images: ImagesOnDevice) -> torch.Tensor
 
 def _choose_device() -> torch.device:
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-
-
-def _make_picture(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Return an image (channels, height, width) for display, with its values scaled to 0 to 255."""
-    lowest, highest = int(image.min()), int(image.max())
-    scaled = (image.astype(np.float32) - lowest) * (255 / max(1, highest - lowest))
-    return np.moveaxis(scaled.astype(np.uint8), 0, -1).squeeze(-1 if image.shape[0] == 1 else ())

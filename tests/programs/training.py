@@ -1,39 +1,35 @@
-"""Train the same networks on workers of 1, 2 and 3 ranks, and by a plain loop. Each rank prints a line of JSON."""
+"""Train networks of digits_cnn on workers of 1, 2 and 3 ranks, and by a plain loop. Each rank prints a line of JSON."""
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from hpo.trainer.worker import Worker
-from hpo.training import ImageDataset, LabelledImages, Net, Recipe, fit, load_data
+from hpo.trainer.worker import Worker, WorkerCallbacks
+from search_spaces.digits_cnn import Net, Settings, objective, prepare
 from tests.programs.ranks import run_ranks
 from tests.programs.tell import tell
 
 # Nothing divides by 2 or 3. 193 samples in batches of 32 leave one of a single sample: an empty share on most ranks.
-EPOCHS, BATCH, TRAIN, VALIDATION, SEED, LR, GAMMA = 3, 32, 193, 101, 7, 0.3, 0.8
+EPOCHS, BATCH, TRAIN, VALIDATION, SEED = 3, 32, 193, 101, 7
+PARAMS: dict[str, Any] = {"conv_layers": 3, "activation": "tanh", "lr": 0.3, "gamma": 0.8}
+SETTINGS = Settings(EPOCHS, BATCH)
 
-data = load_data("digits", train_samples=TRAIN, validation_samples=VALIDATION)
-
-
-def net() -> Net:
-    torch.manual_seed(SEED)
-    return Net(data.image_shape, data.num_classes, conv_layers=3, activation="tanh")
+parts = {"train": TRAIN, "validation": VALIDATION}
+data = {part: tuple(tensor[: parts[part]] for tensor in tensors) for part, tensors in prepare(SETTINGS).items()}
 
 
-def normalised(split: LabelledImages) -> torch.Tensor:
-    images = torch.from_numpy(split.images).float()
-    return (images - torch.from_numpy(data.mean).view(-1, 1, 1)) / torch.from_numpy(data.std).view(-1, 1, 1)
-
-
-def by_the_book(data: ImageDataset) -> list[float]:
+def by_the_book() -> list[float]:
     """Train in this process alone, with a plain loop, and return the validation losses."""
-    model = net()
-    optimizer = torch.optim.Adadelta(model.parameters(), lr=LR)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=GAMMA)
+    torch.manual_seed(SEED)
+    model = Net(PARAMS["conv_layers"], PARAMS["activation"])
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=PARAMS["lr"])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=PARAMS["gamma"])
     shuffle = torch.Generator().manual_seed(SEED)
-    images, labels = normalised(data.train), torch.from_numpy(data.train.labels)
+    images, labels = data["train"]
     losses = []
     for _epoch in range(EPOCHS):
         for batch in torch.randperm(TRAIN, generator=shuffle).split(BATCH):
@@ -41,10 +37,15 @@ def by_the_book(data: ImageDataset) -> list[float]:
             F.nll_loss(model(images[batch]), labels[batch]).backward()
             optimizer.step()
         scheduler.step()
-        with torch.no_grad():
-            output = model(normalised(data.validation))
-            losses.append(F.nll_loss(output, torch.from_numpy(data.validation.labels)).item())
+        losses.append(validate(model)[0])
     return losses
+
+
+@torch.no_grad()
+def validate(network: Net) -> tuple[float, float]:
+    images, labels = data["validation"]
+    output = network(images)
+    return F.nll_loss(output, labels).item(), (output.argmax(1) == labels).float().mean().item()
 
 
 def train(first: int, worker: Worker) -> None:
@@ -56,16 +57,21 @@ def train(first: int, worker: Worker) -> None:
     """
     total = torch.tensor([float(first + worker.rank)])
     dist.all_reduce(total)
-    runs = []
-    for _run in range(2):
-        network = net()
-        recipe = Recipe(EPOCHS, BATCH, LR, optimizer="adadelta", schedule="step", gamma=GAMMA)
-        steps = fit(network, data, worker, recipe)
-        runs.append(list(steps))
-    with torch.no_grad():
-        output = network(normalised(data.validation))
-    labels = torch.from_numpy(data.validation.labels)
-    still = list(fit(net(), data, worker, Recipe(epochs=20, batch_size=BATCH, lr=0.0, patience=4)))
+    network = Net(PARAMS["conv_layers"], PARAMS["activation"])
+
+    def keep(weights):
+        network.load_state_dict(weights)
+
+    worker = replace(worker, _callbacks=WorkerCallbacks(offer_weights=keep))
+    worker.data = data
+
+    def run(settings: Settings, **params: float) -> list[tuple[float, dict[str, float]]]:
+        torch.manual_seed(SEED)
+        return list(objective({**PARAMS, **params}, worker, settings))
+
+    runs = [run(SETTINGS), run(SETTINGS)]
+    own_loss, own_accuracy = validate(network)
+    still = run(Settings(epochs=20, batch_size=BATCH, patience=4), lr=0.0)
     tell(
         rank=first + worker.rank,
         size=worker.size,
@@ -73,10 +79,10 @@ def train(first: int, worker: Worker) -> None:
         losses=[loss for loss, _metrics in runs[0]],
         again=[loss for loss, _metrics in runs[1]],
         accuracy=runs[0][-1][1]["accuracy"],
-        own_loss=F.nll_loss(output, labels).item(),
-        own_accuracy=(output.argmax(1) == labels).float().mean().item(),
+        own_loss=own_loss,
+        own_accuracy=own_accuracy,
         epochs_without_progress=len(still),
-        by_the_book=worker.comm.bcast(by_the_book(data) if worker.rank == 0 else None),
+        by_the_book=worker.comm.bcast(by_the_book() if worker.rank == 0 else None),
     )
 
 

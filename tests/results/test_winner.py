@@ -24,7 +24,6 @@ from hpo.store.evaluations import Assignment, rank_evaluations
 from hpo.store.record import Record
 from hpo.store.weights import read_weights
 from hpo.trainer.search_file import load_search_file
-from hpo.training import Net, evaluate_net, load_data, load_test_data
 from tests.support.checkpoints import make_drafts
 from tests.support.in_process_template import load_problem, make_run_test
 from tests.support.launch import SEARCHES, run_hpo
@@ -369,24 +368,6 @@ def test_finalize_prints_metrics_of_the_test_in_one_line(tmp_path: Path, capsys:
 def test_prediction_rejects_images_of_other_shapes(image: Any) -> None:
     with pytest.raises(ValueError, match="the image of a prediction must be uint8, of shape"):
         Prediction(image, "a", "b", 0.5)
-
-
-def test_evaluate_net_uses_the_test_images() -> None:
-    data, images = load_data("digits"), load_test_data("digits")
-    torch.manual_seed(0)
-    network = Net(data.image_shape, data.num_classes, 1, "relu")
-    metrics, predictions = evaluate_net({"conv_layers": 1, "activation": "relu"}, network.state_dict(), data, images)
-    with torch.no_grad():
-        inputs = (torch.from_numpy(images.images).float() - torch.tensor(data.mean)) / torch.tensor(data.std)
-        output, labels = network(inputs), torch.from_numpy(images.labels)
-    assert metrics["loss"] == pytest.approx(torch.nn.functional.nll_loss(output, labels).item(), rel=1e-5)
-    assert metrics["accuracy"] == pytest.approx((output.argmax(1) == labels).float().mean().item())
-    wrong = [one for one in predictions if not one.is_correct]
-    assert len(wrong) == len(predictions) - len(wrong) == 20
-    assert [one.confidence for one in wrong] == sorted((one.confidence for one in wrong), reverse=True)
-    sure = output.exp().max(1)
-    assert wrong[0].confidence == pytest.approx(sure.values[sure.indices != labels].max().item(), rel=1e-5)
-    assert all(one.image.shape == (8, 8) and one.image.max() == 255 for one in predictions)
 
 
 def test_best_without_success_prints_an_error(tmp_path: Path) -> None:
