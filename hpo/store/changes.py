@@ -40,7 +40,7 @@ class ChangeLog:
         self._outdated.update(changed)
         for number in (*changed, *new):
             self._unfinished[number] = trials[number]
-        for number in dict.fromkeys([*sorted(repeated.difference(new)), *moved, *new]):
+        for number in (*sorted(repeated.difference(moved, new)), *moved, *new):
             self._log(make_evaluation(trials[number], number in repeated))
             if trials[number].state.is_finished():
                 self._unfinished.pop(number, None)
