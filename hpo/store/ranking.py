@@ -22,7 +22,7 @@ class Ranking(Protocol):
     """Rank individuals by their costs; lower is better. The first trial of an individual identifies it.
 
     Individuals in `candidates` are paused. Individuals in `stopped` never continue. All others have continued. All
-    three kinds are ranked together. `stopped` matters only with several objectives: see `DominanceRanking`.
+    three kinds are ranked together. `stopped` matters only with several objectives: see `_DominanceRanking`.
     """
 
     def __len__(self) -> int: ...
@@ -59,7 +59,7 @@ class Ranking(Protocol):
 _BEHIND_LIMIT = 16  # One addition moves one individual behind the best, and two removals at once are rare.
 
 
-class LossRanking:
+class _LossRanking:
     """Rank individuals by the loss. Equal losses are ranked by the number of the first trial."""
 
     def __init__(self, entries: list[tuple[float, int]] | None = None) -> None:
@@ -70,38 +70,30 @@ class LossRanking:
         return len(self.entries)
 
     def add(self, root: int, costs: tuple[float, ...]) -> None:
-        """Add an individual."""
         insort(self.entries, (costs[0], root))
         self._losses[root] = costs[0]
 
     def remove(self, root: int) -> None:
-        """Remove an individual."""
         del self.entries[self._count_ahead(root)]
         del self._losses[root]
 
     def is_behind(self, root: int, count: int) -> bool:
-        """Return whether at least `count` individuals rank before this one."""
         return self._count_ahead(root) >= count
 
     def is_best(self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]) -> bool:  # noqa: ARG002
-        """Return whether an individual is among the best `count`."""
         return self._count_ahead(root) < count
 
     def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:  # noqa: ARG002
-        """Return the individuals in `candidates` that are among the best `count` of all. `stopped` has no effect."""
         return [root for _, root in self.entries[:count] if root in candidates]
 
     def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:  # noqa: ARG002
-        """Return how many individuals rank before the best candidate, and its first trial; None without candidates."""
         return next(((index, root) for index, (_, root) in enumerate(self.entries) if root in candidates), None)
 
     def find_behind(self, count: int) -> list[int]:
-        """Return the first `_BEHIND_LIMIT` individuals that rank behind the best `count`."""
         return [root for _, root in self.entries[count : count + _BEHIND_LIMIT]]
 
-    def restrict_to(self, roots: Collection[int]) -> LossRanking:
-        """Return a new ranking with only the individuals in `roots`."""
-        return LossRanking([entry for entry in self.entries if entry[1] in roots])
+    def restrict_to(self, roots: Collection[int]) -> _LossRanking:
+        return _LossRanking([entry for entry in self.entries if entry[1] in roots])
 
     def _count_ahead(self, root: int) -> int:
         return bisect_left(self.entries, (self._losses[root], root))
@@ -150,7 +142,7 @@ class _Layer:
         return sorted(zip(self.costs[:, 0].tolist(), self.roots, strict=True))
 
 
-class DominanceRanking:
+class _DominanceRanking:
     """Rank individuals by non-dominated sorting: the Pareto front first, then the next layers.
 
     The next layer is the front of the remaining individuals, and so on. If only a part of a layer is among the best
@@ -217,7 +209,6 @@ class DominanceRanking:
         return int(((costs <= own).all(axis=1) & (costs < own).any(axis=1)).sum()) >= count
 
     def is_best(self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]) -> bool:
-        """Return whether an individual is among the best `count`."""
         index = self._find_layer(self._costs[root])
         count -= sum(len(layer.roots) for layer in self._layers[:index])
         layer = self._layers[index]
@@ -227,7 +218,6 @@ class DominanceRanking:
         return root in layer.select_best(count, waiting, stopped)
 
     def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
-        """Return the individuals in `candidates` that are among the best `count` of all, by layer, best layer first."""
         found: list[int] = []
         for layer in self._layers:
             if count <= 0:
@@ -238,7 +228,6 @@ class DominanceRanking:
         return found
 
     def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
-        """Return how many individuals rank before the best candidate, and its first trial; None without candidates."""
         ahead = 0
         for layer in self._layers:
             waiting, continued = layer.split_candidates(candidates, stopped)
@@ -248,15 +237,10 @@ class DominanceRanking:
         return None
 
     def find_behind(self, count: int) -> list[int]:  # noqa: ARG002
-        """Return an empty list.
+        return []  # To find them, each addition would have to compare all individuals with each other.
 
-        To find these individuals, each addition would have to compare all individuals with each other.
-        """
-        return []
-
-    def restrict_to(self, roots: Collection[int]) -> DominanceRanking:
-        """Return a new ranking with only the individuals in `roots`."""
-        some = DominanceRanking()
+    def restrict_to(self, roots: Collection[int]) -> _DominanceRanking:
+        some = _DominanceRanking()
         for root, costs in self._costs.items():
             if root in roots:
                 some.add(root, costs)
@@ -295,4 +279,4 @@ def _select_farthest(layer: _Layer, taken: Costs, count: int) -> list[int]:
 
 def make_ranking(objectives: int) -> Ranking:
     """Return an empty ranking for this number of objectives."""
-    return DominanceRanking() if objectives > 1 else LossRanking()
+    return _DominanceRanking() if objectives > 1 else _LossRanking()

@@ -203,19 +203,13 @@ class Record:
         self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
     ) -> None:
         """Record that an evaluation is complete; `attributes` may contain `cut_after`, see `Evaluation`."""
-        values = [loss, *self.objectives.select_metric_values(metrics)]
-        self._end_trial(
-            assignment, TrialState.COMPLETE, values, seconds=seconds, **make_metrics_attribute(metrics), **attributes
-        )
+        self._end_with_loss(assignment, TrialState.COMPLETE, loss, metrics, seconds=seconds, **attributes)
 
     def prune(
         self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
     ) -> None:
         """Record that an evaluation was pruned, or that it was paused if `attributes` contain `paused_after`."""
-        values = [loss, *self.objectives.select_metric_values(metrics)]
-        self._end_trial(
-            assignment, TrialState.PRUNED, values, seconds=seconds, **make_metrics_attribute(metrics), **attributes
-        )
+        self._end_with_loss(assignment, TrialState.PRUNED, loss, metrics, seconds=seconds, **attributes)
 
     def should_prune(self, assignment: Assignment, pruner: BasePruner) -> bool:
         """Return whether one of Optuna's pruners stops an evaluation, given the recorded losses of all evaluations."""
@@ -322,6 +316,12 @@ class Record:
 
     def _read_waiting(self) -> list[FrozenTrial]:
         return self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.WAITING,))
+
+    def _end_with_loss(
+        self, assignment: Assignment, state: TrialState, loss: float, metrics: Mapping[str, float], **attributes: float
+    ) -> None:
+        values = [loss, *self.objectives.select_metric_values(metrics)]
+        self._end_trial(assignment, state, values, **attributes, **make_metrics_attribute(metrics))
 
     def _end_trial(
         self, assignment: Assignment, state: TrialState, values: Sequence[float] | None, **attributes: Any

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from hpo.store.pareto_front import FrontArchive, drop_equal_values, select_sprea
 from hpo.text_format import format_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
@@ -188,6 +188,17 @@ class WeightsInfo:
     confirmation: int | None = None
 
 
+@dataclass(frozen=True)
+class Weights(WeightsInfo):
+    """Hold stored weights, and describe how they were trained.
+
+    Attributes:
+        state: Tensors by name, for `load_state_dict`.
+    """
+
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+
 def read_weights_info(path: Path) -> WeightsInfo | None:
     """Return how stored weights were trained; None if the file is missing.
 
@@ -195,43 +206,33 @@ def read_weights_info(path: Path) -> WeightsInfo | None:
     """
     if not path.exists():
         return None
-    try:
-        with safe_open(path, "np") as file:
-            metadata, names = file.metadata(), list(file.keys())
-        known = {name: json.loads(metadata[name]) for name in ("trial", "params", "settings")}
-        return WeightsInfo(**known, names=names, confirmation=json.loads(metadata.get("confirmation", "null")))
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {format_error(error)}") from error
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Hold stored weights, and describe how they were trained.
-
-    Attributes:
-        trial: Trial of the search with these hyperparameters.
-        params: Hyperparameters.
-        settings: Settings of the run.
-        state: Tensors by name, for `load_state_dict`.
-    """
-
-    trial: int
-    params: dict[str, Any]
-    settings: dict[str, Any]
-    state: dict[str, Tensor]
+    with _open_weights(path, "np") as file:
+        return _parse_info(file)
 
 
 def read_weights(path: Path) -> Weights | None:
     """Load weights as torch tensors; None if the file is missing. Raises UsageError if the file is damaged."""
     if not path.exists():
         return None
+    with _open_weights(path, "pt") as file:
+        info = _parse_info(file)
+        return Weights(**vars(info), state={name: file.get_tensor(name) for name in info.names})
+
+
+@contextmanager
+def _open_weights(path: Path, framework: str) -> Iterator[Any]:
     try:
-        with safe_open(path, "pt") as file:
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a dict
-            info = {name: json.loads(file.metadata()[name]) for name in ("trial", "params", "settings")}
-            return Weights(**info, state=state)
+        with safe_open(path, framework) as file:
+            yield file
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {format_error(error)}") from error
+
+
+def _parse_info(file: Any) -> WeightsInfo:
+    metadata = file.metadata()
+    known = {name: json.loads(metadata[name]) for name in ("trial", "params", "settings")}
+    confirmation = json.loads(metadata.get("confirmation", "null"))
+    return WeightsInfo(**known, names=list(file.keys()), confirmation=confirmation)
 
 
 def read_weights_trial(path: Path) -> int | None:

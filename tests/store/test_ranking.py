@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpo.dominance import compute_domination_ranks
-from hpo.store.ranking import DominanceRanking, LossRanking
+from hpo.store.ranking import Ranking, make_ranking
 
 steps = st.integers(2, 3).flatmap(
     lambda objectives: st.lists(
@@ -19,12 +19,12 @@ steps = st.integers(2, 3).flatmap(
 )
 
 
-def apply_steps(steps: list[tuple[bool, tuple[int, ...], int]]) -> tuple[DominanceRanking, dict[int, tuple[int, ...]]]:
+def apply_steps(steps: list[tuple[bool, tuple[int, ...], int]]) -> tuple[Ranking, dict[int, tuple[int, ...]]]:
     """Add an individual to a ranking at each step, or remove one.
 
     Return the ranking, and the costs of its individuals.
     """
-    ranking = DominanceRanking()
+    ranking = make_ranking(2)
     costs: dict[int, tuple[int, ...]] = {}
     for root, (removes, values, drawn) in enumerate(steps):
         if removes and costs:
@@ -78,7 +78,7 @@ def test_best_candidates_come_layer_by_layer(steps: list[tuple[bool, tuple[int, 
 
 
 def test_last_layer_takes_continued_then_farthest() -> None:
-    ranking = DominanceRanking()
+    ranking = make_ranking(2)
     front = [(0.0, 10.0), (1.0, 9.0), (2.0, 8.0), (6.0, 2.0), (10.0, 0.0)]
     for root, costs in enumerate(front):
         ranking.add(root, costs)
@@ -99,7 +99,7 @@ def test_last_layer_takes_continued_then_farthest() -> None:
 def test_individual_behind_never_becomes_best(objectives: int) -> None:
     """An individual is behind if at least 30 others will always rank before it. So its checkpoint may be deleted."""
     drawn = random.Random(3)
-    ranking = DominanceRanking() if objectives > 1 else LossRanking()
+    ranking = make_ranking(objectives)
     behind: set[int] = set()
     for root in range(200):
         ranking.add(root, tuple(drawn.random() for _ in range(objectives)))

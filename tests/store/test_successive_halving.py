@@ -31,7 +31,7 @@ from hpo.store.pruning import (
     find_promotable,
     is_search_over,
 )
-from hpo.store.ranking import LossRanking
+from hpo.store.ranking import make_ranking
 from hpo.store.record import Record
 from hpo.store.study_client import DirectConnection, StudyClient
 from hpo.store.study_writer import Claims
@@ -183,7 +183,7 @@ def compute_expected_rungs(halving: HalvingSchedule, evaluations: Sequence[Evalu
             if not halving.has_rung(root, epochs) or not (epochs <= highest or latest.paused_after == epochs):
                 continue
             rung = found.setdefault(
-                (bracket, epochs), Rung(bracket, epochs, epochs <= highest, LossRanking(), 0, set(), {})
+                (bracket, epochs), Rung(bracket, epochs, epochs <= highest, make_ranking(1), 0, set(), {})
             )
             loss = min(loss for epoch, loss in curve.items() if epoch <= epochs)
             rung.ranking.add(root, (math.inf if latest.state == "failed" else loss,))
