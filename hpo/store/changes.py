@@ -90,12 +90,15 @@ class Follower:
     def read(self) -> list[Evaluation]:
         """Return the evaluations that were added, or changed their state, since the previous call, in this order.
 
-        The first call returns all evaluations.
+        The first call returns all evaluations. With losses, each changed evaluation is returned once, as it is now.
         """
         self._log.update()
         first, self._count = self._count, len(self._log.entries)
         changes = self._log.list_evaluations() if first is None else self._log.entries[first:]
-        return [*changes, *self._find_new_losses()] if self._with_losses else changes
+        if not self._with_losses:
+            return changes
+        latest = {evaluation.trial: evaluation for evaluation in [*changes, *self._find_new_losses()]}
+        return list(latest.values())
 
     def _find_new_losses(self) -> list[Evaluation]:
         before = self._running

@@ -145,6 +145,42 @@ def test_follower_reads_each_change_once(tmp_path: Path) -> None:
     assert read_new() == [(3, "running")]
 
 
+def test_late_follower_reads_latest_states_first(tmp_path: Path) -> None:
+    record = make_record(tmp_path)
+    early = record.follow()
+    assignment = start_new_trial(record, layers=1)
+    assert [evaluation.state for evaluation in early.read()] == ["running"]
+    record.complete(assignment, 0.5, 1.0, {})
+    late = record.follow()
+    assert [evaluation.state for evaluation in late.read()] == ["complete"]
+    assert [evaluation.state for evaluation in early.read()] == ["complete"]
+    assert late.read() == early.read() == []
+
+
+def test_follower_with_losses_reads_each_loss_once(tmp_path: Path) -> None:
+    record = make_record(tmp_path)
+    states, losses = reopen_record(tmp_path).follow(), reopen_record(tmp_path).follow(with_losses=True)
+    first, second = start_new_trial(record, layers=1), start_new_trial(record, layers=2)
+
+    def read_curves() -> dict[int, dict[int, float]]:
+        changes = losses.read()
+        assert len({evaluation.trial for evaluation in changes}) == len(changes)
+        return {evaluation.trial: dict(evaluation.curve) for evaluation in changes}
+
+    assert read_curves() == {0: {}, 1: {}}
+    record.report(first, 1, 0.5)
+    assert read_curves() == {0: {1: 0.5}}
+    assert read_curves() == {}
+    record.report(second, 1, 0.4)
+    record.report(first, 2, 0.3)
+    record.complete(second, 0.4, 1.0, {})
+    assert read_curves() == {0: {1: 0.5, 2: 0.3}, 1: {1: 0.4}}
+    assert read_curves() == {}
+    assert [(evaluation.trial, evaluation.state) for evaluation in states.read()] == [(0, "running"), (1, "complete")]
+    record.report(first, 3, 0.2)
+    assert states.read() == []
+
+
 def test_interrupted_trial_is_retried_first_and_counts_once(tmp_path: Path) -> None:
     record = make_record(tmp_path)
     record.complete(start_new_trial(record, layers=1), 0.5, 1.0, {})
