@@ -322,12 +322,13 @@ class GroupCommit:
     def add(self, logs: list[dict[str, Any]]) -> None:
         """Add entries to the next commit."""
         if not self._has_lock:
-            self._take_lock()
+            self._take_lock()  # It reads the lines of other programs first, which come before these entries.
         for log in logs:
             line = self._journal._read_sum.format_line(log)
             self._journal._read_sum.add(line)
             self._journal._lines_read += 1
             self._lines += line
+            # Parsed from the line, so that this process reads the same values as all other readers of the file.
             self._unread.append(json.loads(line))
         self._added_at = clock.now()
 
@@ -341,6 +342,7 @@ class GroupCommit:
 
         Raises RunError if they cannot be written.
         """
+        # If writing fails, these lines are lost: the error ends the run, which can be resumed.
         lines, self._lines = self._lines, b""
         with self._journal._convert_write_errors():
             if lines:
@@ -366,6 +368,7 @@ class GroupCommit:
         with journal._convert_write_errors():
             journal._guard.acquire()
             self._has_lock, self._locked_at = True, clock.now()
+            # The lines that this process has read must still be there: trials are numbered by them.
             if os.fstat(self._file.fileno()).st_size < journal._read_sum.offset:
                 raise self._make_error("changed")
             self._end_offset = _cut_torn_line(self._file)

@@ -197,6 +197,8 @@ def wrap_with_retry(storage: BaseStorage, retry: StorageRetry) -> BaseStorage:
 def _call_with_retry(
     storage: BaseStorage, method: Callable[..., Any], retry: StorageRetry, *args: Any, **options: Any
 ) -> Any:
+    # A database may have committed a call although its answer was lost. To set a value twice does no harm. But a trial
+    # must not be added twice, and the end of an ended trial raises an error.
     step = partial(method, *args, **options)
     if method.__name__ == "set_trial_state_values":
         return retry.call(step, partial(_end_trial, step))

@@ -105,9 +105,10 @@ class Claims:
         if self._is_stopping():
             return None
         self._update()
-        waiting = [one for one in self._unfinished.values() if one.state == "waiting"]
-        running = [one for one in self._unfinished.values() if one.state == "running"]
-        started = len(self._ended) + sum(one.tests is None for one in running)
+        unfinished = self._unfinished.values()
+        waiting = [evaluation for evaluation in unfinished if evaluation.state == "waiting"]
+        running = [evaluation for evaluation in unfinished if evaluation.state == "running"]
+        started = len(self._ended) + sum(evaluation.tests is None for evaluation in running)
         is_last = params is None or started + len(waiting) >= self.budget
         paused = self._find_promotable()
         if waiting and started < self.budget:
@@ -214,6 +215,7 @@ class StudyWriter:
             now = clock.now()
             self._next_commit_at = now + max(_MIN_COMMIT_INTERVAL, _COMMIT_TIME_FACTOR * (now - began))
         self.log.write()
+        # Changes are published after the flush, so that progress never shows an end that a crash could undo.
         if self._has_changed:
             self._has_changed = False
             self._collect_changes()

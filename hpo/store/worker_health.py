@@ -277,7 +277,7 @@ class HealthGate:
 
     def _update(self) -> None:
         # The order of ends decides about streaks. Evaluations that have not ended come first, in the order of changes.
-        for evaluation in sorted(self._changes.read(), key=lambda one: one.ended if one.has_ended else -math.inf):
+        for evaluation in sorted(self._changes.read(), key=_get_end):
             self._busy_workers.pop(evaluation.trial, None)
             if evaluation.state == "running":
                 self._busy_workers[evaluation.trial] = evaluation.worker
@@ -302,3 +302,7 @@ class HealthGate:
         ]
         others = [one for one in complete if one.worker != worker]
         return max(others, key=lambda evaluation: evaluation.ended, default=None)
+
+
+def _get_end(evaluation: Evaluation) -> float:
+    return evaluation.ended if evaluation.has_ended else -math.inf
