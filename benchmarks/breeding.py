@@ -1,25 +1,23 @@
 """Measure the time that each propagator takes to breed an individual, on one core.
 
 The script simulates a run with eight workers. One of them breeds with the propagator, and is timed. Before it breeds
-an individual, it receives eight new evaluations of random individuals.
+an individual, the other workers end seven evaluations of random individuals.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.breeding.evaluation_history import EvaluationHistory
-from hpo.breeding.propagators import Deduplicate, make_propagator
+from hpo.breeding.propagator import Propagator
+from hpo.breeding.propagators import make_propagator
 from hpo.breeding.propulate_compat import Individual
 from hpo.options import NUMERIC_PROPAGATORS, PROPAGATORS
 from hpo.space import Parameter
-from hpo.store.evaluations import Evaluation
 
 WORKERS = 8
 SUGGESTIONS = 24  # Individuals of one worker that are timed.
@@ -29,33 +27,19 @@ MIXED = SearchSpace(**NUMBERS, act=Categorical("relu", "tanh", "elu"))
 LARGE = SearchSpace(**{f"x{place}": Float(0.0, 1.0) for place in range(20)})
 
 
-class Run:
-    """A run in which all workers except the timed one draw individuals at random."""
+def evaluate_random(propagator: Propagator, rng: random.Random) -> None:
+    """Evaluate a random individual on another worker."""
+    space = propagator.history.space
+    individual = Individual(space, space.encode(space.draw(rng)))
+    propagator.history.start(individual)
+    individual.rank = individual.generation % 4
+    evaluate(propagator, individual)
 
-    def __init__(self, space: SearchSpace, known: int) -> None:
-        self._space = space
-        self._rng = random.Random(0)
-        self._count = 0
-        self._news: list[Evaluation] = []
-        self.population: list[Individual] = []
-        self.past = EvaluationHistory(space, self._take_news)
-        for _ in range(known):
-            self.evaluate()
 
-    def evaluate(self) -> None:
-        """Draw an individual at random and add its evaluation. The loss is a weighted sum of squares."""
-        params = self._space.draw(self._rng)
-        individual = Individual(dict(self._space.encode(params)), self._space.list_gene_limits())
-        individual.loss = float(sum((1 + i) * gene**2 for i, gene in enumerate(individual.position)))
-        individual.generation, individual.rank = self._count, self._count % 4
-        number = self._count
-        self._news.append(Evaluation(number, "complete", individual.loss, params, 0, 0, number, ended=number))
-        self.population.append(individual)
-        self._count += 1
-
-    def _take_news(self) -> Iterable[Evaluation]:
-        news, self._news = self._news, []
-        return news
+def evaluate(propagator: Propagator, individual: Individual) -> None:
+    """Evaluate an individual. The loss is a weighted sum of squares."""
+    loss = sum((1 + index) * gene**2 for index, gene in enumerate(individual.position))
+    propagator.tell(individual, float(loss))
 
 
 def time_suggestions(name: str, space: SearchSpace, known: int) -> list[float]:
@@ -66,16 +50,19 @@ def time_suggestions(name: str, space: SearchSpace, known: int) -> list[float]:
         space: Search space.
         known: Number of evaluations before the first individual is bred.
     """
-    run, rng = Run(space, known), random.Random(0)
-    breed = Deduplicate(make_propagator(name, run.past, rng, WORKERS // 2, 0), run.past, rng)
-    breed(run.population)
+    rng = random.Random(0)
+    propagator = make_propagator(name, space, workers=WORKERS // 2)
+    for _ in range(known):
+        evaluate_random(propagator, rng)
+    evaluate(propagator, propagator.ask())
     seconds = []
     for _ in range(SUGGESTIONS):
-        for _ in range(WORKERS):
-            run.evaluate()
+        for _ in range(WORKERS - 1):
+            evaluate_random(propagator, rng)
         start = time.perf_counter()
-        breed(run.population)
+        individual = propagator.ask()
         seconds.append(time.perf_counter() - start)
+        evaluate(propagator, individual)
     return seconds
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import functions, problems
-from hpo.breeding.time_budget import TimeBudget
+from hpo.breeding.evaluation_history import TimeBudget
 from hpo.options import DEFAULT_PROPAGATORS
 from hpo.space import SearchSpace
 from tests.support.simulation import WORKERS, SimulatedIslands
@@ -29,18 +29,6 @@ _MOST = 5  # Most evaluations of a search, as a multiple of those of the referen
 _BEYOND = 2.0  # Simulated time of a search, as a multiple of the limit.
 
 Ends = list[tuple[float, float]]  # The time and the regret of each evaluation, in the order of their ends.
-
-
-class IslandsWithLimit(SimulatedIslands):
-    """Islands of a run with a time limit."""
-
-    def __init__(self, space: SearchSpace, seed: int, budget: TimeBudget) -> None:
-        self._budget = budget
-        super().__init__(space, DEFAULT_PROPAGATORS, 2, seed)
-
-    def compute_scarcity(self, ended: int) -> float:
-        """Return how scarce time is after `ended` evaluations; 0 without a limit."""
-        return self._budget.compute_scarcity(ended)
 
 
 @dataclass(frozen=True)
@@ -71,7 +59,8 @@ def _simulate(family: str, name: str, seed: int, evaluations: int, limit: float,
     """Return the ends of all evaluations until a time. An infinite limit means a search without a limit."""
     warnings.simplefilter("ignore")
     problem, clock = _load_problem(family, name), [0.0]
-    islands = IslandsWithLimit(problem.space, seed, TimeBudget(limit, evaluations, 0.0, lambda: clock[0]))
+    islands = SimulatedIslands(problem.space, DEFAULT_PROPAGATORS, 2, seed)
+    islands.history.time_budget = TimeBudget(limit, evaluations, 0.0, lambda: clock[0])
     events: list[tuple[float, int, float, float]] = []
     ends: Ends = []
 

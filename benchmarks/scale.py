@@ -73,11 +73,11 @@ class Leader:
     """One simulated leader."""
 
     def __init__(self, calls: Any, number: int, seconds: float, each: int) -> None:
-        from hpo.breeding.evaluation_history import EvaluationHistory
+        from hpo.breeding.islands import RecordedHistory
         from hpo.store.study_client import StudyClient
 
         self._recorder = StudyClient(calls)
-        self._past = EvaluationHistory(SPACE, self._recorder.read_changes)
+        self._past = RecordedHistory(SPACE, self._recorder)
         self._rng = random.Random(number)
         self._number = number
         self._seconds = seconds

@@ -32,14 +32,14 @@ EVERY = 50  # Evaluations after which a trainer writes its times. It is killed a
 WORKER = 1  # Index of the worker whose ranks are shown.
 COUNTED = "one evaluation"
 RANK_STAGES = {
-    "rest of the loop": "hpo.breeding.islands:Archipelago.evolve",
-    "breed": "hpo.breeding.propagators:Deduplicate.__call__",
+    "rest of the loop": "hpo.breeding.islands:IslandWorker.run",
+    "breed": "hpo.breeding.propagator:Propagator.ask",
     "receive updates": "hpo.store.study_client:StudyClient.read_changes",
     "claim": "hpo.store.study_client:StudyClient.claim",
     "send": "hpo.ranks.rpc:RpcClient.notify",
     "claim from the study": "hpo.store.study_writer:Claims.claim",
     "read updates of the study": "hpo.store.changes:ChangeLog.update",
-    "send to the island": "propulate.propulator:Propulator._evaluate_individual",
+    "send to the island": "hpo.breeding.propulate_compat:Exchange.share",
     "receive from the island": "propulate.propulator:Propulator._receive_intra_island_individuals",
     "send emigrants": "propulate.pollinator:Pollinator._send_emigrants",
     "receive immigrants": "propulate.pollinator:Pollinator._receive_immigrants",

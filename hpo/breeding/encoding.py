@@ -1,40 +1,81 @@
-"""Encode individuals as points of the unit cube, between which a Gaussian process measures distances."""
+"""Encode the hyperparameters of many individuals as arrays of genes, and as points of the unit cube."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
 
-from hpo.breeding.gaussian_process import Vector
+from hpo.space import Categorical, Gene, Int, SearchSpace, Value
+from hpo.space.constraints import iterate_batches
+
+Vector = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+_LARGEST_GENE_ERROR = 1e-9  # Genes of logarithmic integers up to a billion differ by more.
 
 
-class UnitCubeEncoding:
-    """Encodes genes (numbers that encode hyperparameters) as coordinates from 0 to 1.
+class GeneEncoding:
+    """Encodes the hyperparameters of a search space as arrays.
 
-    A numerical gene has one coordinate. A categorical gene has one coordinate for each choice, so that the distance of
-    any two choices is 1.
-
-    Args:
-        low: The lower limits of the genes, shape `(genes,)`.
-        high: The upper limits of the genes, shape `(genes,)`.
-        unordered: Whether each gene is categorical, shape `(genes,)`.
+    The unit cube has the points between which a Gaussian process measures distances. A numerical
+    gene has one coordinate. A categorical gene has one coordinate for each choice, so that the
+    distance of any two choices is 1.
 
     Attributes:
-        gene_indices: For each coordinate, the index of the gene that it encodes, shape `(coordinates,)`.
+        space: The search space.
+        low: The lower limits of the genes, shape `(genes,)`.
+        high: The upper limits of the genes, shape `(genes,)`.
+        unordered: Whether each gene belongs to a categorical parameter, shape `(genes,)`.
+        mutable: Whether each gene of an heir may differ from its parent's, shape `(genes,)`.
+        continuous: Whether each gene may have any value between its limits, shape `(genes,)`.
+            Other genes are integers.
+        gene_indices: The gene that each coordinate of the cube encodes, shape `(coordinates,)`.
     """
 
-    def __init__(self, low: Vector, high: Vector, unordered: npt.NDArray[np.bool_]) -> None:
-        choices = np.where(unordered, high - low + 1, 1).astype(int)
+    def __init__(self, space: SearchSpace) -> None:
+        self.space = space
+        parameters = list(space.parameters.values())
+        self.low: Vector = np.array([parameter.limits[0] for parameter in parameters], float)
+        self.high: Vector = np.array([parameter.limits[1] for parameter in parameters], float)
+        self.unordered = np.array([isinstance(one, Categorical) for one in parameters])
+        self.mutable = np.array([parameter.mutable for parameter in parameters])
+        self.continuous = np.array([parameter.is_continuous for parameter in parameters])
+        self._logarithmic_ints = [
+            (gene, parameter)
+            for gene, parameter in enumerate(parameters)
+            if isinstance(parameter, Int) and parameter.is_continuous
+        ]
+        self._conditions = _list_conditions(space)
+        choices = np.where(self.unordered, self.high - self.low + 1, 1).astype(int)
         self.gene_indices = np.repeat(np.arange(len(choices)), choices)
         self._levels = np.concatenate([np.arange(count) for count in choices])
-        self._is_level = unordered[self.gene_indices]
-        self._low = low[self.gene_indices]
-        self._width = np.where(high > low, high - low, 1.0)[self.gene_indices]
+        self._is_level = self.unordered[self.gene_indices]
+        self._first = self.low[self.gene_indices]
+        self._width = self.width[self.gene_indices]
 
-    def encode_points(self, genes: Vector, active: npt.NDArray[np.bool_]) -> Vector:
-        """Return the points of individuals, shape `(individuals, coordinates)`.
+    @property
+    def width(self) -> Vector:
+        """The ranges of the genes, shape `(genes,)`. They are 1 if a gene has a single value."""
+        return np.where(self.high > self.low, self.high - self.low, 1.0)
+
+    def encode_params(self, params: Mapping[str, Value]) -> Vector:
+        """Return the genes of hyperparameters, shape `(genes,)`."""
+        return np.array(list(self.space.encode(params).values()), float)
+
+    def decode_genes(self, genes: Vector) -> dict[str, Value]:
+        """Return the hyperparameters that genes encode."""
+        return self.space.decode(dict(zip(self.space.parameters, genes.tolist(), strict=True)))
+
+    def name_genes(self, genes: Vector) -> dict[str, Gene]:
+        """Return the genes of the nearest valid values, by parameter, for genes of shape `(genes,)`."""
+        return self.space.round_genes(dict(zip(self.space.parameters, genes.tolist(), strict=True)))
+
+    def encode_points(self, genes: Vector, active: Mask) -> Vector:
+        """Return the points of individuals in the unit cube, shape `(individuals, coordinates)`.
 
         An inactive gene has the same coordinates in all individuals, whatever its value.
 
@@ -43,8 +84,64 @@ class UnitCubeEncoding:
             active: Whether each of these genes is active, same shape.
         """
         own = genes.take(self.gene_indices, axis=1)
-        numbers, levels = (own - self._low) / self._width, (own == self._levels) * math.sqrt(0.5)
+        numbers = (own - self._first) / self._width
+        levels = (own == self._levels) * math.sqrt(0.5)
         if not active.all():
             is_active = active.take(self.gene_indices, axis=1)
-            numbers, levels = np.where(is_active, numbers, 0.5), levels * is_active
+            numbers = np.where(is_active, numbers, 0.5)
+            levels = levels * is_active
         return np.where(self._is_level, levels, numbers)
+
+    def round_genes(self, genes: Vector) -> Vector:
+        """Return the genes of the nearest valid values, shape `(individuals, genes)`."""
+        nearest = genes.copy()
+        for gene, parameter in self._logarithmic_ints:
+            values = np.clip(np.rint(np.exp(genes[:, gene])), parameter.low, parameter.high)
+            nearest[:, gene] = np.log(values)
+        return nearest
+
+    def find_active(self, genes: Vector) -> Mask:
+        """Return whether each gene of each individual is active, shape `(individuals, genes)`.
+
+        Args:
+            genes: The genes, as `round_genes` returns them, shape `(individuals, genes)`.
+        """
+        active = np.ones(genes.shape, bool)
+        for gene, parent, values in self._conditions:
+            first = np.searchsorted(values, genes[:, parent] - _LARGEST_GENE_ERROR)
+            end = np.searchsorted(values, genes[:, parent] + _LARGEST_GENE_ERROR)
+            # Between both is the gene's value, if it is one of the values.
+            active[:, gene] &= active[:, parent] & (first < end)
+        return active
+
+    def iterate_allowed(self, genes: Vector, indices: Iterable[int], first_size: int = 1) -> Iterator[int]:
+        """Yield the indices of individuals that satisfy the constraints of the search space.
+
+        Constraints are checked in batches of growing size, each only when it is needed.
+
+        Args:
+            genes: The genes of all individuals, shape `(individuals, genes)`.
+            indices: The indices of the individuals to check, in this order.
+            first_size: The size of the first batch. Each further batch is twice as large.
+        """
+        if not self.space.constraint_texts:
+            yield from indices
+            return
+        for batch in iterate_batches(indices, first_size):
+            params = [self.decode_genes(genes[index]) for index in batch]
+            yield from compress(batch, self.space.are_allowed(params))
+
+
+def _list_conditions(space: SearchSpace) -> list[tuple[int, int, Vector]]:
+    """Return the conditions of genes: the gene, another gene, and the values of the other gene.
+
+    A gene is active only if the other gene has one of these values. If a gene has several
+    conditions, all must hold.
+    """
+    indices = {name: index for index, name in enumerate(space.parameters)}
+    conditions = []
+    for name, condition in space.conditions.items():
+        for parent, values in condition.items():
+            genes = sorted(map(space.parameters[parent].encode, values))
+            conditions.append((indices[name], indices[parent], np.array(genes, float)))
+    return conditions

@@ -12,18 +12,15 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import ndtr, ndtri
 
-from hpo.breeding.gaussian_process import Vector
+from hpo.breeding.encoding import Mask, Vector
 from hpo.breeding.loss_transforms import rank_values
 from hpo.space import Categorical
 from hpo.space.priors import ODDS, compute_deviation
 
 if TYPE_CHECKING:
     from hpo.space import SearchSpace
-
-Mask = npt.NDArray[np.bool_]
 
 # The exponent of a density is 1 until this number of evaluations has ended. Later, it falls with the square of their
 # number (benchmarks/priors.md).

@@ -1,185 +1,145 @@
-"""Make propagators (objects that breed individuals) by their names.
-
-They work without MPI, so that tests and benchmarks can simulate islands.
-"""
+"""Make propagators by their names, and breed with propagators of Propulate."""
 
 from __future__ import annotations
 
-import copy
-import math
 import random
 from collections.abc import Callable
 
 import numpy as np
 
 from hpo.breeding.evaluation_history import EvaluationHistory
-from hpo.breeding.genetic import GeneticPropagator
+from hpo.breeding.propagator import Propagator
 from hpo.breeding.propulate_compat import (
     ActiveCMA,
     CMAPropagator,
+    GeneIndividual,
     Individual,
     ParallelNelderMead,
-    Propagator,
     StatelessPSO,
     get_default_propagator,
 )
+from hpo.options import PROPAGATORS
+from hpo.space import Gene, SearchSpace
 
-_MOST_TRIES = 10  # A converged propagator may breed only known individuals.
-
-
-class RandomSearch(Propagator):  # type: ignore[misc]
-    """Draws individuals at random from the whole search space.
-
-    Args:
-        rng: The random number generator.
-    """
-
-    def __init__(self, history: EvaluationHistory, rng: random.Random) -> None:
-        super().__init__(0, 1, rng)
-        self._history = history
-
-    def __call__(self, _: list[Individual]) -> Individual:
-        """Return a random individual that is new to the run. If none is left, return any random individual."""
-        space = self._history.space
-        return Individual(
-            dict(space.encode(self._history.draw_new(self.rng) or space.draw(self.rng))), space.list_gene_limits()
-        )
+# Propulate's propagators return an individual, bred from a list of individuals.
+_PropulatePropagator = Callable[[list[Individual]], GeneIndividual]
 
 
-class CopyOffspring(Propagator):  # type: ignore[misc]
-    """Copies the offspring of another propagator, so that it is never the same object as a parent.
-
-    If no step of a composed propagator applies, Propulate returns the parent object itself. Without a copy, this parent
-    would be changed and would be in the population twice.
-    """
-
-    def __init__(self, propagator: Propagator) -> None:
-        super().__init__(propagator.parents, propagator.offspring, propagator.rng)
-        self._propagator = propagator
-
-    def __call__(self, population: list[Individual]) -> Individual:
-        """Breed one individual. Its loss is infinite until it is evaluated."""
-        individual = copy.deepcopy(self._propagator(population))
-        individual.loss = math.inf
-        return individual
-
-
-class Deduplicate(Propagator):  # type: ignore[misc]
-    """Repeats another propagator until its offspring is new to the run and satisfies the constraints.
-
-    After 10 tries, an individual is drawn at random.
-
-    Args:
-        rng: The random number generator.
-    """
-
-    def __init__(self, propagator: Propagator, history: EvaluationHistory, rng: random.Random) -> None:
-        super().__init__(propagator.parents, propagator.offspring, rng)
-        self._propagator = propagator
-        self._history = history
-        self._random_search = RandomSearch(history, rng)
-
-    def __call__(self, population: list[Individual]) -> Individual:
-        """Breed one individual that is new to the run. If none is left, return any random individual.
-
-        Individuals of the population that are not active, because they were replaced, cannot be parents.
-        """
-        self._history.update()
-        population = [individual for individual in population if individual.active]
-        for _ in range(_MOST_TRIES):
-            individual = self._propagator(population)
-            params = self._history.space.decode(individual)
-            if not self._history.is_known(params) and self._history.space.allows(params):
-                return individual
-        return self._random_search(population)
-
-
-class UnitCubeAdapter(Propagator):  # type: ignore[misc]
-    """Breeds with a propagator that supports only floats, by converting each parameter to a float from 0 to 1.
-
-    Args:
-        make_on_cube: A function that takes a dict with the limits (0.0, 1.0) of each parameter, and returns the
-            propagator.
-    """
-
-    def __init__(
-        self, history: EvaluationHistory, make_on_cube: Callable[[dict[str, tuple[float, float]]], Propagator]
-    ) -> None:
-        self._history = history
-        self._limits = history.space.list_gene_limits()
-        self._cube = dict.fromkeys(self._limits, (0.0, 1.0))
-        self._propagator = make_on_cube(self._cube)
-        super().__init__(self._propagator.parents, self._propagator.offspring, self._propagator.rng)
-        self._low, self._width = history.low, np.where(history.high > history.low, history.high - history.low, 1.0)
-        self._random_search = RandomSearch(history, self._propagator.rng)
-        self._scaled: dict[
-            int, tuple[Individual, Individual]
-        ] = {}  # By id. The original is stored, too, so that its id stays unique.
-
-    def __call__(self, population: list[Individual]) -> Individual:
-        """Breed one individual from the population of the island."""
-        if not population:
-            return self._random_search(population)  # A particle swarm needs a first individual.
-        # Islands exchange copies. With them, Propulate's CMA-ES would have too few different individuals.
-        different = {individual.position.tobytes(): individual for individual in population}
-        bred = self._propagator([self._scale_individual(individual) for individual in different.values()])
-        genes = self._low + np.clip(bred.position, 0.0, 1.0) * self._width
-        return Individual(
-            self._history.space.round_genes(dict(zip(self._limits, genes.tolist(), strict=True))), self._limits
-        )
-
-    def _scale_individual(self, individual: Individual) -> Individual:
-        if id(individual) not in self._scaled:
-            scaled = Individual((individual.position - self._low) / self._width, self._cube)
-            for name in ("loss", "generation", "rank", "island"):
-                setattr(scaled, name, getattr(individual, name))
-            self._scaled[id(individual)] = (individual, scaled)
-        return self._scaled[id(individual)][1]
-
-
-def _make_tpe(history: EvaluationHistory, rng: random.Random, _: int, __: int) -> Propagator:
-    from hpo.breeding.tpe import TPEPropagator
-
-    return TPEPropagator(history, rng)
-
-
-def _make_cmaes(history: EvaluationHistory, rng: random.Random, _: int, __: int) -> Propagator:
-    return UnitCubeAdapter(history, lambda cube: CMAPropagator(ActiveCMA(), cube, rng=rng))
-
-
-def _make_pso(history: EvaluationHistory, rng: random.Random, _: int, index: int) -> Propagator:
-    # Clerc and Kennedy (2002) derived both factors. Propulate's examples use the same.
-    return UnitCubeAdapter(history, lambda cube: StatelessPSO(1.49445, 1.49445, index, cube, rng))
-
-
-def _make_nelder_mead(history: EvaluationHistory, rng: random.Random, _: int, __: int) -> Propagator:
-    start = np.array([rng.random() for _ in history.low])
-    return UnitCubeAdapter(history, lambda cube: ParallelNelderMead(cube, rng, start, scale=0.25))
-
-
-def _make_propulate(history: EvaluationHistory, rng: random.Random, workers: int, _: int) -> Propagator:
-    # The breeding population is twice the number of workers of the island.
-    return CopyOffspring(get_default_propagator(max(4, 2 * workers), history.space.list_gene_limits(), rng=rng))
-
-
-_MAKERS: dict[str, Callable[[EvaluationHistory, random.Random, int, int], Propagator]] = {
-    "ga": lambda history, rng, *_: GeneticPropagator(history, rng),
-    "tpe": _make_tpe,
-    "cmaes": _make_cmaes,
-    "pso": _make_pso,
-    "nelder-mead": _make_nelder_mead,
-    "propulate": _make_propulate,
-    "random": lambda history, rng, *_: RandomSearch(history, rng),
-}
-
-
-def make_propagator(name: str, history: EvaluationHistory, rng: random.Random, workers: int, index: int) -> Propagator:
+def make_propagator(
+    name: str,
+    space: SearchSpace,
+    seed: int | str = 0,
+    history: EvaluationHistory | None = None,
+    workers: int = 1,
+    worker: int = 0,
+) -> Propagator:
     """Return a propagator for one worker.
 
     Args:
         name: A name in `hpo.options.PROPAGATORS`.
-        rng: The random number generator.
+        history: The evaluations of all workers. Default: an empty history.
         workers: The number of workers of the island.
-        index: The index of the worker on its island.
+        worker: The index of the worker on its island.
+
+    Raises:
+        ValueError: `name` is unknown.
+
+    Example:
+        A search without MPI::
+
+            propagator = make_propagator("ga", space, seed=0)
+            for _ in range(50):
+                individual = propagator.ask()
+                propagator.tell(individual, compute_loss(individual.params))
     """
-    return _MAKERS[name](history, rng, workers, index)
+    if name not in PROPAGATORS:
+        raise ValueError(f"name must be one of {', '.join(PROPAGATORS)}, got {name!r}")
+    history = history or EvaluationHistory(space)
+    rng = random.Random(seed)
+    if name == "ga":
+        from hpo.breeding.genetic import GeneticPropagator
+
+        return GeneticPropagator(history, rng, worker)
+    if name == "tpe":
+        from hpo.breeding.tpe import TPEPropagator
+
+        return TPEPropagator(history, rng, worker)
+    if name == "propulate":
+        return DefaultPropagator(history, rng, worker, workers)
+    if name == "random":
+        return RandomPropagator(history, rng, worker)
+    return CubePropagator(history, rng, worker, name)
+
+
+class RandomPropagator(Propagator):
+    """Draws individuals at random from the whole search space."""
+
+    def breed(self, population: list[Individual]) -> None:
+        """Return None, for a random individual."""
+
+
+class DefaultPropagator(Propagator):
+    """Breeds by Propulate's default genetic propagator.
+
+    Args:
+        workers: The number of workers of the island. The breeding population is twice as large.
+    """
+
+    def __init__(self, history: EvaluationHistory, rng: random.Random, worker: int, workers: int) -> None:
+        super().__init__(history, rng, worker)
+        limits = history.space.list_gene_limits()
+        self._breed: _PropulatePropagator = get_default_propagator(max(4, 2 * workers), limits, rng=rng)
+
+    def breed(self, population: list[Individual]) -> dict[str, Gene]:
+        """Return the genes of an offspring. They are a parent's if no operator applies."""
+        bred = self._breed(population)
+        return {name: bred[name] for name in self.history.space.parameters}
+
+
+class CubePropagator(Propagator):
+    """Breeds by a propagator of Propulate that supports only floats.
+
+    Each parameter is converted to a float from 0 to 1.
+
+    Args:
+        name: "cmaes", "pso" or "nelder-mead".
+    """
+
+    def __init__(self, history: EvaluationHistory, rng: random.Random, worker: int, name: str) -> None:
+        super().__init__(history, rng, worker)
+        self._cube = dict.fromkeys(history.space.parameters, (0.0, 1.0))
+        self._breed = self._make_on_cube(name)
+        # By id. The original is stored, too, so that its id stays unique.
+        self._scaled: dict[int, tuple[Individual, GeneIndividual]] = {}
+
+    def _make_on_cube(self, name: str) -> _PropulatePropagator:
+        propagator: _PropulatePropagator
+        if name == "cmaes":
+            propagator = CMAPropagator(ActiveCMA(), self._cube, rng=self.rng)
+        elif name == "pso":
+            # Clerc and Kennedy (2002) derived both factors. Propulate's examples use the same.
+            propagator = StatelessPSO(1.49445, 1.49445, self._worker, self._cube, self.rng)
+        else:
+            start = np.array([self.rng.random() for _ in self._cube])
+            propagator = ParallelNelderMead(self._cube, self.rng, start, scale=0.25)
+        return propagator
+
+    def breed(self, population: list[Individual]) -> dict[str, Gene] | None:
+        """Return the genes of an offspring; None for the first individual."""
+        if not population:
+            return None
+        # Islands exchange copies. With them, Propulate's CMA-ES would have too few different ones.
+        different = {individual.position.tobytes(): individual for individual in population}
+        bred = self._breed([self._scale(individual) for individual in different.values()])
+        encoding = self.history.encoding
+        return encoding.name_genes(encoding.low + np.clip(bred.position, 0, 1) * encoding.width)
+
+    def _scale(self, individual: Individual) -> GeneIndividual:
+        if id(individual) not in self._scaled:
+            encoding = self.history.encoding
+            position = (individual.position - encoding.low) / encoding.width
+            scaled = GeneIndividual(position, self._cube)
+            for name in ("loss", "generation", "rank", "island"):
+                setattr(scaled, name, getattr(individual, name))
+            self._scaled[id(individual)] = (individual, scaled)
+        return self._scaled[id(individual)][1]

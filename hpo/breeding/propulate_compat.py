@@ -1,53 +1,251 @@
-"""Import only the parts of Propulate that are used, and make the comparison of individuals faster."""
+"""All that uses Propulate: its individuals, its propagators, and the exchange of its islands.
+
+Propulate's own loop, `propulate`, is not used. It would breed and evaluate by callbacks, end after
+a fixed number of generations, and write pickles. Islands (`hpo.breeding.islands`) call its steps.
+"""
 
 from __future__ import annotations
 
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hpo.dominance import Costs, find_non_dominated, sort_best_first
 from hpo.process.lazy_import import import_lazily
+
+if TYPE_CHECKING:
+    from hpo.layout import Layout
+    from hpo.ranks.communicator import SleepingComm
+    from hpo.space import Gene, SearchSpace, Value
+
+# Only unused parts of Propulate need these modules: its surrogates and its checks for duplicates.
+# Their import takes 0.8 s and 0.1 s of CPU time on every rank.
+import_lazily("GPy")
+import_lazily("deepdiff")
+
+import propulate  # noqa: E402
+from propulate import Migrator, Pollinator, get_default_propagator  # noqa: E402
+from propulate._globals import INDIVIDUAL_TAG  # noqa: E402
+from propulate.propagators import (  # noqa: E402
+    ActiveCMA,
+    CMAPropagator,
+    ParallelNelderMead,
+    StatelessPSO,
+)
 
 __all__ = [
     "ActiveCMA",
     "CMAPropagator",
+    "EmigrantSelection",
+    "Exchange",
+    "GeneIndividual",
     "Individual",
-    "Migrator",
     "ParallelNelderMead",
-    "Pollinator",
-    "Propagator",
+    "ReplacementSelection",
     "StatelessPSO",
     "get_default_propagator",
 ]
 
 
-# Only unused parts of Propulate need these modules: its surrogates and its checks for duplicates. Their import takes
-# 0.8 s and 0.1 s of CPU time on every rank.
-import_lazily("GPy")
-import_lazily("deepdiff")
+class GeneIndividual(propulate.Individual):  # type: ignore[misc]
+    """An individual of Propulate that is compared faster."""
 
-from propulate import Individual, Migrator, Pollinator, get_default_propagator  # noqa: E402
-from propulate.propagators import (  # noqa: E402
-    ActiveCMA,
-    CMAPropagator,
-    ParallelNelderMead,
-    Propagator,
-    StatelessPSO,
-)
+    def __eq__(self, other: object) -> bool:
+        """Compare like Propulate, but first by attributes that are cheap and rarely equal.
 
-_original_equal = Individual.__eq__
+        Every worker compares each immigrant with its whole population. With Propulate's comparison,
+        this would take a quarter of the time of a worker at 3,600 evaluations.
+        """
+        if isinstance(other, propulate.Individual) and (
+            self.generation != other.generation
+            or self.rank != other.rank
+            or self.island != other.island
+            or self.loss != other.loss
+        ):
+            return False
+        return bool(super().__eq__(other))
 
 
-def _are_equal(self: Individual, other: object) -> bool:
-    """Compare individuals like Propulate, but first by attributes that are cheap to compare and rarely equal.
+class Individual(GeneIndividual):
+    """A set of hyperparameters that is bred and evaluated.
 
-    Every worker compares each immigrant with its whole population. With Propulate's comparison, this would take a
-    quarter of the time of a worker at 3,600 evaluations.
+    Args:
+        genes: The gene of each parameter, active or inactive.
+
+    Attributes:
+        params: The hyperparameters: the values of all active parameters.
+        loss: The loss; infinite until the individual is evaluated, and if it fails.
+        costs: The costs of all objectives, the loss first.
     """
-    if isinstance(other, Individual) and (
-        self.generation != other.generation
-        or self.rank != other.rank
-        or self.island != other.island
-        or self.loss != other.loss
-    ):
-        return False
-    return bool(_original_equal(self, other))
+
+    def __init__(self, space: SearchSpace, genes: Mapping[str, Gene]) -> None:
+        super().__init__(dict(genes), space.list_gene_limits())
+        self.params = space.decode(genes)
+        self.costs: tuple[float, ...] = ()
+
+    def set_params(self, space: SearchSpace, params: Mapping[str, Value]) -> None:
+        """Set the hyperparameters. Inactive parameters keep their genes, which can be inherited."""
+        genes = space.encode(params)
+        for name in params:
+            self[name] = genes[name]
+        self.params = dict(params)
 
 
-Individual.__eq__ = _are_equal
+def collect_costs(population: Sequence[Individual]) -> Costs:
+    """Return the costs of individuals, shape `(individuals, objectives)`."""
+    return np.array([individual.costs for individual in population], float)
+
+
+class EmigrantSelection:
+    """Selects individuals that go to another island, at random from the Pareto front of theirs.
+
+    The order of NSGA-II is not used, because its first individuals are always the ends of the
+    front. If the front is too small, other individuals are drawn at random, too.
+
+    Args:
+        offspring: The number of emigrants.
+    """
+
+    def __init__(self, offspring: int, rng: random.Random) -> None:
+        self._offspring = offspring
+        self._rng = rng
+
+    def __call__(self, population: list[Individual]) -> list[Individual]:
+        """Return the emigrants from a population."""
+        is_best = find_non_dominated(collect_costs(population))
+        best = [population[index] for index in np.flatnonzero(is_best)]
+        chosen = self._rng.sample(best, min(self._offspring, len(best)))
+        chosen_ids = {id(emigrant) for emigrant in chosen}
+        rest = [individual for individual in population if id(individual) not in chosen_ids]
+        return [*chosen, *self._rng.sample(rest, self._offspring - len(chosen))]
+
+
+class ReplacementSelection:
+    """Selects the individuals that immigrants replace: the worst in the order of NSGA-II.
+
+    The order is by dominance, and then by crowding (Deb et al., A fast and elitist multiobjective
+    genetic algorithm: NSGA-II, 2002).
+
+    Args:
+        offspring: The number of individuals to replace.
+    """
+
+    def __init__(self, offspring: int) -> None:
+        self._offspring = offspring
+
+    def __call__(self, population: list[Individual]) -> list[Individual]:
+        """Return the individuals to replace in a population."""
+        order = sort_best_first(collect_costs(population))
+        return [population[index] for index in order[len(order) - self._offspring :]]
+
+
+class Exchange:
+    """Exchanges the individuals of one worker with its island and with other islands.
+
+    Collective: construct it on all leaders.
+
+    Args:
+        leaders: The communicator of all leaders. The rank of a leader is the index of its worker.
+        migration_probability: The expected number of migrations from an island while each of its
+            workers breeds one generation.
+        pollination: Whether copies of individuals are sent. Otherwise, individuals move.
+        is_multi_objective: Whether individuals are ranked by several objectives.
+
+    Attributes:
+        population: The individuals of the island that this worker knows.
+    """
+
+    def __init__(
+        self,
+        leaders: SleepingComm,
+        layout: Layout,
+        rng: random.Random,
+        *,
+        migration_probability: float,
+        pollination: bool,
+        is_multi_objective: bool,
+    ) -> None:
+        self._island = layout.find_island(leaders.rank)
+        self._rng = rng
+        self._comm = leaders.split(self._island, leaders.rank)
+        self._generations: Counter[int] = Counter()  # By worker of the island.
+        sizes = [layout.count_island_workers(island) for island in range(layout.islands)]
+        options: dict[str, Any] = {}
+        if is_multi_objective:
+            options["emigration_propagator"] = partial(EmigrantSelection, rng=rng)
+        if is_multi_objective and pollination:
+            options["immigration_propagator"] = ReplacementSelection
+        # Propulate unpickles files in its checkpoint path. A new folder has none.
+        with tempfile.TemporaryDirectory() as empty:
+            self._propulator = (Pollinator if pollination else Migrator)(
+                loss_fn=None,
+                propagator=None,
+                rng=rng,
+                island_idx=self._island,
+                island_comm=self._comm,
+                propulate_comm=leaders,
+                generations=-1,  # With 0, Propulate leaves the object without a population.
+                checkpoint_path=empty,
+                migration_topology=1 - np.eye(len(sizes), dtype=int),
+                migration_prob=migration_probability / sizes[self._island],
+                island_displs=np.array([layout.find_first_worker(i) for i in range(len(sizes))]),
+                island_counts=np.array(sizes),
+                **options,
+            )
+        self.population: list[Individual] = self._propulator.population
+        # Propulate calls this six times in each generation, five times for its log. `share` drops
+        # inactive individuals, which were replaced.
+        self._propulator._get_active_individuals = lambda: (self.population, len(self.population))
+        self._deactivate = (
+            self._propulator._deactivate_replaced_individuals if pollination else self._propulator._deactivate_emigrants
+        )
+
+    @property
+    def generation(self) -> int:
+        """The generation of the next individual of this worker."""
+        return self._generations[self._comm.rank]
+
+    def number(self, individual: Individual, worker: int) -> None:
+        """Mark an individual as the next one of a worker of the island.
+
+        Island, worker and generation identify an individual.
+        """
+        individual.island = self._island
+        individual.rank = individual.current = worker
+        individual.generation = self._generations[worker]
+        individual.migration_steps = 0
+        individual.migration_history = str(self._island)
+        self._generations[worker] += 1
+
+    def share(self, individual: Individual) -> None:
+        """Send an individual that joined the population, and receive those of other workers.
+
+        With a probability, send the best of the island to other islands. Immigrants replace
+        individuals.
+        """
+        self.number(individual, self._comm.rank)
+        self.population[:] = [member for member in self.population if member.active]
+        for worker in range(self._comm.size):
+            if worker != self._comm.rank:
+                self._comm.send(individual, dest=worker, tag=INDIVIDUAL_TAG)
+        self._propulator._receive_intra_island_individuals()
+        if self._propulator.migration_prob > 0:
+            if self._rng.random() < self._propulator.migration_prob:
+                self._propulator._send_emigrants()
+            self._propulator._receive_immigrants()
+            self._deactivate()
+
+    def count_immigrants(self) -> dict[str, int]:
+        """Return the number of immigrants in the population, by the island that bred them."""
+        members = [member for member in self.population if member.active]
+        islands = Counter(member.island for member in members if member.island != self._island)
+        return {str(island): count for island, count in islands.items()}
+
+    def close(self) -> None:
+        """Drop the pending messages of the island. Collective: call on all its leaders."""
+        self._comm.drop_messages()

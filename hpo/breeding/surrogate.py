@@ -1,36 +1,55 @@
-"""Compute the merit of candidates by a surrogate.
-
-A surrogate has two models. Each suggestion (choice of one individual to evaluate) uses one of them.
-"""
+"""Compute the merit of candidates by a surrogate: by models of losses, failures and durations."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.spatial.distance import cdist
+from scipy.special import log_ndtr, ndtri
 
-from hpo.breeding.acquisition import expected_improvement, lower_confidence_bound
-from hpo.breeding.duration_model import DurationModel
-from hpo.breeding.encoding import UnitCubeEncoding
-from hpo.breeding.gaussian_process import GaussianProcess, Vector
-from hpo.breeding.loss_transforms import apply_power_transform, compute_normal_scores, select_learned
-from hpo.breeding.success_model import SuccessModel, find_informative, select_latest
+from hpo.breeding.acquisition import Acquisition, expected_improvement, lower_confidence_bound
+from hpo.breeding.encoding import Mask, Vector
+from hpo.breeding.evaluation_history import EvaluationHistory, SurrogateSample, find_informative
+from hpo.breeding.gaussian_process import GaussianProcess
+from hpo.breeding.loss_transforms import (
+    apply_power_transform,
+    compute_normal_scores,
+    select_learned,
+)
 
-if TYPE_CHECKING:
-    from hpo.breeding.evaluation_history import EvaluationHistory
-    from hpo.breeding.surrogate_data import SurrogateSample
-
-# Returns the logarithm of a factor of merits, at most 0, from the genes and the points of candidates and a precision.
-LogWeight = Callable[[Vector, Vector, type[np.floating[Any]]], Vector]
+Precision = type[np.floating[Any]]
+# Returns the logarithm of a factor of merits, at most 0, from the genes and the points of
+# candidates and a precision.
+LogWeight = Callable[[Vector, Vector, Precision], Vector]
 
 _EXPLORATION_SHARE = 0.5  # The share of suggestions that explore.
-# A candidate that is nearer to a known individual, as a share of each range, counts as known. Otherwise, an
-# overconfident model would suggest the best again and again (benchmarks/search-quality.md).
+# A candidate that is nearer to a known individual, as a share of each range, counts as known.
+# Otherwise, an overconfident model would suggest the best again and again
+# (benchmarks/search-quality.md).
 _KNOWN_DISTANCE = 0.01
 _MOST_FAILURES = 256  # The latest failures, with which candidates are compared.
+
+# Of the success model.
+_MOST_EVALUATIONS = 256  # The latest ones. The time to learn grows with the cube of their number.
+_STEP = 64  # The oldest are left out in blocks, because the model then learns from the beginning.
+_AMPLITUDE = 10.0  # Standard deviation of the latent function: most regions surely succeed or fail.
+_ITERATIONS = 4  # Of each fit, which continues the previous one.
+# A suggestion that fails costs more than a suggestion without a gain. Twice this exponent lowers
+# the merit far from all evaluations so much that a search stays near its first successes if most
+# evaluations fail (benchmarks/failures.md).
+_CAUTION = 4.0
+
+# Of the duration model.
+_NOISE = 0.05  # Prior share of noise in the variance of log durations.
+_MIN_KNOWN = 5
+# Durations do not matter if the standard deviation of their logarithms is at most the first number:
+# two of three then differ by a factor of at most 1.5 from the mean. They matter fully from the sum
+# of both on (benchmarks/durations.md).
+_EQUAL, _RANGE = 0.4, 0.5
 
 
 class Surrogate:
@@ -38,29 +57,31 @@ class Surrogate:
 
     Two Gaussian processes learn different transformations of the losses:
 
-    - The first model learns normal scores, which depend only on the order of the losses. It explores: it prefers the
-      lowest lower confidence bound, mean - 3 standard deviations. It is better if losses are noisy and parameters are
-      categorical.
-    - The second model learns power-transformed losses, which preserve differences between the best losses. It prefers
-      the largest expected improvement. It is better if losses are smooth functions of numbers.
+    - The first model learns normal scores, which depend only on the order of the losses. It
+      explores: it prefers the lowest lower confidence bound, mean - 3 standard deviations. It is
+      better if losses are noisy and parameters are categorical.
+    - The second model learns power-transformed losses, which preserve differences between the best
+      losses. It prefers the largest expected improvement. It is better if losses are smooth
+      functions of numbers.
 
-    Each suggestion uses one of the two, drawn at random. This is nearly as good as the better model in both cases
-    (benchmarks/search-quality.md). With several objectives, each objective has its own two models.
+    Each suggestion (choice of one individual to evaluate) uses one of the two, drawn at random.
+    This is nearly as good as the better model in both cases (benchmarks/search-quality.md). With
+    several objectives, each objective has its own two models.
 
-    Both models learn only from evaluations that succeeded. The merit of a candidate is lower the more likely its
-    evaluation fails, the less the user's priors expect it to be good, and, while time is scarce, the longer it takes.
+    Both models learn only from evaluations that succeeded. The merit of a candidate is lower if its
+    evaluation probably fails, or if the user's priors do not expect it to be good. While time is
+    scarce, it is also lower if the evaluation takes long.
 
     Args:
-        rng: The random number generator.
-        context_size: The number of context values of an evaluation, which are additional inputs of the models.
+        context_size: The number of context values of an evaluation, which are additional inputs.
     """
 
     def __init__(self, history: EvaluationHistory, rng: np.random.Generator, context_size: int = 0) -> None:
         self._history = history
         self._generator = rng
-        self._encoding = UnitCubeEncoding(history.low, history.high, history.unordered)
-        parameters = len(history.low)
-        scale_indices = np.append(self._encoding.gene_indices, np.arange(parameters, parameters + context_size))
+        genes = history.encoding.gene_indices
+        context = np.arange(genes.max() + 1, genes.max() + 1 + context_size)
+        scale_indices = np.append(genes, context)
         self._models = [
             (GaussianProcess(scale_indices), GaussianProcess(scale_indices)) for _ in history.objectives.names
         ]
@@ -72,45 +93,33 @@ class Surrogate:
 
         Pending evaluations are learned as if their losses were as predicted.
 
-        Args:
-            sample: The evaluations to learn from.
-
         Returns:
-            A function that returns merits, shape `(candidates,)`: the higher, the better. Its first argument is the
-            genes of candidates, shape `(candidates, genes)`. Candidates that nearly equal a known evaluation get the
-            merit minus infinity. The second argument is a merit. To save time, candidates with at most this merit keep
-            it: they are not compared with known evaluations, and what else lowers merits is ignored. The third argument
-            is the floating point type. Single precision is enough for screening.
+            A function that returns merits, shape `(candidates,)`: the higher, the better. Its first
+            argument is the genes of candidates, shape `(candidates, genes)`. Candidates that nearly
+            equal a known evaluation get the merit minus infinity. The second argument is a merit.
+            To save time, candidates with at most this merit keep it: they are not compared with
+            known evaluations, and what else lowers merits is ignored. The third argument is the
+            floating point type. Single precision is enough for screening.
         """
-        context, succeeded = sample.context, sample.succeeded
+        succeeded = sample.succeeded
         chosen = np.flatnonzero(succeeded)[select_learned(sample.costs[succeeded])]
         tried = self._encode_points(sample.genes[chosen], sample.contexts[chosen])
         running = self._encode_points(sample.running, sample.running_contexts)
         explores = self._generator.random() < _EXPLORATION_SHARE
-        models = []
-        for costs, (score_model, loss_model) in zip(sample.costs[chosen].T, self._models, strict=True):
-            model, values = (
-                (score_model, compute_normal_scores(costs)) if explores else (loss_model, apply_power_transform(costs))
-            )
-            model.fit(tried, values, known=len(sample.costs))
-            model.assume_predictions(running)
-            models.append(model)
-        # The lowest cost in this context: another context may allow lower costs.
-        lowest = None
-        if len(context):
-            lowest = float(models[0].predict(self._encode_points(sample.genes[chosen], context))[0].min())
-        acquire = (lower_confidence_bound if explores else expected_improvement)(models, self._generator, lowest)
+        models = self._learn_losses(sample, chosen, tried, running, explores)
+        acquire = self._choose_acquisition(sample, chosen, models, explores)
         failed = np.flatnonzero(~succeeded)[-_MOST_FAILURES:]
-        known = np.vstack([tried, running, self._encode_points(sample.genes[failed], sample.contexts[failed])])
+        failures = self._encode_points(sample.genes[failed], sample.contexts[failed])
+        known = np.vstack([tried, running, failures])
         weights = self._learn_weights(sample, chosen, tried)
 
-        def compute_merits(
-            candidates: Vector, useless: float = -np.inf, precision: type[np.floating[Any]] = np.float64
-        ) -> Vector:
-            points = self._encode_points(candidates, context)
-            means, deviations = zip(*(model.predict(points, precision) for model in models), strict=True)
-            merits = acquire(np.array(means), np.array(deviations))
-            useful = np.flatnonzero(merits > useless)  # A fifth of all. Checking all would take 0.5 ms more.
+        def compute_merits(candidates: Vector, useless: float = -np.inf, precision: Precision = np.float64) -> Vector:
+            points = self._encode_points(candidates, sample.context)
+            predicted = [model.predict(points, precision) for model in models]
+            means, deviations = np.stack(predicted, axis=1)
+            merits = acquire(means, deviations)
+            # A fifth of all. Checking all would take 0.5 ms more.
+            useful = np.flatnonzero(merits > useless)
             for compute_log_weight in weights:  # They only lower merits.
                 merits[useful] += compute_log_weight(candidates[useful], points[useful], precision)
             near = cdist(points[useful], known, "chebyshev").min(axis=1) < _KNOWN_DISTANCE
@@ -119,30 +128,196 @@ class Surrogate:
 
         return compute_merits
 
-    def _learn_weights(self, sample: SurrogateSample, chosen: npt.NDArray[np.int64], tried: Vector) -> list[LogWeight]:
-        """Learn from a sample what lowers the merit of candidates, apart from losses.
+    def _learn_losses(
+        self,
+        sample: SurrogateSample,
+        chosen: npt.NDArray[np.int64],
+        tried: Vector,
+        running: Vector,
+        explores: bool,
+    ) -> list[GaussianProcess]:
+        """Learn the costs of the chosen evaluations, and return the model of each objective.
 
         Args:
-            sample: The evaluations to learn from.
-            chosen: The indices of the evaluations from which the models of the losses learn.
+            chosen: The indices of the evaluations from which the models learn.
             tried: Their points, shape `(chosen, coordinates)`.
+            running: The points of pending evaluations, shape `(pending, coordinates)`.
+            explores: Whether the first of the two models of each objective is used.
         """
+        models = []
+        for costs, (score_model, loss_model) in zip(sample.costs[chosen].T, self._models, strict=True):
+            model = score_model if explores else loss_model
+            transform = compute_normal_scores if explores else apply_power_transform
+            model.fit(tried, transform(costs), known=len(sample.costs))
+            model.assume_predictions(running)
+            models.append(model)
+        return models
+
+    def _choose_acquisition(
+        self,
+        sample: SurrogateSample,
+        chosen: npt.NDArray[np.int64],
+        models: list[GaussianProcess],
+        explores: bool,
+    ) -> Acquisition:
+        lowest = None
+        if len(sample.context):
+            # The lowest cost in this context: another context may allow lower costs.
+            points = self._encode_points(sample.genes[chosen], sample.context)
+            lowest = float(models[0].predict(points)[0].min())
+        acquisition = lower_confidence_bound if explores else expected_improvement
+        return acquisition(models, self._generator, lowest)
+
+    def _learn_weights(self, sample: SurrogateSample, chosen: npt.NDArray[np.int64], tried: Vector) -> list[LogWeight]:
+        """Learn from a sample what lowers the merit of candidates, apart from losses."""
         weights: list[LogWeight] = []
         succeeded = sample.succeeded
+        known = len(sample.costs)
         informative = select_latest(find_informative(succeeded))
         if not succeeded[informative].all():
             points = self._encode_points(sample.genes[informative], sample.contexts[informative])
-            self._success_model.fit(points, succeeded[informative], known=len(sample.costs))
-            weights.append(lambda _, points, precision: self._success_model.compute_log_weight(points, precision))
-        if (scarcity := self._history.time_scarcity) > 0:
-            durations = self._duration_model
-            if durations.fit(tried, sample.seconds[chosen], scarcity, known=len(sample.costs)):
-                weights.append(lambda _, points, precision: durations.compute_log_weight(points, precision))
+            successes = self._success_model
+            successes.fit(points, succeeded[informative], known)
+            weights.append(lambda _, points, precision: successes.compute_log_weight(points, precision))
+        scarcity = self._history.time_scarcity
+        durations = self._duration_model
+        if scarcity > 0 and durations.fit(tried, sample.seconds[chosen], scarcity, known):
+            weights.append(lambda _, points, precision: durations.compute_log_weight(points, precision))
         # An heir begins where its parent has ended. Priors do not say what is good from there.
         if not len(sample.context) and (priors := self._history.fit_prior_model()):
-            weights.append(lambda genes, *_: priors.compute_log_weight(genes, self._history.find_active(genes)))
+            find_active = self._history.encoding.find_active
+            weights.append(lambda genes, *_: priors.compute_log_weight(genes, find_active(genes)))
         return weights
 
     def _encode_points(self, genes: Vector, contexts: Vector) -> Vector:
-        points = self._encoding.encode_points(genes, self._history.find_active(genes))
+        encoding = self._history.encoding
+        points = encoding.encode_points(genes, encoding.find_active(genes))
         return np.hstack([points, np.broadcast_to(contexts, (len(genes), contexts.shape[-1]))])
+
+
+class SuccessModel:
+    """Predicts the probability of success by a Gaussian process classifier with a probit link.
+
+    Evaluations fail where networks need too much memory, where losses become infinite, or where a
+    combination of hyperparameters is invalid. A failure has no loss, so the models of the losses do
+    not learn from failures.
+
+    A latent function of the hyperparameters is modelled by a Gaussian process. The probability of
+    success is the standard normal distribution function of the latent value. The posterior is
+    approximated by variational inference (Girolami and Rogers, Variational Bayesian multinomial
+    probit regression with Gaussian process priors, 2006, equation 8): targets are the means of
+    truncated normal distributions, and they and the latent values are updated in turn.
+
+    Args:
+        scale_indices: The index of the length scale of each coordinate, shape `(coordinates,)`.
+    """
+
+    def __init__(self, scale_indices: npt.NDArray[np.int64]) -> None:
+        self._model = GaussianProcess(scale_indices, noise=_AMPLITUDE**-2)
+        self._offset = 0.0
+        self._latent: Vector = np.empty(0)
+
+    def fit(self, points: Vector, succeeded: Mask, known: int) -> None:
+        """Learn which evaluations succeeded.
+
+        Args:
+            points: The points of the evaluations, shape `(evaluations, coordinates)`.
+            succeeded: Whether each evaluation succeeded, shape `(evaluations,)`.
+            known: The number of all ended evaluations, which may exceed the number of points.
+        """
+        # The latent value far from all evaluations. It corresponds to the share of successes.
+        self._offset = float(ndtri((succeeded.sum() + 1) / (len(succeeded) + 2)))
+        signs = np.where(succeeded, 1.0, -1.0)
+        # The latent values of the previous fit are close to the new ones, unless the oldest
+        # evaluations were left out.
+        known_latent = self._latent if len(self._latent) <= len(points) else np.empty(0)
+        new_latent = np.full(len(points) - len(known_latent), self._offset)
+        latent = np.append(known_latent, new_latent)
+        for iteration in range(_ITERATIONS):
+            log_density = -(latent**2) / 2 - math.log(2 * math.pi) / 2
+            targets = latent + signs * np.exp(log_density - log_ndtr(signs * latent))
+            values = (targets - self._offset) / _AMPLITUDE
+            # Only one iteration may fit the scales, when the targets are already close to their
+            # final values.
+            if iteration == _ITERATIONS // 2:
+                self._model.fit(points, values, known)
+            else:
+                self._model.learn_values(points, values)
+            latent = self._offset + _AMPLITUDE * self._model.means
+        self._latent = latent
+
+    def compute_log_weight(self, points: Vector, precision: Precision = np.float64) -> Vector:
+        """Return the logarithm of the factor by which the chance to fail reduces merits.
+
+        The factor is the fourth power of the probability of success.
+
+        Args:
+            points: The points of candidates, shape `(points, coordinates)`.
+            precision: The floating point type of the computation.
+        """
+        mean, deviation = self._model.predict(points, precision)
+        latent = self._offset + _AMPLITUDE * mean
+        weight: Vector = _CAUTION * log_ndtr(latent / np.sqrt(1 + (_AMPLITUDE * deviation) ** 2))
+        return weight
+
+
+def select_latest(evaluations: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the latest evaluations, at most 256, from which the success model learns."""
+    surplus = max(0, len(evaluations) - _MOST_EVALUATIONS)
+    return evaluations[-(-surplus // _STEP) * _STEP :]
+
+
+class DurationModel:
+    """Predicts the logarithm of durations by a Gaussian process, to prefer short evaluations.
+
+    The merit of a candidate is divided by a power of its predicted duration, as the expected
+    improvement per second is (Snoek et al., Practical Bayesian optimization of machine learning
+    algorithms, 2012, section 3.2). The exponent falls to 0 at the time limit (Lee et al.,
+    Cost-aware Bayesian optimization, 2020, section 4): otherwise, the search would avoid long
+    evaluations until the end, even if the best one is long.
+
+    Args:
+        scale_indices: The index of the length scale of each coordinate, shape `(coordinates,)`.
+    """
+
+    def __init__(self, scale_indices: npt.NDArray[np.int64]) -> None:
+        self._model = GaussianProcess(scale_indices, _NOISE)
+        self._deviation = 0.0
+        self._exponent = 0.0
+
+    def fit(self, points: Vector, seconds: Vector, scarcity: float, known: int) -> bool:
+        """Learn durations, and return whether they matter.
+
+        They do not if they hardly differ, or if fewer than 5 are known.
+
+        Args:
+            points: The points of the evaluations, shape `(evaluations, coordinates)`.
+            seconds: The duration of each evaluation, shape `(evaluations,)`. Not positive or NaN if
+                it is unknown.
+            scarcity: How scarce time is, from 0 to 1.
+            known: The number of all ended evaluations, which may exceed the number of points.
+        """
+        usable = seconds > 0
+        logs = np.log(seconds[usable])
+        if len(logs) < _MIN_KNOWN:
+            return False
+        self._deviation = float(logs.std())
+        self._exponent = scarcity * min(1.0, max(0.0, (self._deviation - _EQUAL) / _RANGE))
+        if not self._exponent:
+            return False
+        self._model.fit(points[usable], (logs - np.median(logs)) / self._deviation, known)
+        return True
+
+    def compute_log_weight(self, points: Vector, precision: Precision = np.float64) -> Vector:
+        """Return the logarithm of the factor by which the duration reduces merits.
+
+        The factor is a power of 1 + seconds / median. So candidates that are much shorter than the
+        median are hardly better than each other: most of the time is spent elsewhere.
+
+        Args:
+            points: The points of candidates, shape `(points, coordinates)`.
+            precision: The floating point type of the computation.
+        """
+        mean, _ = self._model.predict(points, precision)
+        weight: Vector = -self._exponent * np.logaddexp(0.0, self._deviation * mean)
+        return weight

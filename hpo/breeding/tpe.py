@@ -14,7 +14,8 @@ from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
 from hpo.breeding.evaluation_history import EvaluationHistory
-from hpo.breeding.propulate_compat import Individual, Propagator
+from hpo.breeding.propagator import Propagator
+from hpo.breeding.propulate_compat import Individual
 from hpo.dominance import sort_best_first
 from hpo.space import Gene, Ordinal, Parameter
 from hpo.store.evaluations import Evaluation
@@ -32,7 +33,7 @@ def _make_distribution(parameter: Parameter) -> BaseDistribution:
     return parameter.make_distribution()
 
 
-class TPEPropagator(Propagator):  # type: ignore[misc]
+class TPEPropagator(Propagator):
     """Breeds by Optuna's TPE sampler, which learns from the evaluations of all islands.
 
     The method is described by Bergstra et al., Algorithms for hyper-parameter optimization (2011). Pending evaluations
@@ -42,24 +43,17 @@ class TPEPropagator(Propagator):  # type: ignore[misc]
     With population based training, losses of evaluations with different parents cannot be compared. The sampler then
     learns a rank instead of the loss: the share of the latest evaluations that are better. Evaluations without a parent
     are ranked by their losses, and evaluations with a parent by the relative changes of their losses.
-
-    Args:
-        rng: The random number generator.
     """
 
-    def __init__(self, history: EvaluationHistory, rng: random.Random) -> None:
-        super().__init__(0, 1, rng)
-        self._history = history
-        self._limits = history.space.list_gene_limits()
-        self._space = history.space
-        self._objectives = history.objectives
-        self._distributions = {
-            name: _make_distribution(parameter) for name, parameter in history.space.parameters.items()
-        }
+    def __init__(self, history: EvaluationHistory, rng: random.Random, worker: int = 0) -> None:
+        super().__init__(history, rng, worker)
+        self._parameters = history.space.parameters
+        self._distributions = {name: _make_distribution(parameter) for name, parameter in self._parameters.items()}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._sampler = optuna.samplers.TPESampler(seed=rng.getrandbits(31), constant_liar=True)
+        self._learned_count = 0  # Changes of the history that the study has.
         self._known: dict[int, Evaluation] = {}  # Ended evaluations in the study, by trial.
         self._running: dict[int, Evaluation] = {}  # Pending evaluations, by trial.
         self._trials: dict[int, int] = {}
@@ -67,28 +61,35 @@ class TPEPropagator(Propagator):  # type: ignore[misc]
             kind: deque(maxlen=_COMPARED_EVALUATIONS) for kind in (False, True)
         }
         self._restart_study()
-        history.listeners.append(self._add_evaluation)
 
-    def __call__(self, _: list[Individual]) -> Individual:
-        """Ask the sampler for one individual."""
+    def breed(self, population: list[Individual]) -> dict[str, Gene]:  # noqa: ARG002
+        """Return the genes that the sampler suggests."""
+        self._learn()
         if len(self._known) > _MOST_TRIALS:
             self._restart_study()
         trial = self._study.ask(self._distributions)
-        self._study.tell(trial, state=TrialState.FAIL)  # It is added as an evaluation when it is claimed.
+        # It becomes an evaluation when it is claimed.
+        self._study.tell(trial, state=TrialState.FAIL)
         genes = {name: self._encode_gene(name, value) for name, value in trial.params.items()}
-        return Individual(self._space.round_genes(genes), self._limits)
+        return self.history.space.round_genes(genes)
+
+    def _learn(self) -> None:
+        """Add the new changes of the history to the study."""
+        for evaluation in self.history.changes[self._learned_count :]:
+            self._add_evaluation(evaluation)
+        self._learned_count = len(self.history.changes)
 
     def _encode_gene(self, name: str, value: Any) -> Gene:
-        parameter = self._space.parameters[name]
+        parameter = self._parameters[name]
         return int(value) if isinstance(parameter, Ordinal) else parameter.encode(value)
 
     def _encode_ordinals(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return hyperparameters with ordinal choices replaced by their indices."""
-        parameters = self._space.parameters
-        return {
-            name: parameters[name].encode(value) if isinstance(parameters[name], Ordinal) else value
-            for name, value in params.items()
-        }
+        encoded = dict(params)
+        for name, value in params.items():
+            if isinstance(self._parameters[name], Ordinal):
+                encoded[name] = self._parameters[name].encode(value)
+        return encoded
 
     def _add_evaluation(self, evaluation: Evaluation) -> None:
         """Learn from an evaluation that has started or ended.
@@ -96,9 +97,10 @@ class TPEPropagator(Propagator):  # type: ignore[misc]
         With population based training, the loss is replaced by a rank among the latest evaluations that have a parent,
         or among the latest that have none.
         """
-        pool = self._history.parent_pool
+        pool = self.history.parent_pool
         if evaluation.has_succeeded and pool.uses_pbt:
-            cost, last = pool.compute_cost(evaluation), self._last_costs[pool.find_context(evaluation) is not None]
+            cost = pool.compute_cost(evaluation)
+            last = self._last_costs[pool.find_context(evaluation) is not None]
             last.append(cost)
             better = sum(rival < cost for rival in last) + sum(rival == cost for rival in last) / 2
             evaluation = replace(evaluation, loss=better / len(last))
@@ -122,7 +124,7 @@ class TPEPropagator(Propagator):  # type: ignore[misc]
                 distributions={name: self._distributions[name] for name in evaluation.params},
             )
             trial = storage.create_new_trial(self._study._study_id, template)
-        if evaluation.has_succeeded and len(evaluation.values) == len(self._objectives.names):
+        if evaluation.has_succeeded and len(evaluation.values) == len(self.history.objectives.names):
             storage.set_trial_state_values(trial, TrialState.COMPLETE, evaluation.values)
             self._known[evaluation.trial] = evaluation
         elif evaluation.state in ("running", "waiting"):
@@ -138,11 +140,14 @@ class TPEPropagator(Propagator):  # type: ignore[misc]
         evaluations.
         """
         known = list(self._known.values())
-        ranked = [known[index] for index in sort_best_first(compute_costs(known, self._objectives))]
-        best, rest = ranked[: _MOST_TRIALS // 4], ranked[_MOST_TRIALS // 4 :]
+        ranked = [known[index] for index in sort_best_first(compute_costs(known, self.history.objectives))]
+        best = ranked[: _MOST_TRIALS // 4]
+        rest = ranked[_MOST_TRIALS // 4 :]
         last = sorted(rest, key=lambda evaluation: evaluation.ended)[-(_MOST_TRIALS // 4) :]
         running = list(self._running.values())
-        self._study = optuna.create_study(sampler=self._sampler, directions=make_directions(self._objectives))
-        self._known, self._trials, self._running = {}, {}, {}
+        self._study = optuna.create_study(sampler=self._sampler, directions=make_directions(self.history.objectives))
+        self._known = {}
+        self._trials = {}
+        self._running = {}
         for evaluation in [*best, *last, *running]:
             self._add_to_study(evaluation)

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hpo.breeding.encoding import GeneEncoding
 from hpo.breeding.gaussian_process import GaussianProcess
 from hpo.breeding.loss_transforms import apply_power_transform, select_learned
-from hpo.results.genes import compute_genes, make_cube, select_complete
+from hpo.results.genes import compute_genes, select_complete
 from hpo.space import SearchSpace
 from hpo.store.evaluations import Evaluation
 
@@ -37,9 +38,9 @@ def compute_expected_losses(evaluations: Sequence[Evaluation], space: SearchSpac
     learned = [complete[index] for index in select_learned(np.array([[evaluation.loss] for evaluation in complete]))]
     losses = np.array([evaluation.loss for evaluation in learned])
     values = apply_power_transform(losses)
-    cube = make_cube(space)
-    points = cube.encode_points(*compute_genes([evaluation.params for evaluation in learned], space))
-    model = GaussianProcess(cube.gene_indices, _NOISE)
+    encoding = GeneEncoding(space)
+    points = encoding.encode_points(*compute_genes([evaluation.params for evaluation in learned], space))
+    model = GaussianProcess(encoding.gene_indices, _NOISE)
     for known in range(_FITS):
         model.fit(points, values, known=2**known)
     order = np.argsort(losses)

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hpo.breeding.encoding import UnitCubeEncoding
 from hpo.breeding.gaussian_process import Vector
-from hpo.space import Categorical, SearchSpace
+from hpo.space import SearchSpace
 from hpo.space.parsing import parse_parameter
 from hpo.store.evaluations import Evaluation
 
@@ -50,11 +49,3 @@ def compute_genes(params: Sequence[Mapping[str, Any]], space: SearchSpace) -> tu
         for individual in params
     ]
     return np.array(genes), np.array([[name in individual for name in space.parameters] for individual in params])
-
-
-def make_cube(space: SearchSpace) -> UnitCubeEncoding:
-    """Return the encoding that maps genes (see `compute_genes`) of individuals to points of the unit cube."""
-    low, high = np.array(list(space.list_gene_limits().values()), float).T
-    return UnitCubeEncoding(
-        low, high, np.array([isinstance(parameter, Categorical) for parameter in space.parameters.values()])
-    )

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from hpo.breeding.gaussian_process import Vector
+from hpo.breeding.encoding import GeneEncoding, Vector
 from hpo.results.anova import AnovaSampler, Effect
-from hpo.results.genes import compute_genes, make_cube, read_space, select_complete
+from hpo.results.genes import compute_genes, read_space, select_complete
 from hpo.space import Categorical, Parameter, SearchSpace
 from hpo.store.evaluations import Evaluation
 
@@ -83,7 +83,7 @@ def _compute_cached(known: tuple[_KnownLoss, ...], described: tuple[tuple[str, s
     space = read_space(dict(described))
     complete = [dict(params) for params, _ in known]
     genes, existing = compute_genes(complete, space)
-    chosen = _choose_spread(make_cube(space).encode_points(genes, existing))
+    chosen = _choose_spread(GeneEncoding(space).encode_points(genes, existing))
     losses = np.array([loss for _, loss in known])[chosen]
     shares = _draw_shares(space, genes[chosen], existing[chosen], losses)
     means, (low, high) = shares.mean(axis=0), np.quantile(shares, _INTERVAL, axis=0)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpo.breeding.evaluation_history import find_informative
 from hpo.breeding.prior_model import PriorModel
-from hpo.breeding.success_model import find_informative
 from hpo.objectives import Objectives
 from hpo.results.genes import compute_genes, read_space
 from hpo.space import Value

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hpo.breeding.islands import Archipelago
+from hpo.breeding.islands import IslandWorker
 from hpo.evaluation.checkpointer import Checkpointer
 from hpo.evaluation.evaluator import Evaluator
 from hpo.evaluation.leader import Leader, Limits
@@ -70,13 +70,21 @@ class LeaderStages:
         )
         weights_saver = WeightsSaver(study, run.settings)
         leader = Leader(study, limits, self._watch.stop_run, checkpointer, weights_saver)
-        exchange = (options.migration_probability, options.pollination)
-        time_limit = math.inf if options.time_limit is None else options.time_limit
-        islands = Archipelago(
-            *(space, run.layout, run.propagators, *exchange, run.seed, run.objectives, run.pbt), time_limit, run.budget
+        worker = IslandWorker(
+            self._leaders,
+            study,
+            space,
+            run.layout,
+            propagators=run.propagators,
+            migration_probability=options.migration_probability,
+            pollination=options.pollination,
+            seed=run.seed,
+            uses_pbt=run.pbt,
+            time_limit=math.inf if options.time_limit is None else options.time_limit,
+            budget=run.budget,
         )
         evaluator = self._make_evaluator(leader)
-        islands.evolve(self._leaders, study, evaluator.evaluate)
+        worker.run(evaluator.evaluate)
         evaluator.end()
 
     def confirm(self, connection: WriterConnection) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.parent_pool import ParentPool
-from hpo.breeding.propagators import Deduplicate, make_propagator
+from hpo.breeding.propagators import make_propagator
 from hpo.breeding.propulate_compat import Individual
 from hpo.breeding.tpe import TPEPropagator
 from hpo.errors import UsageError
@@ -45,7 +45,7 @@ def make_ended(trial: int, loss: float, inherits: int | None = None, **values: A
 def make_history(
     evaluations: Sequence[Evaluation], space: SearchSpace = RATES, inherits: bool = True
 ) -> EvaluationHistory:
-    history = EvaluationHistory(space, list, parent_pool=ParentPool(space, uses_pbt=inherits))
+    history = EvaluationHistory(space, parent_pool=ParentPool(space, uses_pbt=inherits))
     history.add_evaluations(evaluations)
     return history
 
@@ -114,35 +114,27 @@ def test_ga_prefers_large_changes_to_good_parents(exploration_share: float, monk
         lr = round(draws.uniform(0.8, 1.0) if is_high else draws.uniform(0.02, 0.06), 6)
         parent = evaluations[0 if is_high else 1]
         evaluations.append(make_ended(trial, parent.loss * (1 - lr / 2), parent.trial, params={"lr": lr}))
-    population = [Individual(dict(RATES.encode(each.params)), RATES.list_gene_limits()) for each in evaluations]
+    population = [Individual(RATES, RATES.encode(each.params)) for each in evaluations]
     for individual, evaluation in zip(population, evaluations, strict=True):
         individual.loss = evaluation.loss
     rates = []
     for seed in range(5):
-        history, rng = make_history(evaluations), random.Random(seed)
-        rates.append(
-            RATES.decode(Deduplicate(make_propagator("ga", history, rng, 1, 0), history, rng)(population))["lr"]
-        )
+        propagator = make_propagator("ga", RATES, seed, make_history(evaluations))
+        propagator.population = population
+        rates.append(propagator.ask().params["lr"])
     assert statistics.median(map(float, rates)) > 0.5, rates
 
 
 def simulate(name: str, evaluations: int, seed: int) -> list[Evaluation]:
     """Search for the learning rate, whose best value is always 1. Return the best evaluation and its ancestors."""
-    known: list[Evaluation] = []
-    history, rng = (
-        EvaluationHistory(RATES, lambda: known[-1:], parent_pool=ParentPool(RATES, uses_pbt=True)),
-        random.Random(seed),
-    )
-    breed = Deduplicate(make_propagator(name, history, rng, 1, 0), history, rng)
-    population: list[Individual] = []
-    for trial in range(evaluations):
-        individual = breed(population)
-        params = RATES.decode(individual)
-        parent = history.parent_pool.find_parent(params)
-        before, inherits = (1.0, None) if parent is None else (parent.loss, parent.trial)
-        individual.loss = before * (1 - float(params["lr"]) / 2)
-        known.append(make_ended(trial, individual.loss, inherits, params=params))
-        population.append(individual)
+    history = make_history([])
+    propagator = make_propagator(name, RATES, seed, history)
+    for _ in range(evaluations):
+        individual = propagator.ask()
+        parent = history.parent_pool.find_parent(individual.params)
+        before = 1.0 if parent is None else parent.loss
+        propagator.tell(individual, before * (1 - float(individual.params["lr"]) / 2))
+    known = [each for each in history.changes if each.state == "complete"]
     line = [min(known, key=lambda each: each.loss)]
     while (parent_trial := line[0].inherits) is not None:
         line.insert(0, known[parent_trial])
@@ -157,18 +149,15 @@ def test_ga_with_pbt_does_not_activate_immutable_parameters() -> None:
         lr=Float(0.01, 1.0, log=True, mutable=True),
         width=Float(0.0, 1.0, when={"kind": "b"}),
     )
-    history, rng = make_history([], space), random.Random(0)
-    breed = Deduplicate(make_propagator("ga", history, rng, 1, 0), history, rng)
-    population: list[Individual] = []
+    history = make_history([], space)
+    propagator = make_propagator("ga", space, 0, history)
     heirs = 0
-    for trial in range(60):
-        individual = breed(population)
-        params = space.decode(individual)
-        parent = history.parent_pool.find_parent(params)
+    for _ in range(60):
+        individual = propagator.ask()
+        parent = history.parent_pool.find_parent(individual.params)
         heirs += parent is not None
-        individual.loss = (parent.loss if parent else 1.0) * (1 - float(params["lr"]) / 9)
-        history.add_evaluations([make_ended(trial, individual.loss, parent.trial if parent else None, params=params)])
-        population.append(individual)
+        before = parent.loss if parent else 1.0
+        propagator.tell(individual, before * (1 - float(individual.params["lr"]) / 9))
     assert heirs > 45, "nearly all have a parent, as in a space without conditions"
 
 
@@ -180,18 +169,20 @@ def test_ga_with_pbt_finds_the_best_learning_rate() -> None:
 
 
 def test_tpe_with_pbt_learns_ranks_within_each_kind() -> None:
-    history = EvaluationHistory(RATES, list, parent_pool=ParentPool(RATES, uses_pbt=True))
+    history = make_history([])
     propagator = TPEPropagator(history, random.Random(0))
     history.add_evaluations(
         [make_ended(0, 8.0), make_ended(1, 4.0, 0), make_ended(2, 3.9, 1), make_ended(3, 9.0), make_ended(4, 1.0, 1)]
     )
+    propagator._learn()
     assert [trial.value for trial in propagator._study.trials] == [0.5, 0.5, 0.75, 0.75, pytest.approx(1 / 6)]
 
 
 def test_tpe_without_inheritance_leaves_out_heirs() -> None:
-    history = EvaluationHistory(RATES, list)
+    history = make_history([], inherits=False)
     propagator = TPEPropagator(history, random.Random(0))
     history.add_evaluations([make_ended(0, 8.0), make_ended(1, 4.0, 0)])
+    propagator._learn()
     assert [trial.value for trial in propagator._study.trials] == [8.0, None]
 
 

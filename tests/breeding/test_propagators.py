@@ -16,9 +16,10 @@ from hpo.breeding.gaussian_process import GaussianProcess
 from hpo.breeding.propagators import make_propagator
 from hpo.breeding.propulate_compat import Individual
 from hpo.errors import UsageError
-from hpo.options import PROPAGATORS
+from hpo.options import NUMERIC_PROPAGATORS, PROPAGATORS
 from hpo.run.request import check_space
 from hpo.space.search_space import list_individuals
+from tests.support.docs import blocks
 from tests.support.evaluations import make_evaluation
 from tests.support.simulation import SimulatedIslands, simulate
 
@@ -59,7 +60,7 @@ def run_islands(
 
 @pytest.mark.parametrize("name", PROPAGATORS)
 def test_propagators_breed_new_individuals_of_the_space(name: str) -> None:
-    space = NUMBERS if name in ("cmaes", "pso", "nelder-mead") else EVERYTHING
+    space = NUMBERS if name in NUMERIC_PROPAGATORS else EVERYTHING
     started, losses = run_islands(space, [name], 60)
     assert len(losses) == 60
     assert len({tuple(params.values()) for params in started}) == 60, "no individual must repeat"
@@ -70,6 +71,41 @@ def test_propagators_breed_new_individuals_of_the_space(name: str) -> None:
     if space is EVERYTHING:
         assert values["act"] == {"relu", "tanh", "elu"}
         assert values["flag"] == {True, False}
+
+
+@pytest.mark.parametrize("name", PROPAGATORS)
+def test_example_of_the_documentation_runs(name: str) -> None:
+    (code,) = blocks("docs/explanation/search.md", "python")
+    values: dict[str, Any] = {}
+    exec(code.replace('"ga"', repr(name)), values)
+    population = values["propagator"].population
+    assert len(population) == 50
+    assert min(member.loss for member in population) < population[0].loss
+
+
+@pytest.mark.parametrize("name", PROPAGATORS)
+def test_propagators_search_in_a_plain_process(name: str) -> None:
+    space = NUMBERS if name in NUMERIC_PROPAGATORS else EVERYTHING
+    propagator = make_propagator(name, space, seed=0)
+    for _ in range(50):
+        individual = propagator.ask()
+        propagator.tell(individual, compute_loss(individual.params))
+    params = {tuple(member.params.values()) for member in propagator.population}
+    assert len(params) == 50, "no individual must repeat"
+    best = min(member.loss for member in propagator.population)
+    assert best < propagator.population[0].loss
+
+
+@pytest.mark.parametrize("name", PROPAGATORS)
+def test_ask_before_tell_returns_other_individuals(name: str) -> None:
+    space = NUMBERS if name in NUMERIC_PROPAGATORS else EVERYTHING
+    propagator = make_propagator(name, space)
+    asked = [propagator.ask() for _ in range(20)]
+    assert len({tuple(individual.params.values()) for individual in asked}) == 20
+    for individual in reversed(asked):
+        propagator.tell(individual, math.inf)
+    assert propagator.history.ended_count == 20
+    assert not propagator.history.make_founder_sample().succeeded.any()
 
 
 @pytest.mark.parametrize(("name", "factor"), [("ga", 0.1), ("tpe", 0.5)])
@@ -87,8 +123,8 @@ def test_propagators_exhaust_a_finite_space() -> None:
         started, _ = run_islands(space, [name], 10)
         assert len({tuple(params.values()) for params in started}) == 10
     evaluations = [make_evaluation(trial, params=params) for trial, params in enumerate(space.all_individuals or ())]
-    history = EvaluationHistory(space, lambda: evaluations)
-    history.update()
+    history = EvaluationHistory(space)
+    history.add_evaluations(evaluations)
     assert history.draw_new(random.Random(0)) is None
 
 
@@ -106,7 +142,8 @@ class DiagonalSpace:
 
     def make_history(self, known: int, is_stopping: Callable[[], bool] = lambda: False) -> EvaluationHistory:
         """Return the history of a run with `known` complete evaluations."""
-        history = EvaluationHistory(self.space, list, is_stopping=is_stopping)
+        history = EvaluationHistory(self.space)
+        history.is_stopping = is_stopping  # type: ignore[method-assign]
         history.add_evaluations(
             make_evaluation(trial, params={"a": trial + 1, "b": trial + 1}) for trial in range(known)
         )
@@ -145,7 +182,7 @@ def test_draw_new_from_exhausted_space_stops() -> None:
 def test_draw_new_ends_if_a_constraint_makes_space_finite() -> None:
     space = SearchSpace(kind=Categorical("a", "b"), x=Float(0, 1, when={"kind": "b"}))
     space.require(lambda p: p["kind"] == "a", "kind is a")
-    history = EvaluationHistory(space, list)
+    history = EvaluationHistory(space)
     assert history.draw_new(random.Random(0)) == {"kind": "a"}
     history.add_evaluations([make_evaluation(0, params={"kind": "a"})])
     assert history.draw_new(random.Random(0)) is None
@@ -153,14 +190,13 @@ def test_draw_new_ends_if_a_constraint_makes_space_finite() -> None:
 
 def test_migrants_of_another_propagator_become_parents() -> None:
     """An island whose propagator uses only its population breeds from individuals that come from another island."""
-    history = EvaluationHistory(NUMBERS, list)
-    breed = make_propagator("propulate", history, random.Random(1), 2, 0)
+    propagator = make_propagator("propulate", NUMBERS, 1, workers=2)
     best = {"depth": 8, "width": 0.5, "lr": 0.01}
     migrants = []
     for _ in range(8):
-        migrants.append(Individual(dict(NUMBERS.encode(best)), NUMBERS.list_gene_limits()))
+        migrants.append(Individual(NUMBERS, NUMBERS.encode(best)))
         migrants[-1].loss = 0.0
-    bred = [NUMBERS.decode(breed(migrants)) for _ in range(40)]
+    bred = [NUMBERS.decode(propagator.breed(migrants) or {}) for _ in range(40)]
     assert sum(params["depth"] == 8 for params in bred) > 20
 
     started, _ = run_islands(NUMBERS, ["random", "nelder-mead"], 40)

@@ -13,23 +13,18 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-import hpo.breeding.surrogate
 from hpo import Float, SearchSpace
-from hpo.breeding import acquisition, success_model
+from hpo.breeding import acquisition, surrogate
 from hpo.breeding.acquisition import HypervolumeImprovement, log_expected_improvement
-from hpo.breeding.duration_model import DurationModel
-from hpo.breeding.evaluation_history import EvaluationHistory
-from hpo.breeding.gaussian_process import GaussianProcess
-from hpo.breeding.islands import Archipelago, Breeder
+from hpo.breeding.evaluation_history import EvaluationHistory, TimeBudget, find_informative
+from hpo.breeding.gaussian_process import GaussianProcess, Vector
+from hpo.breeding.islands import RecordedHistory
 from hpo.breeding.loss_transforms import apply_power_transform, compute_normal_scores, select_learned
-from hpo.breeding.propagators import Deduplicate, make_propagator
+from hpo.breeding.propagators import make_propagator
 from hpo.breeding.propulate_compat import Individual
-from hpo.breeding.success_model import SuccessModel, find_informative, select_latest
-from hpo.breeding.surrogate import Surrogate
-from hpo.breeding.surrogate_data import Vector
-from hpo.breeding.time_budget import TimeBudget
+from hpo.breeding.surrogate import DurationModel, SuccessModel, Surrogate, select_latest
 from hpo.dominance import compute_hypervolume
-from hpo.layout import Layout
+from hpo.objectives import ONLY_LOSS
 from hpo.space import Value
 from hpo.store.evaluations import Evaluation
 from tests.support.evaluations import make_evaluation
@@ -90,18 +85,13 @@ def test_log_expected_improvement_matches_integral() -> None:
 def _breed_after(space: SearchSpace, count: int) -> dict[str, Value]:
     """Breed an individual after `count` random evaluations. The loss is the squared distance to 0.25."""
     draws = random.Random(0)
-    known = []
-    for trial in range(count):
-        params = space.draw(draws)
-        distance = sum((float(value) - 0.25) ** 2 for value in params.values())
-        known.append(make_evaluation(trial, loss=distance, params=params))
-    population = [Individual(dict(space.encode(evaluation.params)), space.list_gene_limits()) for evaluation in known]
-    for individual, evaluation in zip(population, known, strict=True):
-        individual.loss = evaluation.loss
-    history = EvaluationHistory(space, lambda: [known.pop(0) for _ in range(len(known))])
-    rng = random.Random(1)
-    breed = Deduplicate(make_propagator("ga", history, rng, 2, 0), history, rng)
-    return space.decode(breed(population))
+    propagator = make_propagator("ga", space, 1)
+    for _ in range(count):
+        individual = Individual(space, space.encode(space.draw(draws)))
+        propagator.history.start(individual)
+        distance = sum((float(value) - 0.25) ** 2 for value in individual.params.values())
+        propagator.tell(individual, distance)
+    return propagator.ask().params
 
 
 def test_ga_breeds_further_from_promising_candidates() -> None:
@@ -112,8 +102,8 @@ def test_ga_breeds_further_from_promising_candidates() -> None:
 
 
 def _learn(*known: Evaluation) -> Callable[..., Vector]:
-    history = EvaluationHistory(FIVE, lambda: known)
-    history.update()
+    history = EvaluationHistory(FIVE)
+    history.add_evaluations(known)
     return Surrogate(history, np.random.default_rng(0)).learn(history.make_founder_sample())
 
 
@@ -128,7 +118,7 @@ def _draw_evaluations(count: int) -> list[Evaluation]:
 
 @pytest.mark.parametrize("exploration_share", [0.0, 1.0])
 def test_surrogate_imputes_pending_evaluations(exploration_share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hpo.breeding.surrogate, "_EXPLORATION_SHARE", exploration_share)
+    monkeypatch.setattr(surrogate, "_EXPLORATION_SHARE", exploration_share)
     running = make_evaluation(40, state="running", params=dict.fromkeys(FIVE.parameters, 0.0))
     beside = np.array([[0.1, 0.0, 0.0, 0.0, 0.0]])
     before, after = _learn(*_draw_evaluations(40)), _learn(*_draw_evaluations(40), running)
@@ -147,7 +137,7 @@ def _fail_above(evaluations: list[Evaluation], limit: float) -> list[Evaluation]
 def test_surrogate_avoids_region_where_evaluations_fail(
     exploration_share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hpo.breeding.surrogate, "_EXPLORATION_SHARE", exploration_share)
+    monkeypatch.setattr(surrogate, "_EXPLORATION_SHARE", exploration_share)
     inside, outside = np.array([[0.4, 0.0, 0.0, 0.0, 0.0]]), np.array([[-0.4, 0.0, 0.0, 0.0, 0.0]])
     evaluations = _draw_evaluations(80)
     without, with_failures = _learn(*evaluations), _learn(*_fail_above(evaluations, 0.2))
@@ -182,7 +172,7 @@ def test_success_model_predicts_probabilities_of_a_half_space() -> None:
     succeeded = points @ np.array([1.0, 1.0, 0.0, 0.0, 0.0]) < 1.2
     model = SuccessModel(np.arange(5))
     model.fit(points[:120], succeeded[:120], known=120)
-    probabilities = np.exp(model.compute_log_weight(points[120:]) / success_model._CAUTION)
+    probabilities = np.exp(model.compute_log_weight(points[120:]) / surrogate._CAUTION)
     assert np.mean((probabilities > 0.5) == succeeded[120:]) > 0.9
     assert probabilities[succeeded[120:]].mean() > 0.85
     assert probabilities[~succeeded[120:]].mean() < 0.25
@@ -192,7 +182,7 @@ def test_success_model_far_away_predicts_share_of_successes() -> None:
     points = np.random.default_rng(0).random((30, 2)) / 10
     model = SuccessModel(np.arange(2))
     model.fit(points, np.arange(30) % 3 > 0, known=30)
-    far = np.exp(model.compute_log_weight(np.array([[1e3, 1e3]])) / success_model._CAUTION)
+    far = np.exp(model.compute_log_weight(np.array([[1e3, 1e3]])) / surrogate._CAUTION)
     assert 0.4 < far < 0.7
 
 
@@ -235,10 +225,9 @@ def test_resumed_run_learns_in_the_order_of_ends() -> None:
         for trial in range(24)
     ]
     running = make_evaluation(24, "running", params=dict.fromkeys(FIVE.parameters, -0.5))
-    archipelago = Archipelago(FIVE, Layout(1, 1, 1), ("ga",))
-    client = SimpleNamespace(read_changes=list, is_stopping=lambda: False)
-    breeder = Breeder(archipelago, 0, cast(Any, client), random.Random(0), [running, *known])
-    sample = breeder._history.make_founder_sample()
+    client = SimpleNamespace(objectives=ONLY_LOSS)
+    history = RecordedHistory(FIVE, cast(Any, client), recorded=[running, *known])
+    sample = history.make_founder_sample()
     assert sample.succeeded.tolist() == [False] * 12 + [True] * 12
     assert len(sample.running) == 1
 
@@ -247,7 +236,7 @@ def test_resumed_run_learns_in_the_order_of_ends() -> None:
 def test_surrogate_excludes_candidates_near_known_ones(
     exploration_share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hpo.breeding.surrogate, "_EXPLORATION_SHARE", exploration_share)
+    monkeypatch.setattr(surrogate, "_EXPLORATION_SHARE", exploration_share)
     known = _draw_evaluations(40)
     running = make_evaluation(40, state="running", params=dict.fromkeys(FIVE.parameters, 0.0))
     compute_merits = _learn(*known, running)
@@ -388,20 +377,17 @@ def test_time_is_scarce_while_it_ends_before_the_evaluations() -> None:
 
 def suggest_slow_share(scarcity: float) -> float:
     """Return the share of suggestions with x0 > 0, if evaluations take up to 100 times as long there."""
+    budget = SimpleNamespace(compute_scarcity=lambda _: scarcity)
     chosen = []
     for seed in range(6):
-        rng = random.Random(seed)
-        past = EvaluationHistory(FIVE, list, compute_scarcity=lambda _: scarcity)
-        population = []
-        for trial in range(30):
-            params = FIVE.draw(rng)
-            loss = sum(float(x) ** 2 for x in params.values())
-            seconds = 100 ** float(params["x0"])
-            past.add_evaluations([make_evaluation(trial, loss=loss, params=params, seconds=seconds)])
-            population.append(Individual(dict(FIVE.encode(params)), FIVE.list_gene_limits()))
-            population[-1].loss = loss
-        propagator = make_propagator("ga", past, rng, 4, 0)
-        chosen += [float(FIVE.decode(propagator(population))["x0"]) > 0 for _ in range(5)]
+        propagator = make_propagator("ga", FIVE, seed)
+        propagator.history.time_budget = cast(Any, budget)
+        for _ in range(30):
+            individual = Individual(FIVE, FIVE.encode(FIVE.draw(propagator.rng)))
+            propagator.history.start(individual)
+            loss = sum(float(x) ** 2 for x in individual.params.values())
+            propagator.tell(individual, loss, seconds=100 ** float(individual.params["x0"]))
+        chosen += [float(propagator.ask().params["x0"]) > 0 for _ in range(5)]
     return float(np.mean(chosen))
 
 

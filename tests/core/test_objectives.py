@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from hpo import Categorical, Float, Int, SearchSpace, maximize
-from hpo.breeding.propulate_compat import Individual
-from hpo.breeding.selection import EmigrantSelection, ReplacementSelection
+from hpo.breeding.propulate_compat import EmigrantSelection, Individual, ReplacementSelection
 from hpo.dominance import compute_hypervolume
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS, Objectives, parse_objectives
@@ -240,7 +239,7 @@ def test_summarize_hypervolume_ignores_outliers() -> None:
 
 def make_bred_individual(*costs: float) -> Individual:
     space = SearchSpace(x=Float(0.0, 1.0))
-    individual = Individual(dict(space.encode({"x": min(costs[0], 99.0) / 100})), space.list_gene_limits())
+    individual = Individual(space, space.encode({"x": min(costs[0], 99.0) / 100}))
     individual.loss, individual.costs = costs[0], costs
     return individual
 

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo import Categorical, Float, Int, Ordinal, SearchSpace
+from hpo.breeding.encoding import GeneEncoding
 from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.surrogate import Surrogate
 from hpo.options import NUMERIC_PROPAGATORS, PROPAGATORS
@@ -115,21 +116,21 @@ def test_describe_formats_conditions_in_a_fixed_order() -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=7, max_size=7))
 def test_find_active_agrees_with_decode(draws: list[float]) -> None:
-    past = EvaluationHistory(SPACE, list)
-    width = past.high - past.low
-    genes = past.low + np.where(past.continuous, np.array(draws) * width, np.round(np.array(draws) * width))
+    encoding = GeneEncoding(SPACE)
+    distances = np.array(draws) * (encoding.high - encoding.low)
+    genes = encoding.low + np.where(encoding.continuous, distances, np.round(distances))
     params = SPACE.decode(dict(zip(SPACE.parameters, genes.tolist(), strict=True)))
-    is_active = past.find_active(genes[None])[0]
+    is_active = encoding.find_active(genes[None])[0]
     active = [name for name, flag in zip(SPACE.parameters, is_active, strict=True) if flag]
     assert active == list(params)
 
 
 def test_find_active_with_log_int_parent_agrees_with_decode() -> None:
     space = SearchSpace(a=Int(1, 1000, log=True), b=Int(1, 2, when={"a": range(500, 600)}))
-    past = EvaluationHistory(space, list)
+    encoding = GeneEncoding(space)
     for a in (1, 499, 500, 599, 600, 1000):
-        genes = past.round_genes(np.array([[math.log(a + 0.4), 1.0]]))
-        assert past.find_active(genes).tolist() == [[True, 500 <= a < 600]]
+        genes = encoding.round_genes(np.array([[math.log(a + 0.4), 1.0]]))
+        assert encoding.find_active(genes).tolist() == [[True, 500 <= a < 600]]
         assert space.decode({"a": genes[0, 0], "b": 1})["a"] == a
 
 
@@ -166,7 +167,7 @@ def test_all_individuals_of_large_space_is_none(parameters: dict[str, Parameter]
     space.require(lambda p: p["a"] % 2 == 0, "a is even")
     space.check_constraints()
     assert space.all_individuals is None
-    assert EvaluationHistory(space, list).draw_new(random.Random(0)) is not None
+    assert EvaluationHistory(space).draw_new(random.Random(0)) is not None
 
 
 def test_all_individuals_with_slow_constraint_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,12 +273,13 @@ def test_space_without_constraints_sends_no_requests() -> None:
     space = load_space(send_through_json(dump_space(SPACE)), RemoteConstraints(never))
     space.check_constraints()
     assert space.all_individuals is None
-    past, rng, other = EvaluationHistory(space, list), random.Random(0), random.Random(0)
+    past = EvaluationHistory(space)
+    rng, other = random.Random(0), random.Random(0)
     assert past.draw_new(rng) == SPACE._draw_unconstrained(other)
     assert space.draw(rng, {"layers": 2}) == SPACE._draw_unconstrained(other, {"layers": 2})
     assert rng.getstate() == other.getstate(), "The generator is used once per draw."
     genes = np.array([list(SPACE.encode(SPACE.draw(rng)).values()) for _ in range(9)])
-    assert list(past.iterate_allowed(genes, range(9))) == list(range(9))
+    assert list(past.encoding.iterate_allowed(genes, range(9))) == list(range(9))
 
 
 def test_delegated_space_lists_all_individuals() -> None:
@@ -444,8 +446,8 @@ def test_surrogate_ignores_genes_of_inactive_parameters() -> None:
         params = space.draw(rng)
         loss = float(params["x"]) + (10 * abs(float(params["y"]) - 0.2) if "y" in params else 1.0)
         news.append(Evaluation(trial, "complete", loss, params, 0, 0, trial))
-    past = EvaluationHistory(space, lambda: news)
-    past.update()
+    past = EvaluationHistory(space)
+    past.add_evaluations(news)
     merits_of = Surrogate(past, np.random.default_rng(0)).learn(past.make_founder_sample())
     off = merits_of(np.array([[1, 0.31, y, 1] for y in (0.0, 0.2, 0.7)]))
     on = merits_of(np.array([[0, 0.31, y, 1] for y in (0.0, 0.2, 0.7)]))

@@ -214,7 +214,7 @@ def make_prior_history(failed: int, complete: int) -> EvaluationHistory:
         make_evaluation(trial, "failed" if trial < failed else "complete", params=params)
         for trial, params in enumerate([*near, *far])
     ]
-    history = EvaluationHistory(SPACE, list)
+    history = EvaluationHistory(SPACE)
     history.add_evaluations(ended)
     return history
 

@@ -77,7 +77,7 @@ def test_decode_of_encoded_params_returns_the_same_params(data: st.DataObject) -
 def test_decode_of_pickled_individual_returns_the_same_params(data: st.DataObject) -> None:
     space = data.draw(spaces)
     params = space.decode({name: data.draw(draw_genes(p)) for name, p in space.parameters.items()})
-    individual = Individual(dict(space.encode(params)), space.list_gene_limits())
+    individual = Individual(space, space.encode(params))
     assert space.decode(pickle.loads(pickle.dumps(individual))) == params
 
 
@@ -118,7 +118,7 @@ def test_individual_categorical_after_other_traits_can_be_set() -> None:
         last=Int(1, 3),
     )
     before: dict[str, Any] = {**{f"x{i}": 0.5 for i in range(5)}, "activation": "relu", "last": 2}
-    individual = Individual(dict(space.encode(before)), space.list_gene_limits())
+    individual = Individual(space, space.encode(before))
     for activation in ("tanh", "sigmoid", "relu"):
         individual["activation"] = space.encode({**before, "activation": activation})["activation"]
         assert space.decode(individual) == {**before, "activation": activation}

@@ -155,7 +155,7 @@ def test_no_worker_leaves_if_all_fail_from_some_time_on(failure: str) -> None:
 
 def test_history_forgets_failures_of_a_broken_worker() -> None:
     space = SearchSpace(x=Float(0.0, 1.0))
-    history = EvaluationHistory(space, list)
+    history = EvaluationHistory(space)
     ended = [Evaluation(trial, "failed", math.inf, {"x": trial / 10}, 0, 0, 0) for trial in range(3)]
     history.add_evaluations(ended)
     history.add_evaluations([replace(ended[1], state="interrupted")])

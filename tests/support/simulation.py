@@ -13,12 +13,10 @@ import numpy.typing as npt
 
 from benchmarks.searchers import Searcher
 from hpo.breeding.evaluation_history import EvaluationHistory
-from hpo.breeding.propagators import Deduplicate, make_propagator
-from hpo.breeding.propulate_compat import Individual
-from hpo.breeding.selection import EmigrantSelection, ReplacementSelection
+from hpo.breeding.propagators import make_propagator
+from hpo.breeding.propulate_compat import EmigrantSelection, Individual, ReplacementSelection
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.space import SearchSpace
-from hpo.store.evaluations import Evaluation
 
 WORKERS = 8
 Values = Union[float, tuple[float, ...]]  # A loss, or the values of several objectives.
@@ -26,7 +24,7 @@ _EXCHANGE = 0.9  # The default migration probability.
 
 
 class SimulatedIslands:
-    """Islands as in `hpo.breeding`. They exchange individuals by pollination (migrants are copied), without delay."""
+    """Islands as in `hpo.breeding`. They exchange copies of individuals, without delay."""
 
     def __init__(
         self,
@@ -37,76 +35,61 @@ class SimulatedIslands:
         workers: int = WORKERS,
         objectives: Objectives = ONLY_LOSS,
     ) -> None:
+        self.history = EvaluationHistory(space, objectives)
         self._rng = random.Random(seed)
-        self._news: list[Evaluation] = []
-        self._past = EvaluationHistory(space, self._take_news, objectives, compute_scarcity=self.compute_scarcity)
         self._emigrants = EmigrantSelection(1, random.Random(seed))
         self._replaced = ReplacementSelection(1)
-        self._islands = islands
         self._size = workers // islands
         self._populations: list[list[Individual]] = [[] for _ in range(islands)]
+        self._pending: dict[int, Individual] = {}
         self._propagators = []
         for worker in range(workers):
-            rng = random.Random(f"{seed}/{worker}")
-            name = names[worker // self._size % len(names)]
-            propagator = make_propagator(name, self._past, rng, self._size, worker % self._size)
-            self._propagators.append(Deduplicate(propagator, self._past, rng))
-        self._pending: dict[int, tuple[int, Individual]] = {}
-        self._count = 0
-
-    def compute_scarcity(self, ended: int) -> float:  # noqa: ARG002 - for subclasses
-        """Return how scarce time is after `ended` evaluations: not at all, without a time limit."""
-        return 0.0
+            island, index = divmod(worker, self._size)
+            propagator = make_propagator(
+                names[island % len(names)],
+                space,
+                f"{seed}/{worker}",
+                self.history,
+                workers=self._size,
+                worker=index,
+            )
+            propagator.population = self._populations[island]
+            self._propagators.append(propagator)
 
     def ask(self, worker: int) -> dict[str, Any]:
         """Breed an individual on the island of the worker."""
-        return self._start(worker, self._propagators[worker](self._populations[worker // self._size]))
+        individual = self._pending[worker] = self._propagators[worker].ask()
+        return individual.params
 
     def start(self, worker: int, params: dict[str, Any]) -> dict[str, Any]:
         """Start an evaluation of given hyperparameters on the island of the worker."""
-        space = self._past.space
-        return self._start(worker, Individual(dict(space.encode(params)), space.list_gene_limits()))
-
-    def _start(self, worker: int, individual: Individual) -> dict[str, Any]:
-        island = worker // self._size
-        individual.current = individual.rank = worker % self._size
-        individual.island, individual.generation = island, self._count
-        params = self._past.space.decode(individual)
-        self._pending[worker] = (self._count, individual)
-        self._news.append(Evaluation(self._count, "running", np.inf, params, island, worker, self._count))
-        self._count += 1
-        return params
+        space = self.history.space
+        individual = self._pending[worker] = Individual(space, space.encode(params))
+        individual.rank = individual.current = worker % self._size
+        self.history.start(individual)
+        return individual.params
 
     def tell(self, worker: int, loss: float, *others: float, seconds: float = 0.0) -> None:
-        """Add the worker's individual to its island, and copy one of the best of the island to the other islands.
+        """Add the worker's individual to its island, and copy one of the best to the other islands.
 
-        `others` are the values of all objectives except the loss. An evaluation with an infinite loss has failed.
+        `others` are the values of all objectives except the loss. An evaluation with an infinite
+        loss has failed.
         """
-        trial, individual = self._pending.pop(worker)
-        island = worker // self._size
-        params = self._past.space.decode(individual)
-        state = "complete" if np.isfinite(loss) else "failed"
-        ended = Evaluation(
-            *(trial, state, loss, params, island, worker, trial, seconds), ended=float(trial), other_values=others
-        )
-        self._news.append(ended)
-        individual.loss, individual.costs = loss, self._past.objectives.compute_costs(ended.values)
-        self._populations[island].append(individual)
+        self._propagators[worker].tell(self._pending.pop(worker), loss, *others, seconds=seconds)
         if self._rng.random() > _EXCHANGE:
             return
-        (best,) = self._emigrants(self._populations[island])
-        for other in range(self._islands):
-            if other != island:
-                migrant = copy.deepcopy(best)
-                migrant.current = self._rng.randrange(self._size)
-                self._populations[other].append(migrant)
-                replaceable = [one for one in self._populations[other] if one.current == migrant.current]
-                (worst,) = self._replaced(replaceable)
-                self._populations[other] = [one for one in self._populations[other] if one is not worst]
+        own = self._populations[worker // self._size]
+        (best,) = self._emigrants(own)
+        for population in self._populations:
+            if population is not own:
+                self._add_migrant(copy.deepcopy(best), population)
 
-    def _take_news(self) -> list[Evaluation]:
-        news, self._news = self._news, []
-        return news
+    def _add_migrant(self, migrant: Individual, population: list[Individual]) -> None:
+        migrant.current = self._rng.randrange(self._size)
+        population.append(migrant)
+        replaceable = [one for one in population if one.current == migrant.current]
+        (worst,) = self._replaced(replaceable)
+        population[:] = [one for one in population if one is not worst]
 
 
 def simulate(
