@@ -13,9 +13,9 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from hpo import Categorical, Float, Int, SearchSpace
+from hpo.breeding.population import Individual
 from hpo.breeding.propagator import Propagator
 from hpo.breeding.propagators import make_propagator
-from hpo.breeding.propulate_compat import Individual
 from hpo.options import NUMERIC_PROPAGATORS, PROPAGATORS
 from hpo.space import Parameter
 

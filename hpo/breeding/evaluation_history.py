@@ -22,8 +22,8 @@ from hpo.space.search_space import list_individuals
 from hpo.store.evaluations import Evaluation
 
 if TYPE_CHECKING:
+    from hpo.breeding.population import Individual
     from hpo.breeding.prior_model import PriorModel
-    from hpo.breeding.propulate_compat import Individual
 
 _PRIOR_SHARE = 1 / 3  # Of random draws, unless evaluations contradict priors (benchmarks/priors.md).
 _PRIOR_TRIES = 20  # Draws from the priors before uniform ones.

@@ -18,8 +18,8 @@ from threadpoolctl import ThreadpoolController
 
 from hpo.breeding.encoding import Mask, Vector
 from hpo.breeding.evaluation_history import EvaluationHistory, SurrogateSample
+from hpo.breeding.population import Individual, collect_costs
 from hpo.breeding.propagator import Propagator
-from hpo.breeding.propulate_compat import Individual, collect_costs
 from hpo.dominance import sort_best_first
 from hpo.space import Gene, Value
 

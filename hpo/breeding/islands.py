@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from hpo.breeding.evaluation_history import EvaluationHistory, TimeBudget
 from hpo.breeding.parent_pool import ParentPool
+from hpo.breeding.population import Individual
 from hpo.breeding.propagators import make_propagator
-from hpo.breeding.propulate_compat import Exchange, Individual
+from hpo.breeding.propulate_compat import Exchange
 from hpo.errors import DuplicateError
 from hpo.layout import Layout
 from hpo.ranks.communicator import SleepingComm

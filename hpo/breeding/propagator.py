@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from hpo.breeding.evaluation_history import EvaluationHistory
-from hpo.breeding.propulate_compat import Individual
+from hpo.breeding.population import Individual
 from hpo.space import Gene
 
 _MOST_TRIES = 10  # A converged propagator may breed only known individuals.

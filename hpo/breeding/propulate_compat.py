@@ -1,7 +1,8 @@
-"""All that uses Propulate: its individuals, its propagators, and the exchange of its islands.
+"""The exchange of individuals between the workers of an island and between islands, by Propulate.
 
-Propulate's own loop, `propulate`, is not used. It would breed and evaluate by callbacks, end after
-a fixed number of generations, and write pickles. Islands (`hpo.breeding.islands`) call its steps.
+All imports of Propulate are here. Its own loop, `propulate`, is not used. It would breed and
+evaluate by callbacks, end after a fixed number of generations, and write pickles. Islands
+(`hpo.breeding.islands`) call its steps.
 """
 
 from __future__ import annotations
@@ -9,27 +10,31 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpo.dominance import Costs, find_non_dominated, sort_best_first
+from hpo.breeding.population import EmigrantSelection, Individual, ReplacementSelection
 from hpo.process.lazy_import import import_lazily
 
 if TYPE_CHECKING:
     from hpo.layout import Layout
     from hpo.ranks.communicator import SleepingComm
-    from hpo.space import Gene, SearchSpace, Value
 
 # Only unused parts of Propulate need these modules: its surrogates and its checks for duplicates.
 # Their import takes 0.8 s and 0.1 s of CPU time on every rank.
 import_lazily("GPy")
 import_lazily("deepdiff")
 
-import propulate  # noqa: E402
-from propulate import Migrator, Pollinator, get_default_propagator  # noqa: E402
+from propulate import Individual as PropulateIndividual  # noqa: E402
+from propulate import (  # noqa: E402
+    Migrator,
+    Pollinator,
+    get_default_propagator,
+    migrator,
+    pollinator,
+)
 from propulate._globals import INDIVIDUAL_TAG  # noqa: E402
 from propulate.propagators import (  # noqa: E402
     ActiveCMA,
@@ -41,107 +46,17 @@ from propulate.propagators import (  # noqa: E402
 __all__ = [
     "ActiveCMA",
     "CMAPropagator",
-    "EmigrantSelection",
     "Exchange",
-    "GeneIndividual",
-    "Individual",
     "ParallelNelderMead",
-    "ReplacementSelection",
+    "PropulateIndividual",
     "StatelessPSO",
     "get_default_propagator",
 ]
 
-
-class GeneIndividual(propulate.Individual):  # type: ignore[misc]
-    """An individual of Propulate that is compared faster."""
-
-    def __eq__(self, other: object) -> bool:
-        """Compare like Propulate, but first by attributes that are cheap and rarely equal.
-
-        Every worker compares each immigrant with its whole population. With Propulate's comparison,
-        this would take a quarter of the time of a worker at 3,600 evaluations.
-        """
-        if isinstance(other, propulate.Individual) and (
-            self.generation != other.generation
-            or self.rank != other.rank
-            or self.island != other.island
-            or self.loss != other.loss
-        ):
-            return False
-        return bool(super().__eq__(other))
-
-
-class Individual(GeneIndividual):
-    """A set of hyperparameters that is bred and evaluated.
-
-    Args:
-        genes: The gene of each parameter, active or inactive.
-
-    Attributes:
-        params: The hyperparameters: the values of all active parameters.
-        loss: The loss; infinite until the individual is evaluated, and if it fails.
-        costs: The costs of all objectives, the loss first.
-    """
-
-    def __init__(self, space: SearchSpace, genes: Mapping[str, Gene]) -> None:
-        super().__init__(dict(genes), space.list_gene_limits())
-        self.params = space.decode(genes)
-        self.costs: tuple[float, ...] = ()
-
-    def set_params(self, space: SearchSpace, params: Mapping[str, Value]) -> None:
-        """Set the hyperparameters. Inactive parameters keep their genes, which can be inherited."""
-        genes = space.encode(params)
-        for name in params:
-            self[name] = genes[name]
-        self.params = dict(params)
-
-
-def collect_costs(population: Sequence[Individual]) -> Costs:
-    """Return the costs of individuals, shape `(individuals, objectives)`."""
-    return np.array([individual.costs for individual in population], float)
-
-
-class EmigrantSelection:
-    """Selects individuals that go to another island, at random from the Pareto front of theirs.
-
-    The order of NSGA-II is not used, because its first individuals are always the ends of the
-    front. If the front is too small, other individuals are drawn at random, too.
-
-    Args:
-        offspring: The number of emigrants.
-    """
-
-    def __init__(self, offspring: int, rng: random.Random) -> None:
-        self._offspring = offspring
-        self._rng = rng
-
-    def __call__(self, population: list[Individual]) -> list[Individual]:
-        """Return the emigrants from a population."""
-        is_best = find_non_dominated(collect_costs(population))
-        best = [population[index] for index in np.flatnonzero(is_best)]
-        chosen = self._rng.sample(best, min(self._offspring, len(best)))
-        chosen_ids = {id(emigrant) for emigrant in chosen}
-        rest = [individual for individual in population if id(individual) not in chosen_ids]
-        return [*chosen, *self._rng.sample(rest, self._offspring - len(chosen))]
-
-
-class ReplacementSelection:
-    """Selects the individuals that immigrants replace: the worst in the order of NSGA-II.
-
-    The order is by dominance, and then by crowding (Deb et al., A fast and elitist multiobjective
-    genetic algorithm: NSGA-II, 2002).
-
-    Args:
-        offspring: The number of individuals to replace.
-    """
-
-    def __init__(self, offspring: int) -> None:
-        self._offspring = offspring
-
-    def __call__(self, population: list[Individual]) -> list[Individual]:
-        """Return the individuals to replace in a population."""
-        order = sort_best_first(collect_costs(population))
-        return [population[index] for index in order[len(order) - self._offspring :]]
+# Both assert that migrants are of this class. Individuals are not of Propulate's class, because
+# propagators must work without MPI, which Propulate initialises.
+migrator.Individual = Individual
+pollinator.Individual = Individual
 
 
 class Exchange:

@@ -14,8 +14,8 @@ from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
 from hpo.breeding.evaluation_history import EvaluationHistory
+from hpo.breeding.population import Individual
 from hpo.breeding.propagator import Propagator
-from hpo.breeding.propulate_compat import Individual
 from hpo.dominance import sort_best_first
 from hpo.space import Gene, Ordinal, Parameter
 from hpo.store.evaluations import Evaluation

@@ -16,8 +16,8 @@ import pytest
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.parent_pool import ParentPool
+from hpo.breeding.population import Individual
 from hpo.breeding.propagators import make_propagator
-from hpo.breeding.propulate_compat import Individual
 from hpo.breeding.tpe import TPEPropagator
 from hpo.errors import UsageError
 from hpo.evaluation.checkpointer import Checkpointer

@@ -20,8 +20,8 @@ from hpo.breeding.evaluation_history import EvaluationHistory, TimeBudget, find_
 from hpo.breeding.gaussian_process import GaussianProcess, Vector
 from hpo.breeding.islands import RecordedHistory
 from hpo.breeding.loss_transforms import apply_power_transform, compute_normal_scores, select_learned
+from hpo.breeding.population import Individual
 from hpo.breeding.propagators import make_propagator
-from hpo.breeding.propulate_compat import Individual
 from hpo.breeding.surrogate import DurationModel, SuccessModel, Surrogate, select_latest
 from hpo.dominance import compute_hypervolume
 from hpo.objectives import ONLY_LOSS

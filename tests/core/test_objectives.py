@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hpo import Categorical, Float, Int, SearchSpace, maximize
-from hpo.breeding.propulate_compat import EmigrantSelection, Individual, ReplacementSelection
+from hpo.breeding.population import EmigrantSelection, Individual, ReplacementSelection
 from hpo.dominance import compute_hypervolume
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS, Objectives, parse_objectives

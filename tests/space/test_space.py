@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo import Categorical, Float, Int, Ordinal, SearchSpace
-from hpo.breeding.propulate_compat import Individual
+from hpo.breeding.encoding import GeneEncoding
+from hpo.breeding.population import Individual
+from hpo.breeding.propulate_compat import PropulateIndividual
 from hpo.problem import dump_space, load_space
 from hpo.space import Parameter
 
@@ -77,8 +79,9 @@ def test_decode_of_encoded_params_returns_the_same_params(data: st.DataObject) -
 def test_decode_of_pickled_individual_returns_the_same_params(data: st.DataObject) -> None:
     space = data.draw(spaces)
     params = space.decode({name: data.draw(draw_genes(p)) for name, p in space.parameters.items()})
-    individual = Individual(space, space.encode(params))
-    assert space.decode(pickle.loads(pickle.dumps(individual))) == params
+    individual = pickle.loads(pickle.dumps(Individual(space, space.encode(params))))
+    assert individual.params == params
+    assert GeneEncoding(space).decode_genes(individual.position) == params
 
 
 @given(st.data())
@@ -118,7 +121,7 @@ def test_individual_categorical_after_other_traits_can_be_set() -> None:
         last=Int(1, 3),
     )
     before: dict[str, Any] = {**{f"x{i}": 0.5 for i in range(5)}, "activation": "relu", "last": 2}
-    individual = Individual(space, space.encode(before))
+    individual = PropulateIndividual(dict(space.encode(before)), space.list_gene_limits())
     for activation in ("tanh", "sigmoid", "relu"):
         individual["activation"] = space.encode({**before, "activation": activation})["activation"]
         assert space.decode(individual) == {**before, "activation": activation}

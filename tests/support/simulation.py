@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from benchmarks.searchers import Searcher
 from hpo.breeding.evaluation_history import EvaluationHistory
+from hpo.breeding.population import EmigrantSelection, Individual, ReplacementSelection
 from hpo.breeding.propagators import make_propagator
-from hpo.breeding.propulate_compat import EmigrantSelection, Individual, ReplacementSelection
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.space import SearchSpace
 

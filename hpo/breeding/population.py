@@ -1,0 +1,123 @@
+"""The individuals of an island, and which of them leave it or are replaced on it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hpo.breeding.encoding import Vector
+from hpo.dominance import Costs, find_non_dominated, sort_best_first
+from hpo.space import Gene, SearchSpace, Value
+
+
+class Individual:
+    """A set of hyperparameters that is bred and evaluated.
+
+    Island, rank and generation identify an individual.
+
+    Args:
+        genes: The gene of each parameter, active or inactive.
+
+    Attributes:
+        params: The hyperparameters: the values of all active parameters.
+        position: The genes, shape `(genes,)`.
+        loss: The loss; infinite until the individual is evaluated, and if it fails.
+        costs: The costs of all objectives, the loss first.
+        island: The index of the island on which the individual was bred.
+        rank: The index of the worker on this island.
+        generation: The index of the individual among those of this worker.
+        current: The index of the worker on its present island that may let it emigrate.
+        active: Whether the individual is still on the island, and can be a parent.
+        migration_steps: The number of its migrations.
+        migration_history: The islands on which it was, for Propulate.
+    """
+
+    def __init__(self, space: SearchSpace, genes: Mapping[str, Gene]) -> None:
+        self.params = space.decode(genes)
+        self.position: Vector = np.array([genes[name] for name in space.parameters], float)
+        self.loss = math.inf
+        self.costs: tuple[float, ...] = ()
+        self.island = -1
+        self.rank = -1
+        self.generation = -1
+        self.current = -1
+        self.active = True
+        self.migration_steps = 0
+        self.migration_history = ""
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both are the same individual, or copies of it that are both active or not.
+
+        Each worker compares each immigrant with its whole population. To compare all genes, as
+        Propulate's individuals do, would take a quarter of its time at 3,600 evaluations.
+        """
+        return (
+            isinstance(other, Individual)
+            and self.generation == other.generation
+            and self.rank == other.rank
+            and self.island == other.island
+            and self.active == other.active
+        )
+
+    def __contains__(self, name: object) -> bool:
+        """Return False: Propulate looks for the data of its surrogates."""
+        return False
+
+    def set_params(self, space: SearchSpace, params: Mapping[str, Value]) -> None:
+        """Set the hyperparameters. Inactive parameters keep their genes, which can be inherited."""
+        genes = space.encode(params)
+        for index, name in enumerate(space.parameters):
+            if name in params:
+                self.position[index] = genes[name]
+        self.params = dict(params)
+
+
+def collect_costs(population: Sequence[Individual]) -> Costs:
+    """Return the costs of individuals, shape `(individuals, objectives)`."""
+    return np.array([individual.costs for individual in population], float)
+
+
+class EmigrantSelection:
+    """Selects individuals that go to another island, at random from the Pareto front of theirs.
+
+    The order of NSGA-II is not used, because its first individuals are always the ends of the
+    front. If the front is too small, other individuals are drawn at random, too.
+
+    Args:
+        offspring: The number of emigrants.
+    """
+
+    def __init__(self, offspring: int, rng: random.Random) -> None:
+        self._offspring = offspring
+        self._rng = rng
+
+    def __call__(self, population: list[Individual]) -> list[Individual]:
+        """Return the emigrants from a population."""
+        is_best = find_non_dominated(collect_costs(population))
+        best = [population[index] for index in np.flatnonzero(is_best)]
+        chosen = self._rng.sample(best, min(self._offspring, len(best)))
+        chosen_ids = {id(emigrant) for emigrant in chosen}
+        rest = [individual for individual in population if id(individual) not in chosen_ids]
+        return [*chosen, *self._rng.sample(rest, self._offspring - len(chosen))]
+
+
+class ReplacementSelection:
+    """Selects the individuals that immigrants replace: the worst in the order of NSGA-II.
+
+    The order is by dominance, and then by crowding (Deb et al., A fast and elitist multiobjective
+    genetic algorithm: NSGA-II, 2002).
+
+    Args:
+        offspring: The number of individuals to replace.
+    """
+
+    def __init__(self, offspring: int) -> None:
+        self._offspring = offspring
+
+    def __call__(self, population: list[Individual]) -> list[Individual]:
+        """Return the individuals to replace in a population."""
+        order = sort_best_first(collect_costs(population))
+        return [population[index] for index in order[len(order) - self._offspring :]]
