@@ -177,7 +177,7 @@ class EvaluationHistory:
             self._known.add(self._make_key(evaluation.params))
             self._prior_model = None  # It must be fitted again.
             for rows in (self._founders, self._heirs):
-                rows.remove_running(evaluation.trial)
+                rows.running.pop(evaluation.trial, None)
                 if evaluation.state == "interrupted":
                     rows.remove_ended(evaluation.trial)
             self._add_row(evaluation)
@@ -287,7 +287,7 @@ class EvaluationHistory:
         rows = self._founders if context is None else self._heirs
         genes = self.encoding.encode_params(evaluation.params)
         if evaluation.state in ("running", "waiting"):
-            rows.add_running(evaluation.trial, [*genes, *(context or ())])
+            rows.running[evaluation.trial] = [*genes, *(context or ())]
         elif evaluation.is_finished:
             values = evaluation.values
             if context is not None:
@@ -310,6 +310,7 @@ class _EvaluationRows:
 
     Attributes:
         count: The number of evaluations that have ended.
+        running: The genes and the context of each pending evaluation, by trial.
     """
 
     def __init__(self, genes: int, costs: int, context: int) -> None:
@@ -317,25 +318,17 @@ class _EvaluationRows:
         self._genes = genes
         self._ends = np.cumsum([genes, costs, context])
         self._rows: Vector = np.empty((64, genes + costs + context + 1))
-        self._running: dict[int, Sequence[float]] = {}  # Genes and context, by trial.
+        self.running: dict[int, Sequence[float]] = {}
         self._running_width = genes + context
         self._repeatable_rows: dict[int, int] = {}  # Of paused and failed evaluations, by trial.
 
     def make_sample(self) -> SurrogateSample:
         """Return the evaluations as a sample. The context of the next evaluation is empty."""
         genes, costs, contexts, seconds = np.split(self._rows[: self.count], self._ends, axis=1)
-        pending = np.reshape(list(self._running.values()), (-1, self._running_width))
+        pending = np.reshape(list(self.running.values()), (-1, self._running_width))
         running, running_contexts = np.split(pending, [self._genes], axis=1)
         context = np.empty(0)
         return SurrogateSample(genes, costs, contexts, seconds[:, 0], running, running_contexts, context)
-
-    def add_running(self, trial: int, row: Sequence[float]) -> None:
-        """Add a pending evaluation: its genes and its context."""
-        self._running[trial] = row
-
-    def remove_running(self, trial: int) -> None:
-        """Remove a pending evaluation, if there is one with this trial number."""
-        self._running.pop(trial, None)
 
     def add_ended(self, evaluation: Evaluation, row: Sequence[float]) -> None:
         """Add an evaluation that has ended.

@@ -53,7 +53,7 @@ def make_propagator(
     if name == "random":
         return RandomPropagator(history, rng, worker)
     # Initialises MPI.
-    from hpo.breeding.propulate_propagators import CubePropagator, DefaultPropagator
+    from hpo.breeding.propulate_compat import CubePropagator, DefaultPropagator
 
     if name == "propulate":
         return DefaultPropagator(history, rng, worker, workers)

@@ -1,8 +1,7 @@
-"""The exchange of individuals between the workers of an island and between islands, by Propulate.
+"""All that uses Propulate: the exchange of individuals, and its propagators.
 
-All imports of Propulate are here. Its own loop, `propulate`, is not used. It would breed and
-evaluate by callbacks, end after a fixed number of generations, and write pickles. Islands
-(`hpo.breeding.islands`) call its steps.
+Propulate's own loop, `propulate`, is not used. It would breed and evaluate by callbacks, end after
+a fixed number of generations, and write pickles. Islands (`hpo.breeding.islands`) call its steps.
 """
 
 from __future__ import annotations
@@ -10,13 +9,18 @@ from __future__ import annotations
 import random
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpo.breeding.encoding import Vector
+from hpo.breeding.evaluation_history import EvaluationHistory
 from hpo.breeding.population import EmigrantSelection, Individual, ReplacementSelection
+from hpo.breeding.propagator import Propagator
 from hpo.process.lazy_import import import_lazily
+from hpo.space import Gene
 
 if TYPE_CHECKING:
     from hpo.layout import Layout
@@ -43,20 +47,16 @@ from propulate.propagators import (  # noqa: E402
     StatelessPSO,
 )
 
-__all__ = [
-    "ActiveCMA",
-    "CMAPropagator",
-    "Exchange",
-    "ParallelNelderMead",
-    "PropulateIndividual",
-    "StatelessPSO",
-    "get_default_propagator",
-]
+__all__ = ["CubePropagator", "DefaultPropagator", "Exchange", "PropulateIndividual"]
 
 # Both assert that migrants are of this class. Individuals are not of Propulate's class, because
 # propagators must work without MPI, which Propulate initialises.
 migrator.Individual = Individual
 pollinator.Individual = Individual
+
+
+# Propulate's propagators return an individual, bred from a list of individuals.
+_Breed = Callable[[list[PropulateIndividual]], PropulateIndividual]
 
 
 class Exchange:
@@ -164,3 +164,85 @@ class Exchange:
     def close(self) -> None:
         """Drop the pending messages of the island. Collective: call on all its leaders."""
         self._comm.drop_messages()
+
+
+class DefaultPropagator(Propagator):
+    """Breeds by Propulate's default genetic propagator.
+
+    Args:
+        workers: The number of workers of the island. The breeding population is twice as large.
+    """
+
+    def __init__(self, history: EvaluationHistory, rng: random.Random, worker: int, workers: int) -> None:
+        super().__init__(history, rng, worker)
+        limits = history.space.list_gene_limits()
+        self._converter = _Converter(limits)
+        self._breed: _Breed = get_default_propagator(max(4, 2 * workers), limits, rng=rng)
+
+    def breed(self, population: list[Individual]) -> dict[str, Gene]:
+        """Return the genes of an offspring. They are a parent's if no operator applies."""
+        bred = self._breed([self._converter.convert(one, one.position) for one in population])
+        return {name: bred[name] for name in self.history.space.parameters}
+
+
+class CubePropagator(Propagator):
+    """Breeds by a propagator of Propulate that supports only floats.
+
+    Each parameter is converted to a float from 0 to 1.
+
+    Args:
+        name: "cmaes", "pso" or "nelder-mead".
+    """
+
+    def __init__(self, history: EvaluationHistory, rng: random.Random, worker: int, name: str) -> None:
+        super().__init__(history, rng, worker)
+        self._cube = dict.fromkeys(history.space.parameters, (0.0, 1.0))
+        self._converter = _Converter(self._cube)
+        self._breed = self._make_on_cube(name)
+
+    def _make_on_cube(self, name: str) -> _Breed:
+        propagator: _Breed
+        if name == "cmaes":
+            propagator = CMAPropagator(ActiveCMA(), self._cube, rng=self.rng)
+        elif name == "pso":
+            # Clerc and Kennedy (2002) derived both factors. Propulate's examples use the same.
+            propagator = StatelessPSO(1.49445, 1.49445, self._worker, self._cube, self.rng)
+        else:
+            start = np.array([self.rng.random() for _ in self._cube])
+            propagator = ParallelNelderMead(self._cube, self.rng, start, scale=0.25)
+        return propagator
+
+    def breed(self, population: list[Individual]) -> dict[str, Gene] | None:
+        """Return the genes of an offspring; None for the first individual."""
+        if not population:
+            return None
+        encoding = self.history.encoding
+        # Islands exchange copies. With them, Propulate's CMA-ES would have too few different ones.
+        different = {individual.position.tobytes(): individual for individual in population}
+        scaled = [
+            self._converter.convert(one, (one.position - encoding.low) / encoding.width) for one in different.values()
+        ]
+        bred = self._breed(scaled)
+        return encoding.name_genes(encoding.low + np.clip(bred.position, 0, 1) * encoding.width)
+
+
+class _Converter:
+    """Converts individuals to those of Propulate, each once.
+
+    Args:
+        limits: The lowest and the highest gene of each parameter.
+    """
+
+    def __init__(self, limits: Mapping[str, tuple[Gene, Gene]]) -> None:
+        self._limits = limits
+        # By id. The original is stored, too, so that its id stays unique.
+        self._converted: dict[int, tuple[Individual, PropulateIndividual]] = {}
+
+    def convert(self, individual: Individual, position: Vector) -> PropulateIndividual:
+        """Return an individual of Propulate with these genes, shape `(genes,)`."""
+        if id(individual) not in self._converted:
+            converted = PropulateIndividual(position.copy(), self._limits)
+            for name in ("loss", "generation", "rank", "island"):
+                setattr(converted, name, getattr(individual, name))
+            self._converted[id(individual)] = (individual, converted)
+        return self._converted[id(individual)][1]
