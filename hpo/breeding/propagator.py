@@ -53,8 +53,8 @@ class Propagator(ABC):
             others: The values of the other objectives.
             seconds: The duration of the evaluation. Default: unknown.
         """
-        values = (loss, *others)
-        individual.loss = loss
+        individual.loss = loss if math.isfinite(loss) else math.inf
+        values = (individual.loss, *others)
         individual.costs = self.history.objectives.compute_costs(values)
         self.population.append(individual)
         self.history.end(individual, values, seconds)

@@ -107,6 +107,11 @@ def test_propagators_search_in_a_plain_process(name: str) -> None:
     assert best < propagator.population[0].loss
 
 
+def test_make_propagator_with_unknown_name_names_all() -> None:
+    with pytest.raises(ValueError, match=r"name must be one of ga, tpe, .*, got 'GA'"):
+        make_propagator("GA", NUMBERS)
+
+
 @pytest.mark.parametrize("name", PROPAGATORS)
 def test_ask_before_tell_returns_other_individuals(name: str) -> None:
     space = NUMBERS if name in NUMERIC_PROPAGATORS else EVERYTHING
@@ -114,7 +119,8 @@ def test_ask_before_tell_returns_other_individuals(name: str) -> None:
     asked = [propagator.ask() for _ in range(20)]
     assert len({tuple(individual.params.values()) for individual in asked}) == 20
     for individual in reversed(asked):
-        propagator.tell(individual, math.inf)
+        propagator.tell(individual, math.nan)
+    assert {individual.loss for individual in asked} == {math.inf}
     assert propagator.history.ended_count == 20
     assert not propagator.history.make_founder_sample().succeeded.any()
 
