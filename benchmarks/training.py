@@ -1,8 +1,8 @@
-"""Measure the time, speedup and memory of `hpo.training.fit`.
+"""Measure the time, speedup and memory of trainings whose ranks share a network, as in search_spaces/cifar10_resnet.py.
 
     python benchmarks/training.py
 
-(a) The time of an epoch of `fit` on one rank, compared with a plain training loop in the same
+(a) The time of an epoch on one rank, compared with a plain training loop in the same
 process. (b) The time of a training step on a worker of two ranks. For comparison, a step is timed
 on one rank, and on two ranks that train separately at the same time. (c) The memory of a rank's
 parameters, gradients and optimizer state. Variants alternate in one job. Each ratio is the median
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -28,33 +28,38 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, StepLR
 
 from hpo.trainer.worker import Worker
-from hpo.training import ParallelSettings, Recipe, fit, load_data, make_transformer, parallelize, resnet18
-from hpo.training.fit import Training
-from hpo.training.image_data import ImageDataset, LabelledImages
-from hpo.training.parallel.strategy import split_by_size
-from hpo.training.samples import Data
-from hpo.training.text_data import TextDataset
+from hpo.training import ImageDataset, LabelledImages, ParallelSettings, TextDataset, load_data, make_transformer
+from search_spaces.cifar10_resnet import build_network
 from search_spaces.digits_cnn import Net
 from tests.programs.ranks import run_ranks
+from tests.searches.shared_training import SharedTraining, decay_weights
 
 SEED = 1
 PIPELINE = ParallelSettings("pipeline", microbatches=16)
 WAYS = {"replicate": ParallelSettings(), "shard": ParallelSettings("shard"), "pipeline": PIPELINE}
-EPOCHS = 1000  # More epochs than are trained.
 
 Times = dict[str, list[float]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network, its data and its training recipe."""
+    """A network, its data, its optimizer, and how many samples a step has."""
 
     network: Callable[[], nn.Module]
-    data: Callable[[], Data]
-    recipe: Recipe
+    data: Callable[[], Any]
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    batch_size: int
+    clip: float = 0.0
+
+    def make_training(self, worker: Worker, settings: ParallelSettings) -> Any:
+        """Return a training whose ranks share the network."""
+        torch.manual_seed(SEED)
+        data = self.data().splits(worker.device)
+        training = SharedTraining(self.network(), data, worker, settings, self.optimizer, self.batch_size)  # type: ignore[no-untyped-call]
+        training.clip = self.clip
+        return training
 
 
 def make_small_net() -> nn.Module:
@@ -64,7 +69,7 @@ def make_small_net() -> nn.Module:
 
 def make_resnet() -> nn.Module:
     """Make the network of search_spaces/cifar10_resnet.py."""
-    return resnet18((3, 32, 32), 10)
+    return build_network(make_images())
 
 
 def make_language_model() -> nn.Module:
@@ -88,73 +93,66 @@ def make_text() -> TextDataset:
     return TextDataset(drawn.integers(0, 97, (128, 129), np.uint8), drawn.integers(0, 97, (32, 129), np.uint8))
 
 
+def make_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """Make the optimizer of ResNet-18."""
+    return torch.optim.SGD(decay_weights(model, 5e-4), lr=0.02, momentum=0.9, nesterov=True)  # type: ignore[no-untyped-call]
+
+
+def make_adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """Make the optimizer of the transformer."""
+    return torch.optim.AdamW(decay_weights(model, 0.01), lr=1e-3, fused=True)  # type: ignore[no-untyped-call]
+
+
 CASES = {
     "Net": Case(
-        make_small_net,
-        lambda: load_data("digits"),
-        Recipe(EPOCHS, 32, lr=0.1, optimizer="adadelta", schedule="step", gamma=0.99),
+        make_small_net, lambda: load_data("digits"), lambda model: torch.optim.Adadelta(model.parameters(), 0.1), 32
     ),
-    "ResNet-18": Case(make_resnet, make_images, Recipe(EPOCHS, 128, lr=0.02, weight_decay=5e-4, schedule="cosine")),
-    "transformer": Case(
-        make_language_model,
-        make_text,
-        Recipe(EPOCHS, 128, lr=1e-3, optimizer="adamw", weight_decay=0.01, schedule="cosine", clip=1.0),
-    ),
+    "ResNet-18": Case(make_resnet, make_images, make_sgd, 128),
+    "transformer": Case(make_language_model, make_text, make_adamw, 128, clip=1.0),
 }
 
 
-def train_by_hand(case: Case) -> Iterator[tuple[float, float]]:
-    """Train as `fit` does on one rank, with torch alone. Yield the validation loss and accuracy after each epoch."""
-    recipe, network = case.recipe, case.network()
+def train_by_hand(case: Case) -> Iterator[float]:
+    """Train on one rank with torch alone. Yield the validation loss after each epoch."""
+    network = case.network()
     network.to(memory_format=torch.channels_last)
     train, validation = case.data().splits(torch.device("cpu"))
-    optimizer, schedule = make_optimizer(network, recipe, -(-len(train) // recipe.batch_size))
+    optimizer = case.optimizer(network)
     drawn = torch.Generator().manual_seed(SEED)
     while True:
         network.train()
-        for batch in split_by_size(torch.randperm(len(train), generator=drawn), recipe.batch_size):
+        for batch in torch.randperm(len(train), generator=drawn).split(case.batch_size):  # type: ignore[no-untyped-call]
             inputs, targets = train.get_batch(batch)
             optimizer.zero_grad()
             loss = F.cross_entropy(network(inputs).flatten(0, -2), targets.flatten())
             loss.backward()  # type: ignore[no-untyped-call]
-            if recipe.clip:
-                clip_grad_norm_(network.parameters(), recipe.clip)
+            if case.clip:
+                clip_grad_norm_(network.parameters(), case.clip)
             optimizer.step()
-            schedule.step()
         network.eval()
-        lost = right = 0.0
+        lost = 0.0
         with torch.no_grad():
-            for batch in split_by_size(torch.arange(len(validation)), 256):
+            for batch in torch.arange(len(validation)).split(256):  # type: ignore[no-untyped-call]
                 inputs, targets = validation.get_batch(batch)
-                outputs = network(inputs)
-                lost += F.cross_entropy(outputs.flatten(0, -2), targets.flatten()).item() * len(targets)
-                right += (outputs.argmax(-1) == targets).float().mean().item() * len(targets)
-        yield lost / len(validation), right / len(validation)
+                lost += F.cross_entropy(network(inputs).flatten(0, -2), targets.flatten()).item() * len(targets)
+        yield lost / len(validation)
 
 
-def make_optimizer(network: nn.Module, recipe: Recipe, steps: int) -> tuple[torch.optim.Optimizer, LRScheduler]:
-    """Make the optimizer and the schedule of a recipe, for epochs of `steps` steps."""
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in network.parameters() if p.dim() > 1], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in network.parameters() if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    if recipe.optimizer == "adadelta":
-        adadelta = torch.optim.Adadelta(groups, lr=recipe.lr)
-        return adadelta, StepLR(adadelta, steps, recipe.gamma)
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=recipe.lr)
-    if recipe.optimizer == "sgd":
-        optimizer = torch.optim.SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=True)
-    return optimizer, CosineAnnealingLR(optimizer, EPOCHS * steps)
+def train_shared(training: Any) -> Iterator[float]:
+    """Train with the functions of `hpo.training`. Yield the validation loss after each epoch."""
+    while True:
+        for batch in training.iterate_batches():
+            training.step(batch)
+        yield training.validate()[0]
 
 
 def compare_with_loop(case: Case, worker: Worker, rounds: int) -> Times:
-    """Return the seconds of each epoch of a plain loop, and of each epoch of `fit`."""
+    """Return the seconds of each epoch of a plain loop, and of one with the functions of `hpo.training`."""
     torch.manual_seed(SEED)
     hand = train_by_hand(case)
-    expected, _ = next(hand)
-    torch.manual_seed(SEED)
-    ours = fit(case.network(), case.data(), worker, case.recipe)
-    loss, _ = next(ours)
+    expected = next(hand)
+    ours = train_shared(case.make_training(worker, ParallelSettings()))
+    loss = next(ours)
     # Only the random numbers of dropout differ.
     assert abs(loss - expected) < 0.05 * expected, f"got a loss of {loss}, but {expected} by hand"
     times: Times = {"by hand": [], "ours": []}
@@ -177,12 +175,11 @@ def compare_ranks(case: Case, worker: Worker, rounds: int) -> Times:
     The variants are: one rank; two ranks that train alone at the same time; and a worker of both ranks, for each
     strategy.
     """
-    data = case.data().splits(worker.device)[0]
-    alone = make_steps(case, data, replace(worker, rank=0, size=1), ParallelSettings())
+    alone = make_steps_alone(case)
     work = {"one rank": alone if worker.rank == 0 else lambda: None, "two at once": alone}
     # ResNet-18 has no pipeline: batch norm would use the statistics of microbatches.
     names = ["replicate"] if case.network is make_resnet else list(WAYS)
-    work |= {name: make_steps(case, data, worker, WAYS[name]) for name in names}
+    work |= {name: make_steps(case, worker, WAYS[name]) for name in names}
     times: Times = {name: [] for name in work}
     for number in range(rounds + 1):
         for name, steps in work.items():
@@ -194,15 +191,30 @@ def compare_ranks(case: Case, worker: Worker, rounds: int) -> Times:
     return times
 
 
-def make_steps(case: Case, data: Any, worker: Worker, settings: ParallelSettings) -> Callable[[], None]:
+def make_steps(case: Case, worker: Worker, settings: ParallelSettings) -> Callable[[], None]:
     """Return a function that takes two training steps with all ranks of the worker."""
-    torch.manual_seed(SEED)
-    training = Training(parallelize(case.network(), worker, settings), data, case.recipe, SEED)
-    batch = torch.arange(case.recipe.batch_size)
+    training = case.make_training(worker, settings)
+    batch = torch.arange(case.batch_size)
 
     def steps() -> None:
         training.step(batch)
         training.step(batch)
+
+    return steps
+
+
+def make_steps_alone(case: Case) -> Callable[[], None]:
+    """Return a function that takes two training steps in this process alone."""
+    network = case.network()
+    network.to(memory_format=torch.channels_last)
+    inputs, targets = case.data().splits(torch.device("cpu"))[0].get_batch(torch.arange(case.batch_size))
+    optimizer = case.optimizer(network)
+
+    def steps() -> None:
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(network(inputs).flatten(0, -2), targets.flatten()).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
 
     return steps
 
@@ -213,18 +225,17 @@ def measure_memory(case: Case, worker: Worker, rounds: int) -> Times:  # noqa: A
     each = 4 * 4  # Bytes of a parameter, its gradient and two states of AdamW.
     whole = each * sum(blocks)
     found: Times = {"whole": [whole], "bound": [whole / worker.size + each * max(blocks)]}
-    data = case.data().splits(worker.device)[0]
     for name, settings in WAYS.items():
-        training = Training(parallelize(case.network(), worker, settings), data, case.recipe, SEED)
+        training = case.make_training(worker, settings)
         training.step(torch.arange(8))
         found[name] = [max(worker.comm.allgather(size_of(training)))]
     return found
 
 
-def size_of(training: Training) -> int:
+def size_of(training: Any) -> int:
     """Return the bytes of this rank's parameters, gradients and optimizer state."""
-    parameters = [p for _, p in training.strategy.named_parameters()]
-    states = [t for p in parameters for t in training._optimizer.state[p].values() if torch.is_tensor(t) and t.dim()]
+    parameters = list(training.model.parameters())
+    states = [t for p in parameters for t in training.optimizer.state[p].values() if torch.is_tensor(t) and t.dim()]
     tensors = [t for t in [*parameters, *(p.grad for p in parameters), *states] if t is not None]
     storages = [getattr(t, "_local_tensor", t).untyped_storage() for t in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

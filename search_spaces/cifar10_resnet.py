@@ -1,25 +1,42 @@
 """ResNet-18 on CIFAR-10, Fashion-MNIST or handwritten digits. The last two take less time."""
 
+import math
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR, StepLR
 
 from hpo import Categorical, Float, Prediction, SearchSpace, Worker
 from hpo.training import (
+    DropoutMasks,
     ImageDataset,
-    LabelledImages,
+    ImagesOnDevice,
     ParallelSettings,
-    Recipe,
+    SharedGradScaler,
+    augment_images,
     check_choice,
     check_positive,
-    evaluate_classifier,
-    fit,
+    compute_means,
+    gather_state,
+    gather_weights,
     load_data,
+    load_state,
     load_test_data,
-    resnet18,
+    make_autocast,
+    make_mesh,
+    replace_batch_norm,
+    select_predictions,
+    should_stop_early,
 )
+from hpo.training.pipeline import Pipeline, list_blocks
 
 space = SearchSpace(
     optimizer=Categorical("sgd", "adamw"),
@@ -32,9 +49,6 @@ space = SearchSpace(
     augmentation=Categorical("none", "crop", "crop-and-flip"),
     schedule=Categorical("step", "cosine", "one-cycle"),
 )
-
-# Fraction of all steps in which the learning rate rises, by schedule.
-WARMUP = {"step": 0.0, "cosine": 0.05, "one-cycle": 0.3}
 
 # Costs of the blocks for pipeline stages. Numbers of parameters are a poor estimate: layer4 has most of them.
 COSTS = {f"layer{layer}.{block}": 1.0 for layer in range(1, 5) for block in range(2)}
@@ -50,7 +64,7 @@ class Settings(ParallelSettings):
     """Folder of the files of the data set. Missing files are downloaded into it. Not used for digits."""
     epochs: int = 30
     batch_size: int = 128
-    """Size of the global batch, over all ranks."""
+    """Samples of a training step, over all ranks."""
     patience: int = 0
     """Stop a training after this many epochs without a new lowest loss. 0 means never."""
     train_samples: int = 0
@@ -66,46 +80,184 @@ class Settings(ParallelSettings):
 
 def prepare(settings: Settings) -> ImageDataset:
     """Load the data. It is called once per host before the search, and its result is `worker.data`."""
-    return load_data(
-        settings.dataset,
-        settings.data_dir,
-        train_samples=settings.train_samples,
-        validation_samples=settings.validation_samples,
-    )
+    sizes = {"train_samples": settings.train_samples, "validation_samples": settings.validation_samples}
+    return load_data(settings.dataset, settings.data_dir, **sizes)
+
+
+def build_network(data: ImageDataset) -> nn.Sequential:
+    """Return torchvision's ResNet-18 (He et al. 2016) as a sequence, without weights of a previous training.
+
+    As usual for CIFAR-10, the first convolution is 3x3 with stride 1, and no pooling follows.
+    """
+    from torchvision.models import resnet18
+
+    network = resnet18(num_classes=data.num_classes)
+    network.conv1 = nn.Conv2d(data.image_shape[0], 64, kernel_size=3, padding=1, bias=False)
+    nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")  # torchvision does the same.
+    parts = OrderedDict(network.named_children())
+    del parts["maxpool"]
+    fc = parts.pop("fc")
+    return nn.Sequential(OrderedDict([*parts.items(), ("flatten", nn.Flatten()), ("fc", fc)]))
+
+
+def share(network: nn.Sequential, masks: DropoutMasks, worker: Worker, settings: Settings) -> Any:
+    """Share the network among the worker's ranks."""
+    if settings.parallel == "pipeline":
+        microbatches, precision = settings.microbatches, settings.precision
+        return Pipeline(network, worker, masks, microbatches, precision=precision, stage_costs=COSTS)
+    replace_batch_norm(network)  # Each normalises the samples of all ranks.
+    if settings.parallel == "replicate":
+        network.to(worker.device).to(memory_format=torch.channels_last)  # Convolutions are faster.
+        model = DistributedDataParallel(network, gradient_as_bucket_view=True)
+        model.broadcast_buffers = False  # They are equal on all ranks.
+        return model
+    mesh = make_mesh(worker)
+    for _, block in list_blocks(network):
+        if list(block.parameters()):
+            fully_shard(block, mesh=mesh)
+    return fully_shard(network, mesh=mesh)
+
+
+def make_optimizer(model: nn.Module, params: Mapping[str, Any]) -> torch.optim.Optimizer:
+    """Make an optimizer that does not decay biases and the weights of norms."""
+    is_sgd = params["optimizer"] == "sgd"
+    groups = [
+        {
+            "params": [p for p in model.parameters() if p.dim() > 1],
+            "weight_decay": params["weight_decay" if is_sgd else "adamw_decay"],
+        },
+        {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if is_sgd:
+        return torch.optim.SGD(groups, lr=params["lr"], momentum=params["momentum"], nesterov=True)
+    return torch.optim.AdamW(groups, lr=params["adamw_lr"], fused=True)
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, schedule: str, epochs: int, steps_per_epoch: int) -> LRScheduler:
+    """Make a schedule of the learning rate, of which each training step is a step."""
+    steps = epochs * steps_per_epoch
+    if schedule == "step":
+        return StepLR(optimizer, steps_per_epoch, 0.01 ** (1 / epochs))  # It ends at 1% of lr.
+    if schedule == "one-cycle":
+        return OneCycleLR(optimizer, optimizer.defaults["lr"], steps, pct_start=0.3, cycle_momentum=False)
+    return LambdaLR(optimizer, partial(compute_lr_factor, steps=steps, warmup=round(0.05 * steps)))
+
+
+def compute_lr_factor(step: int, steps: int, warmup: int) -> float:
+    """Return the factor of the learning rate: a linear warmup, then half a cosine (Loshchilov and Hutter 2017)."""
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+def resume(
+    worker: Worker,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    schedule: LRScheduler,
+    order: torch.Generator,
+) -> tuple[list[float], int]:
+    """Load the checkpoint of this evaluation or of its parent, and return earlier losses and the number of steps."""
+    checkpoint = worker.checkpoint  # This evaluation was interrupted.
+    state = checkpoint or worker.parent_checkpoint  # With --pbt, it continues its parent's training.
+    if not state:
+        return [], 0
+    load_state(model, optimizer, state["model"])
+    scaler.load_state_dict(state["scaler"])
+    order.set_state(state["order"])
+    if not checkpoint:
+        return [], state["step"]
+    schedule.load_state_dict(checkpoint["schedule"])
+    for group, lr in zip(optimizer.param_groups, schedule.get_last_lr(), strict=True):
+        group["lr"] = lr
+    return checkpoint["losses"], checkpoint["step"]
 
 
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train one model on the ranks of a worker, and yield its validation loss and accuracy after each epoch."""
-    data, is_sgd = worker.data, params["optimizer"] == "sgd"
-    recipe = Recipe(
-        settings.epochs,
-        settings.batch_size,
-        params["lr"] if is_sgd else params["adamw_lr"],
-        optimizer=params["optimizer"],
-        momentum=params["momentum"] if is_sgd else 0.0,
-        weight_decay=params["weight_decay"] if is_sgd else params["adamw_decay"],
-        label_smoothing=params["label_smoothing"],
-        augmentation=params["augmentation"],
-        schedule=params["schedule"],
-        warmup=WARMUP[params["schedule"]],
-        gamma=0.01 ** (1 / settings.epochs),  # The learning rate ends at 1% of lr.
-        patience=settings.patience,
+    """Train one network on the ranks of a worker, and yield its validation loss and accuracy after each epoch."""
+    train, validation = worker.data.splits(worker.device)
+    masks = DropoutMasks(worker.seed)
+    model = share(build_network(worker.data), masks, worker, settings)
+    is_pipeline = settings.parallel == "pipeline"
+    optimizer = make_optimizer(model, params)
+    schedule = make_schedule(
+        optimizer, params["schedule"], settings.epochs, math.ceil(len(train) / settings.batch_size)
     )
-    return fit(resnet18(data.image_shape, data.num_classes), data, worker, recipe, settings, COSTS)
+    scaler = SharedGradScaler(worker.device, settings.precision)
+    order = torch.Generator().manual_seed(worker.seed)  # The same order of samples on all ranks.
+    losses, step = resume(worker, model, optimizer, scaler, schedule, order)
+
+    def add_gradients(batch: Tensor) -> None:
+        """Add the gradients of the mean loss of a batch, of which each rank has a share."""
+        drawn = torch.zeros(len(batch), 0)
+        if params["augmentation"] != "none":
+            drawn = torch.rand(len(batch), 3, generator=order)
+
+        def compute_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+            smoothing = params["label_smoothing"]
+            losses = cross_entropy(outputs.float(), labels, reduction="none", label_smoothing=smoothing)
+            return scaler.scale(losses.sum() / len(batch))
+
+        for part in torch.arange(len(batch)).split(math.ceil(len(batch) / settings.accumulate)):
+            positions = part if is_pipeline else part[worker.rank :: worker.size]
+            images, labels = train.get_batch(batch[positions])
+            images = augment_images(images, drawn[positions], params["augmentation"])
+            if is_pipeline:
+                model.backward(images, labels, positions, step, compute_loss)
+                continue
+            masks.begin_forward(step, positions, worker.device)
+            with make_autocast(settings.precision, worker.device):
+                outputs = model(images)
+            (compute_loss(outputs, labels) * worker.size).backward()  # The mean over ranks is taken.
+
+    def measure(indices: Tensor) -> tuple[Tensor, Tensor]:
+        images, labels = validation.get_batch(indices)
+        with make_autocast(settings.precision, worker.device):
+            outputs = model(images)
+        return cross_entropy(outputs.float(), labels, reduction="none"), outputs.argmax(1) == labels
+
+    def make_state() -> dict[str, Any]:
+        state = {"model": gather_state(model, optimizer), "scaler": scaler.state_dict(), "order": order.get_state()}
+        return {**state, "schedule": schedule.state_dict(), "step": step, "losses": losses}
+
+    while len(losses) < settings.epochs and not should_stop_early(losses, settings.patience):
+        model.train()
+        for batch in torch.randperm(len(train), generator=order).split(settings.batch_size):
+            optimizer.zero_grad()
+            add_gradients(batch)
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+            step += 1
+
+        model.eval()
+        loss, accuracy = compute_means(measure, len(validation), worker, is_shared=not is_pipeline)
+        losses.append(loss)
+        worker.offer_weights(lambda: gather_weights(model))
+        worker.save_checkpoint(make_state)
+        yield loss, {"accuracy": accuracy}
 
 
+@torch.no_grad()
 def test(
-    params: dict[str, Any],  # noqa: ARG001 - the architecture does not depend on hyperparameters
-    weights: Mapping[str, Tensor],
+    params: dict[str, Any],  # noqa: ARG001 - the network does not depend on hyperparameters
+    weights: dict[str, Tensor],
     settings: Settings,
 ) -> tuple[dict[str, float], list[Prediction]]:
-    """Compute the test metrics of the best model. It is called once, after the search."""
+    """Compute the test metrics of the best network. It is called once, after the search."""
     data = prepare(settings)  # Test images are normalised as in training.
-    network = resnet18(data.image_shape, data.num_classes)
-    network.load_state_dict(dict(weights))
-    images = load_test_data(settings.dataset, settings.data_dir)
-    if settings.validation_samples:  # A small search is tested on equally few images.
-        images = LabelledImages(
-            images.images[: settings.validation_samples], images.labels[: settings.validation_samples]
-        )
-    return evaluate_classifier(network, data, images)
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    network = build_network(data).to(device).eval()
+    network.load_state_dict(weights)
+    pictures = load_test_data(settings.dataset, settings.data_dir)
+    # A small search is tested on equally few images.
+    count = min(settings.validation_samples or len(pictures), len(pictures))
+    images, labels = ImagesOnDevice(pictures, data, device).get_batch(torch.arange(count))
+    outputs = torch.cat([network(batch) for batch in images.split(256)]).log_softmax(1)
+    metrics = {
+        "loss": nn.functional.nll_loss(outputs, labels).item(),
+        "accuracy": (outputs.argmax(1) == labels).double().mean().item(),
+    }
+    return metrics, select_predictions(torch.from_numpy(pictures.images), outputs.exp(), labels, data.class_names)

@@ -3,25 +3,41 @@
 To minimise the loss and the number of parameters, add this line to the file: objectives = ("loss", "parameters").
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 from hpo import Float, Int, Ordinal, SearchSpace, TextSample, Worker
 from hpo.training import (
+    DropoutMasks,
     ParallelSettings,
-    Recipe,
+    SharedGradScaler,
     TextDataset,
+    TextOnDevice,
     check_positive,
-    evaluate_language_model,
-    fit,
+    clip_gradients,
+    compute_means,
+    gather_state,
+    gather_weights,
+    generate,
+    load_state,
     load_test_text,
     load_text,
+    make_autocast,
+    make_mesh,
     make_transformer,
+    replace_dropout,
+    should_stop_early,
 )
+from hpo.training.pipeline import Pipeline
 
 space = SearchSpace(
     depth=Int(2, 6),
@@ -45,11 +61,11 @@ class Settings(ParallelSettings):
     """Length of a sample in characters."""
     epochs: int = 3
     batch_size: int = 32
-    """Size of the global batch, over all ranks."""
+    """Samples of a training step, over all ranks."""
     patience: int = 0
     """Stop a training after this many epochs without a new lowest loss. 0 means never."""
     train_samples: int = 1024
-    """Number of training samples. 0 means all, which are about 97,000 of 64 characters. The default suits two cores."""
+    """Number of training samples. 0 means all, about 97,000 of 64 characters. The default suits two cores."""
     validation_samples: int = 256
     """Number of validation samples. 0 means all, which are about 8,900 of 64 characters."""
 
@@ -60,51 +76,159 @@ class Settings(ParallelSettings):
 
 def prepare(settings: Settings) -> TextDataset:
     """Load the text. It is called once per host before the search, and its result is `worker.data`."""
-    return load_text(
-        settings.context, train_samples=settings.train_samples, validation_samples=settings.validation_samples
-    )
+    sizes = {"train_samples": settings.train_samples, "validation_samples": settings.validation_samples}
+    return load_text(settings.context, **sizes)
+
+
+def build_network(params: Mapping[str, Any], text: TextDataset) -> nn.Sequential:
+    """Return a new network, a flat sequence of an embedding, blocks and a head."""
+    sizes = {name: params[name] for name in ("depth", "width", "heads", "dropout")}
+    return make_transformer(text.vocabulary_size, text.context, **sizes)
+
+
+def share(network: nn.Sequential, masks: DropoutMasks, worker: Worker, settings: Settings) -> Any:
+    """Share the network among the worker's ranks."""
+    if settings.parallel == "pipeline":
+        return Pipeline(network, worker, masks, settings.microbatches, precision=settings.precision)
+    if settings.parallel == "replicate":
+        return DistributedDataParallel(network.to(worker.device), gradient_as_bucket_view=True)
+    mesh = make_mesh(worker)
+    for block in network:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(network, mesh=mesh)
+
+
+def make_optimizer(model: nn.Module, params: Mapping[str, Any]) -> torch.optim.Optimizer:
+    """Make an AdamW that does not decay biases and the weights of norms."""
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": params["weight_decay"]},
+        {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=params["lr"], fused=True)
+
+
+def compute_losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy of each sample, shape (N,)."""
+    return cross_entropy(outputs.float().transpose(1, 2), targets, reduction="none").mean(1)
+
+
+def resume(
+    worker: Worker,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    order: torch.Generator,
+) -> tuple[list[float], int]:
+    """Load the checkpoint of this evaluation or of its parent, and return earlier losses and the number of steps."""
+    checkpoint = worker.checkpoint  # This evaluation was interrupted.
+    state = checkpoint or worker.parent_checkpoint  # With --pbt, it continues its parent's training.
+    if not state:
+        return [], 0
+    load_state(model, optimizer, state["model"])
+    scaler.load_state_dict(state["scaler"])
+    order.set_state(state["order"])
+    return state["losses"] if checkpoint else [], state["step"]
 
 
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train one model, and yield its loss in nats per character and its number of parameters after each epoch."""
-    recipe = Recipe(
-        settings.epochs,
-        settings.batch_size,
-        params["lr"],
-        optimizer="adamw",
-        weight_decay=params["weight_decay"],
-        schedule="cosine",
-        warmup=params["warmup"],
-        clip=1.0,
-        patience=settings.patience,
-    )
-    network = network_of(params, worker.data)
+    """Train one network, and yield its loss in nats per character and its number of parameters after each epoch."""
+    train, validation = worker.data.splits(worker.device)
+    network = build_network(params, worker.data)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    for loss, metrics in fit(network, worker.data, worker, recipe, settings):
-        yield loss, {**metrics, "parameters": parameters}
+    masks = DropoutMasks(worker.seed)
+    replace_dropout(network, masks)  # Dropout does not depend on the number of ranks.
+    model = share(network, masks, worker, settings)
+    is_pipeline = settings.parallel == "pipeline"
+    optimizer = make_optimizer(model, params)
+    scaler = SharedGradScaler(worker.device, settings.precision)
+    order = torch.Generator().manual_seed(worker.seed)  # The same order of samples on all ranks.
+    losses, step = resume(worker, model, optimizer, scaler, order)
+
+    def add_gradients(batch: Tensor) -> None:
+        """Add the gradients of the mean loss of a batch, of which each rank has a share."""
+
+        def compute_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+            return scaler.scale(compute_losses(outputs, targets).sum() / len(batch))
+
+        for part in torch.arange(len(batch)).split(math.ceil(len(batch) / settings.accumulate)):
+            positions = part if is_pipeline else part[worker.rank :: worker.size]
+            inputs, targets = train.get_batch(batch[positions])
+            if is_pipeline:
+                model.backward(inputs, targets, positions, step, compute_loss)
+                continue
+            masks.begin_forward(step, positions, worker.device)
+            with make_autocast(settings.precision, worker.device):
+                outputs = model(inputs)
+            (compute_loss(outputs, targets) * worker.size).backward()  # The mean over ranks is taken.
+
+    def measure(indices: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, targets = validation.get_batch(indices)
+        with make_autocast(settings.precision, worker.device):
+            outputs = model(inputs)
+        return compute_losses(outputs, targets), (outputs.argmax(-1) == targets).float().mean(1)
+
+    def make_state() -> dict[str, Any]:
+        whole = gather_state(model, optimizer)
+        return {
+            "model": whole,
+            "scaler": scaler.state_dict(),
+            "order": order.get_state(),
+            "step": step,
+            "losses": losses,
+        }
+
+    steps_per_epoch = math.ceil(len(train) / settings.batch_size)
+    steps = settings.epochs * steps_per_epoch
+    while len(losses) < settings.epochs and not should_stop_early(losses, settings.patience):
+        model.train()
+        batches = torch.randperm(len(train), generator=order).split(settings.batch_size)
+        for index, batch in enumerate(batches, len(losses) * steps_per_epoch):
+            for group in optimizer.param_groups:
+                group["lr"] = params["lr"] * compute_lr_factor(index, steps, round(params["warmup"] * steps))
+            optimizer.zero_grad()
+            add_gradients(batch)
+            scaler.unscale_(optimizer)
+            clip_gradients(model, 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            step += 1
+
+        model.eval()
+        loss, accuracy = compute_means(measure, len(validation), worker, is_shared=not is_pipeline)
+        losses.append(loss)
+        worker.offer_weights(lambda: gather_weights(model))
+        worker.save_checkpoint(make_state)
+        yield loss, {"accuracy": accuracy, "parameters": parameters}
 
 
-def network_of(params: Mapping[str, Any], text: TextDataset) -> nn.Sequential:
-    """Return a new network with the architecture that hyperparameters describe."""
-    return make_transformer(
-        text.vocabulary_size,
-        text.context,
-        depth=params["depth"],
-        width=params["width"],
-        heads=params["heads"],
-        dropout=params["dropout"],
-    )
+def compute_lr_factor(step: int, steps: int, warmup: int) -> float:
+    """Return the factor of the learning rate: a linear warmup, then half a cosine (Loshchilov and Hutter 2017)."""
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
+@torch.no_grad()
 def test(
-    params: dict[str, Any], weights: Mapping[str, Tensor], settings: Settings
+    params: dict[str, Any], weights: dict[str, Tensor], settings: Settings
 ) -> tuple[dict[str, float], list[TextSample]]:
-    """Compute the test metrics of the best model, and generate texts. It is called once, after the search."""
+    """Compute the test metrics of the best network, and generate texts. It is called once, after the search."""
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     text = prepare(settings)
-    network = network_of(params, text)
-    network.load_state_dict(dict(weights))
+    network = build_network(params, text).to(device).eval()
+    network.load_state_dict(weights)
     pieces = load_test_text(settings.context)
     if settings.validation_samples:  # A small search is tested on equally few samples, from all files.
-        some = min(settings.validation_samples, len(pieces))
-        pieces = pieces[np.linspace(0, len(pieces) - 1, some).astype(int)]
-    return evaluate_language_model(network, text, pieces, PROMPTS)
+        count = min(settings.validation_samples, len(pieces))
+        pieces = pieces[np.linspace(0, len(pieces) - 1, count).astype(int)]
+    samples = TextOnDevice(pieces, device)
+    sums = torch.zeros(2, dtype=torch.float64)
+    for batch in torch.arange(len(samples)).split(256):
+        inputs, targets = samples.get_batch(batch)
+        outputs = network(inputs)
+        right = (outputs.argmax(-1) == targets).float().mean(1)
+        sums += torch.stack([compute_losses(outputs, targets).double().sum(), right.double().sum()]).cpu()
+    loss, accuracy = (sums / len(samples)).tolist()
+    # A network that has learned little generates more readable text below a temperature of 1.
+    texts = [generate(network, text, prompt, 2 * text.context, 0.7, seed) for seed, prompt in enumerate(PROMPTS)]
+    return {"loss": loss, "accuracy": accuracy}, list(map(TextSample, PROMPTS, texts))

@@ -23,7 +23,7 @@ WORKER = "training imports only Worker"
 WRONG = [
     ("store/run_dir.py", "from hpo.run import session", LAYERS),
     ("evaluation/rank_group.py", "from hpo.trainer import trainer_group", LAYERS),
-    ("trainer/trainer_server.py", "from hpo.training import fit", LAYERS),
+    ("trainer/trainer_server.py", "from hpo.training import load_data", LAYERS),
     ("store/storage_url.py", "from hpo.store import storage", CYCLES),
     ("trainer/offers.py", "from hpo.trainer import objective_runner", CYCLES),
     ("evaluation/trainer_client.py", "import torch", RANKS),
@@ -32,7 +32,7 @@ WRONG = [
     ("cli/entry.py", "from hpo.trainer import template_server", RANKS),
     ("evaluation/supervision.py", "import numpy", OTHERS),
     ("run/run_search.py", "from hpo.store import study_writer", OTHERS),
-    ("check/run_check.py", "from hpo.training import fit", RANKS),
+    ("check/run_check.py", "from hpo.training import load_data", RANKS),
     ("breeding/tpe.py", "import torchvision", RANKS),
     ("trainer/offers.py", "import mpi4py", TRAINERS),
     ("store/weights.py", "from hpo.ranks import communicator", TRAINERS),

@@ -25,8 +25,7 @@ _DIVERGENCE_ADVICE = (
 )
 _UNUSED_ADVICE = (
     "Some parameters had no part in the loss{unused}. Freeze them by requires_grad_(False) before "
-    "DistributedDataParallel wraps the network, or pass find_unused_parameters=True (with hpo.training.fit: or "
-    "parallel=shard)"
+    "DistributedDataParallel wraps the network, or pass find_unused_parameters=True"
 )
 _COLLECTIVES_ADVICE = (
     "The ranks of a worker must call the same collectives (all_reduce, a backward pass of DistributedDataParallel, "

@@ -20,7 +20,12 @@ _MAX_PREDICTIONS = 20  # The most correct predictions, and the most wrong ones.
 
 @torch.no_grad()
 def compute_means(
-    measure: Callable[[torch.Tensor], Sequence[torch.Tensor]], samples: int, worker: Worker, batch_size: int = 256
+    measure: Callable[[torch.Tensor], Sequence[torch.Tensor]],
+    samples: int,
+    worker: Worker,
+    *,
+    batch_size: int = 256,
+    is_shared: bool = True,
 ) -> list[float]:
     """Compute means over samples that the ranks share. Collective: call on all ranks.
 
@@ -33,6 +38,7 @@ def compute_means(
         samples: Number of samples; indices are 0 to ``samples - 1``.
         worker: The worker that the objective gets.
         batch_size: The largest N.
+        is_shared: Whether ranks share the samples. If not, each rank measures all, as with a `Pipeline`.
 
     Returns:
         The mean of each loss and metric, the same on all ranks.
@@ -49,12 +55,13 @@ def compute_means(
 
             loss, accuracy = compute_means(measure, len(labels), worker)
     """
+    share = slice(worker.rank, None, worker.size) if is_shared else slice(None)
     sums = torch.zeros((), dtype=torch.float64, device=worker.device)
     for batch in torch.arange(samples).split(batch_size * worker.size):  # type: ignore[no-untyped-call]
-        mine = batch[worker.rank :: worker.size]
+        mine = batch[share]
         sums = sums + torch.stack([_sum_per_sample(values, len(mine)) for values in measure(mine)])
     dist.all_reduce(sums)
-    means: list[float] = (sums / samples).tolist()
+    means: list[float] = (sums / (samples if is_shared else samples * worker.size)).tolist()
     return means
 
 

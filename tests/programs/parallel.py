@@ -7,7 +7,9 @@ of them compares losses, states or parameters.
 import itertools
 import math
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,14 +18,19 @@ from torch import nn
 
 from benchmarks.training import size_of
 from hpo.trainer.worker import Worker
-from hpo.training import ParallelSettings, Recipe, resnet18
-from hpo.training.augmentation import augment_images
-from hpo.training.fit import Training, evaluate
-from hpo.training.parallel import parallelize
-from hpo.training.parallel.dropout import DropoutMasks
-from hpo.training.parallel.precision import make_grad_scaler
+from hpo.training import (
+    DropoutMasks,
+    ParallelSettings,
+    SharedGradScaler,
+    augment_images,
+    gather_state,
+    gather_weights,
+    load_state,
+)
+from search_spaces import cifar10_resnet
 from tests.programs.ranks import run_ranks
 from tests.programs.tell import tell
+from tests.searches.shared_training import SharedTraining, decay_weights
 
 # Nothing divides by 2, 3 or 4; the last batch of an epoch has one sample more than none.
 EPOCHS, BATCH, TRAIN, VALIDATION, SEED = 2, 21, 64, 45, 5
@@ -123,7 +130,25 @@ NETWORKS = {
     "conv-norm-dropout": lambda textbook: convolutional(True, True, textbook),
     "transformer": transformer,
 }
-RECIPE = Recipe(EPOCHS, BATCH, lr=0.02, clip=0.5, weight_decay=0.01, schedule="cosine", warmup=0.2)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The optimizer and the schedule of a training, and how it changes samples, labels and gradients."""
+
+    lr: float
+    optimizer: str = "sgd"
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    gamma: float = 1.0
+    warmup: float = 0.0
+    clip: float = 0.0
+    label_smoothing: float = 0.0
+    augmentation: str = "none"
+    epochs: int = EPOCHS
+
+
+RECIPE = Recipe(lr=0.02, clip=0.5, weight_decay=0.01, schedule="cosine", warmup=0.2)
 RECIPES = {
     "conv": replace(RECIPE, augmentation="crop-and-flip"),
     "conv-norm": replace(RECIPE, schedule="step", gamma=0.5, clip=0.0),
@@ -152,10 +177,7 @@ def textbook(name: str, accumulate: int = 1, epochs: int = EPOCHS) -> tuple[list
 
 def train_alone(name: str, accumulate: int, epochs: int) -> tuple[list[float], list[float]]:
     net, recipe, (train, validation) = NETWORKS[name](True), RECIPES[name], data_of(name)
-    groups = [
-        {"params": [p for p in net.parameters() if p.dim() > 1], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in net.parameters() if p.dim() <= 1], "weight_decay": 0.0},
-    ]
+    groups = decay_weights(net, recipe.weight_decay)
     optimizer, schedule = optimizer_by_hand(recipe, groups, epochs, math.ceil(len(train) / BATCH))
     drawn = torch.Generator().manual_seed(SEED)
     losses, validated = [], []
@@ -208,17 +230,33 @@ def optimizer_by_hand(recipe, groups, epochs, steps_per_epoch):
     return optimizer, schedulers.ConstantLR(optimizer, 1.0)
 
 
-def trained(name: str, settings: ParallelSettings) -> tuple[list[float], list[float], Training]:
+def start(name: str, settings: ParallelSettings) -> tuple[SharedTraining, Any]:
+    """Return a training, and the schedule of its learning rate."""
+    recipe, data, schedules = RECIPES[name], data_of(name), []
+
+    def make_optimizer(model):
+        groups = decay_weights(model, recipe.weight_decay)
+        optimizer, schedule = optimizer_by_hand(recipe, groups, recipe.epochs, math.ceil(len(data[0]) / BATCH))
+        schedules.append(schedule)
+        return optimizer
+
+    training = SharedTraining(NETWORKS[name](False), data, worker, settings, make_optimizer, BATCH)
+    training.smoothing, training.clip = recipe.label_smoothing, recipe.clip
+    training.augmentation = recipe.augmentation
+    return training, schedules[0]
+
+
+def trained(name: str, settings: ParallelSettings) -> tuple[list[float], list[float], SharedTraining]:
     """Train on all ranks of the worker. Return the losses of all steps, the validation losses, and the training."""
-    recipe, (train, validation) = RECIPES[name], data_of(name)
-    training = Training(parallelize(NETWORKS[name](False), worker, settings), train, recipe, SEED)
+    training, schedule = start(name, settings)
     losses, validated = [], []
-    for _ in range(recipe.epochs):
+    for _ in range(RECIPES[name].epochs):
         for batch in training.iterate_batches():
             part = training.step(batch)
+            schedule.step()
             dist.all_reduce(part)
             losses.append(part.item())
-        validated.append(evaluate(training.strategy, validation, recipe)[0])
+        validated.append(training.validate()[0])
     return losses, validated, training
 
 
@@ -263,8 +301,8 @@ def several() -> None:
         expected, validated = textbook(name)
         got, also, training = trained(name, settings)
         told[f"{name} {settings}"] = [difference(got, expected), difference(also, validated)]
-    told["whole"] = [len(training.strategy.state_dict()), len(NETWORKS[name](False).state_dict())]  # on the leader
-    told["parts"] = worker.comm.allgather(len(vars(training.strategy)["_stage"]._parts))
+    told["whole"] = [len(gather_weights(training.model)), len(NETWORKS[name](False).state_dict())]  # on the leader
+    told["parts"] = worker.comm.allgather(len(training.model.stage.parts))
     worker.devices = devices
 
 
@@ -283,7 +321,8 @@ def exact() -> None:
 
 def resnet(textbook: bool) -> nn.Sequential:  # noqa: ARG001 - it has no dropout
     torch.manual_seed(SEED)
-    return resnet18((2, 6, 6), 3).double()
+    data: Any = SimpleNamespace(num_classes=3, image_shape=(2, 6, 6))
+    return cifar10_resnet.build_network(data).double()
 
 
 def mixed() -> None:
@@ -302,15 +341,15 @@ def state() -> None:
     for name, parallel in itertools.product(("conv-norm", "transformer"), ("replicate", "shard", "pipeline")):
         settings = ParallelSettings(parallel)
         _, validated, training = trained(name, settings)
-        whole = worker.comm.bcast(dict(training.strategy.state_dict()))
+        whole = worker.comm.bcast(gather_state(training.model, training.optimizer))
         plain, validation = NETWORKS[name](False), data_of(name)[1]
-        plain.load_state_dict(whole)
+        plain.load_state_dict(whole["network"])
         inputs, targets = validation.get_batch(torch.arange(VALIDATION))
         with torch.no_grad():
             loss = F.cross_entropy(plain.eval()(inputs).flatten(0, -2), targets.flatten()).item()
-        again = parallelize(NETWORKS[name](False), worker, settings)
-        again.load_state_dict(whole)
-        told[f"{name} {parallel}"] = [loss, evaluate(again, validation, RECIPES[name])[0], validated[-1]]
+        again, _ = start(name, settings)
+        load_state(again.model, again.optimizer, whole)
+        told[f"{name} {parallel}"] = [loss, again.validate()[0], validated[-1]]
         ours = worker.comm.allgather(size_of(training))
         blocks = [sum(p.numel() for p in block.parameters()) for block in plain]
         # Parameters, gradients and AdamW's or momentum's state, of four bytes each.
@@ -321,7 +360,7 @@ def state() -> None:
 def scaler() -> None:
     """Report a parameter on each rank after two steps. In the first step, the last rank has an infinite gradient."""
     parameter = nn.Parameter(torch.ones(3))
-    optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), make_grad_scaler("float16", torch.device("cpu"))
+    optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), SharedGradScaler(torch.device("cpu"), "float16")
     for gradient in (math.inf if worker.rank == worker.size - 1 else 512.0, 512.0):
         parameter.grad = torch.full((3,), gradient)
         scaler.step(optimizer)

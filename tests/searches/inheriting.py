@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from hpo import Float, SearchSpace
-from hpo.training import ParallelSettings, Recipe, fit
+from hpo.training import ParallelSettings
+from tests.searches.shared_training import SharedTraining, decay_weights
 
 space = SearchSpace(lr=Float(0.01, 0.0100001, mutable=True))
 
@@ -32,11 +33,6 @@ class Part:
         return self.inputs[indices], self.targets[indices]
 
 
-class Data:
-    def splits(self, _):
-        return Part(72, 0), Part(32, 1)
-
-
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -49,5 +45,9 @@ class Block(nn.Module):
 
 def objective(params, worker, settings):
     network = nn.Sequential(Block(), Block(), nn.Linear(8, 3))
-    recipe = Recipe(settings.epochs, 16, params["lr"], optimizer="adamw", weight_decay=0.01)
-    return fit(network, Data(), worker, recipe, settings)
+    data = Part(72, 0), Part(32, 1)
+
+    def make_optimizer(model):
+        return torch.optim.AdamW(decay_weights(model, 0.01), lr=params["lr"])
+
+    return SharedTraining(network, data, worker, settings, make_optimizer, 16).fit(settings.epochs)

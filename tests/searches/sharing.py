@@ -1,4 +1,4 @@
-"""A search whose ranks share a network by `hpo.training.fit`. One rank fails at a chosen moment of the training.
+"""A search whose ranks share a network by `hpo.training`. One rank fails at a chosen moment of the training.
 
 `fails` lists ways to fail. With "sleep@backward1:2", rank 2 sleeps in the backward pass of epoch 1. The ways are taken
 in turn, with successful evaluations in between. All evaluations train the same network, so their losses are equal,
@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 from hpo import Float, SearchSpace
-from hpo.training import ParallelSettings, Recipe, fit, per_sample_accuracy, per_sample_cross_entropy
+from hpo.training import ParallelSettings
 from tests.searches.counting import count
 from tests.searches.counting import note as append_note
+from tests.searches.shared_training import SharedTraining
 
 space = SearchSpace(x=Float(0.0, 1.0))
 networks: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -103,14 +104,6 @@ class Part:
         return self.inputs[indices], self.targets[indices]
 
 
-@dataclass
-class Data:
-    seconds: float
-
-    def splits(self, _):
-        return Part(72, 0, self.seconds, "data"), Part(31, 1, self.seconds, "validation data")
-
-
 def network_of():
     return nn.Sequential(*(Block(8) for _ in range(4)), nn.Linear(8, 3))
 
@@ -147,8 +140,10 @@ def objective(params, worker, settings):
     networks.add(network)
     if kind == "keep":
         kept.append(network)
-    recipe = Recipe(settings.epochs, 17, 0.02, metrics={"accuracy": per_sample_accuracy}, loss=loss_of)
-    losses = fit(network, Data(settings.seconds), worker, recipe, settings)
+    data = Part(72, 0, settings.seconds, "data"), Part(31, 1, settings.seconds, "validation data")
+    training = SharedTraining(network, data, worker, settings, make_optimizer, 17)
+    del network
+    losses = training.fit(settings.epochs)
     for done in range(settings.epochs):
         if str(worker.rank) == rank and done == int(epoch):
             trap.place = place
@@ -158,7 +153,5 @@ def objective(params, worker, settings):
         yield loss + settings.slope * number, metrics
 
 
-def loss_of(outputs, targets):
-    if trap.kind == "nan":
-        outputs = outputs * torch.nan
-    return per_sample_cross_entropy(outputs, targets)
+def make_optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, nesterov=True)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from hpo.training import ParallelSettings, Recipe, parallelize, per_sample_cross_entropy
-from hpo.training.augmentation import augment_images
-from hpo.training.parallel.dropout import DropoutMasks, replace_dropout
-from hpo.training.parallel.module_tree import convert_to_channels_last, find_shard_units
-from hpo.training.parallel.stage_partition import list_blocks, partition_stages
-from hpo.training.parallel.strategy import compute_per_sample
-from hpo.training.recipe import make_lr_scheduler, make_optimizer
+from hpo.training import DropoutMasks, ParallelSettings, augment_images, compute_means, replace_dropout
+from hpo.training.module_tree import convert_to_channels_last
+from hpo.training.pipeline import list_blocks, partition_stages
+from search_spaces import cifar10_resnet
 from tests.support.launch import PROGRAMS
 from tests.support.limits import scale
 
@@ -223,66 +220,40 @@ def test_partition_of_unsuitable_networks_raises() -> None:
         partition_stages(list_blocks(tied), 2)
 
 
-def test_loss_that_is_not_per_sample_raises() -> None:
+def test_means_of_a_loss_that_is_not_per_sample_raise() -> None:
     outputs, targets = torch.zeros(5, 3), torch.zeros(5, dtype=torch.int64)
-    assert compute_per_sample(per_sample_cross_entropy, outputs, targets).tolist() == pytest.approx([math.log(3)] * 5)
-    with pytest.raises(ValueError, match=r"cross_entropy must return .*, shape \(5,\), got shape \(\)"):
-        compute_per_sample(nn.functional.cross_entropy, outputs, targets)
-
-
-def test_parallelize_with_all_parameters_frozen_raises() -> None:
-    network = nn.Sequential(nn.Linear(2, 2)).requires_grad_(False)
-    (group,) = make_optimizer(Recipe(1, 1, 0.1), network.named_parameters()).param_groups
-    assert group["params"] == [], "a stage of a pipeline, of which others are trained"
-    alone = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"), seed=0)
-    with pytest.raises(ValueError, match="must have a parameter to train, got none"):
-        parallelize(network, alone, ParallelSettings())  # type: ignore[arg-type]
-
-
-def test_shard_units_are_the_elements_of_lists() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.read = nn.Linear(1, 2)
-            self.body = nn.Module()
-            self.body.layers = nn.ModuleList([nn.TransformerEncoderLayer(4, 2), nn.TransformerEncoderLayer(4, 2)])
-            self.activation = nn.ReLU()
-
-    model = Model()
-    assert find_shard_units(model) == [model.read, *model.body.layers]  # type: ignore[misc]
-    inner = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1))
-    nested = nn.Sequential(nn.Linear(1, 1), inner)
-    assert find_shard_units(nested) == [nested[0], inner[0], inner[2]]
+    worker: Any = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"measure must return .*, shape \(5,\), got shape \(\)"):
+        compute_means(lambda _: [nn.functional.cross_entropy(outputs, targets)], 5, worker)
 
 
 def test_optimizer_decays_only_weights() -> None:
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 2))
-    recipe = Recipe(1, 1, 0.1, optimizer="adamw", weight_decay=0.25)
-    decays, others = make_optimizer(recipe, network.named_parameters()).param_groups
+    params = {"optimizer": "adamw", "adamw_lr": 0.1, "adamw_decay": 0.25}
+    decays, others = cifar10_resnet.make_optimizer(network, params).param_groups
     assert (decays["weight_decay"], others["weight_decay"]) == (0.25, 0.0)
     assert [p.dim() for p in decays["params"]] == [4, 2]
     assert [p.dim() for p in others["params"]] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("recipe", "expected"),
+    ("schedule", "epochs", "expected"),
     [
-        (Recipe(2, 1, 1.0), [1.0, 1.0, 1.0, 1.0]),
-        (Recipe(2, 1, 1.0, schedule="step", gamma=0.5), [1.0, 1.0, 0.5, 0.5]),
-        (Recipe(2, 1, 1.0, schedule="cosine"), [1.0, 0.8536, 0.5, 0.1464]),
-        (Recipe(2, 1, 1.0, schedule="cosine", warmup=0.5), [1 / 3, 2 / 3, 1.0, 0.5]),
-        (Recipe(2, 1, 1.0, schedule="one-cycle", warmup=0.5), [0.04, 1.0, 0.5, 4e-6]),
+        ("step", 2, {0: 1.0, 1: 1.0, 2: 0.1, 3: 0.1}),
+        ("cosine", 2, {0: 1.0, 1: 0.8536, 2: 0.5, 3: 0.1464}),
+        ("cosine", 20, {0: 1 / 3, 1: 2 / 3, 2: 1.0, 21: 0.5}),
+        ("one-cycle", 10, {0: 0.04, 5: 1.0, 12: 0.5, 19: 4e-6}),
     ],
 )
-def test_lr_schedule_has_expected_rates(recipe: Recipe, expected: list[float]) -> None:
-    optimizer = make_optimizer(recipe, nn.Linear(1, 1).named_parameters())
-    schedule = make_lr_scheduler(recipe, optimizer, steps_per_epoch=2)
+def test_lr_schedule_has_expected_rates(schedule: str, epochs: int, expected: dict[int, float]) -> None:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    scheduler = cifar10_resnet.make_schedule(optimizer, schedule, epochs, steps_per_epoch=2)
     rates = []
-    for _ in range(4):
+    for _ in range(2 * epochs):
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
-        schedule.step()
-    assert rates == pytest.approx(expected, abs=1e-4)
+        scheduler.step()
+    assert {step: rates[step] for step in expected} == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -297,23 +268,3 @@ def test_lr_schedule_has_expected_rates(recipe: Recipe, expected: list[float]) -
 def test_parallel_settings_with_wrong_values_raise(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ParallelSettings(**wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"optimizer": "adam"}, "optimizer must be one of sgd, adamw, adadelta, got adam"),
-        ({"schedule": "linear"}, "schedule must be one of constant, step, cosine, one-cycle, got linear"),
-        ({"augmentation": "flip"}, "augmentation must be one of none, crop, crop-and-flip, got flip"),
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"lr": float("nan")}, "lr must be at least 0, got nan"),
-        ({"label_smoothing": 2.0}, "label_smoothing must be from 0 to 1, got 2.0"),
-        (
-            {"label_smoothing": 0.1, "loss": lambda *_: None},
-            "for a loss other than per_sample_cross_entropy, got 0.1",
-        ),
-    ],
-)
-def test_recipe_with_wrong_values_raises(wrong: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Recipe(**{"epochs": 1, "batch_size": 1, "lr": 0.1} | wrong)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hpo.training.parallel.module_tree import replace_modules
+from hpo.training.module_tree import replace_modules
 
 
 class SharedBatchNorm(_BatchNorm):
@@ -120,8 +120,18 @@ def _make_contiguous(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def replace_batch_norm(network: nn.Module) -> nn.Module:
-    """Replace each batch normalisation of a network by a `SharedBatchNorm`, and return the network."""
-    return replace_modules(network, _make_shared_batch_norm)
+    """Replace each batch normalisation of a network by one that uses the statistics of all ranks, for any device.
+
+    Its results do not depend on the number of ranks, and a rank may have no sample. The names of weights stay. With one
+    rank, nothing is replaced.
+
+    Args:
+        network: The network, which is changed.
+
+    Returns:
+        The network.
+    """
+    return replace_modules(network, _make_shared_batch_norm) if dist.get_world_size() > 1 else network
 
 
 def _make_shared_batch_norm(module: nn.Module) -> nn.Module | None:

@@ -13,7 +13,7 @@ import itertools
 import torch
 from torch import nn
 
-from hpo.training.parallel.module_tree import replace_modules
+from hpo.training.module_tree import replace_modules
 
 # The multipliers of "lowbias32" (C. Wellons, "Prospecting for Hash Functions", 2018) as signed numbers.
 _FIRST_MULTIPLIER, _SECOND_MULTIPLIER = 0x7FEB352D, 0x846CA68B - (1 << 32)
@@ -118,14 +118,22 @@ def _mix_to_int32(high: int, low: int) -> int:
     return number - (1 << 32) if number >= 1 << 31 else number
 
 
-def replace_dropout(network: nn.Module, draws: DropoutMasks) -> nn.Module:
-    """Replace each nn.Dropout of a network by a `SharedDropout`, and return the network.
+def replace_dropout(network: nn.Module, masks: DropoutMasks) -> nn.Module:
+    """Replace each nn.Dropout of a network by one whose masks do not depend on the number of ranks.
 
-    Other modules that draw random numbers are not changed.
+    Other modules that draw random numbers are not changed. Before each forward pass in training, call
+    `masks.begin_forward`.
+
+    Args:
+        network: The network, which is changed.
+        masks: Draws the masks.
+
+    Returns:
+        The network.
     """
     layers = itertools.count()
 
     def make_shared_dropout(module: nn.Module) -> nn.Module | None:
-        return SharedDropout(module.p, next(layers), draws) if type(module) is nn.Dropout else None
+        return SharedDropout(module.p, next(layers), masks) if type(module) is nn.Dropout else None
 
     return replace_modules(network, make_shared_dropout)

@@ -1,8 +1,8 @@
-"""Operations on the tree of modules of a network: replace modules, list children, and find the units to shard."""
+"""Operations on the tree of modules of a network: replace modules, and list children."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -37,24 +37,3 @@ def convert_to_channels_last(network: nn.Module) -> nn.Module:
         if parameter.dim() == 4:
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
     return network
-
-
-def find_shard_units(network: nn.Module) -> list[nn.Module]:
-    """Return the modules that are sharded separately, so that a rank holds only one whole module at a time.
-
-    These units are the elements of lists (nn.Sequential or nn.ModuleList), and children outside of lists. A list within
-    a list is replaced by its elements, and a child that contains lists by its own units. Modules without parameters are
-    left out.
-    """
-    lists = (nn.Sequential, nn.ModuleList)
-
-    def iterate_units(module: nn.Module) -> Iterator[nn.Module]:
-        for child in module.children():
-            if type(child) in lists:
-                yield from iterate_units(child)
-            elif type(module) in lists or not any(type(inner) in lists for inner in child.modules()):
-                yield child
-            else:
-                yield from iterate_units(child)
-
-    return [module for module in iterate_units(network) if any(True for _ in module.parameters())]

@@ -1,0 +1,200 @@
+"""Share the training of a network among ranks, in ways in which users of torch make mistakes.
+
+`model` is a DistributedDataParallel, a network after `fully_shard`, or a `Pipeline`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from hpo.trainer.worker import Worker
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_mesh_numbers = itertools.count()
+_mesh_names: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDictionary()
+
+
+def make_mesh(worker: Worker) -> DeviceMesh:
+    """Make a mesh of the worker's ranks, for `fully_shard`. Collective: call on all ranks.
+
+    Its name is unique to the process group. torch treats meshes of the same name and ranks as equal, and caches
+    shardings by mesh. With equal names, a new process group would get a cached mesh of an earlier process group, which
+    has been destroyed.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    group = dist.group.WORLD
+    assert group is not None
+    name = _mesh_names.setdefault(group, f"ranks_{next(_mesh_numbers)}")
+    mesh = init_device_mesh(worker.device.type, (worker.size,), mesh_dim_names=(name,))
+    # torch's caches never release meshes, and a mesh holds its group, with connections and threads, for use by the
+    # compiler (torch 2.15). Without this entry, torch finds the group by its name.
+    getattr(mesh, "_pg_registry", {}).clear()
+    return mesh
+
+
+def make_autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Make a context in which torch uses a precision for all operations for which it is safe.
+
+    Args:
+        precision: "float32", "bfloat16" or "float16".
+        device: The device that computes.
+    """
+    if precision == "float32":
+        return nullcontext()
+    # A cache would keep the cast weights of a sharded block, and mix the graphs of microbatches.
+    return torch.autocast(device.type, DTYPES[precision], cache_enabled=False)
+
+
+class SharedGradScaler(GradScaler):
+    """A GradScaler for float16 (Micikevicius et al. 2018) with which all ranks skip the same steps.
+
+    torch's GradScaler looks for overflows only in a rank's own gradients. If ranks have different parameters, they
+    would skip different steps, and use different scales afterwards.
+
+    Args:
+        device: The device that computes.
+        precision: The scaler is disabled unless it is "float16".
+    """
+
+    def __init__(self, device: torch.device, precision: str) -> None:
+        # torch begins with 2 ** 16 and skips steps until the scale fits. Short trainings have too few steps for this.
+        super().__init__(device.type, init_scale=2.0**10, growth_interval=500, enabled=precision == "float16")
+        # The first call initialises the scale. Only the last stage of a pipeline would make it later.
+        self.scale(torch.zeros((), device=device))
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
+    ) -> dict[torch.device, torch.Tensor]:
+        del allow_fp16
+        gradients = [
+            _get_local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
+        found = found_inf.clone()
+        for device in {gradient.device for gradient in gradients}:
+            ours = [gradient for gradient in gradients if gradient.device == device and gradient.numel()]
+            here = found_inf.to(device, copy=True)
+            torch._amp_foreach_non_finite_check_and_unscale_(ours, here, inv_scale.to(device))
+            found = torch.maximum(found, here.to(found.device))
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return {found.device: found}
+
+
+def _get_local(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a tensor that may be sharded."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+
+
+def clip_gradients(model: nn.Module, max_norm: float) -> None:
+    """Scale gradients down to a maximum norm of the whole network. Collective: call on all ranks.
+
+    `torch.nn.utils.clip_grad_norm_` takes a stage of a pipeline for the whole network.
+
+    Args:
+        model: The model.
+        max_norm: The maximum Euclidean norm of the gradients of all parameters.
+    """
+    norm: Any = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    if (worker := getattr(model, "worker", None)) is not None:
+        square = norm.to(worker.device).square()  # The norm of a frozen stage is on the CPU.
+        dist.all_reduce(square)
+        norm = square.sqrt()
+    clip_grads_with_norm_(model.parameters(), max_norm, norm)
+
+
+def gather_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the state dict of the whole network, for `worker.offer_weights`. Collective: call on all ranks.
+
+    It is complete only on the leader, in the memory of the CPU.
+
+    Args:
+        model: The model.
+    """
+    return _gather_tensors(model, find_network(model).state_dict())
+
+
+def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the state of the whole network and its optimizer, for a checkpoint. Collective: call on all ranks.
+
+    It is complete only on the leader. Its format does not depend on the number of ranks, and on whether they have
+    replicas, shards or stages.
+
+    Args:
+        model: The model.
+        optimizer: The optimizer of the model's parameters.
+    """
+    tensors = {
+        f"{key}:{name}": tensor
+        for name, parameter in find_network(model).named_parameters()
+        for key, tensor in optimizer.state.get(parameter, {}).items()
+        if tensor is not None
+    }
+    return {"network": gather_weights(model), "optimizer": _gather_tensors(model, tensors)}
+
+
+def load_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Load the state of a network and its optimizer that `gather_state` returned. The optimizer keeps its settings.
+
+    Args:
+        model: The model.
+        optimizer: The optimizer of the model's parameters.
+        state: The whole state, on each rank.
+    """
+    network, whole = find_network(model), state["network"]
+    network.load_state_dict({name: _select_shard(own, whole[name]) for name, own in network.state_dict().items()})
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    for entry, tensor in state["optimizer"].items():
+        key, _, name = entry.partition(":")
+        tensors.setdefault(name, {})[key] = tensor
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    own_state = {
+        # A scalar, the number of steps, is not sharded.
+        index: {key: _select_shard(p, t) if t.dim() else t for key, t in tensors.get(names[p], {}).items()}
+        for index, p in enumerate(p for group in optimizer.param_groups for p in group["params"])
+    }
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": own_state})
+
+
+def find_network(model: nn.Module) -> nn.Module:
+    """Return the network of a model, with this rank's shards or stage."""
+    if isinstance(model, DistributedDataParallel):
+        return model.module  # type: ignore[no-any-return]
+    return model.stage.network if hasattr(model, "stage") else model  # type: ignore[return-value, union-attr]
+
+
+def _gather_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return whole tensors by their names. Collective: call on all ranks."""
+    worker, whole = getattr(model, "worker", None), {}
+    for name, tensor in tensors.items():
+        gathered = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        if worker is not None or dist.get_rank() == 0:
+            whole[name] = gathered.detach().cpu()  # The memory of the device may be too small for all.
+    if worker is not None:
+        whole = {name: tensor for stage in worker.comm.gather(whole) or [] for name, tensor in stage.items()}
+    return whole
+
+
+def _select_shard(own: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's shard of a whole tensor, if its `own` tensor is sharded."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(own, DTensor):
+        return tensor
+    on_device = tensor.to(own.to_local().device)  # All ranks have the tensor, so none has to send it.
+    return distribute_tensor(on_device, own.device_mesh, own.placements, src_data_rank=None)
