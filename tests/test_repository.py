@@ -42,8 +42,8 @@ WRONG = [
     ("space/search_space.py", "import mpi4py", BASE),
     ("problem.py", "import torch", BASE),
     ("run/run_search.py", "import propulate", ONE),
-    ("training/fit.py", "from hpo.evaluation import rank_group", WORKER),
-    ("training/fit.py", "from hpo.trainer import object_comm", WORKER),
+    ("training/validation.py", "from hpo.evaluation import rank_group", WORKER),
+    ("training/validation.py", "from hpo.trainer import object_comm", WORKER),
 ]
 
 

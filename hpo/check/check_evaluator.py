@@ -1,18 +1,16 @@
-"""Evaluate one individual several times for `hpo check`, as a run does, and record a trace of each training.
-
-A trace has numbers such as steps, norms of gradients, and memory.
-"""
+"""Evaluate one individual several times for a check, as a run does, and record a trace of each training."""
 
 from __future__ import annotations
 
+import math
+import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpo.check.collective_mismatch import find_mismatch
-from hpo.check.file_snapshot import FileSnapshot, take_file_snapshot
 from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.checkpointer import Checkpointer
 from hpo.evaluation.evaluator import EvaluationContext, Evaluator
@@ -24,6 +22,7 @@ from hpo.evaluation.verdict import Verdict
 from hpo.evaluation.weights_saver import WeightsSaver
 from hpo.process.messages import Report
 from hpo.process.trace import Trace
+from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.rank_watch import RankWatch
 from hpo.run.prepare_rank import RankState
 from hpo.store.checkpoints import CheckpointStore
@@ -37,6 +36,21 @@ from hpo.store.weights import BestWeights, read_weights_info
 
 MAX_LOSSES = 3
 
+_MAX_FILES = 20_000  # in a snapshot
+_EXCLUDED_FOLDERS = ("__pycache__", ".git")
+
+FileSnapshot = Mapping[str, tuple[int, int]]  # size and modification time of each file, by its relative path
+
+# torch's check of collectives (`hpo.trainer.trainer_group`) also rejects some correct collectives. It compares
+# shapes, though only the number of elements matters. It also counts each send and recv as a collective (torch 2.15),
+# as between the stages of a pipeline.
+_MISMATCH = "mismatch between collectives"
+# A message names the collective of its own rank first. The other rank's collective in it is wrong (torch 2.15).
+_COLLECTIVE_PATTERN = re.compile(
+    r"is running collective: CollectiveFingerPrint\(SequenceNumber=\d+,? ?OpType=(\w+)"
+    r"(?:, TensorShape=(\[[^\]]*\]))?(?:, TensorDtypes=(\w+))?"
+)
+
 
 @dataclass(frozen=True)
 class CheckOutcome:
@@ -48,10 +62,10 @@ class CheckOutcome:
     """The trace of the training on each rank, in the order of ranks."""
     has_offered_weights: bool
     """Whether the objective has offered weights."""
-    is_false_alarm: bool = False
+    is_false_alarm: bool
     """Whether the evaluation failed only because torch's check of collectives has rejected correct collectives."""
-    rejection: str = ""
-    """The reason why the evaluation could not resume from its checkpoint; empty if it resumed, or had no checkpoint."""
+    rejection: str
+    """Why the evaluation could not resume from its checkpoint; empty if it resumed, or had no checkpoint."""
 
     @property
     def ranks(self) -> int:
@@ -73,6 +87,8 @@ class CheckOutcome:
 class WeightsTest:
     """The result of calling the user's `test` with the weights that a run would keep."""
 
+    has_test: bool
+    """Whether the search file has a function `test`."""
     weight_names: list[str] | None = None
     """The names of the kept weights; None if no weights were kept."""
     failure: str = ""
@@ -94,7 +110,8 @@ class _FirstLossCheckpointer(Checkpointer):
 
         The leader calls this after each loss for which the objective has saved a checkpoint.
         """
-        is_first, self._is_first = self._is_first, False
+        is_first = self._is_first
+        self._is_first = False
         return is_first
 
     def reject_checkpoint(self, assignment: Assignment, reason: str) -> None:
@@ -110,11 +127,7 @@ class _ShortLeader(Leader):
     """A leader that ends each evaluation after at most `MAX_LOSSES` losses."""
 
     def __init__(
-        self,
-        recorder: StudyClient,
-        limits: Limits,
-        keeper: WeightsSaver | None,
-        saver: _FirstLossCheckpointer,
+        self, recorder: StudyClient, limits: Limits, keeper: WeightsSaver | None, saver: _FirstLossCheckpointer
     ) -> None:
         super().__init__(recorder, limits, lambda _: None, saver, keeper)
         self.checkpointer = saver
@@ -130,72 +143,67 @@ class _ShortLeader(Leader):
 
 @dataclass
 class CheckEvaluator:
-    """Evaluates one individual several times on the ranks of a worker, and records the evaluations in `folder`.
-
-    `params` has the hyperparameters on the leader, and is None on its other ranks.
-    """
+    """Evaluates one individual several times, on ranks that form one worker each time."""
 
     ready: RankState
     watch: RankWatch
     folder: Path
+    """Where the evaluations are recorded."""
     params: Mapping[str, Any] | None
+    """The hyperparameters on the leader; None on its other ranks."""
+    patience: float
+    """Maximum seconds for which a rank waits for its peers."""
     limits: Limits = field(default_factory=Limits)
-    _record: Record | None = field(default=None, init=False)
+    worker: int = 0
+    """Index of the worker that the ranks form."""
     file_snapshots: list[FileSnapshot] = field(default_factory=list, init=False)
-    """Snapshots of the files below the working directory, taken on the first rank if the objective is a program.
+    """On the first rank, if the objective is a program: the files below the working directory.
 
     The first snapshot is taken before the first evaluation, and a further one after each evaluation.
     """
+    _record: Record | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        self._run_dir = RunDir(self.folder)
+        self._program = Program.from_problem(self.ready.problem)
         if self.params is not None:
-            self._run_dir = RunDir(self.folder)
-            problem = self.ready.problem
-            self._record = Record.create(
-                self._run_dir.journal, "check", problem.space.describe(), objectives=problem.file.objectives
-            )
+            space = self.ready.problem.space.describe()
+            objectives = self.ready.problem.file.objectives
+            self._record = Record.create(self._run_dir.journal, "check", space, objectives=objectives)
+
+    def form_worker(self, comm: SleepingComm) -> RankGroup:
+        """Make the ranks of `comm` one worker. Collective: call on all of them."""
+        self.watch.join_worker(comm, self.worker, self.patience)
+        return RankGroup(comm, self.ready.host, self.worker, self.patience, self.ready.slot)
 
     def evaluate(
         self, group: RankGroup, keeps_weights: bool = False, previous: CheckOutcome | None = None
     ) -> CheckOutcome | None:
-        """Evaluate the individual, and return the outcome on the leader. Collective: call on all ranks of the worker.
+        """Evaluate the individual. Collective: call on all ranks of the worker.
 
         Args:
-            group: The ranks of the worker. Call ``watch.join_worker`` with these ranks before.
+            group: The ranks of the worker, from `form_worker`.
             keeps_weights: Whether to keep the weights that the objective offers.
-            previous: An earlier outcome. The evaluation resumes from the checkpoint of its first loss. None starts from
+            previous: The evaluation resumes from the checkpoint of the first loss of this outcome. None starts from
                 the beginning.
 
         Returns:
             The outcome on the leader; None on other ranks.
         """
-        leader, assignment = None, None
-        if self._record is not None and self.params is not None:
-            problem = self.ready.problem
-            recorder = StudyClient(DirectConnection(self._make_writer(self._record)), self._record.objectives)
-            keeper = WeightsSaver(recorder, problem.setting_values) if keeps_weights else None
-            leader = _ShortLeader(
-                recorder, self.limits, keeper, _FirstLossCheckpointer(CheckpointStore(self._run_dir.checkpoints))
-            )
-            origin = {"island": 0, "worker": 0, "generation": 0}
-            assignment = self._record.start_trial(self.params, problem.space.make_distributions(), origin)
-            if previous is not None:
-                assignment = replace(assignment, root=previous.evaluation.trial)
-        program = Program.from_problem(self.ready.problem)
-        context = EvaluationContext(self.ready.user_frames, 0, RunDir(self.folder), program=program)
-        evaluator = Evaluator(context, group, self.watch, leader, is_traced=True)
-        if leader is not None and program is not None and not self.file_snapshots:
-            self.file_snapshots.append(take_file_snapshot(Path()))
-        if assignment is not None:
-            evaluator.evaluate(assignment)
-            evaluator.end()
-        else:
+        context = EvaluationContext(self.ready.user_frames, 0, self._run_dir, program=self._program)
+        if self._record is None:
+            evaluator = Evaluator(context, group, self.watch, None, is_traced=True)
             evaluator.follow()
-        if leader is not None and program is not None:
-            self.file_snapshots.append(take_file_snapshot(Path()))
-        traces = group.comm.gather(Trace.from_data(evaluator.trace))
-        if leader is None or self._record is None or traces is None:
+            group.comm.gather(Trace.from_data(evaluator.trace))
             return None
+        if not self.file_snapshots:
+            self._take_file_snapshot()
+        leader = self._make_leader(self._record, keeps_weights)
+        evaluator = Evaluator(context, group, self.watch, leader, is_traced=True)
+        evaluator.evaluate(self._start_trial(self._record, previous))
+        evaluator.end()
+        self._take_file_snapshot()
+        traces: list[Trace] = group.comm.gather(Trace.from_data(evaluator.trace)) or []
         evaluation = self._record.read_evaluations()[-1]
         mismatch = find_mismatch(evaluation.failure or "", traces)
         if mismatch is not None:
@@ -203,26 +211,102 @@ class CheckEvaluator:
         is_false_alarm = mismatch is not None and mismatch.is_false_alarm
         return CheckOutcome(evaluation, traces, leader.has_offered, is_false_alarm, leader.checkpointer.rejection)
 
-    def _make_writer(self, record: Record) -> StudyWriter:
-        claims = Claims(record, self.ready.problem.space.make_distributions(), budget=0)  # A check claims nothing.
-        log, states = OutputLog(self._run_dir.get_log_path), CheckpointStore(self._run_dir.checkpoints)
-        return StudyWriter(record, claims, log, states, weights=BestWeights(self._run_dir, record.objectives))
+    def _make_leader(self, record: Record, keeps_weights: bool) -> _ShortLeader:
+        problem = self.ready.problem
+        claims = Claims(record, problem.space.make_distributions(), budget=0)  # A check claims nothing.
+        checkpoints = CheckpointStore(self._run_dir.checkpoints)
+        log = OutputLog(self._run_dir.get_log_path)
+        weights = BestWeights(self._run_dir, record.objectives)
+        writer = StudyWriter(record, claims, log, checkpoints, weights=weights)
+        recorder = StudyClient(DirectConnection(writer), record.objectives)
+        keeper = WeightsSaver(recorder, problem.setting_values) if keeps_weights else None
+        return _ShortLeader(recorder, self.limits, keeper, _FirstLossCheckpointer(checkpoints))
+
+    def _start_trial(self, record: Record, previous: CheckOutcome | None) -> Assignment:
+        assert self.params is not None
+        origin = {"island": 0, "worker": 0, "generation": 0}
+        assignment = record.start_trial(self.params, self.ready.problem.space.make_distributions(), origin)
+        return assignment if previous is None else replace(assignment, root=previous.evaluation.trial)
+
+    def _take_file_snapshot(self) -> None:
+        if self._program is not None:
+            self.file_snapshots.append(read_file_snapshot(Path()))
 
     def test_weights(self) -> WeightsTest:
         """On the job's first rank, call the user's `test` with the kept weights, as a run does at its end.
 
         The result does not contain the metrics, since test data are for the winner of a search.
         """
-        problem, path = self.ready.problem, self._run_dir.best_weights
+        has_test = self.ready.problem.file.has_test
+        path = self._run_dir.best_weights
         info = read_weights_info(path)
         if info is None:
-            return WeightsTest()
-        if not problem.file.has_test:
-            return WeightsTest(info.names)
-        began, failure, has_metrics = time.monotonic(), "", False
-        for part in run_test_in_trainer(self.ready.slot.fork_other, info.params, path):
-            has_metrics |= part["kind"] == "metrics"
-            failure = part["text"] if part["kind"] == "failure" else failure
-        if failure or not has_metrics:
-            return WeightsTest(info.names, failure or "it gave no metrics")
-        return WeightsTest(info.names, seconds=time.monotonic() - began)
+            return WeightsTest(has_test)
+        if not has_test:
+            return WeightsTest(has_test, info.names)
+        began = time.monotonic()
+        messages = list(run_test_in_trainer(self.ready.slot.fork_other, info.params, path))
+        failures = [message["text"] for message in messages if message["kind"] == "failure"]
+        if not any(message["kind"] == "metrics" for message in messages):
+            failures.append("it gave no metrics")
+        if failures:
+            return WeightsTest(has_test, info.names, failures[0])
+        return WeightsTest(has_test, info.names, seconds=time.monotonic() - began)
+
+
+def read_file_snapshot(folder: Path) -> FileSnapshot:
+    """Return the size and the modification time of the first 20,000 files below a folder."""
+    snapshot: dict[str, tuple[int, int]] = {}
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _EXCLUDED_FOLDERS)
+        for name in sorted(names):
+            path = Path(parent, name)
+            try:
+                status = path.lstat()
+            except OSError:  # The file was removed in the meantime.
+                continue
+            snapshot[str(path.relative_to(folder))] = status.st_size, status.st_mtime_ns
+            if len(snapshot) == _MAX_FILES:
+                return snapshot
+    return snapshot
+
+
+@dataclass(frozen=True)
+class CollectiveMismatch:
+    """The collectives of all ranks in an evaluation that torch's check of collectives has failed."""
+
+    text: str
+    """The message for a user."""
+    is_false_alarm: bool
+    """Whether the collectives are correct."""
+
+
+def find_mismatch(failure: str, traces: Sequence[Trace]) -> CollectiveMismatch | None:
+    """Return the collectives of the ranks if torch's check of collectives has failed an evaluation; None otherwise."""
+    if _MISMATCH not in failure:
+        return None
+    collectives = [_find_collective(trace.failures) for trace in traces]
+    descriptions = ", ".join(
+        f"rank {rank} {collective}{f' at {traces[rank].place}' if traces[rank].place else ''}"
+        for rank, collective in enumerate(collectives)
+        if collective
+    )
+    signatures = {_compute_signature(collective) for collective in collectives if collective}
+    return CollectiveMismatch(f"the ranks are in different collectives: {descriptions}", len(signatures) == 1)
+
+
+def _find_collective(messages: Sequence[str]) -> str:
+    """Return the collective that a rank has called, according to its exceptions; an empty text if none names it."""
+    for message in messages:
+        match = _COLLECTIVE_PATTERN.search(message) if _MISMATCH in message else None
+        if match is not None:
+            kind, shape, dtype = match.groups()
+            # Only a barrier has no tensor.
+            return f"{kind.lower()} of {dtype.lower()} {shape}" if shape and dtype else "barrier"
+    return ""
+
+
+def _compute_signature(collective: str) -> tuple[str, int]:
+    """Return the kind and data type of a collective as a text, and its number of elements."""
+    kind, _, shape = collective.rpartition(" [")
+    return kind or collective, math.prod(map(int, re.findall(r"\d+", shape))) if kind else 0

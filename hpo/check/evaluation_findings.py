@@ -1,66 +1,139 @@
-"""Make the findings of a check about failures, losses, gradients, weights and checkpoints."""
+"""Make the findings of `hpo check`: failures, losses, training, weights, checkpoints, and files of a program.
+
+In this module, `whole` is an evaluation on all ranks, and `alone` is the evaluation on 1 rank.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
 
-from hpo.check.check_evaluator import CheckOutcome, WeightsTest
-from hpo.check.failure_advice import find_failure_advice, format_name_list
+from hpo.check.check_evaluator import CheckOutcome, FileSnapshot, WeightsTest
 from hpo.check.finding import Finding
-from hpo.check.loss_comparison import compare_continuation, compare_rank_counts, compare_repetition
-from hpo.check.training_comparison import compare_networks
-from hpo.problem import Problem
-from hpo.text_format import cut_text, format_count, format_duration
+from hpo.process.trace import Fingerprint, Trace, compute_distance, compute_norm
+from hpo.script_objective import Script
+from hpo.text_format import cut_text, format_count, format_duration, format_list
 
-_MAX_FAILURE_LENGTH = 400  # Characters of a failure that are shown.
+# Relative tolerances. Ranks that average their gradients have equal weights to the last bit. For the same training on
+# 1 and on 2 or 3 ranks, losses differed by 1e-7 after three epochs (float32, Adam and Adadelta on digits), and first
+# gradients by 3e-7.
+_FINGERPRINT_TOLERANCE = 1e-9
+_TOLERANCE = 1e-4
+# Another order of the samples in a batch changed the first gradients of ResNet-18 on one rank by 4e-3 in float32, and
+# by 1e-14 in float64.
+_BATCH_NORM_TOLERANCE = 0.02
+_SMALL_FRACTION = 0.1  # A sampler may repeat or omit this fraction of the samples to give all ranks equally many.
+
+_WRAP_ADVICE = (
+    "Each rank trains its own network on its share of the samples. Wrap it, model = DistributedDataParallel(network), "
+    "and call model(inputs) to train, not network or model.module. Otherwise, average the gradients over all ranks "
+    "before each step"
+)
+
+
+_MAX_FAILURE_LENGTH = 400  # characters that are printed
+
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+_TORCHRUN_VARIABLES = (
+    *_RANK_VARIABLES,
+    *("LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+)
+
+_REDUCE_ADVICE = (
+    "A rank yields the loss of its own share or of its own network. Add up the sums over all ranks, "
+    "dist.all_reduce(total), and divide by the number of all samples"
+)
+_LOADER_ADVICE = (
+    "Loader processes that are not forked cannot import the search file (No module named 'search_file_...'). Leave "
+    "multiprocessing_context out, or put the Dataset into a module next to the file"
+)
+_DIVERGENCE_ADVICE = (
+    "This is normal for some hyperparameters. If these should be good, check the data and the loss, and narrow the "
+    "learning rate. --enqueue FILE checks another individual"
+)
+_UNUSED_ADVICE = (
+    "Some parameters had no part in the loss{unused}. Freeze them by requires_grad_(False) before "
+    "DistributedDataParallel wraps the network, or pass find_unused_parameters=True"
+)
+_COLLECTIVES_ADVICE = (
+    "The ranks of a worker must call the same collectives (all_reduce, a backward pass of DistributedDataParallel, "
+    "a yield) equally often. Look for different numbers of steps, and for calls inside if worker.rank == 0"
+)
+_EPOCHS_ADVICE = (
+    "The ranks must train the same number of epochs. Base early stopping on a value that is equal on all ranks, such "
+    "as an all-reduced loss"
+)
+
+# The first pattern that matches the failure or the traceback determines the advice.
+_ADVICE_BY_PATTERN = [
+    (r"the ranks yielded different losses", _REDUCE_ADVICE),
+    (r"do not yield equally many losses", _EPOCHS_ADVICE),
+    (r"DataLoader worker .* exited unexpectedly", _LOADER_ADVICE),
+    (r"Expected to have finished reduction", _UNUSED_ADVICE),
+    (r"the ranks are in different collectives", _COLLECTIVES_ADVICE),
+    (r"timeout: .*( at its end for rank|, which had ended)", _EPOCHS_ADVICE),
+    (r"timeout: ", _COLLECTIVES_ADVICE),
+    (
+        r"the objective yielded no loss",
+        "Yield the validation loss after each epoch; a function without any yield may return it",
+    ),
+    (
+        r"an objective must yield its validation loss, a number, got None",
+        "Every rank must yield the loss. If only one rank computes it, send it to the others by dist.broadcast",
+    ),
+    (
+        r"FileNotFoundError: .*a relative path",
+        "Make the path a setting, --set data=/path/to/it, or use an absolute path",
+    ),
+    (r"the validation loss is (nan|-?inf)", _DIVERGENCE_ADVICE),
+]
+
+
+@dataclass(frozen=True)
+class CheckOutcomes:
+    """The outcomes of all evaluations of a check; None if the evaluation was left out."""
+
+    whole: CheckOutcome
+    again: CheckOutcome | None
+    """The second evaluation on all ranks."""
+    resumed: CheckOutcome | None
+    """The evaluation on all ranks that has resumed from the checkpoint of the first loss of `again`."""
+    alone: CheckOutcome | None
+
+    def list_compared(self) -> list[CheckOutcome]:
+        """Return the outcomes of the evaluations that have started from the beginning."""
+        return [outcome for outcome in (self.whole, self.again, self.alone) if outcome is not None]
 
 
 def inspect_outcomes(
-    problem: Problem, outcomes: Sequence[CheckOutcome], went_on: CheckOutcome | None, handed: WeightsTest
+    outcomes: CheckOutcomes,
+    weights_test: WeightsTest,
+    script: Script | None,
+    files: Sequence[FileSnapshot],
 ) -> list[Finding]:
     """Return the findings about the evaluations of a check.
 
     Args:
-        outcomes: The outcomes of two evaluations on all ranks, and of one evaluation on 1 rank. Later ones may be
-            missing.
-        went_on: The outcome of the evaluation that resumed from the checkpoint of the second one; None without a
-            checkpoint.
-        handed: The result of calling the user's `test`.
+        script: The program that is the objective; None if it is a function.
+        files: If the objective is a program: snapshots of the working directory before the first evaluation, and after
+            each evaluation.
     """
-    points = [*_inspect_evaluations(outcomes), *_inspect_gradients(outcomes)]
-    if problem.file.script is None:
-        points += _inspect_saved_data(problem, outcomes, went_on, handed)
-    elif went_on is not None:
-        points += _inspect_checkpoints(outcomes, went_on)
-    return points
-
-
-def has_passed(points: Sequence[Finding]) -> bool:
-    """Return whether no finding has the level "wrong"."""
-    return all(point.level != "wrong" for point in points)
-
-
-def _inspect_evaluations(outcomes: Sequence[CheckOutcome]) -> Iterator[Finding]:
-    whole, last = outcomes[0], outcomes[-1]
-    alone = last if last.ranks < whole.ranks else None
-    yield from _inspect_failures(whole, alone)
-    if apart := compare_networks(whole, alone):
-        yield apart
-    if whole.failure:
-        return
-    if outcomes[1].failure:
-        yield Finding(
-            "wrong",
-            f"The second evaluation fails: {cut_text(outcomes[1].failure, _MAX_FAILURE_LENGTH)}",
-            find_failure_advice(outcomes[1]),
-        )
-        return
-    again = compare_repetition(whole, outcomes[1])
-    yield again
-    if alone is None:
-        yield Finding("look", "Only 1 rank was checked", "Compare numbers of ranks with mpirun -n 2 hpo check")
-    elif not alone.failure and again.level == "ok":
-        yield from compare_rank_counts(whole, alone)
+    findings = [
+        *_inspect_failures(outcomes.whole, outcomes.alone),
+        *_inspect_losses(outcomes),
+        *_inspect_gradients(outcomes),
+    ]
+    if script is None:
+        findings += _inspect_weights(outcomes.whole, weights_test)
+        findings += _inspect_checkpoints(outcomes)
+        return findings
+    if outcomes.resumed is not None:
+        findings += _inspect_checkpoints(outcomes)
+    return [*findings, *_inspect_program(script, outcomes, files)]
 
 
 def _inspect_failures(whole: CheckOutcome, alone: CheckOutcome | None) -> Iterator[Finding]:
@@ -70,96 +143,590 @@ def _inspect_failures(whole: CheckOutcome, alone: CheckOutcome | None) -> Iterat
         yield Finding(
             "wrong",
             f"The evaluation fails on {where}: {cut_text(whole.failure, _MAX_FAILURE_LENGTH)}",
-            find_failure_advice(whole),
+            _find_failure_advice(whole),
         )
     elif alone is not None and alone.failure:
         yield Finding(
             "wrong",
             f"The evaluation fails on 1 rank only: {cut_text(alone.failure, _MAX_FAILURE_LENGTH)}",
-            find_failure_advice(alone),
+            _find_failure_advice(alone),
+        )
+    if difference := _compare_networks(whole, alone):
+        yield difference
+
+
+def _find_failure_advice(outcome: CheckOutcome) -> str:
+    """Return the advice for a failed evaluation; an empty text if the failure is unknown."""
+    messages = f"{outcome.failure}\n{outcome.evaluation.traceback}"
+    text = next((text for pattern, text in _ADVICE_BY_PATTERN if re.search(pattern, messages)), "")
+    unused = _list_unused_parameters(outcome)
+    return text.format(unused=f" ({format_list(unused)})" if unused else "")
+
+
+def _inspect_losses(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    whole = outcomes.whole
+    again = outcomes.again
+    alone = outcomes.alone
+    if whole.failure or again is None:
+        return
+    if again.failure:
+        yield Finding(
+            "wrong",
+            f"The second evaluation fails: {cut_text(again.failure, _MAX_FAILURE_LENGTH)}",
+            _find_failure_advice(again),
+        )
+        return
+    repetition = _compare_repetition(whole, again)
+    yield repetition
+    if alone is None:
+        yield Finding("look", "Only 1 rank was checked", "Compare numbers of ranks with mpirun -n 2 hpo check")
+    elif not alone.failure and repetition.level == "ok":
+        yield from _compare_rank_counts(whole, alone)
+
+
+def _compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
+    """Return a finding about whether two evaluations with the same seed and number of ranks have the same losses."""
+    text = f"The same seed on {format_count(first.ranks, 'rank')}"
+    if first.traces[0].steps and not again.traces[0].steps:
+        return Finding(
+            "look",
+            f"{text}: the second evaluation took no step, so nothing was compared",
+            "It may have resumed from a checkpoint of the first. Delete it: a search would resume from it, too",
+        )
+    off = _compute_difference(first.losses, again.losses)
+    if off <= _TOLERANCE:
+        return Finding("ok", f"{text} has the same losses twice{_format_within(off)}")
+    first_weights = first.traces[0].weights.get(0)
+    again_weights = again.traces[0].weights.get(0)
+    if first_weights and again_weights and _is_different(first_weights, again_weights):
+        return Finding(
+            "wrong",
+            f"{text} has different losses the second time, by {_format_relative(off)}: the initial weights differ",
+            "Create the network and its weights in the objective. Objects at module level keep their state between "
+            "evaluations",
+        )
+    return Finding(
+        "look",
+        f"{text} has different losses the second time, by {_format_relative(off)}, from the same initial weights",
+        "Possible causes: random numbers without worker.seed (loader processes, a Generator, the clock), a counter of "
+        "evaluations, or nondeterministic GPU kernels (find them with torch.use_deterministic_algorithms(True))",
+    )
+
+
+def _compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
+    """Yield a finding about whether all ranks and 1 rank have the same losses, and findings about likely causes.
+
+    Different losses are "wrong" only if no cause is found and the samples were recorded. Otherwise they are "look". A
+    cause of different losses is "wrong" if it is certainly a mistake. If the losses are equal, each cause is "look".
+    """
+    ranks = format_count(whole.ranks, "rank")
+    off = _compute_difference(whole.losses, alone.losses)
+    if len(whole.losses) != len(alone.losses):
+        text = f"There are {format_count(len(whole.losses), 'loss')[:-1]}es on {ranks}, and {len(alone.losses)} on 1"
+        yield Finding("look", text, "The number of epochs should not depend on the number of ranks")
+    if off <= _TOLERANCE:
+        yield Finding("ok", f"{ranks} and 1 rank have the same losses{_format_within(off)}")
+        yield from (Finding("look", cause.text, cause.advice) for cause in _compare_training(whole, alone))
+        return
+    text = f"The losses of {ranks} and of 1 rank differ by {_format_relative(off)}"
+    if _compare_networks(whole, alone) is not None:
+        yield Finding("look", text)  # The finding about the networks is the cause.
+    elif causes := list(_find_causes(whole, alone)):
+        yield Finding("look", text)
+        yield from causes
+    else:
+        yield Finding("wrong" if _has_samples(whole, alone) else "look", text, _advise_unexplained(whole, alone))
+
+
+def _find_causes(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
+    """Yield causes of different losses on all ranks and on 1 rank: one certain cause, or all possible causes."""
+    ratios = [ours / theirs for ours, theirs in zip(whole.losses, alone.losses, strict=False) if theirs]
+    layers = list(_find_rank_dependent_layers(whole.traces[0]))
+    tolerance = _SMALL_FRACTION if layers else _SMALL_FRACTION / 10
+    for factor in (whole.ranks, 1 / whole.ranks):
+        if all(math.isclose(ratio, factor, rel_tol=tolerance) for ratio in ratios):
+            yield Finding(
+                "wrong",
+                f"The losses are {factor:.3g} times those of 1 rank",
+                "Divide the sum over all ranks by the number of all validation samples. Their mean of means is "
+                "right only if their shares are equally large",
+            )
+            return
+    if _has_same_parameters(whole, alone) and _is_different(whole.traces[0].weights[0], alone.traces[0].weights[0]):
+        yield Finding(
+            "look",
+            "The initial weights differ from those on 1 rank",
+            "Create the network before anything that depends on the rank or on the number of ranks",
+        )
+        return
+    training = list(_compare_training(whole, alone))
+    yield from training
+    if all(cause.level == "look" for cause in training):
+        yield from layers
+        if not training and not layers:
+            yield from _find_shared_norms(whole.traces[0])
+
+
+def _advise_unexplained(whole: CheckOutcome, alone: CheckOutcome) -> str:
+    ours = next(iter(whole.traces[0].at_loss), ())
+    theirs = next(iter(alone.traces[0].at_loss), ())
+    if _has_same_parameters(whole, alone) and ours and len(ours) == len(theirs):
+        if compute_distance(ours, theirs) <= _TOLERANCE:
+            return (
+                "The networks are the same at the first loss, so the validation differs. The loss must include each "
+                "sample once: divide the sum over all ranks by the number of all samples"
+            )
+        return (
+            "The gradients of the first step are the same, but the networks differ at the first loss. If the ranks' "
+            "shares of the last batch differ in size, use reduction='sum' and "
+            "(loss * worker.size / len(batch)).backward()"
+        )
+    return (
+        "No cause was found. Divide the validation loss, summed over all ranks, by the number of all samples. Weight "
+        "the ranks' shares of a batch by their sizes"
+    )
+
+
+def _find_rank_dependent_layers(trace: Trace) -> Iterator[Finding]:
+    if trace.normalization_layers.total():
+        yield Finding(
+            "look",
+            f"{_format_layer_counts(trace.normalization_layers)}: each rank normalizes with its own share of a batch",
+            "nn.SyncBatchNorm.convert_sync_batchnorm(network) on GPUs, GroupNorm and LayerNorm do not depend on the "
+            "number of ranks",
+        )
+    if trace.random_layers:
+        yield Finding(
+            "look",
+            f"{_format_layer_counts(trace.random_layers)}: each rank draws random numbers for its own share, so "
+            f"losses differ a little",
+            "To find other differences, check once with a probability of 0, or without random numbers",
         )
 
 
-def _inspect_gradients(outcomes: Sequence[CheckOutcome]) -> Iterator[Finding]:
-    trace = next((outcome.traces[0] for outcome in outcomes if outcome.traces[0].shapes), None)
-    if trace is None:
-        if not any(outcome.failure for outcome in outcomes):
+def _find_shared_norms(trace: Trace) -> Iterator[Finding]:
+    if trace.synchronized_layers.total():
+        yield Finding(
+            "look",
+            f"{_format_layer_counts(trace.synchronized_layers)}: they normalize over all ranks, and rounding "
+            f"errors grow from step to step",
+            "To find other differences, check once with fewer steps and a lower learning rate",
+        )
+
+
+def _compute_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the largest relative difference between two losses of the same epoch."""
+    pairs = list(zip(ours, theirs, strict=False))
+    return max((abs(a - b) / max(abs(a), abs(b)) for a, b in pairs if a != b), default=0.0)
+
+
+def _format_within(off: float) -> str:
+    return f", within {off:.0e}" if off else ", to the last digit"
+
+
+def _format_layer_counts(layers: Counter[str]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in layers.items() if count)
+
+
+def _compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
+    """Yield findings about the first of these that differs, in this order: samples, steps per epoch, gradients."""
+    many = whole.traces[0]
+    samples = list(_compare_samples(whole, alone))
+    if samples:
+        yield from samples
+    elif (ours := _count_epoch_steps(whole)) and (theirs := _count_epoch_steps(alone)) and ours != theirs:
+        what = "An epoch has" if many.steps_at_losses else "The training takes"
+        yield Finding(
+            "look",
+            f"{what} {format_count(ours, 'step')} on {format_count(whole.ranks, 'rank')} and {theirs} on 1: the "
+            f"global batch size differs",
+            "If batch_size is the global batch size, a rank takes batch_size // worker.size. Otherwise, the best "
+            "learning rate depends on the number of ranks",
+        )
+    elif _has_same_parameters(whole, alone) and not (many.random_layers or many.normalization_layers.total()):
+        yield from _compare_gradients(whole, alone)
+
+
+def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
+    """Yield a finding unless each rank trains on a different share of the samples.
+
+    In the first epoch, the shares together must be the samples of the first epoch on 1 rank.
+    """
+    if not _has_samples(whole, alone) or not _has_same_networks(whole, alone):
+        return
+    expected = _count_samples(alone)
+    trained = _count_samples(whole)
+    if not expected or not trained:
+        return
+    found = expected.keys() & trained.keys()
+    share_found = sum(trained[sample] for sample in found) / trained.total()
+    nearly_all = (1 - _SMALL_FRACTION) * len(expected)
+    ranks = format_count(whole.ranks, "rank")
+    if _has_same_batches(whole):
+        yield Finding(
+            "wrong",
+            f"Each of {ranks} trains on the same batches",
+            f"{ranks} then do the work of 1. Let each rank take its share: use DistributedSampler, "
+            "batch[worker.rank :: worker.size], or another seed for the batches of each rank",
+        )
+    elif share_found < 1 - _SMALL_FRACTION / 10 or _is_randomly_sampled(alone):
+        yield Finding(
+            "look",
+            "The samples differ from those on 1 rank: each rank draws its batches, or changes its samples, at random. "
+            "So gradients and losses cannot be compared",
+            "To find other differences, check once without augmentation, and with shares of equal batches",
+        )
+    elif len(found) < nearly_all:
+        repeated = ", and on some of them more than once" if trained.total() > len(found) else ""
+        yield Finding(
+            "wrong",
+            f"Of the {len(expected)} samples of 1 rank's first epoch, {ranks} train on {len(found)}{repeated}",
+            "The order of the samples must be the same on all ranks. Use torch.randperm with a Generator, "
+            "torch.Generator().manual_seed(worker.seed + epoch)",
+        )
+    elif all(len(_take_first_samples(trace, len(expected))) >= nearly_all for trace in whole.traces):
+        yield Finding(
+            "look",
+            f"Each of {ranks} trains on all {len(expected)} samples, as 1 rank does",
+            "More ranks are then not faster. Let each rank take its share, batch[worker.rank :: worker.size]",
+        )
+
+
+def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
+    """Yield a finding if the gradients of the first step differ between ranks, or from those on 1 rank.
+
+    A difference from 1 rank is "wrong" if the step has the same samples on both. It is also "wrong" if the gradients
+    differ by a factor that is the number of ranks or its inverse. All other differences are "look".
+    """
+    many = whole.traces[0]
+    if any(_is_different(many.gradients[0], other.gradients.get(0, ())) for other in whole.traces[1:]):
+        yield Finding(
+            "look",
+            "The ranks average their weights, not their gradients",
+            "Losses then depend on the number of ranks. DistributedDataParallel averages gradients",
+        )
+        return
+    ours = many.gradients[0]
+    theirs = alone.traces[0].gradients[0]
+    off = compute_distance(ours, theirs)
+    if not off > (_BATCH_NORM_TOLERANCE if many.synchronized_layers else _TOLERANCE):
+        return
+    ratio = compute_norm(ours) / compute_norm(theirs) if compute_norm(theirs) else math.nan
+    if any(math.isclose(ratio, factor, rel_tol=_TOLERANCE) for factor in (whole.ranks, 1 / whole.ranks)):
+        yield Finding(
+            "wrong",
+            f"The gradients of the first step are {ratio:.3g} times those of 1 rank",
+            "DistributedDataParallel averages over ranks. If each rank divides the sum of its losses by the global "
+            "batch size, multiply by worker.size: (loss * worker.size / len(batch)).backward()",
+        )
+        return
+    is_same = _has_samples(whole, alone) and _count_first_step_samples(whole) == _count_first_step_samples(alone)
+    doubt = "" if is_same else ", but the samples differ, or are not known"
+    yield Finding(
+        "wrong" if is_same else "look",
+        f"The gradients of the first step differ from those of 1 rank by {_format_relative(off)}{doubt}",
+        "If the ranks' shares of a batch differ in size, use reduction='sum' and "
+        "(loss * worker.size / len(batch)).backward()",
+    )
+
+
+def _compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Finding | None:
+    """Return a finding if the networks of the ranks differ; None if they are equal or cannot be compared.
+
+    Ranks that hold only parts of the network cannot be compared. Their shapes differ from the shapes in `alone`. Some
+    programs average weights only at some steps. So networks differ only if they differ at the final step that was
+    recorded on both ranks.
+    """
+    first, *others = whole.traces
+    if whole.failure and "different losses" not in whole.failure:
+        return None
+    shapes = _get_shapes(first)
+    if first.sharded or any(_get_shapes(other) != shapes for other in others):
+        return None
+    # A cancelled program is cut off at a different step on each rank.
+    if any(other.steps != first.steps for other in others) and not any(trace.was_cut for trace in whole.traces):
+        steps = ", ".join(f"rank {rank} {trace.steps}" for rank, trace in enumerate(whole.traces))
+        return Finding(
+            "wrong",
+            f"The ranks take different numbers of steps: {steps}",
+            "Give all ranks the same number of batches: use DistributedSampler, or batch[worker.rank :: worker.size]",
+        )
+    if alone is not None and _get_shapes(alone.traces[0]) not in ([], shapes):
+        return None
+    for rank, other in enumerate(others, start=1):
+        if (steps_apart := _find_difference(first, other)) is not None:
+            when = f"after {format_count(steps_apart, 'step')}" if steps_apart else "before the first step"
+            return Finding("wrong", f"The networks of rank 0 and rank {rank} differ {when}", _WRAP_ADVICE)
+    return None
+
+
+def _get_shapes(trace: Trace) -> list[tuple[int, ...]]:
+    """Return the shapes of the parameters of a rank's networks; without networks, those of its optimizers."""
+    return trace.network_shapes if trace.networks else trace.shapes
+
+
+def _find_difference(one: Trace, other: Trace) -> int | None:
+    """Return the first step at which a network differs between two ranks; None if it is equal at the final step."""
+    mine = _get_networks(one)
+    others = _get_networks(other)
+    found = []
+    for number in {key[0] for key in mine}:
+        common = sorted(key for key in mine.keys() & others.keys() if key[0] == number)
+        apart = [key for key in common if _is_different(mine[key], others[key])]
+        if apart and apart[-1] == common[-1]:
+            found.append(apart[0][1])
+    return min(found, default=None)
+
+
+def _count_equal_steps(whole: CheckOutcome) -> int:
+    """Return the largest number of steps after which the networks of all ranks were equal; 0 if they never were."""
+    first, *others = (_get_networks(trace) for trace in whole.traces)
+    common = [key for key in first if all(key in other for other in others)]
+    return max((key[1] for key in common if not any(_is_different(first[key], one[key]) for one in others)), default=0)
+
+
+def _get_networks(trace: Trace) -> Mapping[tuple[int, int, bool], Fingerprint]:
+    """Return the fingerprints of a rank's networks; without networks, those of its optimizers' parameters."""
+    return trace.networks or {(number, 0, True): weights for number, weights in trace.weights.items()}
+
+
+def _has_samples(whole: CheckOutcome, alone: CheckOutcome) -> bool:
+    """Return whether samples were recorded on all ranks, in both evaluations."""
+    return all(any(hashes for _, hashes in trace.samples) for trace in [*whole.traces, *alone.traces])
+
+
+def _count_samples(outcome: CheckOutcome) -> Counter[bytes]:
+    """Count how often each sample occurs in the first epoch on all ranks together. The keys are hashes of samples."""
+    limit = min([_count_epoch_steps(outcome) or outcome.traces[0].steps, *(trace.steps for trace in outcome.traces)])
+    batches = [hashes for trace in outcome.traces for steps, hashes in trace.samples if steps < limit]
+    return Counter(chain.from_iterable(batches))
+
+
+def _take_first_samples(trace: Trace, count: int) -> set[bytes]:
+    """Return the distinct samples among the first `count` samples of a rank."""
+    return set(islice(chain.from_iterable(hashes for _, hashes in trace.samples), count))
+
+
+def _is_randomly_sampled(alone: CheckOutcome) -> bool:
+    """Return whether samples are drawn with replacement, so that some are repeated before all have occurred."""
+    count = len(_count_samples(alone))
+    return len(_take_first_samples(alone.traces[0], count)) < (1 - _SMALL_FRACTION) * count
+
+
+def _has_same_batches(whole: CheckOutcome) -> bool:
+    """Return whether most batches are the same on all ranks; False if rank 0 has only one distinct batch."""
+    same, count = _count_same_batches(whole)
+    return same > count / 2 and len({tuple(hashes) for _, hashes in whole.traces[0].samples}) > 1
+
+
+def _count_same_batches(whole: CheckOutcome) -> tuple[int, int]:
+    """Return the number of batches that are the same on all ranks, and the number of batches that were compared."""
+    batches = list(zip(*(trace.samples for trace in whole.traces), strict=False))
+    return sum(bool(first[1]) and all(other == first for other in others) for first, *others in batches), len(batches)
+
+
+def _count_first_step_samples(outcome: CheckOutcome) -> Counter[bytes]:
+    """Count how often each sample occurs in the first step on all ranks together. The keys are hashes of samples."""
+    batches = [hashes for trace in outcome.traces for steps, hashes in trace.samples if steps == 0]
+    return Counter(chain.from_iterable(batches))
+
+
+def _has_same_parameters(whole: CheckOutcome, alone: CheckOutcome) -> bool:
+    """Return whether the optimizers' parameters have the same shapes on all ranks as on 1 rank, and are not sharded."""
+    shapes = alone.traces[0].shapes
+    return bool(shapes) and all(
+        trace.shapes == shapes and not trace.sharded for trace in [*whole.traces, *alone.traces]
+    )
+
+
+def _has_same_networks(whole: CheckOutcome, alone: CheckOutcome) -> bool:
+    """Return whether the networks' parameters have the same shapes on all ranks as on 1 rank, and are not sharded."""
+    shapes = _get_shapes(alone.traces[0])
+    return bool(shapes) and all(
+        _get_shapes(trace) == shapes and not trace.sharded for trace in [*whole.traces, *alone.traces]
+    )
+
+
+def _count_epoch_steps(outcome: CheckOutcome) -> int | None:
+    """Return the number of steps in the first epoch; None if it is unknown.
+
+    A program does not record its steps at losses. For a program, the result is the number of steps until the final
+    loss, or until the end of the program.
+    """
+    trace = outcome.traces[0]
+    losses = len(outcome.losses)
+    if trace.steps_at_losses:
+        return next((steps for steps in trace.steps_at_losses if steps), trace.steps)
+    validated = sorted({steps for _, steps, trains in trace.networks if not trains})
+    if 0 < losses <= len(validated):
+        return validated[losses - 1]
+    return None if any(one.was_cut for one in outcome.traces) else trace.steps
+
+
+def _is_different(one: Fingerprint, other: Fingerprint) -> bool:
+    """Return whether two fingerprints differ by more than rounding. Then the weights or gradients differ, too."""
+    return len(one) != len(other) or not compute_distance(one, other) <= _FINGERPRINT_TOLERANCE
+
+
+def _format_relative(off: float) -> str:
+    """Return a relative difference as text."""
+    return f"{off:.1%}" if off >= 0.001 else f"{off:.0e}"
+
+
+def _inspect_gradients(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    compared = outcomes.list_compared()
+    if not any(outcome.traces[0].shapes for outcome in compared):
+        if not any(outcome.failure for outcome in compared):
             yield Finding("look", "No optimizer of torch took a step", "Gradients, steps and weights were not checked")
         return
-    if outcomes[0].failure:
+    if outcomes.whole.failure:
         return
-    missing = sorted({name for trace in outcomes[0].traces for name in trace.without_gradient})
+    missing = _list_unused_parameters(outcomes.whole)
     if missing:
         yield Finding(
             "look",
-            f"{format_count(len(missing), 'parameter')} of the optimizer never had a gradient: "
-            f"{format_name_list(missing)}",
+            f"{format_count(len(missing), 'parameter')} of the optimizer never had a gradient: {format_list(missing)}",
             "They never change. If this is intended, freeze them by requires_grad_(False), and leave them out",
         )
     else:
         yield Finding("ok", "All parameters of the optimizer had gradients")
 
 
-def _inspect_saved_data(
-    problem: Problem, outcomes: Sequence[CheckOutcome], went_on: CheckOutcome | None, handed: WeightsTest
-) -> Iterator[Finding]:
-    yield from _inspect_weights(problem, outcomes[0], handed)
-    yield from _inspect_checkpoints(outcomes, went_on)
+def _list_unused_parameters(outcome: CheckOutcome) -> list[str]:
+    return sorted({name for trace in outcome.traces for name in trace.without_gradient})
 
 
-def _inspect_checkpoints(outcomes: Sequence[CheckOutcome], went_on: CheckOutcome | None) -> Iterator[Finding]:
-    if outcomes[0].failure or outcomes[1].failure:
-        return
-    if went_on is None:
-        yield Finding("ok", "No checkpoint is saved. It is optional: without one, an interrupted evaluation restarts")
-    elif went_on.rejection or went_on.failure:
-        yield Finding(
-            "wrong",
-            f"The evaluation cannot resume from its checkpoint: "
-            f"{cut_text(went_on.rejection or went_on.failure, _MAX_FAILURE_LENGTH)}",
-            "Save a state that a new network and optimizer with the same hyperparameters can load",
-        )
-    elif not went_on.evaluation.resumed_from_step:
-        yield Finding(
-            "wrong",
-            "It saves checkpoints, but restarts instead of resuming",
-            "At the start, load worker.checkpoint (hpo.checkpoint in a script), and train the remaining epochs",
-        )
-    elif compare_repetition(*outcomes[:2]).level == "ok":
-        yield compare_continuation(outcomes[1], went_on)
-
-
-def _inspect_weights(problem: Problem, whole: CheckOutcome, handed: WeightsTest) -> Iterator[Finding]:
+def _inspect_weights(whole: CheckOutcome, weights_test: WeightsTest) -> Iterator[Finding]:
     if whole.failure:
         return
-    tests = problem.file.has_test
     if not whole.has_offered_weights:
         text = "No weights are offered, so the run cannot keep those of the best network"
         yield Finding(
-            "wrong" if tests else "look",
-            f"{text}, and `test` will not be called" if tests else text,
+            "wrong" if weights_test.has_test else "look",
+            f"{text}, and `test` will not be called" if weights_test.has_test else text,
             "Call worker.offer_weights(network.state_dict()) before each yield, at least on rank 0",
         )
         return
-    if handed.weight_names is None:
+    names = weights_test.weight_names
+    if names is None:
         yield Finding("wrong", "The offered weights could not be kept")
         return
-    prefixed = [name for name in handed.weight_names if name.startswith("module.")]
+    prefixed = [name for name in names if name.startswith("module.")]
     if prefixed:
         yield Finding(
             "wrong",
-            f"The names of the offered weights begin with module.: {format_name_list(prefixed)}",
+            f"The names of the offered weights begin with module.: {format_list(prefixed)}",
             "The network itself cannot load them. Call worker.offer_weights(model.module.state_dict())",
         )
     else:
-        yield Finding("ok", f"The offered weights have {format_count(len(handed.weight_names), 'tensor')}")
-    if handed.failure:
+        yield Finding("ok", f"The offered weights have {format_count(len(names), 'tensor')}")
+    if weights_test.failure:
         yield Finding(
             "wrong",
-            f"`test` fails with the offered weights: {handed.failure}",
+            f"`test` fails with the offered weights: {weights_test.failure}",
             "A run would end without a result on test data",
         )
-    elif handed.seconds is not None:
-        yield Finding("ok", f"`test` accepts the offered weights, and takes {format_duration(handed.seconds)}")
+    elif weights_test.seconds is not None:
+        seconds = format_duration(weights_test.seconds)
+        yield Finding("ok", f"`test` accepts the offered weights, and takes {seconds}")
     else:
         yield Finding("ok", "There is no `test`. It is optional")
+
+
+def _inspect_checkpoints(outcomes: CheckOutcomes) -> Iterator[Finding]:
+    again = outcomes.again
+    resumed = outcomes.resumed
+    if outcomes.whole.failure or again is None or again.failure:
+        return
+    if resumed is None:
+        yield Finding("ok", "No checkpoint is saved. It is optional: without one, an interrupted evaluation restarts")
+    elif failure := resumed.rejection or resumed.failure:
+        yield Finding(
+            "wrong",
+            f"The evaluation cannot resume from its checkpoint: {cut_text(failure, _MAX_FAILURE_LENGTH)}",
+            "worker.checkpoint (hpo.checkpoint in a script) is the state that was saved. A new network and optimizer "
+            "with the same hyperparameters must be able to load it",
+        )
+    elif not resumed.evaluation.resumed_from_step:
+        yield Finding(
+            "wrong",
+            "The evaluation saves checkpoints, but restarts instead of resuming from them",
+            "At the start, load worker.checkpoint (hpo.checkpoint in a script), and train the remaining epochs",
+        )
+    elif _compare_repetition(outcomes.whole, again).level == "ok":
+        yield _compare_continuation(again, resumed)
+
+
+def _compare_continuation(again: CheckOutcome, resumed: CheckOutcome) -> Finding:
+    """Return a finding about whether a resumed evaluation has the losses of an uninterrupted one."""
+    count = len(again.losses)
+    if count == 1:
+        return Finding("look", "The only checkpoint belongs to the only loss", "Set epochs=2 to check that it resumes")
+    off = _compute_difference(again.losses, resumed.losses)
+    if off <= _TOLERANCE and len(resumed.losses) == count:
+        return Finding("ok", f"After a resume from the first checkpoint, the losses are the same{_format_within(off)}")
+    if off > _TOLERANCE:
+        difference = f"the losses differ by {_format_relative(off)}"
+    else:
+        difference = f"there are {len(resumed.losses)} losses instead of {count}"
+    return Finding(
+        "wrong",
+        f"After a resume from the first checkpoint, {difference}",
+        "Save all that training changes, before the loss: optimizer, scheduler, random generators, number of epochs. "
+        "Seed random numbers of an epoch by its index",
+    )
+
+
+def _inspect_program(script: Script, outcomes: CheckOutcomes, files: Sequence[FileSnapshot]) -> Iterator[Finding]:
+    """Yield the findings about ranks, environment variables, files and processes of a program."""
+    whole = outcomes.whole
+    yield from _inspect_ranks(whole)
+    if not whole.failure:
+        yield from _inspect_networks(whole)
+        way = f"--loss '{script.loss}'" if script.loss is not None else "hpo.report"
+        yield Finding("ok", f"{format_count(len(whole.losses), 'report')} by {way} in the first evaluation")
+    yield from _inspect_files(files)
+    if any(trace.has_children for outcome in outcomes.list_compared() for trace in outcome.traces):
+        yield Finding(
+            "look",
+            "Processes are still running when the program ends",
+            "They are killed. Let the program wait for them",
+        )
+
+
+def _inspect_ranks(whole: CheckOutcome) -> Iterator[Finding]:
+    read = sorted({name for trace in whole.traces for name in trace.variables if name in _TORCHRUN_VARIABLES})
+    if read:
+        yield Finding("ok", f"The program reads {format_list(read)}")
+    if whole.ranks > 1 and whole.traces[0].steps and not set(read) & set(_RANK_VARIABLES):
+        yield Finding(
+            "wrong",
+            "The program reads neither RANK, LOCAL_RANK nor WORLD_SIZE: each rank trains alone, on all samples",
+            "Call torch.distributed.init_process_group(), or search with --ranks-per-worker 1",
+        )
+
+
+def _inspect_networks(whole: CheckOutcome) -> Iterator[Finding]:
+    if whole.ranks == 1 or _compare_networks(whole, None) is not None or _has_same_batches(whole):
+        return
+    if steps := _count_equal_steps(whole):
+        shares = _has_samples(whole, whole) and not _count_same_batches(whole)[0]
+        batches = ", and train on different batches" if shares else ""
+        yield Finding("ok", f"All ranks have the same network after {format_count(steps, 'step')}{batches}")
+
+
+def _inspect_files(files: Sequence[FileSnapshot]) -> Iterator[Finding]:
+    if len(files) < 3:
+        return
+    before, first, second = files[:3]
+    written = sorted(name for name in first if first[name] != before.get(name))
+    again = sorted(name for name in second if second[name] != first.get(name))
+    both = [name for name in written if name in again]
+    if both:
+        yield Finding(
+            "look",
+            f"Evaluations write to the same files: {format_list(both)}",
+            "Workers would overwrite these files. Let each evaluation write to its own directory, {folder}",
+        )
+    elif written:
+        yield Finding("ok", f"An evaluation writes {format_list(written)}, and the next one writes other files")

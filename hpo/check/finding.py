@@ -1,9 +1,17 @@
-"""A finding of a check: its level, a text, and advice."""
+"""A finding of `hpo check` or `hpo check-cluster`, and how findings are printed."""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from hpo.errors import ExitStatus
+from hpo.text_format import format_count, make_printable
+
+_LINE_WIDTH = 100  # Findings are wrapped at this width, in characters.
+_LEVEL_WIDTH = 7
 
 
 @dataclass(frozen=True)
@@ -11,8 +19,22 @@ class Finding:
     """One finding of a check, such as an evaluation that fails."""
 
     level: Literal["ok", "look", "wrong"]
-    """The severity, from "ok" to "wrong". For "look", a person must decide whether the finding is a problem."""
+    """The severity. For "look", a person must decide whether the finding is a problem."""
     text: str
-    """The description of the finding."""
     advice: str = ""
-    """The remedy; empty if there is none."""
+
+
+def print_findings(findings: Sequence[Finding]) -> ExitStatus:
+    """Print the findings and a summary, and return 0 if nothing is wrong, 1 otherwise, as linters do."""
+    for finding in findings:
+        lines = textwrap.wrap(make_printable(finding.text), _LINE_WIDTH - _LEVEL_WIDTH)
+        lines += textwrap.wrap(make_printable(finding.advice), _LINE_WIDTH - _LEVEL_WIDTH)
+        for index, line in enumerate(lines):
+            print(f"{'' if index else finding.level:{_LEVEL_WIDTH}}{line}")
+    levels = [finding.level for finding in findings]
+    wrong = levels.count("wrong")
+    counts = [f"{format_count(wrong, 'problem')}" if wrong else "Nothing is wrong"]
+    if looks := levels.count("look"):
+        counts.append(f"{format_count(looks, 'finding')} to look at")
+    print(f"\n{', '.join(counts)}", flush=True)
+    return ExitStatus.CRASHED if wrong else ExitStatus.BUDGET_SPENT

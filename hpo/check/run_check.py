@@ -10,25 +10,26 @@ import os
 import random
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hpo.check.collective_mismatch import DEBUG_VARIABLE
+from hpo.check.check_evaluator import MAX_LOSSES, CheckEvaluator, CheckOutcome
+from hpo.check.evaluation_findings import CheckOutcomes, inspect_outcomes
+from hpo.check.finding import print_findings
 from hpo.errors import ExitStatus
 from hpo.evaluation.program_command import Program
+from hpo.evaluation.rank_group import RankGroup
 from hpo.layout import Layout
 from hpo.options import Options
-from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.job import Job
 from hpo.run.prepare_rank import RankState, prepare_rank
 from hpo.space import Categorical, SearchSpace, Value
-from hpo.text_format import format_named_values
+from hpo.text_format import format_count, format_named_values, format_number, format_tenths, make_printable
+from hpo.views.table_format import format_table, make_table
 
-if TYPE_CHECKING:
-    from hpo.check.check_evaluator import CheckEvaluator, CheckOutcome
-    from hpo.evaluation.rank_group import RankGroup
+_DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
+_MEBIBYTE = 1 << 20
 
 
 def run_check(options: Options, layout: Layout, job: Job) -> int:
@@ -36,58 +37,29 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
 
     Raises UsageError on all ranks, before anything starts, if the options or the search file are invalid.
     """
-    from hpo.check.check_evaluator import CheckEvaluator
-    from hpo.check.evaluation_findings import has_passed, inspect_outcomes
-    from hpo.check.printing import print_findings, print_headline, print_outcomes
-    from hpo.check.program_findings import inspect_program
-    from hpo.evaluation.rank_group import RankGroup
-
-    world, patience = job.world, options.collective_timeout
+    world = job.world
     with ExitStack() as held:
         ready = held.enter_context(prepare_rank(options, layout, job, is_attended=world.size == 1))
-        params, folder = None, None
+        params = None
+        folder = None
         if ready.request is not None:
             job.watch.set_stop_callbacks(lambda: None, lambda: ExitStatus.INTERRUPTED)
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="hpo-check-")))
             given = [*ready.request.enqueued, ready.request.prior_params]
             params = given[0] or make_middle_params(ready.problem.space)
-            print_headline(_describe_evaluation(ready, params), world.size)
-        bench = CheckEvaluator(ready, job.watch, world.bcast(folder), params)
-
-        def make_group(comm: SleepingComm) -> RankGroup:
-            job.watch.join_worker(comm, 0, patience)
-            return RankGroup(comm, ready.host, 0, patience, ready.slot)
-
-        with make_group(world.copy()) as group:
-            outcomes = _evaluate_on_all(bench, group)
-            continued = _evaluate_continuation(bench, group, outcomes[-1]) if len(outcomes) > 1 else None
-        if world.size > 1 and not is_stopping(job):
-            alone = world.split(world.rank, 0)
-            if job.is_first:
-                with make_group(alone) as group:
-                    outcomes.append(bench.evaluate(group))
-            world.barrier()
+            _print_headline(ready, params, world.size)
+        evaluator = CheckEvaluator(ready, job.watch, world.bcast(folder), params, options.collective_timeout)
+        outcomes = _evaluate(evaluator, job)
         if is_stopping(job):
             return report_stop(job)
-        status: int = ExitStatus.BUDGET_SPENT
-        if job.is_first:
-            found = [outcome for outcome in outcomes if outcome is not None]
-            print_outcomes(found)
+        status = ExitStatus.BUDGET_SPENT
+        if outcomes is not None:
+            _print_outcomes(outcomes.list_compared())
+            weights_test = evaluator.test_weights()
             script = ready.problem.file.script
-            points = inspect_outcomes(ready.problem, found, continued, bench.test_weights())
-            points += inspect_program(script, found, bench.file_snapshots) if script is not None else []
-            print_findings(points)
-            # The statuses are 0 and 1, as linters have them.
-            status = ExitStatus.BUDGET_SPENT if has_passed(points) else ExitStatus.CRASHED
+            findings = inspect_outcomes(outcomes, weights_test, script, evaluator.file_snapshots)
+            status = print_findings(findings)
         return int(world.bcast(status))
-
-
-def _describe_evaluation(ready: RankState, params: Mapping[str, Value]) -> str:
-    """Return a description of the evaluation for a user: hyperparameters, or the command of a program."""
-    if (program := Program.from_problem(ready.problem)) is not None:
-        known = {"trial": "{trial}", "folder": "{folder}", "seed": "{seed}"}
-        return shlex.join(program.make_command(params, known, continues=False))
-    return f"{ready.problem.file.path}: {format_named_values(params)}"
 
 
 def make_middle_params(space: SearchSpace) -> dict[str, Value]:
@@ -103,30 +75,44 @@ def make_middle_params(space: SearchSpace) -> dict[str, Value]:
     return params if space.allows(params) else space.draw(random.Random(0))
 
 
-def _evaluate_on_all(bench: CheckEvaluator, group: RankGroup) -> list[CheckOutcome | None]:
-    """Evaluate twice on all ranks, or once if the first evaluation fails or the job is stopping.
+def _evaluate(evaluator: CheckEvaluator, job: Job) -> CheckOutcomes | None:
+    """Evaluate on all ranks, again, from a checkpoint, and on 1 rank. Collective: call on all ranks of the job.
 
-    In the first evaluation, torch compares the collectives of the ranks before each one begins. If all ranks have
-    called the same collective, but the comparison rejects it, the first evaluation is repeated without the comparison.
-    If the user has set TORCH_DISTRIBUTED_DEBUG, torch compares collectives only if its value is DETAIL.
+    An evaluation is left out if the job is stopping, or if an earlier one shows that nothing can be compared.
 
-    Returns one outcome for each evaluation. Ranks other than the job's first return None instead of each outcome.
+    Returns the outcomes on the first rank, and None on other ranks.
     """
-    comm = group.comm
-    group.compares_collectives = DEBUG_VARIABLE not in os.environ
-    first = bench.evaluate(group, keeps_weights=True)
+    world = job.world
+    again = None
+    resumed = None
+    alone = None
+    with evaluator.form_worker(world.copy()) as group:
+        whole = _evaluate_with_comparison(evaluator, group)
+        if world.bcast(whole is not None and not whole.failure) and not is_stopping(job):
+            again = evaluator.evaluate(group)
+            if world.bcast(again is not None and not again.failure and again.evaluation.checkpoint_step > 0):
+                resumed = evaluator.evaluate(group, previous=again)
+    if world.size > 1 and not is_stopping(job):
+        own = world.split(world.rank, 0)
+        if job.is_first:
+            with evaluator.form_worker(own) as group:
+                alone = evaluator.evaluate(group)
+        world.barrier()
+    return None if whole is None else CheckOutcomes(whole, again, resumed, alone)
+
+
+def _evaluate_with_comparison(evaluator: CheckEvaluator, group: RankGroup) -> CheckOutcome | None:
+    """Evaluate while torch compares the collectives of the ranks before each one begins.
+
+    If all ranks have called the same collective, but the comparison rejects it, repeat without the comparison. If the
+    user has set TORCH_DISTRIBUTED_DEBUG, torch compares collectives only if its value is DETAIL.
+    """
+    group.compares_collectives = _DEBUG_VARIABLE not in os.environ
+    outcome = evaluator.evaluate(group, keeps_weights=True)
     group.compares_collectives = False
-    if comm.bcast(first is not None and first.is_false_alarm):
-        first = bench.evaluate(group, keeps_weights=True)
-    if comm.bcast(first is None or bool(first.failure) or bench.watch.active_stop is not None):
-        return [first]
-    return [first, bench.evaluate(group)]
-
-
-def _evaluate_continuation(bench: CheckEvaluator, group: RankGroup, before: CheckOutcome | None) -> CheckOutcome | None:
-    """Resume from the checkpoint of the first loss of `before`, and return the outcome; None without a checkpoint."""
-    has_saved = before is not None and not before.failure and before.evaluation.checkpoint_step > 0
-    return bench.evaluate(group, previous=before) if group.comm.bcast(has_saved) else None
+    if group.comm.bcast(outcome is not None and outcome.is_false_alarm):
+        outcome = evaluator.evaluate(group, keeps_weights=True)
+    return outcome
 
 
 def report_stop(job: Job) -> int:
@@ -139,3 +125,52 @@ def report_stop(job: Job) -> int:
 def is_stopping(job: Job) -> bool:
     """Return whether the first rank has a reason to stop the job. Collective: call on all ranks."""
     return bool(job.world.bcast(job.watch.active_stop is not None))
+
+
+def _print_headline(ready: RankState, params: Mapping[str, Value], ranks: int) -> None:
+    """Print which evaluation is checked, by its hyperparameters or its command, and on how many ranks."""
+    program = Program.from_problem(ready.problem)
+    if program is None:
+        description = f"{ready.problem.file.path}: {format_named_values(params)}"
+    else:
+        known = {name: f"{{{name}}}" for name in ("trial", "folder", "seed")}
+        description = shlex.join(program.make_command(params, known, continues=False))
+    print(make_printable(description))
+    also = ", and once on 1 rank" if ranks > 1 else ""
+    print(f"twice on {format_count(ranks, 'rank')}{also}; at most {MAX_LOSSES} losses each\n", flush=True)
+
+
+def _print_outcomes(outcomes: Sequence[CheckOutcome]) -> None:
+    """Print a table with a row for each evaluation."""
+    names = []
+    for outcome in outcomes:
+        name = format_count(outcome.ranks, "rank")
+        names.append(f"{name}, again" if name in names else name)
+    columns = [("", names)]
+    for epoch in range(max(len(outcome.losses) for outcome in outcomes)):
+        cells = [format_number(outcome.losses[epoch]) if epoch < len(outcome.losses) else "" for outcome in outcomes]
+        columns.append((f"loss {epoch + 1}", cells))
+    columns += [
+        ("steps", [_format_steps(outcome) for outcome in outcomes]),
+        ("seconds", [format_tenths(outcome.traces[0].seconds) for outcome in outcomes]),
+        ("MiB per rank", [_format_memory(outcome) for outcome in outcomes]),
+    ]
+    table = make_table(columns)
+    table.columns[0].justify = "left"
+    print(format_table("", table).lstrip("\n"))
+
+
+def _format_steps(outcome: CheckOutcome) -> str:
+    """Return the number of optimizer steps from each loss to the next as text, separated by spaces.
+
+    If all are equal, return one number. If none were recorded, return the number of all steps.
+    """
+    until = outcome.traces[0].steps_at_losses
+    steps = [after - before for before, after in zip([0, *until], until, strict=False)]
+    if not steps:
+        return str(outcome.traces[0].steps)
+    return str(steps[0]) if len(set(steps)) == 1 else " ".join(map(str, steps))
+
+
+def _format_memory(outcome: CheckOutcome) -> str:
+    return " ".join(f"{trace.memory / _MEBIBYTE:.0f}" for trace in outcome.traces)

@@ -1,44 +1,58 @@
 """Run `hpo check-cluster`, which tests a job without a search of the user. All ranks take part.
 
-Trainers measure their process groups by an objective, so the check takes the same way as an evaluation of a search.
+The ranks collect facts about their hosts, clocks, run directory and process groups. The first rank prints them, and the
+findings. Trainers measure their process groups by an objective, as in an evaluation of a search.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import socket
+import statistics
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from hpo.check.check_evaluator import CheckEvaluator, CheckOutcome
-from hpo.check.clock_offsets import measure_clock_offsets
-from hpo.check.cluster_facts import ClusterFacts, FolderFacts, FolderView, GroupSpeed, RankFacts
-from hpo.check.cluster_findings import judge_cluster
-from hpo.check.cluster_printing import print_cluster
-from hpo.check.evaluation_findings import has_passed
-from hpo.check.printing import print_findings
+from hpo.check.cluster_report import (
+    ClockOffset,
+    ClusterFacts,
+    FolderFacts,
+    FolderView,
+    GroupSpeed,
+    RankFacts,
+    judge_cluster,
+    print_cluster,
+)
+from hpo.check.finding import print_findings
 from hpo.check.run_check import is_stopping, report_stop
-from hpo.check.shared_folder import FolderTest, compare_views
-from hpo.errors import ExitStatus
+from hpo.errors import ExitStatus, RunError, UsageError
 from hpo.evaluation.leader import Limits
-from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.verdict import TIMEOUT_PREFIX
 from hpo.layout import Layout, list_usable_cores
 from hpo.options import Options
 from hpo.process import clock
 from hpo.process.launcher import describe_launcher, describe_scheduler
 from hpo.process.linux import count_threads_per_core, identify_container
-from hpo.ranks.communicator import SleepingComm, describe_mpi
+from hpo.ranks.communicator import SleepingComm, describe_mpi, sleep_until
 from hpo.ranks.job import Job, run_on_all
 from hpo.run.prepare_rank import RankState, prepare_rank
 from hpo.run.run_search import find_job_end
-from hpo.store.run_dir import RUNS_DIR
+from hpo.store.run_dir import RUNS_DIR, find_existing, try_system_lock, write_atomically
 from hpo.text_format import format_count
 
 _MEBIBYTES = 25  # size of the gradient buckets of DistributedDataParallel
+_CLOCK_ROUNDS = 10
+_WRITES = 10
+_SECONDS_TO_SEE = 10.0  # maximum seconds to wait until another host has seen a change
+_LOCK = "lock"
+_NOTE = "note"
 
 
 def run_cluster_check(options: Options, layout: Layout, job: Job) -> int:
@@ -59,12 +73,10 @@ def run_cluster_check(options: Options, layout: Layout, job: Job) -> int:
             facts = _collect_facts(options, layout, job, ready, leftovers)
             if is_stopping(job):
                 return report_stop(job)
-            status: int = ExitStatus.BUDGET_SPENT
+            status = ExitStatus.BUDGET_SPENT
             if facts is not None:
                 print_cluster(facts)
-                findings = judge_cluster(facts)
-                print_findings(findings)
-                status = ExitStatus.BUDGET_SPENT if has_passed(findings) else ExitStatus.CRASHED
+                status = print_findings(judge_cluster(facts))
             return int(job.world.bcast(status))
 
 
@@ -87,20 +99,20 @@ def _collect_facts(
     folder, views = _test_folder(options.run_dir or RUNS_DIR, job, heads, leftovers)
     if job.is_first:
         print(f"{layout}, {format_count(len(set(hosts)), 'host')}", flush=True)
-    clocks = measure_clock_offsets(heads) if heads is not None else []
+    clocks = _measure_clock_offsets(heads) if heads is not None else []
     if is_stopping(job):
         return None
     ready.slot.provide_trainer()  # Otherwise the first trainer would wait until its template has imported the compiler.
     world.barrier()
-    meter = _GroupMeter(ready, job, options.collective_timeout)
-    speeds = meter.measure_workers(layout)
+    patience = options.collective_timeout
+    speeds = _measure_workers(job, ready, layout, patience)
     # If a worker that spans hosts has failed, the next group would probably fail as late.
     is_network_known = any(speed.failure and len({hosts[rank] for rank in speed.ranks}) > 1 for speed in speeds)
     if is_stopping(job):
         return None
     between = None
     if heads is not None and heads.size > 1 and not is_network_known:
-        between = meter.measure(heads, 0)
+        between = _measure_group(heads, job, ready, patience, worker=0)
     if folder is None:
         return None
     return ClusterFacts(
@@ -118,6 +130,50 @@ def _collect_facts(
     )
 
 
+def _collect_rank_facts(ready: RankState) -> RankFacts:
+    return RankFacts(
+        host=ready.host.number,
+        host_name=socket.gethostname(),
+        cores=tuple(list_usable_cores()),
+        host_cores=os.cpu_count() or 1,
+        threads_per_core=count_threads_per_core(),
+        container=identify_container(),
+        gpus=ready.host.gpus,
+    )
+
+
+def _measure_clock_offsets(heads: SleepingComm) -> list[ClockOffset]:
+    """Return the offset of the clock of each host; on ranks other than the first, the list is incomplete.
+
+    Method: Cristian's algorithm. The offset comes from the message with the shortest round trip. Half of this round
+    trip is the maximum error (Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989).
+
+    Collective: call on all ranks of `heads`.
+
+    Args:
+        heads: Communicator of one rank of each host.
+    """
+    offsets = [ClockOffset(0.0, 0.0)]
+    for peer in range(1, heads.size):
+        if heads.rank == 0:
+            offsets.append(
+                min((_measure_clock_offset(heads, peer) for _ in range(_CLOCK_ROUNDS)), key=lambda offset: offset.error)
+            )
+        elif heads.rank == peer:
+            for _ in range(_CLOCK_ROUNDS):
+                heads.recv(source=0)
+                heads.send(time.time(), dest=0)
+    return offsets
+
+
+def _measure_clock_offset(heads: SleepingComm, peer: int) -> ClockOffset:
+    sent = time.time()
+    heads.send(None, dest=peer)
+    theirs: float = heads.recv(source=peer)
+    received = time.time()
+    return ClockOffset(theirs - (sent + received) / 2, (received - sent) / 2)
+
+
 def _test_folder(
     run_dir: Path, job: Job, heads: SleepingComm | None, leftovers: ExitStack
 ) -> tuple[FolderFacts | None, list[FolderView]]:
@@ -131,78 +187,152 @@ def _test_folder(
     if test is not None:
         leftovers.callback(test.close)
     path = job.world.bcast(test.folder if test is not None else None)
-    views = compare_views(heads, path, lambda: job.watch.active_stop is not None) if heads is not None else []
+    views = _compare_views(heads, path, lambda: job.watch.active_stop is not None) if heads is not None else []
     if test is None:
         return None, views
     test.close()
     return test.facts, views
 
 
-def _collect_rank_facts(ready: RankState) -> RankFacts:
-    return RankFacts(
-        host=ready.host.number,
-        host_name=socket.gethostname(),
-        cores=tuple(list_usable_cores()),
-        host_cores=os.cpu_count() or 1,
-        threads_per_core=count_threads_per_core(),
-        container=identify_container(),
-        gpus=ready.host.gpus,
-    )
+class FolderTest:
+    """A test of the folder in which a run directory is, or would be made.
 
+    It writes into a temporary folder, which `close` removes.
 
-class _GroupMeter:
-    """Measures process groups of trainers.
-
-    Args:
-        ready: The data of this rank. Its search file measures process groups.
-        patience: Maximum seconds for which a rank waits for its peers.
+    Raises:
+        UsageError: The folder cannot be used.
     """
 
-    def __init__(self, ready: RankState, job: Job, patience: float) -> None:
-        self._ready = ready
-        self._job = job
-        self._patience = patience
+    def __init__(self, run_dir: Path) -> None:
+        self._resources = ExitStack()
+        existing = find_existing(run_dir)
+        try:
+            temporary = tempfile.TemporaryDirectory(prefix=".hpo-check-", dir=existing)
+            self.folder = Path(self._resources.enter_context(temporary))
+            seconds = statistics.median(_time_durable_write(self.folder / "written") for _ in range(_WRITES))
+            lock = self._resources.enter_context((self.folder / _LOCK).open("w"))
+            has_locks = try_system_lock(lock) is True
+            free = shutil.disk_usage(existing).free
+        except (OSError, RunError) as error:
+            self.close()
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"--run-dir {run_dir}: {existing} cannot be used: {reason}") from error
+        self.facts = FolderFacts(existing, find_file_system(existing.resolve()), free, has_locks, seconds)
 
-    def measure_workers(self, layout: Layout) -> list[GroupSpeed]:
-        """Measure the process groups of all workers at the same time. Collective: call on all ranks of the job."""
-        world = self._job.world
-        index = layout.find_worker(world.rank)
-        measured = world.allgather(self.measure(world.split(index, world.rank), index))
-        return [speed for speed in measured if speed is not None]
+    def close(self) -> None:
+        """Remove the temporary folder."""
+        with suppress(OSError):  # Another host may have it open on NFS.
+            self._resources.close()
 
-    def measure(self, comm: SleepingComm, index: int) -> GroupSpeed | None:
-        """Measure the process group of the ranks of `comm`, and return it on its first rank. Collective.
 
-        Args:
-            index: Number of the worker.
-        """
-        self._job.watch.join_worker(comm, index, self._patience)
-        ranks = tuple(comm.allgather(self._job.world.rank))
-        with (
-            self._make_folder(comm) as folder,
-            RankGroup(comm, self._ready.host, index, self._patience, self._ready.slot) as group,
-        ):
-            params = {"mebibytes": _MEBIBYTES} if comm.rank == 0 else None
-            began = clock.now()
-            outcome = CheckEvaluator(
-                self._ready, self._job.watch, folder, params, Limits(evaluation_timeout=self._patience)
-            ).evaluate(group)
-            return _make_speed(ranks, outcome, clock.now() - began) if outcome is not None else None
+def _compare_views(heads: SleepingComm, folder: Path, should_stop: Callable[[], bool]) -> list[FolderView]:
+    """Return how each host sees the temporary folder of a `FolderTest`. Collective: call on all ranks of `heads`.
 
-    @contextmanager
-    def _make_folder(self, comm: SleepingComm) -> Iterator[Path]:
-        with ExitStack() as held:
-            folder = None
-            if comm.rank == 0:
-                folder = held.enter_context(tempfile.TemporaryDirectory(prefix="hpo-check-"))
-            yield Path(comm.bcast(folder))
+    Args:
+        heads: Communicator of one rank of each host. Its first rank has made the folder.
+        should_stop: Returns whether the check must end soon. It then waits no longer for other hosts.
+    """
+
+    def wait_for(done: Callable[[], bool]) -> float | None:
+        began = time.monotonic()
+        sleep_until(lambda: done() or should_stop(), _SECONDS_TO_SEE)
+        return time.monotonic() - began if done() else None
+
+    note = folder / _NOTE
+    if heads.rank == 0:
+        note.write_text("first")
+    heads.barrier()
+    own = FolderView(0.0, sees_lock=True, is_seen=True)
+    if heads.rank != 0:
+        own = FolderView(wait_for(lambda: _read(note) == "first"), sees_lock=_is_locked(folder / _LOCK))
+        try:
+            _make_host_path(folder, heads.rank).touch()
+        except OSError as error:
+            own = replace(own, write_error=error.strerror or str(error))
+    heads.barrier()
+    if heads.rank == 0:
+        write_atomically(note, b"second")
+    heads.barrier()
+    if heads.rank != 0 and own.seconds_to_see is not None:
+        own = replace(own, seconds_to_see=wait_for(lambda: _read(note) == "second"))
+    views: list[FolderView] = heads.allgather(own)
+    if heads.rank == 0 and all(view.seconds_to_see is not None and not view.write_error for view in views):
+        files = [_make_host_path(folder, host) for host in range(heads.size)]
+        wait_for(lambda: set(files[1:]) <= set(folder.iterdir()))
+        seen = {files[0], *folder.iterdir()}
+        views = [replace(view, is_seen=file in seen) for view, file in zip(views, files, strict=True)]
+    return views
+
+
+def _make_host_path(folder: Path, host: int) -> Path:
+    return folder / f"host-{host}"
+
+
+def find_file_system(path: Path) -> str:
+    """Return the type of the file system of a path, such as nfs4; an empty text if it is unknown."""
+    with suppress(OSError, ValueError):  # Only Linux has /proc.
+        lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+        mounts = [(Path(_unescape(words[1])), words[2]) for words in lines]
+        # The last of several mounts at one place hides the others.
+        above = (
+            (len(place.parts), index, kind) for index, (place, kind) in enumerate(mounts) if path.is_relative_to(place)
+        )
+        return max(above)[2]
+    return ""
+
+
+def _unescape(text: str) -> str:
+    r"""Return a path from /proc/mounts, in which a space is ``\040``."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+
+
+def _time_durable_write(path: Path) -> float:
+    began = time.perf_counter()
+    write_atomically(path, b"durable")
+    return time.perf_counter() - began
+
+
+def _read(path: Path) -> str:
+    with suppress(OSError):
+        return path.read_text()
+    return ""
+
+
+def _is_locked(path: Path) -> bool:
+    with suppress(OSError), path.open() as file:
+        return try_system_lock(file, shared=True) is False
+    return False
+
+
+def _measure_workers(job: Job, ready: RankState, layout: Layout, patience: float) -> list[GroupSpeed]:
+    """Measure the process groups of all workers at the same time. Collective: call on all ranks of the job."""
+    world = job.world
+    worker = layout.find_worker(world.rank)
+    speeds = world.allgather(_measure_group(world.split(worker, world.rank), job, ready, patience, worker))
+    return [speed for speed in speeds if speed is not None]
+
+
+def _measure_group(comm: SleepingComm, job: Job, ready: RankState, patience: float, worker: int) -> GroupSpeed | None:
+    """Measure the process group of the ranks of `comm`, and return its speed on its first rank. Collective."""
+    with ExitStack() as held:
+        folder = None
+        params = None
+        if comm.rank == 0:
+            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="hpo-check-")))
+            params = {"mebibytes": _MEBIBYTES}
+        limits = Limits(evaluation_timeout=patience)
+        evaluator = CheckEvaluator(ready, job.watch, comm.bcast(folder), params, patience, limits, worker)
+        group = held.enter_context(evaluator.form_worker(comm))
+        ranks = tuple(comm.allgather(job.world.rank))
+        began = clock.now()
+        outcome = evaluator.evaluate(group)
+        return None if outcome is None else _make_speed(ranks, outcome, clock.now() - began)
 
 
 def _make_speed(ranks: tuple[int, ...], outcome: CheckOutcome, seconds: float) -> GroupSpeed:
-    evaluation = outcome.evaluation
-    metrics = evaluation.metrics
-    if evaluation.failure or not metrics:  # Without a failure, the job is stopping.
-        failure = evaluation.failure or "stopped"
+    metrics = outcome.evaluation.metrics
+    if outcome.failure or not metrics:  # Without a failure, the job is stopping.
+        failure = outcome.failure or "stopped"
         # gloo has no limit for a connection if nothing answers, so the supervisor has ended the trainers.
         is_late = failure.startswith(TIMEOUT_PREFIX) and "--evaluation-timeout" in failure
         return GroupSpeed(ranks, f"it was not measured within {seconds:.0f} s" if is_late else failure)

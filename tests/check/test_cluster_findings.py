@@ -10,10 +10,18 @@ from typing import Any
 
 import pytest
 
-from hpo.check.cluster_facts import ClockOffset, ClusterFacts, FolderFacts, FolderView, GroupSpeed, RankFacts
-from hpo.check.cluster_findings import judge_cluster
-from hpo.check.cluster_printing import format_ranges, print_cluster
-from hpo.check.shared_folder import FolderTest, find_file_system
+from hpo.check.cluster_report import (
+    ClockOffset,
+    ClusterFacts,
+    FolderFacts,
+    FolderView,
+    GroupSpeed,
+    RankFacts,
+    format_ranges,
+    judge_cluster,
+    print_cluster,
+)
+from hpo.check.run_cluster_check import FolderTest, find_file_system
 from hpo.errors import UsageError
 from hpo.evaluation.host import Gpus
 from hpo.layout import Layout
@@ -72,7 +80,7 @@ def test_good_cluster_has_only_ok_findings() -> None:
         ([{"host_cores": 64}, {"host_cores": 64}, {}, {}], "look: Each rank on n0 is bound to one core, and other"),
         (
             [{"host_cores": 64, "threads_per_core": 2, "cores": (core, core + 32)} for core in range(4)],
-            "look: Each rank on n0, n2 is bound to one core, and other",
+            "look: Each rank on n0 and n2 is bound to one core, and other",
         ),
         ([{}, {"container": "other"}, {}, {}], "look: Ranks are in different containers or cgroups, so there are "),
         ([{"gpus": Gpus(GPU_IDS, (0,))}] * 4, "look: 1 GPU of 2 not used"),
@@ -92,17 +100,20 @@ def test_findings_about_ranks_name_hosts(changes: Sequence[Mapping[str, Any]], e
             {"speeds": [GroupSpeed((0, 1), "killed"), GroupSpeed((2, 3), "killed")]},
             "wrong: 2 process groups failed, on ",
         ),
-        ({"between_hosts": GroupSpeed((0, 2), "refused")}, "wrong: 1 process group failed, on n0, n2: refused"),
+        ({"between_hosts": GroupSpeed((0, 2), "refused")}, "wrong: 1 process group failed, on n0 and n2: refused"),
         (
             {"speeds": [GroupSpeed((0, 1), "rank 0: no route"), GroupSpeed((2, 3), "rank 1: no route")]},
-            "wrong: 2 process groups failed, on n0, n2: rank 0: no route",
+            "wrong: 2 process groups failed, on n0 and n2: rank 0: no route",
         ),
         (
             {"views": [FolderView(0.0, True, True), FolderView(0.1, True, write_error="Read-only file system")]},
             "wrong: n2 cannot write in /shared: Read-only file system",
         ),
         ({"clocks": [ClockOffset(0.0, 0.0), ClockOffset(-3.0, 0.01)]}, "look: Clocks differ from n0: n2 by 3 s"),
-        ({"scheduler": "PBS job 1", "job_end_variable": ""}, "look: No variable has the end of this job"),
+        (
+            {"scheduler": "PBS job 1", "job_end_variable": ""},
+            "look: No environment variable has the end time of this job",
+        ),
         (
             {"views": [FolderView(0.0, True, True), FolderView(None, False)]},
             "wrong: n2 does not see the files of n0 in ",

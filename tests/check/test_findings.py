@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module
 from torch.optim import optimizer
 
 from hpo import Categorical, Float, Int, SearchSpace
-from hpo.check.collective_mismatch import CollectiveMismatch, find_mismatch
+from hpo.check.check_evaluator import CheckOutcome, CollectiveMismatch, WeightsTest, find_mismatch
+from hpo.check.evaluation_findings import CheckOutcomes, inspect_outcomes
+from hpo.check.finding import Finding, print_findings
 from hpo.check.run_check import make_middle_params
-from hpo.process.trace import Trace
+from hpo.process.trace import Fingerprint, Trace
 from hpo.trainer.probe import Probe
+from tests.support.evaluations import make_evaluation
 from tests.support.in_process_template import send_through_json
 
 
@@ -118,3 +123,58 @@ def test_seen_from_data_returns_what_a_trainer_has_seen() -> None:
     assert Trace.from_data(send_through_json(seen.to_data())) == seen
     assert Trace.from_data(send_through_json(Trace().to_data())) == Trace()
     assert Trace.from_data({}) == Trace(), "the trainer has crashed"
+
+
+def make_outcome(ranks: int, *losses: float, failure: str = "", **changes: Any) -> CheckOutcome:
+    """Return the outcome of an evaluation with equal networks on all ranks."""
+    curve = dict(enumerate(losses, start=1))
+    evaluation = make_evaluation(0, curve=curve, failure=failure or None)
+    numbers: dict[int, Fingerprint] = {0: ((1.0, 2.0),)}
+    traces = [Trace(steps=2, shapes=[(1,)], weights=numbers, gradients=numbers) for _ in range(ranks)]
+    given = {"has_offered_weights": False, "is_false_alarm": False, "rejection": "", **changes}
+    return CheckOutcome(evaluation, traces, **given)
+
+
+def judge(outcomes: CheckOutcomes) -> list[str]:
+    """Return the findings that are not "ok"."""
+    found = inspect_outcomes(outcomes, WeightsTest(has_test=True), None, [])
+    return [f"{finding.level}: {finding.text}" for finding in found if finding.level != "ok"]
+
+
+def test_inspect_outcomes_compares_all_evaluations() -> None:
+    whole = make_outcome(2, 4.0, 2.0)
+    alone = make_outcome(1, 2.0, 1.0)
+    offer = "wrong: No weights are offered, so the run cannot keep those of the best network, and `test` will not be "
+    different = "The losses of 2 ranks and of 1 rank differ by 50.0%"
+    assert judge(CheckOutcomes(whole, whole, None, make_outcome(1, 4.0, 2.0))) == [f"{offer}called"]
+    assert judge(CheckOutcomes(whole, whole, None, alone))[:2] == [
+        f"look: {different}",
+        "wrong: The losses are 2 times those of 1 rank",
+    ]
+    again = make_outcome(2, 4.0, 3.0)
+    assert judge(CheckOutcomes(whole, again, None, alone))[0] == (
+        "look: The same seed on 2 ranks has different losses the second time, by 33.3%, from the same initial weights"
+    )
+
+
+def test_inspect_outcomes_names_failures() -> None:
+    failed = make_outcome(2, failure="RuntimeError: it fails")
+    alone = make_outcome(1, 1.0)
+    assert judge(CheckOutcomes(failed, None, None, alone)) == [
+        "wrong: The evaluation fails on 2 ranks, but not on 1: RuntimeError: it fails"
+    ]
+    whole = make_outcome(2, 1.0, 0.5, has_offered_weights=True)
+    rejected = make_outcome(2, 1.0, rejection="it does not fit")
+    assert "wrong: The evaluation cannot resume from its checkpoint: it does not fit" in judge(
+        CheckOutcomes(whole, whole, rejected, alone)
+    )
+
+
+def test_print_findings_returns_status_of_linters(capsys: pytest.CaptureFixture[str]) -> None:
+    findings = [Finding("wrong", "It fails", "Mend it"), Finding("look", "It is odd"), Finding("ok", "It is fast")]
+    assert print_findings(findings) == 1
+    assert capsys.readouterr().out == (
+        "wrong  It fails\n       Mend it\nlook   It is odd\nok     It is fast\n\n1 problem, 1 finding to look at\n"
+    )
+    assert print_findings(findings[2:]) == 0
+    assert capsys.readouterr().out == "ok     It is fast\n\nNothing is wrong\n"

@@ -36,8 +36,8 @@ def test_check_cluster_describes_three_hosts(cluster: SlurmCluster) -> None:
 def test_check_cluster_finds_folder_that_is_not_shared(cluster: SlurmCluster) -> None:
     job = cluster.run(*SRUN, *CHECK, "--run-dir", "/run/search", timeout=100)
     assert job.returncode == 1, job.stderr
-    assert "\nwrong  n2, n3 do not see the files of n1 in /run\n" in job.stdout
-    assert "1 finding wrong" in job.stdout
+    assert "\nwrong  n2 and n3 do not see the files of n1 in /run\n" in job.stdout
+    assert "1 problem" in job.stdout
 
 
 def test_check_cluster_finds_wrong_network(cluster: SlurmCluster) -> None:
@@ -65,7 +65,7 @@ def test_check_cluster_ends_if_network_drops_packets(cluster: SlurmCluster) -> N
     job = cluster.run(*SRUN, *CHECK, *options, variables={"GLOO_SOCKET_IFNAME": "lost0"}, timeout=150)
     assert job.returncode == 1, job.stderr
     assert time.monotonic() - began < 60
-    assert job.stdout.count("\nwrong  1 process group failed, on n1, n2, n3: ") == 1
+    assert job.stdout.count("\nwrong  1 process group failed, on n1, n2 and n3: ") == 1
     assert "Set the network of the process group: export GLOO_SOCKET_IFNAME=" in " ".join(job.stdout.split())
 
 

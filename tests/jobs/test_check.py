@@ -58,16 +58,16 @@ UNTOLD = {
     "unwrapped call": "wrong  The networks of rank 0 and rank 1 differ after 1 step .* and call model",
     "weights by rank": "wrong  The networks of rank 0 and rank 1 differ before the first step .* Wrap it",
     "uneven": "wrong  The ranks take different numbers of steps: rank 0 20, rank 1 15",
-    "mean of means,batch=15": r"wrong  The gradients of the first step are \d.\d% off .* reduction='sum'",
+    "mean of means,batch=15": r"wrong  The gradients of the first step differ .* by \d.\d% .* reduction='sum'",
     "scale": r"wrong  The gradients of the first step are 0.5 times .* \(loss \* worker.size / len",
     "order": "wrong  Of the 200 samples of 1 rank's first epoch, 2 ranks train on 1.*worker.seed",
     "wrong mean": "wrong  The losses are 2 times those of 1 rank Divide the sum",
     "prefix": r"wrong  The names .* begin with module.: module.first.bias, .*model.module.state_dict\(\)",
     "no offer": "wrong  No weights are offered, .* and `test` will not be called Call worker.offer_weights",
     "test": r"wrong  `test` fails with the offered weights: mistaken\.py:\d+: KeyError: 'missing'",
-    "no optimizer": r"wrong  After a resume .*, the losses differ, \d.* off Save all that training changes",
-    "saved late": r"wrong  After a resume .*, the losses differ, \d.* before the loss",
-    "not restored": "wrong  It saves checkpoints, but restarts instead of resuming At the start, load",
+    "no optimizer": r"wrong  After a resume .*, the losses differ by \d.* Save all that training changes",
+    "saved late": r"wrong  After a resume .*, the losses differ by \d.* before the loss",
+    "not restored": "wrong  The evaluation saves checkpoints, but restarts .* At the start, load",
     "saved model": r"wrong  The evaluation cannot resume from its checkpoint: rank \d, mistaken.*Missing",
     "global network": "wrong  The same seed .* the initial weights differ Create the network and its weights",
 }
@@ -83,7 +83,7 @@ DIFFERENT = {
     "drawn": "look   The samples differ from those .* each rank draws its batches",
     "checkpoint": "look   The same seed on 2 ranks: the second evaluation took no step",
     "unseeded": "look   The same seed .* from the same initial weights .* without worker.seed",
-    "idle": "look   2 parameters of the optimizer never had a gradient: aside.bias, aside.weight",
+    "idle": "look   2 parameters of the optimizer never had a gradient: aside.bias and aside.weight",
 }
 
 # Ways that a trainer can take though its rank could not.
@@ -94,14 +94,14 @@ def test_check_finds_usual_mistakes_with_advice(mpi: Mpi, tmp_path: Path) -> Non
     for (way, told), (status, printed) in zip(TOLD.items(), check_ways(mpi, tmp_path, list(TOLD)), strict=True):
         assert re.search(told, printed), f"{way}: {printed}"
         assert status == 1, way
-        assert "\n1 finding wrong\n" in printed, f"{way}: one mistake is one finding: {printed}"
+        assert "\n1 problem\n" in printed, f"{way}: one mistake is one finding: {printed}"
 
 
 def test_check_finds_mistakes_that_a_run_does_not_report(mpi: Mpi, tmp_path: Path) -> None:
     for (way, told), (status, printed) in zip(UNTOLD.items(), check_ways(mpi, tmp_path, list(UNTOLD)), strict=True):
         assert re.search(told, printed), f"{way}: {printed}"
         assert status == 1, way
-        assert re.search(r"\n1 finding wrong(, 1 finding to look at)?\n", printed), f"{way}: {printed}"
+        assert re.search(r"\n1 problem(, 1 finding to look at)?\n", printed), f"{way}: {printed}"
 
 
 def test_check_marks_harmless_differences_as_look(mpi: Mpi, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_check_accepts_torchrun_code_and_forking_loaders(mpi: Mpi, tmp_path: Pat
 def test_check_that_finds_a_mistake_ends_with_status_1(mpi: Mpi, tmp_path: Path) -> None:
     status, printed = check_search(mpi, 2, tmp_path, MISTAKEN, "way=own loss")
     assert status == 1, printed
-    assert printed.endswith("\n1 finding wrong\n")
+    assert printed.endswith("\n1 problem\n")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_check_passes_shipped_search_spaces(mpi: Mpi, tmp_path: Path, search: Pa
     found = [line for line in printed.splitlines() if line.startswith(("ok", "look", "wrong"))]
     same = r"ok     2 ranks and 1 rank have the same losses, .*\n"
     if search.stem == "cifar10_resnet":  # Losses are equal except for rounding errors, which grow.
-        same = rf"({same}|look   The losses of 2 ranks and of 1 rank are .* off\nlook   SharedBatchNorm \(20\): .*\n)"
+        same = rf"({same}|look   The losses of 2 ranks and of 1 rank differ by .*\nlook   SharedBatchNorm \(20\): .*\n)"
     assert re.fullmatch(
         r"ok     The same seed on 2 ranks has the same losses twice, to the last digit\n"
         rf"{same}"
@@ -221,7 +221,7 @@ def test_check_uses_the_first_enqueued_and_leaves_no_files(
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     job = mpi.run(2, *HPO, "check", MISTAKEN, "--enqueue", "start.json", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    assert job.stdout.startswith(f"{MISTAKEN}: width=9  lr=0.5  act=relu\non 2 ranks, once again, and on 1 rank;")
+    assert job.stdout.startswith(f"{MISTAKEN}: width=9  lr=0.5  act=relu\ntwice on 2 ranks, and once on 1 rank;")
     assert join_points(job.stdout).endswith("\nNothing is wrong\n")
     torchs = tmp_path / "temporary" / f"torchinductor_{getpass.getuser()}"
     if torchs.is_dir():

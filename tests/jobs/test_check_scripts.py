@@ -53,7 +53,7 @@ def test_check_of_ranks_that_forget_each_other_is_wrong(mpi: Mpi, tmp_path: Path
     for (way, point), (status, printed) in zip(told.items(), found, strict=True):
         assert status == 1, f"{way}: {printed}"
         assert re.search(point, printed), f"{way}: {printed}"
-        assert "\n1 finding wrong, 1 finding to look at\n" in printed, f"{way}: {printed}"
+        assert "\n1 problem, 1 finding to look at\n" in printed, f"{way}: {printed}"
         assert "All ranks have the same network" not in printed, f"{way}: {printed}"
 
 
@@ -69,7 +69,7 @@ def test_check_of_batches_drawn_by_each_rank_is_not_wrong(mpi: Mpi, tmp_path: Pa
     printed = join_points(job.stdout)
     assert (job.returncode, job.stderr) == (1, ""), printed
     assert "wrong  Each of 2 ranks trains on the same batches 2 ranks then do the work of 1" in printed
-    assert "\n1 finding wrong, 1 finding to look at\n" in printed
+    assert "\n1 problem, 1 finding to look at\n" in printed
 
 
 def test_check_sees_a_program_that_ends_with_its_last_loss(mpi: Mpi, tmp_path: Path) -> None:

@@ -317,10 +317,10 @@ def test_check_finds_mistakes_of_script(mpi: Mpi, tmp_path: Path) -> None:
     check = [*HPO, "check", "--loss", r"val_loss=(\S+)", "--"]
     job = mpi.run(2, *check, SCRIPTS / "ddp.py", "--epochs", 2, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    assert job.stdout.startswith(f"{SCRIPTS / 'ddp.py'} --epochs 2\non 2 ranks, once again, and on 1 rank; ")
+    assert job.stdout.startswith(f"{SCRIPTS / 'ddp.py'} --epochs 2\ntwice on 2 ranks, and once on 1 rank; ")
     for point in (
         "ok     The same seed on 2 ranks has the same losses twice, to the last digit\n",
-        "ok     The program reads LOCAL_RANK, MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE\n",
+        "ok     The program reads LOCAL_RANK, MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE\n",
         "ok     All ranks have the same network after 16 steps, and train on different batches\n",
         "ok     2 reports by --loss 'val_loss=(\\S+)' in the first evaluation\n",
     ):
@@ -333,6 +333,6 @@ def test_check_finds_mistakes_of_script(mpi: Mpi, tmp_path: Path) -> None:
         "wrong  The program reads neither RANK, LOCAL_RANK nor WORLD_SIZE: each rank trains alone, on all\n",
         "look   Evaluations write to the same files: model.pt\n",
         "look   Processes are still running when the program ends\n",
-        "\n1 finding wrong, 3 findings to look at\n",
+        "\n1 problem, 3 findings to look at\n",
     ):
         assert point in job.stdout
