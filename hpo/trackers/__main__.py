@@ -21,9 +21,8 @@ from pathlib import Path
 from hpo.errors import UsageError
 from hpo.store.run_dir import RunDir
 from hpo.text_format import cut_text, format_error, make_printable
-from hpo.trackers.shown_evaluations import ShownEvaluations
 from hpo.trackers.tracker import TrackedRun, Tracker, remove_secrets
-from hpo.trackers.tracker_updater import TrackerUpdater
+from hpo.trackers.tracker_updater import ShownEvaluations, TrackerUpdater
 
 _POLL_SECONDS = 2.0
 _LONGEST_POLL_SECONDS = 10.0
@@ -34,7 +33,8 @@ _LONGEST_REASON = 300
 
 def main() -> None:
     """Send a run to a tracker until the run ends. After an error, print it as one line and exit with status 1."""
-    name, run_dir = sys.argv[1], Path(sys.argv[2])
+    name = sys.argv[1]
+    run_dir = Path(sys.argv[2])
     voice = os.fdopen(os.dup(1), "w", encoding="utf-8")
     with open(os.devnull, "w") as nowhere:  # Packages print a lot. # noqa: PTH123
         os.dup2(nowhere.fileno(), 1)
@@ -69,7 +69,8 @@ def _follow_run(name: str, run_dir: Path, job: int, notify: Callable[[str], None
     with ShownEvaluations(run_dir / name / "written.jsonl") as written, open(0, "rb", buffering=0) as orders:
         tracker = _make_tracker(name, TrackedRun(written.id, run, run_dir / name, notify))
         follower = TrackerUpdater(tracker, written)
-        over, pause = False, _POLL_SECONDS
+        over = False
+        pause = _POLL_SECONDS
         while not over:
             order = orders.readline() if select.select([orders], [], [], pause)[0] else None
             if order:

@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import hpo.trackers
+from hpo.process.standard_streams import warn
 from hpo.store.run_dir import RunDir
 from hpo.store.study import open_confirmations, open_existing_study
-from hpo.text_format import make_printable
 
 _ROOT = Path(hpo.__file__).parents[1]
 
@@ -37,7 +37,7 @@ class TrackerProcesses:
     def __init__(
         self, names: Sequence[str], run_dir: Path, niceness: int = 0, notify: Callable[[str], object] | None = None
     ) -> None:
-        started = [_start_process(name, run_dir, niceness, notify or _print_to_stderr) for name in names]
+        started = [_start_process(name, run_dir, niceness, notify or warn) for name in names]
         self._processes = [process for process in started if process is not None]
 
     def add_study(self, storage: str, study: str) -> None:
@@ -131,10 +131,6 @@ def _start_process(name: str, run_dir: Path, niceness: int, notify: Callable[[st
     except OSError as error:
         notify(f"warning: --tracker {name}: it cannot be started: {error.strerror}")
         return None
-
-
-def _print_to_stderr(line: str) -> None:
-    print(make_printable(line), file=sys.stderr, flush=True)
 
 
 def track_run(run_dir: Path, names: Sequence[str], storage: str | None) -> bool:

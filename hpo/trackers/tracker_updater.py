@@ -1,15 +1,28 @@
-"""Send new and changed evaluations in the studies of a run to a tracker."""
+"""Send new and changed individuals in the studies of a run to a tracker, each trial at most once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+import time
+import uuid
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 
+from hpo.errors import UsageError
 from hpo.store.changes import Follower
+from hpo.store.evaluations import Evaluation, find_root
 from hpo.store.pruning import is_search_over
 from hpo.store.record import Record
-from hpo.trackers.individual_trials import Individuals
-from hpo.trackers.shown_evaluations import ShownEvaluations
+from hpo.store.run_dir import try_system_lock
 from hpo.trackers.tracker import Tracker
+
+_MAX_LOCK_SECONDS = 20.0  # The tracker process of an earlier job may take this long to end.
+_POLL_SECONDS = 0.2
 
 
 class TrackerUpdater:
@@ -53,7 +66,8 @@ class TrackerUpdater:
         latest = individuals.find_latest(root)
         if latest is None or latest.imported_from or (latest.state == "running" and not running):
             return
-        key, is_running = (study, root), latest.state == "running"
+        key = study, root
+        is_running = latest.state == "running"
         if not is_running and self._shown_evaluations.contains(self._tracker.destination, study, latest):
             return
         whole = individuals.merge_trials(root)
@@ -76,3 +90,117 @@ def _is_continued(shown: Mapping[int, float], curve: Mapping[int, float], is_run
     may lack epochs, for example while a retry repeats them.
     """
     return all(curve[epoch] == loss if epoch in curve else is_running for epoch, loss in shown.items())
+
+
+class Individuals:
+    """The individuals of a study, each with all its trials. Trackers show each individual as a run.
+
+    An individual has several trials if it was retried after an interruption, or promoted after a pause.
+    """
+
+    def __init__(self) -> None:
+        self._roots: dict[int, int] = {}
+        self._trials: dict[int, dict[int, Evaluation]] = {}
+
+    def add_trials(self, changed_trials: Collection[Evaluation]) -> list[int]:
+        """Add or replace trials, and return the number of the first trial of each individual that has changed."""
+        changed = {}
+        for evaluation in sorted(changed_trials, key=lambda evaluation: evaluation.trial):
+            root = find_root(evaluation, self._roots)
+            self._trials.setdefault(root, {})[evaluation.trial] = evaluation
+            changed[root] = True
+        return list(changed)
+
+    def find_latest(self, root: int) -> Evaluation | None:
+        """Return the latest trial of an individual that has started; None if no trial has started.
+
+        `root` is the number of the first trial of the individual.
+        """
+        # A trial that was withdrawn while it waited has no start time.
+        started = [
+            evaluation
+            for evaluation in self._trials[root].values()
+            if evaluation.state != "waiting" and math.isfinite(evaluation.started)
+        ]
+        return max(started, key=lambda evaluation: evaluation.trial, default=None)
+
+    def merge_trials(self, root: int) -> Evaluation:
+        """Merge all trials of an individual into one, from the start of its first trial to the end of its latest trial.
+
+        The losses are those of the latest trial that has any. If this trial has resumed an earlier trial, it already
+        includes the losses of that trial.
+        """
+        trials = self._trials[root]
+        first = trials[min(trials)]
+        latest = self.find_latest(root)
+        assert latest is not None
+        with_loss = [evaluation for evaluation in trials.values() if evaluation.curve]
+        return replace(
+            latest,
+            trial=root,
+            curve=max(with_loss, key=lambda evaluation: evaluation.trial).curve if with_loss else {},
+            started=first.started,
+            island=first.island,
+            worker=first.worker,
+            generation=first.generation,
+            propagator=first.propagator,
+        )
+
+
+class ShownEvaluations:
+    """Record of the evaluations that one tracker has received. It is a file, which ``with`` locks and closes.
+
+    The file has one JSON object per line. An
+    incomplete final line, left by a killed process, is ignored.
+
+    Attributes:
+        id: Random identifier of the run. MLflow and Weights & Biases store it, so that a resumed run finds its earlier
+            data there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file = path.open("a+", errors="replace")
+        self.id = ""
+        self._shown: set[tuple[str, str, int]] = set()
+
+    def __enter__(self) -> ShownEvaluations:
+        self._wait_for_lock()
+        self._file.seek(0)
+        for line in self._file:
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
+                self._read_entry(json.loads(line))
+        if not self.id:
+            self.id = uuid.uuid4().hex[:12]
+            self._append_entry({"id": self.id})
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._file.close()
+
+    def contains(self, destination: str, study: str, evaluation: Evaluation) -> bool:
+        """Return whether a tracker's destination has received an evaluation completely."""
+        return (destination, study, evaluation.trial) in self._shown
+
+    def add(self, destination: str, study: str, evaluation: Evaluation) -> None:
+        """Record that a tracker's destination has received an evaluation completely."""
+        self._shown.add((destination, study, evaluation.trial))
+        self._append_entry({"place": destination, "study": study, "trial": evaluation.trial})
+
+    def _read_entry(self, entry: dict[str, Any]) -> None:
+        if "id" in entry:
+            self.id = str(entry["id"])
+        else:
+            self._shown.add((entry["place"], entry["study"], entry["trial"]))
+
+    def _append_entry(self, entry: dict[str, Any]) -> None:
+        self._file.write("\n" + json.dumps(entry))
+        self._file.flush()
+
+    def _wait_for_lock(self) -> None:
+        end = time.monotonic() + _MAX_LOCK_SECONDS
+        while try_system_lock(self._file) is False:
+            if time.monotonic() > end:
+                raise UsageError(f"another process has locked {self._path}")
+            time.sleep(_POLL_SECONDS)

@@ -30,8 +30,7 @@ from hpo.run.enqueue import read_enqueued
 from hpo.run.warm_start import read_warm_start
 from hpo.store.evaluations import Evaluation
 from hpo.store.weights import read_weights
-from hpo.trackers.shown_evaluations import ShownEvaluations
-from hpo.trackers.tracker_updater import TrackerUpdater
+from hpo.trackers.tracker_updater import ShownEvaluations, TrackerUpdater
 from hpo.trainer.search_file import load_search_file
 from hpo.views.live.run_header import format_header
 from hpo.views.live.run_status import compute_run_status

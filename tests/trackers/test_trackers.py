@@ -23,10 +23,9 @@ from hpo.options import TRACKERS, Options
 from hpo.run.session import Session
 from hpo.store.evaluations import INTERRUPTED, Assignment
 from hpo.store.record import Record
-from hpo.trackers.individual_trials import Individuals
-from hpo.trackers.shown_evaluations import ShownEvaluations
 from hpo.trackers.tracker import remove_secrets
 from hpo.trackers.tracker_processes import TrackerProcesses, track_run
+from hpo.trackers.tracker_updater import Individuals, ShownEvaluations
 from hpo.trainer.search_file import load_search_file
 from tests.support.chaos import read_command_lines
 from tests.support.evaluations import make_evaluation
