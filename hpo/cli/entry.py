@@ -10,6 +10,7 @@ import io
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from hpo.store.run_dir import RUNS_DIR, RunDir
 if TYPE_CHECKING:
     from hpo.evaluation.template_client import TemplateProcess
     from hpo.ranks.job import Job
+
+_SECONDS_TO_EXIT = 5.0
 
 _Parsed = Union[tuple[Options, Layout], int]
 """What a command line asks for; or an exit status, after a mistake or --help."""
@@ -150,7 +153,6 @@ def _run_and_exit(
     fill_closed_streams()
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - A run does not need it.
     template = _start_mpi(program)
-    from hpo.process.exit import exit_process
     from hpo.ranks.communicator import finalize_mpi, get_world
     from hpo.ranks.job import Job, abort_for_error
     from hpo.ranks.rank_watch import RankWatch
@@ -249,3 +251,14 @@ def _parse_command(
         return resolve(given, ranks)
 
     return run_command(parse, program)
+
+
+def exit_process(status: int) -> NoReturn:
+    """Exit as `sys.exit` does, but within 5 seconds.
+
+    Threads that libraries have started, and that do not end, could otherwise block the exit.
+    """
+    timer = threading.Timer(_SECONDS_TO_EXIT, os._exit, (status,))
+    timer.daemon = True
+    timer.start()
+    sys.exit(status)

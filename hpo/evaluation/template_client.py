@@ -15,9 +15,8 @@ from typing import Any, TextIO
 from hpo.errors import RunError, UsageError
 from hpo.process.channel import Channel, ChannelClosed, Message, make_channel_pair
 from hpo.process.failure import describe_status
-from hpo.process.launcher import is_first_on_host
+from hpo.process.launcher import is_first_on_host, make_template_command, make_template_environment
 from hpo.process.linux import identify_container
-from hpo.process.template_start import make_template_command, make_template_environment
 
 _POLL_SECONDS = 0.1
 _SECONDS_BETWEEN_CRASHES = 60.0

@@ -1,9 +1,14 @@
-"""Environment variables that launchers (mpirun, srun) set to describe a rank of an MPI job."""
+"""Environments of processes: variables that launchers of MPI jobs set, and how a template is started without them."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpo.process.linux import has_gpu_files
 
 # Trainers must not inherit these variables, since libraries for torchrun would use them: Accelerate reads PMI_SIZE,
 # DeepSpeed OMPI_COMM_WORLD_SIZE, and Lightning SLURM_NTASKS.
@@ -47,6 +52,12 @@ _LOCAL_RANK_VARIABLES = (
 )
 
 
+_TEMPLATE_CODE = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from hpo.trainer.template_server import main; main(json.loads(sys.argv[1]))"
+)
+
+
 def make_plain_environment() -> dict[str, str]:
     """Return this rank's environment without the variables that a launcher sets for a rank.
 
@@ -60,6 +71,25 @@ def make_plain_environment() -> dict[str, str]:
     }
     seed = kept.get("PYTHONHASHSEED", "")
     return {**kept, "PYTHONHASHSEED": seed if seed.isdecimal() else "0"}
+
+
+def make_template_command(state: Mapping[str, Any]) -> list[str]:
+    """Return the command line of a template, which imports modules from the same paths as this process.
+
+    Args:
+        state: Descriptor of the listening socket (`listener`) and number of the parent process (`parent`).
+    """
+    return [sys.executable, "-u", "-c", _TEMPLATE_CODE, json.dumps(state), json.dumps(sys.path)]
+
+
+def make_template_environment() -> dict[str, str]:
+    """Return the environment variables of a template, which imports with one thread and does not initialise CUDA."""
+    environment = make_plain_environment()
+    # torch warns of hosts whose names it cannot resolve, and works without them. It also raises the errors that it
+    # logs, except those of NCCL's watchdog, which then ends the process.
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if has_gpu_files() else "FATAL")
+    threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM")}
+    return {**environment, **threads, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def is_first_on_host(environment: Mapping[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""Functions of Linux for processes: exit with the parent, adopt orphans, count children, threads and kills."""
+"""Functions of Linux for processes: test whether they are alive, end with a parent, count children and threads."""
 
 from __future__ import annotations
 
@@ -26,6 +26,17 @@ def end_with_parent(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # The parent had ended before the call of prctl.
         os._exit(1)
+
+
+def is_alive(process: int) -> bool:
+    """Return whether the process with the number `process` is running on this host."""
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
 
 
 def adopt_orphans() -> None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import signal
+import socket
 import threading
 import time
 import traceback
@@ -23,7 +25,6 @@ from typing import Any
 from hpo.errors import CollectiveUsageError, ExitStatus, StopRequest
 from hpo.process import clock
 from hpo.process.standard_streams import warn
-from hpo.process.wakeup import WakeupPipe
 from hpo.ranks.communicator import SleepingComm, allows_threads
 from hpo.ranks.control_channel import ControlChannel
 from hpo.ranks.run_stop import RunStop
@@ -150,7 +151,7 @@ class RankWatch:
         self._early_cancellation = (-1, "")
         self._early_news: list[tuple[int, Any]] = []
         self._evaluation_lock = threading.Lock()
-        self._wakeup = WakeupPipe(_STOP_SIGNALS)
+        self._wakeup = _WakeupPipe(_STOP_SIGNALS)
         self._event = os.eventfd(0, os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -365,3 +366,45 @@ class RankWatch:
         time.sleep(0.5)  # mpirun may drop output that arrives together with the abort.
         self.control_channel.abort(status)
         os._exit(status)  # The abort may return.
+
+
+class _WakeupPipe:
+    """A pipe by which signals and other threads wake a thread, even while the main thread is busy.
+
+    It receives signals inside `with`, and wakes the thread that calls `wait`. The main thread must enter the `with`.
+
+    Inside `with`, the usual handlers of the signals are not called.
+    """
+
+    def __init__(self, signals: Sequence[signal.Signals]) -> None:
+        self._signals = signals
+        self._previous_handlers: dict[int, Any] = {}
+        self._write_end, self._read_end = socket.socketpair()
+        self._write_end.setblocking(False)
+        self._read_end.setblocking(False)
+
+    def __enter__(self) -> _WakeupPipe:
+        self._previous_handlers = {number: signal.signal(number, lambda *_: None) for number in self._signals}
+        signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+    def wait(self, seconds: float) -> list[int]:
+        """Wait at most `seconds` for a signal or for `wake`; return the numbers of the signals that have arrived."""
+        select.select([self._read_end], [], [], seconds)
+        with suppress(BlockingIOError):
+            return [number for number in self._read_end.recv(4096) if number in self._signals]
+        return []
+
+    def fileno(self) -> int:
+        """Return a file descriptor to wait on together with other files. It is readable after a signal or `wake`."""
+        return self._read_end.fileno()
+
+    def wake(self) -> None:
+        """End the wait of the thread that calls `wait`. Any thread may call this."""
+        with suppress(OSError):
+            self._write_end.send(b"\0")

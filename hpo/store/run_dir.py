@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hpo.errors import RunError, UsageError
-from hpo.process.exit import is_alive
+from hpo.process.linux import is_alive
 from hpo.store.manifest import Manifest, parse_manifest
 from hpo.store.storage_url import is_url
 from hpo.text_format import make_printable

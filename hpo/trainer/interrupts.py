@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hpo.process.stacks import INTERRUPT
+from hpo.process.user_frames import INTERRUPT
 
 
 class Cancelled(BaseException):

@@ -202,7 +202,7 @@ class TemplateServer:
             "skipped": self._skipped,
             "asker": self._requester,
         }
-        from hpo.process.template_start import make_template_command
+        from hpo.process.launcher import make_template_command
 
         sys.stdout.flush()
         os.execv(sys.executable, make_template_command(state))  # noqa: S606 - this program itself
@@ -392,7 +392,7 @@ def keep_freed_memory() -> None:
 
 
 def main(state: Mapping[str, Any]) -> None:
-    """Run a template. `state` comes from `hpo.process.template_start`, or from the previous process at a restart."""
+    """Run a template. `state` comes from `hpo.process.launcher`, or from the previous process at a restart."""
     if "parent" in state:
         end_with_parent(state["parent"])
     adopt_orphans()

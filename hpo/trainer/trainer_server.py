@@ -22,8 +22,7 @@ from hpo.errors import UsageError
 from hpo.process.channel import Channel, ChannelClosed, Message
 from hpo.process.linux import adopt_orphans, has_children, raise_oom_score
 from hpo.process.messages import EvaluationRequest
-from hpo.process.stacks import WRITE_STACKS, format_header
-from hpo.process.user_frames import extract_current_frames
+from hpo.process.user_frames import WRITE_STACKS, extract_current_frames, format_header
 from hpo.text_format import format_error
 from hpo.trainer.accelerator import find_devices
 from hpo.trainer.final_test import run_test

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from hpo.process.launcher import is_first_on_host, make_plain_environment
-from hpo.process.template_start import make_template_environment
+from hpo.process.launcher import is_first_on_host, make_plain_environment, make_template_environment
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
 from tests.support.run_output import find_complete_losses, load_trials, remove_loading_lines
 

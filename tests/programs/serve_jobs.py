@@ -15,7 +15,7 @@ import tempfile
 import traceback
 import warnings
 
-import hpo.process.exit
+import hpo.cli.entry
 import hpo.ranks.communicator
 import hpo.run.leader_stages
 import hpo.run.root_rank
@@ -38,7 +38,7 @@ def end_command(status):
 
 def change_program():
     """Let commands leave this process and MPI running, and have their templates forked."""
-    hpo.process.exit.exit_process = end_command
+    hpo.cli.entry.exit_process = end_command
     hpo.ranks.communicator.finalize_mpi = lambda: None
     fork_templates(TEMPLATES)
 
