@@ -1,6 +1,6 @@
 """Define the entry points of run_islands.py and hpo.
 
-In an MPI job, one rank (process of the job) parses the options and sends them to all other ranks.
+In an MPI job, one rank parses the options and sends them to all other ranks.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Report:
     has_read_parent: bool = False
     """Whether the evaluation has read the parent checkpoint."""
     checkpoint: str = ""
-    """Name of the draft (temporary file) of a script's checkpoint; empty if there is none."""
+    """Name of the draft of a script's checkpoint; empty if there is none."""
     weights: str = ""
     """Name of the draft of a script's weights; empty if there is none."""
 

@@ -1,7 +1,7 @@
 """Confirm the winner: train the best individuals again with other seeds, and compare their losses.
 
 The loss that selected an individual is too optimistic, because it is the lowest of many. The
-confirmations (trainings with other seeds) are recorded in a separate study. They do not count
+confirmations are recorded in a separate study. They do not count
 against the budget.
 """
 

@@ -71,7 +71,7 @@ class RunReader:
         return self._record.read_evaluations()
 
     def read_confirmations(self, all_plans: bool = False) -> list[Evaluation]:
-        """Return the confirmations (trainings of the best with other seeds) that the latest session planned.
+        """Return the confirmations that the latest session planned.
 
         With `all_plans`, return the confirmations of all sessions.
         """
@@ -196,7 +196,7 @@ class RunSnapshot:
     evaluations: list[Evaluation]
     """All evaluations of the search."""
     confirmations: list[Evaluation]
-    """The confirmations (trainings of the best with other seeds) that the latest session planned."""
+    """The confirmations that the latest session planned."""
     is_in_use: bool | None
     """Whether a process runs this run; None if this host cannot find out."""
     holder: str = ""

@@ -1,6 +1,6 @@
 """Select the evaluation that a run recommends, and test its network on data that the search has not used.
 
-The planned confirmations are the trainings with other seeds that the latest session (one start of the run) requires.
+The planned confirmations are the trainings with other seeds that the latest session requires.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class RunResult:
     evaluations: Sequence[Evaluation]
     """All evaluations of the search."""
     confirmations: Sequence[Evaluation]
-    """The confirmations (trainings of the best with other seeds) that the latest session planned."""
+    """The confirmations that the latest session planned."""
     distributions: Mapping[str, Any]
     """The Optuna distribution of each hyperparameter by its name."""
     session_start: float

@@ -1,6 +1,6 @@
 """Summarize a run: counts, the best individuals, and how busy the workers were.
 
-A session is one start of the run. The latest session plans confirmations (trainings with other seeds).
+A session is one start of the run. The latest session plans confirmations.
 """
 
 from __future__ import annotations

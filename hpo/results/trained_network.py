@@ -35,7 +35,7 @@ class TrainedNetwork:
 def find_network(run_dir: RunDir, chosen: Evaluation, confirmations: Sequence[Evaluation]) -> TrainedNetwork | None:
     """Return the saved network of an individual; if there are several, the network with the lowest loss.
 
-    The search or a confirmation (a training with another seed) has trained it. Networks that were trained with the
+    The search or a confirmation has trained it. Networks that were trained with the
     current settings of the run are preferred.
 
     Args:

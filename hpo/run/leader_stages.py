@@ -33,7 +33,7 @@ class LeaderStages:
     """The stages of a run on a leader. Collective: call each method on all leaders.
 
     Args:
-        run: The options, the manifest (content of run.json) and the directory of the run.
+        run: The options, the manifest and the directory of the run.
         watch: Knows whether the run is being stopped.
         leaders: The communicator of all leaders. The rank of a leader in it is the index of its worker.
         make_evaluator: A function that returns an evaluator, which runs evaluations on all ranks of this worker.
@@ -88,7 +88,7 @@ class LeaderStages:
         evaluator.end()
 
     def confirm(self, connection: WriterConnection) -> None:
-        """Run all confirmations (evaluations of the best individuals with other seeds) that the study has enqueued.
+        """Run all confirmations that the study has enqueued.
 
         Args:
             connection: Connection to the writer of the study of confirmations.

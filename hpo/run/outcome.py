@@ -36,7 +36,7 @@ class RunOutcome:
 
     Attributes:
         is_search_done: Whether the budget is spent or the search space is exhausted, and no evaluation is left to
-            promote (train further). `conclude` sets it.
+            promote. `conclude` sets it.
     """
 
     def __init__(

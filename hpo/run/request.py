@@ -36,7 +36,7 @@ class RunRequest:
     layout: Layout
     problem: Problem
     previous: Manifest | None
-    """The manifest (content of run.json) of the run to resume; None for a new run."""
+    """The manifest of the run to resume; None for a new run."""
     storage: str | None
     """The URL of the storage; None if the study is in the run directory."""
     setting_texts: Mapping[str, str]
@@ -108,7 +108,7 @@ def _format_assignments(texts: Mapping[str, str]) -> list[str]:
 
 
 def _read_previous_manifest(options: Options, file: SearchDescription) -> Manifest | None:
-    """Return the manifest (content of run.json) of the run to resume; None for a new run.
+    """Return the manifest of the run to resume; None for a new run.
 
     Raise a UsageError if its search space or objectives differ from the search file.
     """

@@ -37,14 +37,14 @@ _SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # The watch ends a run that has not stopp
 
 
 class RootRank:
-    """The tasks of the first rank in a session (one start of a run).
+    """The tasks of the first rank in a session.
 
     Args:
         ready: The data of this rank after the search file is loaded.
         places: The host and the GPUs of each rank.
 
     Attributes:
-        manifest: The manifest (content of run.json), which is sent to all ranks.
+        manifest: The manifest, which is sent to all ranks.
         files: The run directory, which is sent to all ranks.
     """
 

@@ -39,7 +39,7 @@ _SECONDS_BEFORE_JOB_ENDS = 60.0
 
 @dataclass(frozen=True)
 class RunContext:
-    """The data of a run that all ranks have: the options, the manifest (content of run.json) and the run directory."""
+    """The data of a run that all ranks have: the options, the manifest and the run directory."""
 
     options: Options
     manifest: Manifest
@@ -104,7 +104,7 @@ class RunStages:
     """The stages of a run. Collective: call each method on all ranks of the job.
 
     Args:
-        run: The options, the manifest (content of run.json) and the directory of the run.
+        run: The options, the manifest and the directory of the run.
         ready: The data of this rank after the search file is loaded.
         group: The ranks of this worker.
         leaders: The communicator of all leaders; None on other ranks.

@@ -1,6 +1,6 @@
-"""A session (one start of a run): its study, and its manifest (content of run.json).
+"""A session: its study, and its manifest.
 
-It selects the checkpoints to keep, and the individuals to confirm (train again with other seeds).
+It selects the checkpoints to keep, and the individuals to confirm.
 """
 
 from __future__ import annotations

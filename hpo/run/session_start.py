@@ -1,4 +1,4 @@
-"""Begin a session (one start of a run): check the run directory, create or resume the study, and write run.json."""
+"""Begin a session: check the run directory, create or resume the study, and write run.json."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class CheckpointStore:
         self._known_paths.add(path)
 
     def remove_draft(self, assignment: Assignment) -> None:
-        """Remove the draft (temporary file) of an evaluation, if it exists."""
+        """Remove the draft of an evaluation, if it exists."""
         path = self.get_path(assignment.root)
         with suppress(OSError):
             path.with_name(f".{path.name}").unlink(missing_ok=True)

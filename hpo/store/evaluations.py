@@ -1,4 +1,4 @@
-"""Define evaluations (trainings with one set of hyperparameters) and assignments (trials to run)."""
+"""Define evaluations and assignments (trials to run)."""
 
 from __future__ import annotations
 

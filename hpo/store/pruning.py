@@ -273,7 +273,7 @@ class SuccessiveHalving:
         return [rung for rung in found if rung is not None]
 
     def find_promotable(self) -> list[Evaluation]:
-        """Return the paused evaluations to promote (train further), highest rungs first."""
+        """Return the paused evaluations to promote, highest rungs first."""
         rungs = sorted(self.list_rungs(), key=lambda rung: -rung.epochs)
         return [evaluation for rung in rungs for evaluation in rung.promotable]
 
@@ -288,7 +288,7 @@ def compute_rungs(
 def find_promotable(
     halving: HalvingSchedule | None, evaluations: Sequence[Evaluation], objectives: Objectives = ONLY_LOSS
 ) -> list[Evaluation]:
-    """Return the paused evaluations to promote (train further), highest rungs first; none without a schedule."""
+    """Return the paused evaluations to promote, highest rungs first; none without a schedule."""
     return SuccessiveHalving(halving, objectives).update(evaluations).find_promotable() if halving else []
 
 

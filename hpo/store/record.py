@@ -1,6 +1,6 @@
 """Read and write the record of a run: an Optuna study with one trial for each evaluation.
 
-An evaluation (one training of an individual) is recorded durably before it starts. Several processes may read the
+An evaluation is recorded durably before it starts. Several processes may read the
 study, but only one process writes it (`hpo.store.study_writer`).
 """
 
@@ -195,7 +195,7 @@ class Record:
         self._storage.set_trial_intermediate_value(assignment.trial_id, step, loss)
 
     def record_rung_values(self, assignment: Assignment, losses: int, values: Sequence[float]) -> None:
-        """Record the values of all objectives at the rung (step of comparison) after this number of losses."""
+        """Record the values of all objectives at the rung after this number of losses."""
         before = self._storage.get_trial(assignment.trial_id).user_attrs.get("at_rungs", {})
         self._storage.set_trial_user_attr(assignment.trial_id, "at_rungs", {**before, str(losses): list(values)})
 

@@ -178,7 +178,7 @@ class RunDir:
         return storage if is_url(storage) else str(self.path.absolute() / storage)
 
     def remove_stale_files(self) -> None:
-        """Remove files that a killed run has left: locks of the journal, and drafts (incomplete files) of weights.
+        """Remove files that a killed run has left: locks of the journal, and drafts of weights.
 
         Such a lock would block all writers for up to an hour, until `FileLock` treats it as stale.
         """

@@ -280,7 +280,7 @@ class StudyWriter:
         self.log.add(trial, text)
 
     def should_keep_weights(self, trial: int, loss: float) -> bool:
-        """Return whether to keep the weights of a confirmation (training with another seed) with this loss."""
+        """Return whether to keep the weights of a confirmation with this loss."""
         self._collect_changes()
         return cast("ConfirmedWeights", self.weights).should_keep(trial, loss)
 
@@ -290,7 +290,7 @@ class StudyWriter:
         return [str(path) for path in self.weights.list_wanted_files(trial)] if self.weights else []
 
     def move_weights(self, trial: int) -> None:
-        """Move the weights of a trial from drafts (temporary files) to their files, if they are still wanted there."""
+        """Move the weights of a trial from drafts to their files, if they are still wanted there."""
         if self.weights:
             self.commit()  # After a crash in between, no weights may exist of an evaluation without a recorded end.
             self.weights.move_draft(trial)

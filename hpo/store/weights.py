@@ -1,4 +1,4 @@
-"""Keep the weights of the best evaluation, of the Pareto front, and of confirmations (trainings with other seeds)."""
+"""Keep the weights of the best evaluation, of the Pareto front, and of confirmations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BestWeights:
         return paths
 
     def move_draft(self, trial: int) -> None:
-        """Move the drafts (temporary files) of a trial's weights to `list_wanted_files`, and remove its other drafts.
+        """Move the drafts of a trial's weights to `list_wanted_files`, and remove its other drafts.
 
         Then remove the files of evaluations that have left the front, or whose values are too close to others.
         """
@@ -119,7 +119,7 @@ class ConfirmedWeights:
         return [path] if path and self.should_keep(trial, self._evaluations[trial].loss) else []
 
     def move_draft(self, trial: int) -> None:
-        """Move the draft (temporary file) of a trial's weights to its file. Remove it if the weights are not kept."""
+        """Move the draft of a trial's weights to its file. Remove it if the weights are not kept."""
         if path := self._find_path(trial):
             _move_or_remove_draft(path, trial, bool(self.list_wanted_files(trial)))
 
@@ -129,7 +129,7 @@ class ConfirmedWeights:
 
 
 def remove_other_weights(folder: Path, trial: int) -> None:
-    """Remove all weights in a folder, and all drafts (temporary files), except the weights of one trial."""
+    """Remove all weights in a folder, and all drafts, except the weights of one trial."""
     with suppress(OSError):
         for path in folder.glob("*.safetensors*"):
             if path != make_weights_path(folder, trial):

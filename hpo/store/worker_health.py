@@ -90,7 +90,7 @@ class _Ends:
 
 
 class WorkerHealth:
-    """Judges the workers of a session (one start of a run) by their failures in a row.
+    """Judges the workers of a session by their failures in a row.
 
     Args:
         left: Workers that have left the run before. Workers that leave are added.

@@ -100,7 +100,7 @@ class MLflow:
             return str(experiment.experiment_id)
 
     def _find_parent(self, shown: TrackedRun) -> str | None:
-        """Return the parent run of an earlier session (one start of the run), and end the child runs left open.
+        """Return the parent run of an earlier session, and end the child runs left open.
 
         Return None if no parent run exists yet.
         """

@@ -19,7 +19,7 @@ class Pace:
 
 
 def compute_pace(evaluations: Sequence[Evaluation], remaining: int, session_start: float, now: float | None) -> Pace:
-    """Compute the pace of the latest evaluations of this session (one start of the run), and the remaining time.
+    """Compute the pace of the latest evaluations of this session, and the remaining time.
 
     The time since the latest end of an evaluation counts too. If the run hangs, the pace therefore drops.
 

@@ -58,7 +58,7 @@ class RunStatus:
         front: The Pareto front; empty if the loss is the only objective.
         islands: Status of each island with evaluations.
         running: The running evaluation of each worker, the oldest first.
-        idle_workers: Workers that have evaluated in this session (one start of the run), but now run no evaluation.
+        idle_workers: Workers that have evaluated in this session, but now run no evaluation.
         rungs: Rungs, as in summary.json.
         improvements: For each new best: the working time (see `working_seconds`) when it was found, and its loss.
         working_seconds: Time until now in which at least one worker evaluated, in seconds.

@@ -65,7 +65,7 @@ def write_report(run: RunReader, path: Path, ask_models: bool = True) -> None:
 
     Args:
         path: The HTML file.
-        ask_models: Whether surrogates (models of the loss) compute importances and expected losses. This takes
+        ask_models: Whether surrogates compute importances and expected losses. This takes
             seconds.
 
     Raises:
@@ -85,7 +85,7 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
     Args:
         top_n: Number of individuals in the table of the best.
         now: Current time, in seconds since the epoch. Running evaluations are drawn until then.
-        ask_models: Whether surrogates (models of the loss) compute importances and expected losses.
+        ask_models: Whether surrogates compute importances and expected losses.
     """
     may_be_running = run.run_dir.is_in_use is not False
     evaluations, confirmations = run.read_evaluations(), run.read_confirmations()
