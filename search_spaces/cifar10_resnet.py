@@ -101,7 +101,7 @@ def build_network(data: ImageDataset) -> nn.Sequential:
 
 
 def share(network: nn.Sequential, masks: DropoutMasks, worker: Worker, settings: Settings) -> Any:
-    """Share the network among the worker's ranks."""
+    """Share the network among the worker's ranks: as replicas, shards of its parameters, or pipeline stages."""
     if settings.parallel == "pipeline":
         microbatches, precision = settings.microbatches, settings.precision
         return Pipeline(network, worker, masks, microbatches, precision=precision, stage_costs=COSTS)

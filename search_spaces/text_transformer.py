@@ -87,7 +87,7 @@ def build_network(params: Mapping[str, Any], text: TextDataset) -> nn.Sequential
 
 
 def share(network: nn.Sequential, masks: DropoutMasks, worker: Worker, settings: Settings) -> Any:
-    """Share the network among the worker's ranks."""
+    """Share the network among the worker's ranks: as replicas, shards of its parameters, or pipeline stages."""
     if settings.parallel == "pipeline":
         return Pipeline(network, worker, masks, settings.microbatches, precision=settings.precision)
     if settings.parallel == "replicate":
@@ -168,14 +168,8 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
         return compute_losses(outputs, targets), (outputs.argmax(-1) == targets).float().mean(1)
 
     def make_state() -> dict[str, Any]:
-        whole = gather_state(model, optimizer)
-        return {
-            "model": whole,
-            "scaler": scaler.state_dict(),
-            "order": order.get_state(),
-            "step": step,
-            "losses": losses,
-        }
+        state = {"model": gather_state(model, optimizer), "scaler": scaler.state_dict(), "order": order.get_state()}
+        return {**state, "step": step, "losses": losses}
 
     steps_per_epoch = math.ceil(len(train) / settings.batch_size)
     steps = settings.epochs * steps_per_epoch

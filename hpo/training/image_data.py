@@ -2,11 +2,19 @@
 
 A search uses the training and the validation part. The test part is for one evaluation of the winner of the search.
 Images stay uint8, which needs a quarter of the memory of float32. Normalising a batch takes little time compared with
-training on it.
+training on it. Sources are a package, existing files, or a download through torchvision.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
+import math
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +22,214 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hpo.training.image_sources import SOURCES, Arrays, ImageSource
+# Images, uint8 of shape (N, channels, height, width), and labels, int64 of shape (N,).
+Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+
+
+_DIGITS = tuple("0123456789")
+_CLOTHES = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The UCI handwritten digits of scikit-learn (1,797 images of 8x8 pixels), which need no download.
+
+    They have no published test part, so every fifth image is a test image.
+    """
+
+    class_names: tuple[str, ...] = _DIGITS
+    validation_samples: int = 360
+
+    def read_development(self, folder: Path) -> Arrays:  # noqa: ARG002 - scikit-learn has the data.
+        """Read four fifths of the images."""
+        images, labels, is_test = self._read_digits()
+        return images[~is_test], labels[~is_test]
+
+    def read_test(self, folder: Path) -> Arrays:  # noqa: ARG002 - scikit-learn has the data.
+        """Read every fifth image."""
+        images, labels, is_test = self._read_digits()
+        return images[is_test], labels[is_test]
+
+    def _read_digits(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        images = digits.images.astype(np.uint8)[:, None]
+        return images, digits.target.astype(np.int64), np.arange(len(images)) % 5 == 4
+
+
+@dataclass(frozen=True)
+class IdxFiles:
+    """MNIST (LeCun, Cortes and Burges 1998) or a data set in its format: four IDX files, gzipped or not.
+
+    The files are read from the data directory, or from its subfolder `torchvision_name`/raw, which torchvision uses.
+    If both lack the files, they are downloaded to the subfolder.
+    """
+
+    torchvision_name: str
+    class_names: tuple[str, ...] = _DIGITS
+    validation_samples: int = 10_000
+
+    def read_development(self, folder: Path) -> Arrays:
+        """Read the training files."""
+        return self._read_part(folder, "train")
+
+    def read_test(self, folder: Path) -> Arrays:
+        """Read the test files."""
+        return self._read_part(folder, "t10k")
+
+    def _read_part(self, folder: Path, part: str) -> Arrays:
+        names = [f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"]
+        folders = [folder, folder / self.torchvision_name / "raw"]
+        if not all(_find_file(name, folders) for name in names):
+            _download_dataset(
+                self.torchvision_name, folder, [f"{name}[.gz]" for name in names], folders, self._fetch_files
+            )
+        images, labels = (_read_idx(_find_downloaded_file(name, folders)) for name in names)
+        if images.ndim != 3 or labels.shape != images.shape[:1]:
+            raise ValueError(
+                f"{_find_file(names[0], folders)} and {_find_file(names[1], folders)} must hold two-dimensional images "
+                f"and as many labels, got images of shape {images.shape} and labels of shape {labels.shape}"
+            )
+        if labels.max(initial=0) >= len(self.class_names):
+            raise ValueError(
+                f"labels in {_find_file(names[1], folders)} must be less than {len(self.class_names)}, the number of "
+                f"classes, got {labels.max()}"
+            )
+        return images[:, None], labels.astype(np.int64)
+
+    def _fetch_files(self, root: Path) -> None:
+        # The import takes 1.4 s of CPU time, and only a download needs it.
+        import torchvision.datasets
+
+        getattr(torchvision.datasets, self.torchvision_name)(root=str(root), download=True)
+
+
+@dataclass(frozen=True)
+class Cifar10:
+    """CIFAR-10 (Krizhevsky 2009) in its binary version, downloaded if it is missing.
+
+    torchvision reads the Python version, which is pickled: reading it would execute code in the files.
+    """
+
+    class_names: tuple[str, ...] = (
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    )
+    validation_samples: int = 10_000
+    url: str = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+    md5: str = "c32a1d4ab5d03f1284b67883e8d87530"
+
+    def read_development(self, folder: Path) -> Arrays:
+        """Read the training batches."""
+        return self._read_batches(folder, [f"data_batch_{number}.bin" for number in range(1, 6)])
+
+    def read_test(self, folder: Path) -> Arrays:
+        """Read the test batch."""
+        return self._read_batches(folder, ["test_batch.bin"])
+
+    def _read_batches(self, folder: Path, names: Sequence[str]) -> Arrays:
+        folders = [folder, folder / "cifar-10-batches-bin"]
+        if not all(_find_file(name, folders) for name in names):
+            _download_dataset("CIFAR10 (binary version)", folder, names, folders, self._fetch_files)
+        batches = [self._read_batch(_find_downloaded_file(name, folders)) for name in names]
+        return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
+
+    def _fetch_files(self, root: Path) -> None:
+        from torchvision.datasets.utils import download_and_extract_archive
+
+        download_and_extract_archive(self.url, str(root), md5=self.md5, remove_finished=True)
+
+    def _read_batch(self, path: Path) -> Arrays:
+        """Read a file of records, each with a label of one byte and an image of 3 x 32 x 32 bytes."""
+        content = np.fromfile(path, np.uint8)
+        if len(content) == 0 or len(content) % 3073:
+            raise ValueError(f"{path} must hold records of 3073 bytes, got {len(content)} bytes. The file is damaged")
+        records = content.reshape(-1, 3073)
+        if records[:, 0].max() >= len(self.class_names):
+            raise ValueError(
+                f"labels in {path} must be less than {len(self.class_names)}, the number of classes, got "
+                f"{records[:, 0].max()}"
+            )
+        return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
+
+
+SOURCES: dict[str, Digits | IdxFiles | Cifar10] = {
+    "digits": Digits(),
+    "mnist": IdxFiles("MNIST"),
+    "fashion-mnist": IdxFiles("FashionMNIST", _CLOTHES),
+    "cifar10": Cifar10(),
+}
+
+
+def _find_file(name: str, folders: Sequence[Path]) -> Path | None:
+    paths = (folder / (name + suffix) for folder in folders for suffix in ("", ".gz"))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _find_downloaded_file(name: str, folders: Sequence[Path]) -> Path:
+    path = _find_file(name, folders)
+    if path is None:
+        raise FileNotFoundError(f"no {name} in {' or '.join(map(str, folders))} after the download")
+    return path
+
+
+def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
+    """Read an IDX file of bytes: a magic number, one big-endian uint32 per dimension, then the values."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
+        raise ValueError(f"{path} must be an IDX file of bytes, which begins with 0, 0, 8, got {content[:4]!r}")
+    start = 4 + 4 * content[3]
+    if len(content) < start:
+        raise ValueError(f"{path} must have a header of {start} bytes, got {len(content)} bytes. The file is cut off")
+    shape = struct.unpack(f">{content[3]}I", content[4:start])
+    if len(content) - start != math.prod(shape):
+        raise ValueError(
+            f"{path} must hold {math.prod(shape)} values, as its header has the shape {shape}, got "
+            f"{len(content) - start}. The file is damaged"
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def _download_dataset(
+    name: str, folder: Path, files: Sequence[str], folders: Sequence[Path], fetch: Callable[[Path], object]
+) -> None:
+    """Download a data set with `fetch` into a temporary folder, and move the complete files to `folder`.
+
+    Raises FileNotFoundError if the download fails. Its message has the missing `files` and the searched `folders`.
+    """
+    has_existed = folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as root:
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                fetch(Path(root))
+            for path in filter(Path.is_file, Path(root).rglob("*")):
+                target = folder / path.relative_to(root)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(target)
+    except (OSError, RuntimeError) as error:
+        if not has_existed:
+            with suppress(OSError):
+                folder.rmdir()
+        reason = " ".join(str(error).split())
+        raise FileNotFoundError(
+            f"{name} is missing and could not be downloaded. Searched for {' and '.join(files)} in "
+            f"{' and in '.join(map(str, folders))}; the download into {folder} failed: {type(error).__name__}: "
+            f"{reason}. Set --set data_dir=FOLDER to a folder that has the files"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -182,7 +397,7 @@ def load_test_data(name: str, data_dir: str | Path = "data") -> LabelledImages:
     return LabelledImages(images.copy(), labels.copy())
 
 
-def _find_source(name: str) -> ImageSource:
+def _find_source(name: str) -> Digits | IdxFiles | Cifar10:
     if name not in SOURCES:
         raise ValueError(f"dataset must be one of {', '.join(SOURCES)}, got {name}")
     return SOURCES[name]

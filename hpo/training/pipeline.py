@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from hpo.training.dropout import DropoutMasks
-from hpo.training.module_tree import convert_to_channels_last, list_children
+from hpo.training.shared_layers import DropoutMasks, convert_to_channels_last, list_children
 from hpo.training.sharing import make_autocast
 
 if TYPE_CHECKING:

@@ -75,8 +75,8 @@ def test_failure_in_a_shared_network_fails_one_evaluation(
     for number, (what, rank) in enumerate(failures.items()):
         failure, (kind, place) = trials[2 * number].user_attrs["failure"], re.split(r"@|\d", what)[:2]
         if kind == "sleep":
-            place = r"(shar(ing|ed_training)\.py:\d+|its end)"
-            waited = rf"timeout: rank \d waited {PATIENCE} s \(--collective-timeout\) at {place}"
+            code_line = r"(shar(ing|ed_training)\.py:\d+|its end)"
+            waited = rf"timeout: rank \d waited {PATIENCE} s \(--collective-timeout\) at {code_line}"
             late = rf"rank {rank}, which was at sharing\.py:{line_of('time.sleep(3600)')}"
             assert re.fullmatch(f"{waited} for {late}", failure), (what, failure)
         else:

@@ -208,7 +208,7 @@ def test_check_measures_memory_of_gpus_without_tf32(host: GpuHost) -> None:
 BATCH_NORM = """
 import os
 import torch, torch.distributed as dist
-from hpo.training.batch_norm import SharedBatchNorm
+from hpo.training.shared_layers import SharedBatchNorm
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=torch.device("cuda", 0))
 for shape in [(4, 3, 2, 2), (4, 3)]:
     inputs = torch.ones(shape, device="cuda", requires_grad=True)

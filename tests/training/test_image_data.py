@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pytest
 
 from hpo.training import load_data, load_test_data
-from hpo.training.image_sources import Cifar10
+from hpo.training.image_data import Cifar10
 from tests.support.cifar import make_cifar10_patterns, write_cifar10
 from tests.support.launch import FASHION_MNIST, needs_fashion_mnist
 

@@ -14,8 +14,8 @@ import torch.utils.checkpoint
 from torch import nn
 
 from hpo.training import DropoutMasks, ParallelSettings, augment_images, compute_means, replace_dropout
-from hpo.training.module_tree import convert_to_channels_last
 from hpo.training.pipeline import list_blocks, partition_stages
+from hpo.training.shared_layers import convert_to_channels_last
 from search_spaces import cifar10_resnet
 from tests.support.launch import PROGRAMS
 from tests.support.limits import scale
