@@ -115,7 +115,7 @@ def time_search(settings: list[str]) -> float:
     from hpo.layout import Layout
     from hpo.options import Options
     from hpo.run.request import make_request
-    from hpo.run.session_start import begin_session, enter_run_dir
+    from hpo.run.session import begin_session, enter_run_dir
     from tests.support.in_process_template import InProcessTemplate
 
     here = InProcessTemplate()

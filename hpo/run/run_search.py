@@ -91,7 +91,7 @@ def _begin_session(
 ) -> RootRank:
     """Begin this session of the run, on the first rank. The run directory is locked until `resources` is closed."""
     from hpo.run.root_rank import RootRank
-    from hpo.run.session_start import begin_session, enter_run_dir
+    from hpo.run.session import begin_session, enter_run_dir
     from hpo.store.storage import cache_journals
 
     assert ready.request is not None

@@ -1,24 +1,58 @@
-"""A session: its study, and its manifest.
+"""A session: one start of a run, on the first rank.
 
-It selects the checkpoints to keep, and the individuals to confirm.
+It enters the run directory, creates or resumes the study, and writes run.json. Later, it selects the
+checkpoints to keep, and the individuals to confirm.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import shlex
+import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
+from hpo.errors import UsageError
+from hpo.evaluation.host import RankPlace, choose_backend, describe_gpus, has_separated_worker
+from hpo.layout import Layout
+from hpo.options import to_json
+from hpo.placement import describe_spanning_workers
+from hpo.process.standard_streams import warn
 from hpo.results.confirmation import ConfirmationPlan, make_plan
+from hpo.run.request import RunRequest, check_with_heirs
+from hpo.run.resolve_options import describe_changes
+from hpo.run.source_versions import describe_source_changes, keep_source
+from hpo.run.warm_start import describe_setting_changes, find_misfits, record_warm_start
 from hpo.space import SearchSpace
+from hpo.space.priors import describe_priors
 from hpo.store.cached_storage import CachedStorage
-from hpo.store.evaluations import Evaluation
-from hpo.store.inheritance import find_trials_to_keep
+from hpo.store.checkpoints import CheckpointStore
+from hpo.store.evaluations import CONFIRMATION_PREFIX, Evaluation
+from hpo.store.inheritance import PARENTS_PER_ISLAND, find_trials_to_keep
+from hpo.store.journal import has_no_study
 from hpo.store.manifest import Manifest
 from hpo.store.pareto_front import select_top
+from hpo.store.pruning import HALVING_SCHEDULES, describe_blind_spot
 from hpo.store.record import Record
-from hpo.store.run_dir import RunDir
+from hpo.store.run_dir import RunDir, make_run_dir, write_json
 from hpo.store.storage import StorageRetry, list_studies, open_storage
+from hpo.store.storage_url import has_hidden_password, is_url, mask_password
+from hpo.store.study import (
+    check_objectives,
+    convert_storage_errors,
+    is_storage_missing,
+    open_confirmations,
+    open_existing_study,
+    open_study,
+)
+from hpo.text_format import format_count
+from hpo.versions import read_versions
 
 
 @dataclass(frozen=True)
@@ -114,3 +148,245 @@ class Session:
         if existing is None or not ("space" in existing.read_attributes() or existing.read_evaluations()):
             run = self.manifest
             Record.create(self.storage, name, space.describe(), confirms=run.study, objectives=run.objectives)
+
+
+def enter_run_dir(run_dir: Path | None, name: str, resume: bool, resources: ExitStack) -> RunDir:
+    """Create the run directory if needed, and lock it, so that no other run uses it.
+
+    Args:
+        run_dir: The path of the directory. None: a new directory in runs/.
+        name: The name of the search file, from which the name of a new directory is made.
+        resume: Whether the directory may already have a run.
+        resources: Holds the lock until it is closed.
+
+    Raises:
+        UsageError: The directory cannot be used, or is in use.
+    """
+    entered = RunDir(run_dir) if run_dir else make_run_dir(name)
+    try:
+        entered.path.mkdir(parents=True, exist_ok=True)
+        resources.enter_context(entered.hold_lock())
+    except OSError as error:
+        path = error.filename or entered.path
+        raise UsageError(f"--run-dir {entered.path}: {path} cannot be used: {error.strerror}") from error
+    entered.check_usable(resume)  # Another run may have used it since the first check.
+    return entered
+
+
+def begin_session(run_dir: RunDir, request: RunRequest, places: Sequence[RankPlace]) -> Session:
+    """Create the study of a run, or prepare it to resume the run, and write run.json.
+
+    Args:
+        run_dir: The run directory, which `enter_run_dir` has locked.
+        places: The host and the GPUs of each rank.
+
+    Raises:
+        UsageError: The study cannot be used, or belongs to another run.
+    """
+    problem, before = request.problem, request.previous
+    names = list({place.host: place.host_name for place in places}.values())
+    manifest = _make_manifest(run_dir, request, names)
+    session = Session(run_dir, _locate_storage(run_dir, request), manifest)
+    _check_storage(session, resumes=before is not None)
+    progress = _resume_study(session, request) if before else _create_study(session, problem.space)
+    earlier = before.sessions if before else ()
+    options = to_json(request.options)
+    entry = dataclasses.replace(
+        keep_source(run_dir, problem.file, earlier, manifest.started), options=options, settings=manifest.settings
+    )
+    manifest = dataclasses.replace(manifest, sessions=(*earlier, entry))
+    session = dataclasses.replace(session, manifest=manifest)
+    lines = [
+        f"{problem.file.path.stem}: {manifest.budget} evaluations on {request.layout}, "
+        f"{format_count(len(names), 'host')}, {_describe_devices(request.layout, places)}; "
+        f"{', '.join(manifest.propagators[: request.layout.islands])}; seed {manifest.seed}",
+        f"in {run_dir.path}{progress}",
+        *filter(None, [describe_spanning_workers([place.host for place in places], request.layout.ranks_per_worker)]),
+        *_describe_separated_gpus(request.layout, places),
+        *describe_source_changes(run_dir, problem.file, earlier, entry),
+        *describe_changes(earlier[-1].options if earlier else {}, options),
+        *describe_setting_changes(before.settings if before else {}, "before", manifest.settings, "now"),
+    ]
+    if request.options.checkpoint_every != math.inf:
+        lines += filter(
+            None, [CheckpointStore(run_dir.checkpoints).describe_shortage(_count_most_checkpoints(request))]
+        )
+    with convert_storage_errors(session.storage):
+        evaluations = session.open_record().read_evaluations()
+        lines += filter(None, [describe_blind_spot(manifest.pruner, manifest.objectives, evaluations)])
+        write_json(run_dir.run_json, manifest.to_json())
+        lines += _enqueue_given(session, request)
+    return dataclasses.replace(session, headline="\n".join(lines))
+
+
+def _describe_devices(layout: Layout, places: Sequence[RankPlace]) -> str:
+    workers = [[places[rank].gpus for rank in layout.list_ranks(worker)] for worker in range(layout.workers)]
+    return describe_gpus([place.gpus for place in places], list(map(choose_backend, workers)))
+
+
+def _describe_separated_gpus(layout: Layout, places: Sequence[RankPlace]) -> list[str]:
+    """Return a warning if ranks of a worker on one host do not see each other's GPUs."""
+    if not has_separated_worker(layout, [place.host for place in places], [place.gpus for place in places]):
+        return []
+    return [
+        "warning: ranks of one worker see different GPUs, so NVLink between these GPUs may not be used. "
+        "Request srun --gpus-per-node=N --gpu-bind=none"
+    ]
+
+
+def _count_most_checkpoints(request: RunRequest) -> int:
+    # Each worker needs space for two, since its next checkpoint is complete before the last one is removed.
+    options = request.options
+    halving = HALVING_SCHEDULES.get(options.pruner)
+    kept = PARENTS_PER_ISLAND * request.layout.islands if options.pbt else 0
+    paused = halving.compute_max_paused(options.evaluations, request.problem.file.objectives) if halving else 0
+    return 2 * request.layout.workers + kept + paused
+
+
+def _locate_storage(run_dir: RunDir, request: RunRequest) -> str:
+    storage = request.storage or run_dir.journal.name
+    if has_hidden_password(storage):
+        raise UsageError(f"the study of {run_dir.path} is in {storage}: give --storage URL again, with the password")
+    return run_dir.locate_storage(storage)
+
+
+def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -> Manifest:
+    """Return the manifest for run.json, still without its list of sessions."""
+    problem, before, source = request.problem, request.previous, request.warm_start
+    options = request.options
+    return Manifest(
+        search_space=str(problem.file.path),
+        space=problem.space.describe(),
+        priors=describe_priors(problem.space.parameters),
+        layout=request.layout,
+        hosts=tuple(hosts),
+        versions=read_versions(),
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        settings=problem.setting_values,
+        set=request.setting_texts,
+        budget=options.evaluations,
+        seed=options.seed,
+        propagators=options.propagators,
+        pruner=options.pruner,
+        confirm_seeds=options.confirm_seeds,
+        pbt=options.pbt,
+        objectives=problem.file.objectives,
+        warm_start=source.source if source is not None else before.warm_start if before else None,
+        storage=mask_password(request.storage or run_dir.journal.name),
+        study=before.study if before else run_dir.study_name,
+        sessions=(),
+        command=shlex.join(_remove_passwords(sys.argv, options.storage, options.warm_start)),
+    )
+
+
+def _check_storage(session: Session, resumes: bool) -> None:
+    """Raise a UsageError if the storage cannot be used. A resumed run waits until its storage is available."""
+    storage, study = session.storage, session.manifest.study
+    if resumes and is_url(storage) and not is_storage_missing(storage):
+        with convert_storage_errors(storage):
+            StorageRetry(mask_password(storage), warn).call(partial(list_studies, storage))
+    if session.manifest.confirm_seeds:
+        open_confirmations(storage, study)  # It raises an error if that study belongs to another run.
+
+
+def _create_study(session: Session, space: SearchSpace) -> str:
+    """Create the study of a new run, and return "", because a new run has not made progress to describe.
+
+    The study already exists if an earlier session was killed before it wrote run.json.
+    """
+    run_dir, storage, study = session.run_dir, session.storage, session.manifest.study
+    run_dir.remove_stale_files()
+    record = open_study(storage, study)
+    if record is None and not has_no_study(run_dir.journal):
+        raise UsageError(f"{run_dir.journal} is not the study of a run. Give another --run-dir")
+    if record is None or not (record.read_attributes().get("space") or record.read_evaluations()):
+        with convert_storage_errors(storage):
+            Record.create(storage, study, space.describe(), objectives=session.manifest.objectives)
+    elif record.read_evaluations() or record.read_attributes().get("space") != space.describe():
+        missing = f"{run_dir.run_json} is missing; restore it, or " if run_dir.journal.exists() else ""
+        raise UsageError(
+            f"{mask_password(storage)} already has a study named {study!r}: {missing}give another --run-dir, since a "
+            "study has the name of its run directory"
+        )
+    return ""
+
+
+def _resume_study(session: Session, request: RunRequest) -> str:
+    """Prepare the study of an earlier session for this session, and return a text about its progress."""
+    space = request.problem.space
+    run_dir, storage, study = session.run_dir, session.storage, session.manifest.study
+    run_dir.remove_stale_files()
+    record = open_existing_study(run_dir, storage, study)
+    if record.read_attributes().get("space") != space.describe():
+        raise UsageError(
+            f"the study {study!r} in {mask_password(storage)} has another search space than {run_dir.run_json}: one of "
+            "them belongs to another run"
+        )
+    check_objectives(record, session.manifest, run_dir)
+    _check_trials(record, session, space)
+    _check_heirs(record, session)
+    with convert_storage_errors(storage):
+        record.requeue_interrupted(run_dir.previous_crashed)
+        confirmations = open_study(storage, session.manifest.confirmation_study)
+        if confirmations and confirmations.read_attributes().get("confirms") == study:
+            confirmations.requeue_interrupted(run_dir.previous_crashed)
+    CheckpointStore(run_dir.checkpoints).remove_all_except(
+        record.find_resumable_roots() | session.find_roots_to_inherit(record)
+    )
+    CheckpointStore(run_dir.checkpoints, CONFIRMATION_PREFIX).remove_all_except(
+        confirmations.find_resumable_roots() if confirmations else set()
+    )
+    own = [evaluation for evaluation in record.read_evaluations() if not evaluation.imported_from]
+    waiting = [evaluation for evaluation in own if evaluation.state == "waiting"]
+    finished = sum(evaluation.is_finished for evaluation in own)
+    late = sum(evaluation.crash_count > 1 for evaluation in waiting)
+    first = f"; {len(waiting) - late} waiting will run first" if len(waiting) > late else ""
+    last = f"; {late} that may have crashed the job twice will run alone at the end" if late else ""
+    return f": resumed after {format_count(finished, 'evaluation')}{first}{last}"
+
+
+def _check_trials(record: Record, session: Session, space: SearchSpace) -> None:
+    """Raise a UsageError unless the search space allows all recorded trials, because propagators learn from them."""
+    evaluations = record.read_evaluations()
+    for evaluation, misfit in zip(evaluations, find_misfits(evaluations, space), strict=True):
+        if misfit:
+            hint = f"; if this constraint is new, start another run with --warm-start {session.run_dir.path}"
+            raise UsageError(
+                f"{mask_password(session.storage)}: {misfit}{'' if space.allows(evaluation.params) else hint}"
+            )
+
+
+def _check_heirs(record: Record, session: Session) -> None:
+    """Raise a UsageError if evaluations have inherited weights, and an option cannot be used with such evaluations."""
+    heir = next((evaluation for evaluation in record.read_evaluations() if evaluation.inherits is not None), None)
+    if heir is not None:
+        reason = f"trial {heir.trial}, which inherits from trial {heir.inherits},"
+        remedy = f"start another run with --warm-start {session.run_dir.path}"
+        run = session.manifest
+        check_with_heirs(run.pruner, run.confirm_seeds, reason, remedy)
+
+
+def _enqueue_given(session: Session, request: RunRequest) -> list[str]:
+    """Record new evaluations from --warm-start, priors and --enqueue, and return lines about imported evaluations."""
+    record, space, manifest = session.open_record(), request.problem.space, session.manifest
+    lines: list[str] = []
+    if request.warm_start is not None:
+        lines = record_warm_start(request.warm_start, record, space, request.layout, manifest.settings)
+    elif manifest.warm_start is not None and manifest.warm_start not in record.read_attributes().get("taken_over", []):
+        lines = [f"only a part of {manifest.warm_start} was imported. Give --warm-start again to import the rest"]
+    known = [evaluation.params for evaluation in record.read_evaluations()]
+    expected = {name: value for name, value in request.prior_params.items() if name in space.priors}
+    # Parameters without a prior may have any values.
+    if expected and not any(params.items() >= expected.items() for params in known):
+        known.append(request.prior_params)
+        record.enqueue(request.prior_params, space.make_distributions(), propagator="priors")
+    for params in request.enqueued:
+        if params not in known:
+            record.enqueue(params, space.make_distributions(), propagator="--enqueue")
+    return lines
+
+
+def _remove_passwords(arguments: Sequence[str], *storages: str | None) -> list[str]:
+    for storage in filter(None, storages):
+        arguments = [argument.replace(storage, mask_password(storage)) for argument in arguments]
+    return list(arguments)

@@ -21,8 +21,7 @@ from hpo.layout import Layout
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.run.request import make_request
 from hpo.run.resolve_options import resolve_options
-from hpo.run.session import Session
-from hpo.run.session_start import begin_session, enter_run_dir
+from hpo.run.session import Session, begin_session, enter_run_dir
 from hpo.store.evaluations import Assignment, rank_evaluations
 from hpo.store.manifest import FORMAT, Manifest, parse_manifest
 from hpo.store.record import Record
