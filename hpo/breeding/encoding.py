@@ -29,6 +29,7 @@ class GeneEncoding:
         space: The search space.
         low: The lower limits of the genes, shape `(genes,)`.
         high: The upper limits of the genes, shape `(genes,)`.
+        width: The ranges of the genes, shape `(genes,)`. They are 1 if a gene has a single value.
         unordered: Whether each gene belongs to a categorical parameter, shape `(genes,)`.
         mutable: Whether each gene of an heir may differ from its parent's, shape `(genes,)`.
         continuous: Whether each gene may have any value between its limits, shape `(genes,)`.
@@ -41,6 +42,7 @@ class GeneEncoding:
         parameters = list(space.parameters.values())
         self.low: Vector = np.array([parameter.limits[0] for parameter in parameters], float)
         self.high: Vector = np.array([parameter.limits[1] for parameter in parameters], float)
+        self.width: Vector = np.where(self.high > self.low, self.high - self.low, 1.0)
         self.unordered = np.array([isinstance(one, Categorical) for one in parameters])
         self.mutable = np.array([parameter.mutable for parameter in parameters])
         self.continuous = np.array([parameter.is_continuous for parameter in parameters])
@@ -56,11 +58,6 @@ class GeneEncoding:
         self._is_level = self.unordered[self.gene_indices]
         self._first = self.low[self.gene_indices]
         self._width = self.width[self.gene_indices]
-
-    @property
-    def width(self) -> Vector:
-        """The ranges of the genes, shape `(genes,)`. They are 1 if a gene has a single value."""
-        return np.where(self.high > self.low, self.high - self.low, 1.0)
 
     def encode_params(self, params: Mapping[str, Value]) -> Vector:
         """Return the genes of hyperparameters, shape `(genes,)`."""

@@ -181,7 +181,7 @@ class DefaultPropagator(Propagator):
 
     def breed(self, population: list[Individual]) -> dict[str, Gene]:
         """Return the genes of an offspring. They are a parent's if no operator applies."""
-        bred = self._breed([self._converter.convert(one, one.position) for one in population])
+        bred = self._breed([self._converter.convert(one) for one in population])
         return {name: bred[name] for name in self.history.space.parameters}
 
 
@@ -197,7 +197,7 @@ class CubePropagator(Propagator):
     def __init__(self, history: EvaluationHistory, rng: random.Random, worker: int, name: str) -> None:
         super().__init__(history, rng, worker)
         self._cube = dict.fromkeys(history.space.parameters, (0.0, 1.0))
-        self._converter = _Converter(self._cube)
+        self._converter = _Converter(self._cube, history.encoding.low, history.encoding.width)
         self._breed = self._make_on_cube(name)
 
     def _make_on_cube(self, name: str) -> _Breed:
@@ -219,10 +219,7 @@ class CubePropagator(Propagator):
         encoding = self.history.encoding
         # Islands exchange copies. With them, Propulate's CMA-ES would have too few different ones.
         different = {individual.position.tobytes(): individual for individual in population}
-        scaled = [
-            self._converter.convert(one, (one.position - encoding.low) / encoding.width) for one in different.values()
-        ]
-        bred = self._breed(scaled)
+        bred = self._breed([self._converter.convert(one) for one in different.values()])
         return encoding.name_genes(encoding.low + np.clip(bred.position, 0, 1) * encoding.width)
 
 
@@ -230,18 +227,25 @@ class _Converter:
     """Converts individuals to those of Propulate, each once.
 
     Args:
-        limits: The lowest and the highest gene of each parameter.
+        limits: The lowest and the highest gene of each parameter, after the conversion.
+        low: What is subtracted from the genes, shape `(genes,)`.
+        width: By what they are then divided, shape `(genes,)`.
     """
 
-    def __init__(self, limits: Mapping[str, tuple[Gene, Gene]]) -> None:
+    def __init__(
+        self, limits: Mapping[str, tuple[Gene, Gene]], low: Vector | float = 0.0, width: Vector | float = 1.0
+    ) -> None:
         self._limits = limits
+        self._low = low
+        self._width = width
         # By id. The original is stored, too, so that its id stays unique.
         self._converted: dict[int, tuple[Individual, PropulateIndividual]] = {}
 
-    def convert(self, individual: Individual, position: Vector) -> PropulateIndividual:
-        """Return an individual of Propulate with these genes, shape `(genes,)`."""
+    def convert(self, individual: Individual) -> PropulateIndividual:
+        """Return the individual of Propulate."""
         if id(individual) not in self._converted:
-            converted = PropulateIndividual(position.copy(), self._limits)
+            position = (individual.position - self._low) / self._width
+            converted = PropulateIndividual(position, self._limits)
             for name in ("loss", "generation", "rank", "island"):
                 setattr(converted, name, getattr(individual, name))
             self._converted[id(individual)] = (individual, converted)
