@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Union
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _SECONDS_TO_EXIT = 5.0
 
+_REQUIRED_PACKAGES = ("mpi4py", "propulate", "torch")
+PROPULATE_REQUIREMENT = "propulate>=1.2.2,<1.3"  # as in pyproject.toml
 _Parsed = Union[tuple[Options, Layout], int]
 """What a command line asks for; or an exit status, after a mistake or --help."""
 
@@ -185,7 +188,6 @@ def _start_mpi(program: str) -> TemplateProcess | None:
     Return the template; None on other ranks. Exit the process with a message if a required package is not installed.
     End the job with a message if the template cannot be started.
     """
-    from hpo.cli.installation import check_packages, import_mpi
     from hpo.process.launcher import is_first_rank
 
     template = None
@@ -195,7 +197,7 @@ def _start_mpi(program: str) -> TemplateProcess | None:
 
         # MPI implementations discourage forks, so the template starts before MPI. It imports torch at the same time.
         template = start_template()
-        import_mpi()
+        _import_mpi()
     except UsageError as error:
         if is_first_rank(os.environ):
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -205,7 +207,7 @@ def _start_mpi(program: str) -> TemplateProcess | None:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         # The other ranks wait for this rank to initialise MPI, so it does, and then ends the job.
-        import_mpi()
+        _import_mpi()
         from mpi4py import MPI
 
         MPI.COMM_WORLD.Abort(ExitStatus.CRASHED)
@@ -262,3 +264,27 @@ def exit_process(status: int) -> NoReturn:
     timer.daemon = True
     timer.start()
     sys.exit(status)
+
+
+def check_packages(program: str) -> None:
+    """Raise a UsageError if a package that a search needs is missing. The message has the command to install it."""
+    missing = [name for name in _REQUIRED_PACKAGES if find_spec(name) is None]
+    if not missing:
+        return
+    commands = ["pip install 'hpo-islands[search]'"] if missing != ["propulate"] else []
+    if "propulate" in missing and sys.version_info >= (3, 13):
+        # Propulate requires GPy, which has no wheels for Python 3.13 (GPy 1.13.2), and is not used here.
+        commands.append(f"pip install --no-deps '{PROPULATE_REQUIREMENT}'")
+    commands = commands or [f"pip install '{PROPULATE_REQUIREMENT}'"]
+    raise UsageError(f"{program} needs {', '.join(missing)}, not installed here. Run: {' && '.join(commands)}")
+
+
+def _import_mpi() -> None:
+    """Import and initialize MPI. Raise a UsageError if mpi4py finds no MPI library."""
+    try:
+        from mpi4py import MPI  # noqa: F401
+    except (ImportError, RuntimeError) as error:
+        raise UsageError(
+            f"mpi4py finds no MPI ({str(error).splitlines()[0]}). Load the MPI module of the cluster, or run: "
+            "pip install 'hpo-islands[mpich]'"
+        ) from error

@@ -1,4 +1,4 @@
-"""Test messages about missing packages. tests/installation.py tests the built packages."""
+"""Test messages about missing packages. tests/entry.py tests the built packages."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hpo.cli import installation
-from hpo.cli.installation import check_packages
+from hpo.cli import entry
+from hpo.cli.entry import check_packages
 from hpo.errors import UsageError
 from hpo.process.launcher import is_first_rank
 from hpo.process.lazy_import import LazyModule
@@ -47,7 +47,7 @@ def test_check_packages_if_some_are_missing_raises(
 def test_advised_propulate_version_is_the_required_one() -> None:
     required = re.findall(r'"(propulate>\S+?)[";]', (ROOT / "pyproject.toml").read_text())
     assert len(required) == 2, "one for pip, and one for uv"
-    assert set(required) == {installation.PROPULATE_REQUIREMENT}
+    assert set(required) == {entry.PROPULATE_REQUIREMENT}
 
 
 @pytest.mark.parametrize(
