@@ -75,6 +75,7 @@ def top(
 ) -> None:
     """Print the best individuals, or the failures."""
     from hpo.results.reader import RunReader
+    from hpo.results.summary import make_summary_content
 
     if n < 1:
         raise UsageError(f"-n must be at least 1, got {n}")
@@ -82,11 +83,11 @@ def top(
     if failed:
         _print_failed(run, n, as_json)
     elif as_json:
-        print(json.dumps(run.make_summary(n), indent=2))
+        print(json.dumps(make_summary_content(run.make_summary(n)), indent=2))
     else:
         from hpo.views.summary_tables import print_advice, print_tables
 
-        print_tables(run.make_summary(n), run_dir, run.manifest.objectives)
+        print_tables(run.make_summary(n), run_dir)
         print_advice(run.find_advice())
 
 

@@ -9,9 +9,14 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from hpo.results.confirmation import compare_confirmed, compute_margin, count_seeds_needed, select_comparable
+from hpo.results.confirmation import (
+    ConfirmedIndividual,
+    compare_confirmed,
+    compute_margin,
+    count_seeds_needed,
+    select_comparable,
+)
 from hpo.results.crowded_bounds import BEST_COUNT, CrowdedBound, find_crowded_bounds
 from hpo.results.failure_region import FailureRegion, find_failure_kinds, find_failure_region
 from hpo.results.run_result import RunResult
@@ -117,13 +122,13 @@ def _advise_confirmation(result: RunResult) -> Advice | None:
     if (
         not all(evaluation.is_finished for evaluation in result.confirmations)
         or len(entries) < 2
-        or entries[0]["mean"] is None
+        or entries[0].mean is None
     ):
         return None
     if select_comparable(entries):
         return None if result.manifest.objectives.is_multi_objective else _advise_after_comparison(result, entries)
     seeds = result.manifest.confirm_seeds
-    if seeds >= _MIN_SEEDS or entries[1]["failed"] > entries[0]["failed"]:
+    if seeds >= _MIN_SEEDS or entries[1].failed > entries[0].failed:
         return None
     return Advice(
         "confirm",
@@ -157,7 +162,7 @@ def _advise_first_confirmation(result: RunResult) -> Advice | None:
     )
 
 
-def _advise_after_comparison(result: RunResult, entries: Sequence[dict[str, Any]]) -> Advice | None:
+def _advise_after_comparison(result: RunResult, entries: Sequence[ConfirmedIndividual]) -> Advice | None:
     """Advise to choose among several individuals that are equally good, see `compute_margin`.
 
     Give no advice if only one individual is certainly as good as the best. If none is, advise to use more seeds.
@@ -165,19 +170,19 @@ def _advise_after_comparison(result: RunResult, entries: Sequence[dict[str, Any]
     seeds, first, margin = result.manifest.confirm_seeds, entries[0], compute_margin(entries) or 0.0
     given = f"With {format_count(seeds, 'other seed')} each"
     deviation = f"{format_number(margin)}, one standard deviation by seeds"
-    good = [entry for entry in entries if entry["as_good"]]
+    good = [entry for entry in entries if entry.as_good]
     if len(good) > 1:
         return Advice(
             "confirm",
-            f"Take the cheapest of trials {format_list((entry['trial'] for entry in good), len(good))}.",
+            f"Take the cheapest of trials {format_list((entry.trial for entry in good), len(good))}.",
             f"{given}, they are as good as the best within {deviation}.",
         )
     if good:
         return None
-    choice = f"take trial {first['trial']}"
-    if first["worse_by_at_most"] is not None:
-        choice += f", which is worse than the best by {format_number(first['worse_by_at_most'])} at most"
-    possible = format_list(entry["trial"] for entry in entries if entry["may_be_best"])
+    choice = f"take trial {first.trial}"
+    if first.worse_by_at_most is not None:
+        choice += f", which is worse than the best by {format_number(first.worse_by_at_most)} at most"
+    possible = format_list(entry.trial for entry in entries if entry.may_be_best)
     why = f"{given}, trials {possible} may be the best, and none is certain to be as good within {deviation}."
     most = max(_MAX_SEEDS, 2 * seeds)
     needed = count_seeds_needed(entries, most)

@@ -118,7 +118,39 @@ def _is_counted(confirmation: Evaluation) -> bool:
     return confirmation.state != INTERRUPTED
 
 
-def compare_confirmed(confirmations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class ConfirmedIndividual:
+    """An individual that was trained again with other seeds, compared with the others."""
+
+    trial: int
+    """The trial number of the individual in the search."""
+    losses: list[float]
+    """The losses of the evaluations that succeeded, one for each seed."""
+    failed: int = 0
+    """The number of evaluations that failed."""
+    mean: float | None = None
+    """The mean of the losses; None without losses."""
+    deviation: float | None = None
+    """The standard deviation of the losses; None for fewer than two losses."""
+    may_be_best: bool | None = None
+    """Whether the true mean, over all possible seeds, may be the lowest; None without a comparison."""
+    worse_by_at_most: float | None = None
+    """The upper bound of the difference to the lowest true mean; None without a comparison."""
+    as_good: bool = False
+    """Whether `worse_by_at_most` is at most the margin, see `compute_margin`."""
+
+
+@dataclass(frozen=True)
+class SeedNoise:
+    """How much the seed changes the loss."""
+
+    deviation: float
+    """The standard deviation of the losses of one individual over seeds."""
+    share: float
+    """The share of the variance of all losses that the seeds cause, from 0 to 1."""
+
+
+def compare_confirmed(confirmations: Sequence[Evaluation]) -> list[ConfirmedIndividual]:
     """Compare the confirmed individuals, and sort them by the number of failures and then by the mean loss.
 
     Individuals with fewer seeds than others come last, because few losses may be low by luck. The mean losses are
@@ -128,15 +160,7 @@ def compare_confirmed(confirmations: Sequence[Evaluation]) -> list[dict[str, Any
         confirmations: The planned confirmations. Unfinished ones are ignored.
 
     Returns:
-        One dict for each individual, best first, with these keys:
-
-        - `trial`: The trial number of the individual.
-        - `losses`: The losses of the evaluations that succeeded, one for each seed.
-        - `mean` and `deviation`: The mean and the standard deviation of the losses; None if there are too few.
-        - `failed`: The number of evaluations that failed.
-        - `may_be_best`: Whether the true mean, over all possible seeds, may be the lowest; None without a comparison.
-        - `worse_by_at_most`: The upper bound of the difference to the lowest true mean; None without a comparison.
-        - `as_good`: Whether `worse_by_at_most` is at most the margin, see `compute_margin`.
+        The individuals, best first.
     """
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in confirmations:
@@ -148,30 +172,34 @@ def compare_confirmed(confirmations: Sequence[Evaluation]) -> list[dict[str, Any
     rivals = select_comparable(entries)
     samples, scale = _make_samples(rivals)
     margin = _compute_scaled_margin(samples)
+    compared = {}
     for entry, bound in zip(rivals, compare_with_lowest(samples) if samples else [], strict=True):
         excess = max(0.0, scale * bound.excess)
-        entry["may_be_best"] = bound.may_be_lowest
-        entry["worse_by_at_most"] = excess if math.isfinite(excess) else None
-        entry["as_good"] = bound.excess <= margin + ROUNDING
-    return entries
+        compared[entry.trial] = replace(
+            entry,
+            may_be_best=bound.may_be_lowest,
+            worse_by_at_most=excess if math.isfinite(excess) else None,
+            as_good=bound.excess <= margin + ROUNDING,
+        )
+    return [compared.get(entry.trial, entry) for entry in entries]
 
 
-def _make_sort_key(entry: dict[str, Any], most: int) -> tuple[bool, int, float]:
-    is_short = len(entry["losses"]) + entry["failed"] < most
-    return is_short, entry["failed"], math.inf if entry["mean"] is None else entry["mean"]
+def _make_sort_key(entry: ConfirmedIndividual, most: int) -> tuple[bool, int, float]:
+    is_short = len(entry.losses) + entry.failed < most
+    return is_short, entry.failed, math.inf if entry.mean is None else entry.mean
 
 
-def select_comparable(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def select_comparable(entries: Sequence[ConfirmedIndividual]) -> list[ConfirmedIndividual]:
     """Return the first entry and the entries that can be compared with it; empty if there are none.
 
     Entries can be compared if they have as many failures as the first entry, and at least two losses.
     """
-    failed = entries[0]["failed"] if entries else 0
-    rivals = [entry for entry in entries if entry["failed"] == failed and len(entry["losses"]) > 1]
+    failed = entries[0].failed if entries else 0
+    rivals = [entry for entry in entries if entry.failed == failed and len(entry.losses) > 1]
     return rivals if len(rivals) > 1 and rivals[0] is entries[0] else []
 
 
-def compute_margin(entries: Sequence[dict[str, Any]]) -> float | None:
+def compute_margin(entries: Sequence[ConfirmedIndividual]) -> float | None:
     """Return the largest difference to the best mean loss that counts as equally good; None without a comparison.
 
     The margin is a standard deviation of losses over seeds: the first individual's own, or the pooled one if it is
@@ -181,7 +209,7 @@ def compute_margin(entries: Sequence[dict[str, Any]]) -> float | None:
     return scale * _compute_scaled_margin(samples) if samples else None
 
 
-def count_seeds_needed(entries: Sequence[dict[str, Any]], most: int) -> int | None:
+def count_seeds_needed(entries: Sequence[ConfirmedIndividual], most: int) -> int | None:
     """Estimate how many seeds each individual needs to show that the first one is as good as the best.
 
     The first individual has the lowest mean loss so far, but the true mean of another individual may be lower.
@@ -201,32 +229,29 @@ def count_seeds_needed(entries: Sequence[dict[str, Any]], most: int) -> int | No
     return None
 
 
-def _make_samples(entries: Sequence[dict[str, Any]]) -> tuple[list[LossSample], float]:
+def _make_samples(entries: Sequence[ConfirmedIndividual]) -> tuple[list[LossSample], float]:
     """Return the losses of each individual as a sample, divided by a common scale, and this scale."""
-    scale = _find_scale([loss for entry in entries for loss in entry["losses"]])
-    return [LossSample.from_losses([loss / scale for loss in entry["losses"]]) for entry in entries], scale
+    scale = _find_scale([loss for entry in entries for loss in entry.losses])
+    return [LossSample.from_losses([loss / scale for loss in entry.losses]) for entry in entries], scale
 
 
 def _compute_scaled_margin(samples: Sequence[LossSample]) -> float:
     return math.sqrt(min(samples[0].variance, pool_variances(samples))) if samples else 0.0
 
 
-def estimate_seed_noise(entries: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+def estimate_seed_noise(groups: Sequence[Sequence[float]]) -> SeedNoise | None:
     """Estimate how much the seed changes the loss, by an analysis of variance with random effects.
 
     The method is described by Searle, Casella and McCulloch, Variance components, 1992, section 3.6. A negative
     variance between individuals counts as 0.
 
     Args:
-        entries: The result of `compare_confirmed`, or dicts with the key `losses`.
+        groups: The losses of each individual, one for each seed.
 
     Returns:
-        A dict with two keys, or None if there are too few losses:
-
-        - `deviation`: The standard deviation of the losses of one individual over seeds.
-        - `share`: The share of the variance of all losses that the seeds cause, from 0 to 1.
+        The noise; None if there are too few losses.
     """
-    groups = [entry["losses"] for entry in entries if entry["losses"]]
+    groups = [losses for losses in groups if losses]
     sizes = [len(losses) for losses in groups]
     count, freedom = sum(sizes), sum(sizes) - len(groups)
     if len(groups) < 2 or not freedom:
@@ -240,22 +265,20 @@ def estimate_seed_noise(entries: Sequence[Mapping[str, Any]]) -> dict[str, float
     total = within + max(between - within, 0.0) / size
     if math.sqrt(total) <= ROUNDING:
         return None
-    return {"deviation": scale * math.sqrt(within), "share": within / total}
+    return SeedNoise(scale * math.sqrt(within), within / total)
 
 
-def _make_entry(trial: int, group: Sequence[Evaluation]) -> dict[str, Any]:
+def _make_entry(trial: int, group: Sequence[Evaluation]) -> ConfirmedIndividual:
     losses = [evaluation.loss for evaluation in group if evaluation.state == "complete"]
     scale = _find_scale(losses)
-    return {
-        "trial": trial,
-        "losses": losses,
-        "mean": scale * statistics.fmean(loss / scale for loss in losses) if losses else None,
-        "deviation": scale * statistics.stdev(loss / scale for loss in losses) if len(losses) > 1 else None,
-        "failed": len(group) - len(losses),
-        "may_be_best": None,
-        "worse_by_at_most": None,
-        "as_good": False,
-    }
+    scaled = [loss / scale for loss in losses]
+    return ConfirmedIndividual(
+        trial,
+        losses,
+        failed=len(group) - len(losses),
+        mean=scale * statistics.fmean(scaled) if losses else None,
+        deviation=scale * statistics.stdev(scaled) if len(losses) > 1 else None,
+    )
 
 
 def _find_scale(losses: Sequence[float]) -> float:

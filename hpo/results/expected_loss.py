@@ -7,6 +7,7 @@ accuracy on the hpobench tables is in benchmarks/search-quality.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,6 +21,28 @@ from hpo.store.evaluations import Evaluation
 _MIN_EVALUATIONS = 20  # At least two for each parameter are needed, too.
 _NOISE = 0.05  # Prior share of noise in the variance. The fit estimates the real share.
 _FITS = 6  # Each fit continues the previous one.
+
+
+@dataclass(frozen=True)
+class ExpectedLoss:
+    """The loss that a model expects of the best evaluation."""
+
+    trial: int
+    loss: float
+    evaluations: int
+    """The number of evaluations from which the model has learned."""
+    lowest_trial: int
+    """The evaluation of which the model expects the lowest loss."""
+    lowest_loss: float
+
+
+def predict_best(evaluations: Sequence[Evaluation], space: SearchSpace, best: Evaluation) -> ExpectedLoss | None:
+    """Return the expected loss of the best evaluation; None if the model cannot predict it."""
+    losses = compute_expected_losses(evaluations, space)
+    if best.trial not in losses:
+        return None
+    lowest = min(losses, key=lambda trial: (losses[trial], trial))
+    return ExpectedLoss(best.trial, losses[best.trial], len(losses), lowest, losses[lowest])
 
 
 def compute_expected_losses(evaluations: Sequence[Evaluation], space: SearchSpace) -> dict[int, float]:

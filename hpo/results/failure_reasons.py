@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 from hpo.store.evaluations import Evaluation
 
@@ -12,26 +12,31 @@ from hpo.store.evaluations import Evaluation
 _NUMBER = re.compile(r"(?<![\w:.])(?<!status )(?:0x[0-9a-f]+|\d[\d.,]*(?: ?[KMGT]i?B)?)")
 
 
-def summarize_failures(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class FailureReason:
+    """A reason for which evaluations failed, and the latest of these evaluations."""
+
+    reason: str
+    count: int
+    """The number of evaluations that failed for it."""
+    trial: int
+    """The trial number of the latest of these evaluations."""
+    confirms: int | None
+    """The trial that the latest evaluation confirms; None if it belongs to the search."""
+    has_traceback: bool
+    """Whether the traceback of the latest evaluation was recorded."""
+
+
+def summarize_failures(evaluations: Sequence[Evaluation]) -> list[FailureReason]:
     """Return the reasons of failures, the most frequent first.
 
     Args:
         evaluations: The evaluations of the search and the confirmations.
-
-    Returns:
-        One dict for each reason, with these keys:
-
-        - `reason` and `count`: The text of the reason and the number of evaluations that failed for it.
-        - `trial`: The trial number of the latest of these evaluations.
-        - `confirms`: The number of the trial that this evaluation confirms; None if it belongs to the search.
-        - `has_traceback`: Whether the traceback of this evaluation was recorded.
     """
-    counted = []
-    for reason, group in group_by_reason(evaluations):
-        latest = group[-1]
-        example = {"trial": latest.trial, "confirms": latest.confirms, "has_traceback": bool(latest.traceback)}
-        counted.append({"reason": reason, "count": len(group), **example})
-    return counted
+    return [
+        FailureReason(reason, len(group), group[-1].trial, group[-1].confirms, bool(group[-1].traceback))
+        for reason, group in group_by_reason(evaluations)
+    ]
 
 
 def group_by_reason(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation]]]:

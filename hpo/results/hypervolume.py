@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -77,19 +76,25 @@ def make_box(evaluations: Sequence[Evaluation], objectives: Objectives) -> Refer
     return ReferenceBox(ideal, reference) if (worst > ideal).all() else None
 
 
-def summarize_hypervolume(evaluations: Sequence[Evaluation], objectives: Objectives) -> dict[str, Any] | None:
-    """Summarize the hypervolume of the front for summary.json.
+@dataclass(frozen=True)
+class Hypervolume:
+    """The hypervolume of a front, and the corners of the box as values of the objectives."""
 
-    Returns:
-        A dict with `share`, the share of the reference box that the front dominates, and the corners of the box,
-        `ideal` and `reference`, as values of the objectives. None without a box, see `make_box`.
-    """
+    share: float
+    """The share of the reference box that the front dominates, from 0 to 1."""
+    ideal: list[float]
+    reference: list[float]
+
+
+def summarize_hypervolume(evaluations: Sequence[Evaluation], objectives: Objectives) -> Hypervolume | None:
+    """Return the hypervolume of the front; None without a box, see `make_box`."""
     box = make_box(evaluations, objectives)
     if box is None:
         return None
     share = box.compute_share(np.unique(compute_costs(find_front(evaluations, objectives), objectives), axis=0))
-    corners = {"ideal": box.ideal, "reference": box.reference}
-    return {"share": share, **{name: list(objectives.compute_costs(costs.tolist())) for name, costs in corners.items()}}
+    # The cost of a cost is the value: each maximised objective is negated twice.
+    ideal = list(objectives.compute_costs(box.ideal.tolist()))
+    return Hypervolume(share, ideal, list(objectives.compute_costs(box.reference.tolist())))
 
 
 def compute_shares_over_time(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[tuple[int, float]]:

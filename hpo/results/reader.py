@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hpo.errors import UsageError
 from hpo.results.confirmation import make_plan
 from hpo.results.recommendation import find_best_by, find_winner
-from hpo.results.summary import summarize
+from hpo.results.summary import SessionOutcome, Summary
 from hpo.space.parameters import is_conditional
 from hpo.store.evaluations import Evaluation
 from hpo.store.manifest import Manifest
@@ -96,20 +96,25 @@ class RunReader:
         """Return the evaluations of the Pareto front, the lowest loss first."""
         return find_front(self.read_evaluations(), self.manifest.objectives)
 
-    def make_summary(self, top_n: int) -> dict[str, Any]:
-        """Return the current summary of the run: the content of summary.json without the times.
+    def make_summary(self, top_n: int) -> Summary:
+        """Return the current summary of the run, without the times of its latest session.
 
         Args:
             top_n: The number of best evaluations to list.
         """
         last_summary = _read_last_summary(self.run_dir)
-        summary = summarize(self.read_evaluations(), self.manifest, top_n, self.read_confirmations())
-        return {
-            **summary,
-            "stopped": last_summary.get("stopped"),
-            "remedy": last_summary.get("remedy"),
-            "exhausted": bool(last_summary.get("exhausted")),
-        }
+        session = SessionOutcome(
+            last_summary.get("stopped"),
+            last_summary.get("remedy"),
+            bool(last_summary.get("exhausted")),
+        )
+        return Summary(
+            self.read_evaluations(),
+            self.manifest,
+            top_n,
+            self.read_confirmations(),
+            session=session,
+        )
 
     def read_distributions(self) -> dict[str, Any]:
         """Return the Optuna distributions of the search space; empty before the first evaluation."""

@@ -15,7 +15,7 @@ from hpo.errors import UsageError
 from hpo.objectives import LOSS, ONLY_LOSS, Objectives
 from hpo.prediction import MOST_PREDICTIONS, MOST_TEXTS, shorten_text
 from hpo.problem import Problem
-from hpo.results.confirmation import compare_confirmed
+from hpo.results.confirmation import ConfirmedIndividual, compare_confirmed
 from hpo.results.trained_network import find_network
 from hpo.store.evaluations import Evaluation
 from hpo.store.pareto_front import find_front
@@ -52,9 +52,9 @@ def find_winner(
     candidates = {
         evaluation.trial: evaluation for evaluation in (best if objectives.is_multi_objective else evaluations)
     }
-    first = next((entry for entry in confirmed if entry["trial"] in candidates), None)
-    if first is not None and first["mean"] is not None:
-        return candidates[first["trial"]]
+    first = next((entry for entry in confirmed if entry.trial in candidates), None)
+    if first is not None and first.mean is not None:
+        return candidates[first.trial]
     return next(iter(best), None)
 
 
@@ -81,7 +81,7 @@ def find_best_by(name: str, evaluations: Sequence[Evaluation], objectives: Objec
     )
 
 
-def find_confirmed_entry(chosen: Evaluation, confirmations: Sequence[Evaluation]) -> dict[str, Any] | None:
+def find_confirmed_entry(chosen: Evaluation, confirmations: Sequence[Evaluation]) -> ConfirmedIndividual | None:
     """Return the entry for an evaluation in the result of `compare_confirmed`.
 
     Args:
@@ -93,7 +93,7 @@ def find_confirmed_entry(chosen: Evaluation, confirmations: Sequence[Evaluation]
     if not all(evaluation.is_finished for evaluation in confirmations):
         return None
     entries = compare_confirmed(confirmations)
-    return next((entry for entry in entries if entry["trial"] == chosen.trial and entry["mean"] is not None), None)
+    return next((entry for entry in entries if entry.trial == chosen.trial and entry.mean is not None), None)
 
 
 def run_winner_test(

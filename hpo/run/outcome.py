@@ -12,13 +12,12 @@ from typing import Any
 
 from hpo.errors import ExitStatus, StopRequest
 from hpo.evaluation.leader import find_target_stop
-from hpo.results.summary import compute_busy_fraction, summarize
+from hpo.results.summary import SessionOutcome, Summary, compute_busy_fraction, write_summary
 from hpo.run.session import Session
 from hpo.space import SearchSpace
 from hpo.space.search_space import list_individuals
 from hpo.store.evaluations import Evaluation
 from hpo.store.pruning import is_search_over
-from hpo.store.run_dir import write_json
 from hpo.store.storage_url import mask_password
 from hpo.text_format import format_count
 
@@ -49,7 +48,6 @@ class RunOutcome:
         space: SearchSpace,
     ) -> None:
         self._session = session
-        self._files = session.run_dir
         self._stopping = stopping
         self._started = started
         self._top_n = top_n
@@ -71,23 +69,33 @@ class RunOutcome:
         evaluations, confirmations = session.open_record().read_evaluations(), self._read_confirmations()
         stopped = self._find_stop_request(evaluations, confirmations)
         run = session.manifest
-        summary = summarize(evaluations, run, self._top_n, confirmations, ask_models=self._stopping() is None)
-        summary["stopped"] = stopped.reason if stopped else None
-        summary["remedy"] = stopped.remedy if stopped and stopped.remedy else None
         individuals = None if stopped else self._count_individuals(evaluations)
         finished = sum(evaluation.is_finished for evaluation in evaluations)
         remaining = math.inf if individuals is None else individuals - finished
-        summary["exhausted"] = remaining <= 0
-        budget = 0 if summary["exhausted"] else run.budget
+        exhausted = remaining <= 0
+        budget = 0 if exhausted else run.budget
         self.is_search_done = is_search_over(evaluations, budget, run.pruner, run.objectives)
-        summary["wall_seconds"] = round(time.time() - self._started, 3)
         everything = [*evaluations, *confirmations]
-        summary["worker_busy_fraction"] = compute_busy_fraction(everything, run.layout.workers, since=self._started)
-        print_tables(summary, run_dir.path, run.objectives)
-        if summary["worker_busy_fraction"] is not None:
-            print_times(summary)
-        write_json(self._files.summary_json, {**summary, **self._read_previous_times(summary)})
-        if summary["exhausted"]:
+        busy = compute_busy_fraction(everything, run.layout.workers, since=self._started)
+        seconds = round(time.time() - self._started, 3)
+        summary = Summary(
+            evaluations,
+            run,
+            self._top_n,
+            confirmations,
+            ask_models=self._stopping() is None,
+            session=SessionOutcome(
+                stopped.reason if stopped else None,
+                (stopped.remedy or None) if stopped else None,
+                exhausted,
+                *((seconds, busy) if busy is not None else self._read_previous_times(seconds)),
+            ),
+        )
+        print_tables(summary, run_dir.path, shows_expected_loss=True)
+        if busy is not None:
+            print_times(seconds, busy)
+        write_summary(run_dir.summary_json, summary)
+        if exhausted:
             size = format_count(individuals or 0, "individual")
             print(f"The search space is exhausted: it has {size}, and all were evaluated")
         elif not stopped and not self._is_budget_spent(evaluations):
@@ -143,19 +151,19 @@ class RunOutcome:
             return []
         return session.confirmation_plan.select_planned(session.open_confirmations().read_evaluations())
 
-    def _read_previous_times(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """Return the wall time and the busy fraction of the previous summary.json, or {}.
+    def _read_previous_times(self, seconds: float) -> tuple[Any, Any]:
+        """Return the wall time and the busy fraction of the previous summary.json.
 
-        They replace the values in `summary` if this session has evaluated nothing.
+        They replace the times of a session that has evaluated nothing. Without a previous
+        summary.json, return `seconds` and None.
         """
-        if summary["worker_busy_fraction"] is not None:
-            return {}
-        before = self._files.read_summary()
+        before = self._session.run_dir.read_summary()
         with suppress(KeyError):
-            return {name: before[name] for name in ("wall_seconds", "worker_busy_fraction")}
-        return {}
+            return before["wall_seconds"], before["worker_busy_fraction"]
+        return seconds, None
 
 
-def _choose_exit_status(summary: dict[str, Any]) -> int:
-    succeeded = summary["best"] and (summary["evaluations"]["complete"] or not summary["evaluations"]["failed"])
+def _choose_exit_status(summary: Summary) -> int:
+    counts = summary.counts
+    succeeded = summary.best and (counts["complete"] or not counts["failed"])
     return ExitStatus.BUDGET_SPENT if succeeded else ExitStatus.NOTHING_SUCCEEDED

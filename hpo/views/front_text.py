@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-import numpy as np
-
-from hpo.dominance import Costs
 from hpo.objectives import Objectives
+from hpo.results.hypervolume import Hypervolume
 from hpo.store.evaluations import Evaluation
 from hpo.text_format import format_count, format_named_values, format_number
 
@@ -27,12 +25,13 @@ def describe_front(count: int, objectives: Objectives) -> str:
     return f"{count} individuals: none of them is better than another in all of {list_objectives(objectives)}."
 
 
-def describe_hypervolume(hypervolume: Mapping[str, Any] | None, objectives: Objectives) -> str:
+def describe_hypervolume(hypervolume: Hypervolume | None, objectives: Objectives) -> str:
     """Return a sentence about the hypervolume that the front dominates; empty if `hypervolume` is None."""
     if hypervolume is None:
         return ""
-    ideal, reference = (format_point(hypervolume[corner], objectives) for corner in ("ideal", "reference"))
-    return f"Hypervolume: they dominate {hypervolume['share']:.1%} of the box between {ideal} and {reference}."
+    ideal = format_point(hypervolume.ideal, objectives)
+    reference = format_point(hypervolume.reference, objectives)
+    return f"Hypervolume: they dominate {hypervolume.share:.1%} of the box between {ideal} and {reference}."
 
 
 def format_point(values: Iterable[float], objectives: Objectives) -> str:
@@ -79,29 +78,18 @@ def describe_alternatives(front: Sequence[Evaluation], objectives: Objectives) -
     return f"{format_count(len(front), 'individual')} are on the front: {ways} chooses another"
 
 
-def compute_entry_costs(entries: Sequence[Mapping[str, Any]], objectives: Objectives) -> Costs:
-    """Return the costs of individuals in a summary, shape (individuals, objectives).
-
-    A lower cost is better: the cost is the value of an objective, negated if the objective is maximised.
-    """
-    costs = [
-        objectives.compute_costs((entry["loss"], *objectives.select_metric_values(entry["metrics"])))
-        for entry in entries
-    ]
-    return np.array(costs, float).reshape(-1, len(objectives.names))
+def group_ties(front: Sequence[Evaluation], objectives: Objectives) -> tuple[list[Evaluation], dict[int, int]]:
+    """Return the first of all individuals with equal values, and the number of the others by its trial."""
+    first: dict[tuple[float, ...], Evaluation] = {}
+    for evaluation in front:
+        first.setdefault(objectives.compute_costs(evaluation.values), evaluation)
+    counts = Counter(first[objectives.compute_costs(evaluation.values)].trial for evaluation in front)
+    return list(first.values()), {trial: count - 1 for trial, count in counts.items()}
 
 
-def group_ties(entries: Sequence[Mapping[str, Any]], objectives: Objectives) -> list[dict[str, Any]]:
-    """Merge individuals with equal values in all objectives: keep the first, and count the others in its `ties`."""
-    groups: dict[tuple[float, ...], list[Mapping[str, Any]]] = {}
-    for entry, costs in zip(entries, compute_entry_costs(entries, objectives), strict=True):
-        groups.setdefault(tuple(costs), []).append(entry)
-    return [{**group[0], "ties": len(group) - 1} for group in groups.values()]
-
-
-def format_trial(entry: Mapping[str, Any]) -> str:
+def format_trial(trial: int, ties: Mapping[int, int]) -> str:
     """Return the trial of an individual as text: "7 +1" means that `group_ties` has omitted one equal individual."""
-    return f"{entry['trial']} +{entry['ties']}" if entry.get("ties") else str(entry["trial"])
+    return f"{trial} +{ties[trial]}" if ties.get(trial) else str(trial)
 
 
 def make_improved_heading(objectives: Objectives) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpo.results.display_names import collect_names, name_params
+from hpo.results.summary import Summary
 from hpo.text_format import cut_text, format_count, format_value
 from hpo.views.table_format import format_table, make_empty_table, make_table
 
@@ -22,7 +23,7 @@ def format_individuals(
     left: Columns,
     right: Columns,
     more: str,
-    important: Sequence[str],
+    find_important: Callable[[], Sequence[str]],
 ) -> str:
     """Return a table of individuals as text, with their hyperparameters between other columns.
 
@@ -32,10 +33,13 @@ def format_individuals(
         left: Columns to the left of the hyperparameters.
         right: Columns to the right of the hyperparameters.
         more: Command that shows the omitted hyperparameters.
-        important: Names of hyperparameters to prefer if not all can be shown, in order of preference.
+        find_important: Function that returns the hyperparameters to prefer, in order of preference. It takes
+            seconds, and is called only if not all hyperparameters can be shown.
     """
     names = name_params(collect_names(params), [heading for heading, _ in (*left, *right)])
-    chosen = choose_names(params, important)
+    chosen = list(names)
+    if len(chosen) > MAX_HYPERPARAMETERS:
+        chosen = choose_names(params, find_important())
     columns = [(names[name], [format_value(values.get(name, "")) for values in params]) for name in chosen]
     positions = [str(index + 1) for index in range(len(params))]
     if len(chosen) == len(names):
@@ -48,9 +52,9 @@ def format_individuals(
     return "\n".join(blocks) + f"{rest}: {more}\n"
 
 
-def find_important_names(summary: Mapping[str, Any]) -> list[str]:
+def find_important_names(summary: Summary) -> list[str]:
     """Return the names of the hyperparameters whose importance is significant, the most important first."""
-    return [entry["name"] for entry in summary["importances"] if entry["told_apart"]]
+    return [importance.name for importance in summary.importances if importance.is_significant]
 
 
 def choose_names(params: Sequence[Mapping[str, Any]], important: Sequence[str]) -> list[str]:

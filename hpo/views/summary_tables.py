@@ -1,4 +1,4 @@
-"""Print the results of a run as tables, from the content of summary.json."""
+"""Print the results of a run as tables."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.results.advice import Advice
 from hpo.results.display_names import collect_names, name_metrics
-from hpo.results.summary import COUNTED_STATES
-from hpo.store.evaluations import format_label
-from hpo.store.pareto_front import select_far_apart
+from hpo.results.failure_reasons import FailureReason
+from hpo.results.summary import COUNTED_STATES, PropagatorResult, Summary
+from hpo.store.evaluations import Evaluation, format_label
+from hpo.store.pareto_front import compute_costs, select_far_apart
 from hpo.text_format import (
     cut_text,
     format_count,
@@ -26,9 +25,7 @@ from hpo.text_format import (
     make_show_command,
 )
 from hpo.views.confirmation_text import describe_confirmed, format_confirmed
-from hpo.views.expected_loss_text import format_expected_loss
 from hpo.views.front_text import (
-    compute_entry_costs,
     describe_front,
     describe_hypervolume,
     format_trial,
@@ -37,8 +34,7 @@ from hpo.views.front_text import (
     put_objectives_first,
 )
 from hpo.views.individual_table import find_important_names, format_individuals
-from hpo.views.prior_columns import make_prior_columns
-from hpo.views.rung_columns import make_rung_columns
+from hpo.views.summary_text import format_expected_loss, make_prior_columns, make_rung_columns
 from hpo.views.table_format import format_table, make_empty_table, make_table
 
 _MAX_REASONS = 10
@@ -48,43 +44,43 @@ _MAX_CHANGED = 8  # changed hyperparameters in the table of the lineage
 RESERVED_COLUMNS = ("loss", "trial", "island", "worker", "generation", "seconds")
 
 
-def print_tables(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives = ONLY_LOSS) -> None:
+def print_tables(summary: Summary, run_dir: Path, shows_expected_loss: bool = False) -> None:
     """Print the best individuals of each island and of the whole run, and the counts of evaluations.
 
     Args:
-        summary: Content of summary.json.
         run_dir: The run directory, which printed commands name.
+        shows_expected_loss: Whether a model is asked for the expected loss of the best, which takes seconds.
     """
-    for island in summary["islands"]:
-        if island["top"]:
-            print(_format_entries(f"Island {island['island']}", island["top"], summary, run_dir, objectives))
-    print(_format_best(summary, run_dir, objectives))
-    if summary["confirmed"]:
+    for island, best in summary.islands.items():
+        if best:
+            print(_format_entries(f"Island {island}", best, summary, run_dir))
+    print(_format_best(summary, run_dir, shows_expected_loss))
+    if summary.confirmed:
         print(format_confirmed(summary, run_dir))
-        if not summary["unconfirmed"]:
-            positions = [str(position) for position in range(1, 1 + len(summary["confirmed"]))]
+        if not summary.unconfirmed:
+            positions = [str(position) for position in range(1, 1 + len(summary.confirmed))]
             lines = (textwrap.fill(sentence, _LINE_WIDTH) for sentence in describe_confirmed(summary, positions))
             print(*lines, "", sep="\n")
-    if summary["best"]:
-        print(_format_propagators(summary["propagators"], make_improved_heading(objectives)))
+    if summary.best:
+        print(_format_propagators(summary.propagators, make_improved_heading(summary.run.objectives)))
     print(_format_search(summary), end="")
-    if summary["failures"]:
-        print(_format_failure_reasons(summary["failures"], run_dir))
-    counts = summary["evaluations"]
+    if summary.failures:
+        print(_format_failure_reasons(summary.failures, run_dir))
+    counts = summary.counts
     states = [f"{counts[state]} {state}" for state in COUNTED_STATES if counts[state]]
-    if summary["waiting"]:
-        states.append(f"{summary['waiting']} waiting to be evaluated")
-    if summary["unconfirmed"]:
-        states.append(f"{summary['unconfirmed']} to confirm the best")
-    imported = f"; {summary['taken_over']} imported" if summary["taken_over"] else ""
+    if summary.waiting:
+        states.append(f"{summary.waiting} waiting to be evaluated")
+    if summary.unconfirmed:
+        states.append(f"{summary.unconfirmed} to confirm the best")
+    imported = f"; {summary.imported} imported" if summary.imported else ""
     print(f"{', '.join(states) or 'no evaluations'}, of {counts['budget']}{imported}")
 
 
-def print_times(summary: Mapping[str, Any]) -> None:
+def print_times(wall_seconds: float, worker_busy_fraction: float) -> None:
     """Print the wall time, and the fraction of it in which workers were busy."""
     # The wall time is negative if the clock was set back.
-    took = f"{format_duration(summary['wall_seconds'])}, " if summary["wall_seconds"] >= 0 else ""
-    print(f"{took}workers busy {summary['worker_busy_fraction']:.1%} of the time")
+    took = f"{format_duration(wall_seconds)}, " if wall_seconds >= 0 else ""
+    print(f"{took}workers busy {worker_busy_fraction:.1%} of the time")
 
 
 def print_advice(advice: Sequence[Advice]) -> None:
@@ -98,108 +94,118 @@ def print_advice(advice: Sequence[Advice]) -> None:
         print("\n".join(lines))
 
 
-def _format_best(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives) -> str:
+def _format_best(summary: Summary, run_dir: Path, shows_expected_loss: bool) -> str:
     """Return the table of the best individuals of the whole run."""
-    if summary["front"]:
-        return _format_front(summary, run_dir, objectives)
-    if summary["top"]:
-        text = _format_entries("All islands", summary["top"], summary, run_dir, objectives)
-        expected = "\n".join(textwrap.wrap(format_expected_loss(summary), _LINE_WIDTH))
-        return f"{text}{expected}\n" if expected and not summary["confirmed"] else text
+    if summary.front:
+        return _format_front(summary, run_dir)
+    if summary.top:
+        text = _format_entries("All islands", summary.top, summary, run_dir)
+        if not shows_expected_loss or summary.confirmed:
+            return text
+        expected = textwrap.wrap(format_expected_loss(summary), _LINE_WIDTH)
+        return text + "".join(f"{line}\n" for line in expected)
     return "No evaluation succeeded.\n"
 
 
-def _format_front(summary: Mapping[str, Any], run_dir: Path, objectives: Objectives) -> str:
+def _format_front(summary: Summary, run_dir: Path) -> str:
     """Return the table of the Pareto front. Of a long front, only individuals that are far apart are shown."""
-    front, most = summary["front"], max(_MAX_FRONT_ROWS, len(summary["top"]))
-    entries = front if len(front) <= most else group_ties(front, objectives)
-    shown = [entries[index] for index in select_far_apart(compute_entry_costs(entries, objectives), most)]
+    objectives = summary.run.objectives
+    front = summary.front
+    most = max(_MAX_FRONT_ROWS, len(summary.top))
+    individuals, ties = group_ties(front, objectives) if len(front) > most else (front, {})
+    positions = select_far_apart(compute_costs(individuals, objectives), most)
+    shown = [individuals[position] for position in positions]
     lines = textwrap.wrap(make_printable(describe_front(len(front), objectives)), _LINE_WIDTH)
-    lines += textwrap.wrap(make_printable(describe_hypervolume(summary["hypervolume"], objectives)), _LINE_WIDTH)
+    lines += textwrap.wrap(make_printable(describe_hypervolume(summary.hypervolume, objectives)), _LINE_WIDTH)
     if rest := len(front) - len(shown):
         command = f"hpo top {shlex.quote(str(run_dir))} -n {len(front)}"
-        ties = "; +1 is another trial with the same values" if len(entries) < len(front) else ""
-        lines.insert(0, make_printable(f"{format_count(rest, 'other')} of the front: {command} shows all{ties}"))
-    return "\n".join(
-        [_format_entries("The Pareto front", shown, summary, run_dir, objectives) + lines[0], *lines[1:], ""]
-    )
+        hint = "; +1 is another trial with the same values" if len(individuals) < len(front) else ""
+        count = format_count(rest, "other")
+        lines.insert(0, make_printable(f"{count} of the front: {command} shows all{hint}"))
+    table = _format_entries("The Pareto front", shown, summary, run_dir, ties)
+    return "\n".join([table + lines[0], *lines[1:], ""])
 
 
 def _format_entries(
     title: str,
-    entries: Sequence[Mapping[str, Any]],
-    summary: Mapping[str, Any],
+    entries: Sequence[Evaluation],
+    summary: Summary,
     run_dir: Path,
-    objectives: Objectives,
+    ties: Mapping[int, int] | None = None,
 ) -> str:
-    metrics = put_objectives_first(sorted({name for entry in entries for name in entry["metrics"]}), objectives)
-    names = name_metrics(metrics, collect_names(entry["params"] for entry in entries), RESERVED_COLUMNS)
+    found = sorted({name for entry in entries for name in entry.metrics})
+    metrics = put_objectives_first(found, summary.run.objectives)
+    names = name_metrics(metrics, collect_names(entry.params for entry in entries), RESERVED_COLUMNS)
     left = [
-        ("loss", format_numbers([entry["loss"] for entry in entries])),
-        *((names[name], format_numbers([entry["metrics"].get(name) for entry in entries])) for name in metrics),
+        ("loss", format_numbers([entry.loss for entry in entries])),
+        *((names[name], format_numbers([entry.metrics.get(name) for entry in entries])) for name in metrics),
     ]
-    right = [("trial", [format_trial(entry) for entry in entries])]
-    right += [(name, [str(entry[name]) for entry in entries]) for name in ("island", "worker", "generation")]
-    right.append(("seconds", [format_tenths(entry["seconds"]) for entry in entries]))
-    if any(entry["inherits"] is not None for entry in entries):
+    right = [("trial", [format_trial(entry.trial, ties or {}) for entry in entries])]
+    right.append(("island", [str(entry.island) for entry in entries]))
+    right.append(("worker", [str(entry.worker) for entry in entries]))
+    right.append(("generation", [str(entry.generation) for entry in entries]))
+    right.append(("seconds", [format_tenths(entry.seconds) for entry in entries]))
+    if any(entry.inherits is not None for entry in entries):
         right.append(("inherits", [_format_parent(entry) for entry in entries]))
-    if any(entry["origin"] for entry in entries):
-        right.append(("imported from", [entry["origin"] for entry in entries]))
-    more = make_show_command(run_dir, str(entries[0]["trial"]))
-    return format_individuals(
-        title, [entry["params"] for entry in entries], left, right, more, find_important_names(summary)
-    )
+    if any(entry.imported_from for entry in entries):
+        right.append(("imported from", [entry.imported_from for entry in entries]))
+    more = make_show_command(run_dir, str(entries[0].trial))
+    params = [entry.params for entry in entries]
+    return format_individuals(title, params, left, right, more, lambda: find_important_names(summary))
 
 
-def _format_parent(entry: Mapping[str, Any]) -> str:
-    return "" if entry["inherits"] is None else f"from {entry['inherits']}"
+def _format_parent(entry: Evaluation) -> str:
+    return "" if entry.inherits is None else f"from {entry.inherits}"
 
 
-def _format_propagators(entries: Sequence[Mapping[str, Any]], improved_heading: str) -> str:
+def _format_propagators(entries: Sequence[PropagatorResult], improved_heading: str) -> str:
     table = make_empty_table()
     table.add_column("propagator", no_wrap=True)
     for column in ("evaluations", improved_heading, "own best"):
         table.add_column(column, justify="right", no_wrap=True)
     for entry in entries:
-        own_best = "" if entry["best"] is None else format_number(entry["best"])
-        table.add_row(make_printable(entry["propagator"]), str(entry["evaluations"]), str(entry["improved"]), own_best)
+        own_best = "" if entry.best is None else format_number(entry.best)
+        name = make_printable(entry.propagator)
+        table.add_row(name, str(entry.evaluations), str(entry.improved), own_best)
     return format_table("Propagators", table)
 
 
-def _format_search(summary: Mapping[str, Any]) -> str:
+def _format_search(summary: Summary) -> str:
     """Return tables of priors, of the best individual's ancestors and of rungs, if any."""
     texts = []
-    if summary["priors"]:
-        texts.append(format_table("Priors", make_table(make_prior_columns(summary["priors"]))))
-    if summary["lineage"]:
-        texts.append(_format_ancestry(summary["lineage"]))
-    if summary["rungs"]:
-        texts.append(format_table("Rungs, in epochs", make_table(make_rung_columns(summary["rungs"]))))
+    if summary.priors:
+        texts.append(format_table("Priors", make_table(make_prior_columns(summary.priors))))
+    if summary.lineage:
+        texts.append(_format_ancestry(summary.lineage))
+    if summary.rungs:
+        texts.append(format_table("Rungs, in epochs", make_table(make_rung_columns(summary.rungs))))
     return "".join(f"{text}\n" for text in texts)
 
 
-def _format_ancestry(ancestry: Sequence[Mapping[str, Any]]) -> str:
+def _format_ancestry(ancestry: Sequence[Evaluation]) -> str:
     """Return a table of the best individual and its ancestors, with the hyperparameters that changed between them."""
-    names = collect_names(entry["params"] for entry in ancestry)
-    changed = [name for name in names if len({entry["params"].get(name) for entry in ancestry}) > 1]
-    columns = [(name, [str(entry[name]) for entry in ancestry]) for name in ("trial", "epochs")]
-    columns.append(("loss", format_numbers([entry["loss"] for entry in ancestry])))
-    columns += [
-        (name, [format_value(entry["params"].get(name, "")) for entry in ancestry]) for name in changed[:_MAX_CHANGED]
+    names = collect_names(evaluation.params for evaluation in ancestry)
+    columns = [
+        ("trial", [str(evaluation.trial) for evaluation in ancestry]),
+        ("epochs", [str(len(evaluation.curve)) for evaluation in ancestry]),
+        ("loss", format_numbers([evaluation.loss for evaluation in ancestry])),
     ]
+    values = {name: [evaluation.params.get(name, "") for evaluation in ancestry] for name in names}
+    changed = [name for name in names if len(set(values[name])) > 1]
+    columns += [(name, list(map(format_value, values[name]))) for name in changed[:_MAX_CHANGED]]
     return format_table(
         "Lineage of the best: each trial began with the checkpoint of the trial above", make_table(columns)
     )
 
 
-def _format_failure_reasons(reasons: Sequence[Mapping[str, Any]], run_dir: Path) -> str:
+def _format_failure_reasons(reasons: Sequence[FailureReason], run_dir: Path) -> str:
     table = make_empty_table()
     table.add_column("count", justify="right")
     table.add_column("reason", no_wrap=True)
     for entry in reasons[:_MAX_REASONS]:
-        table.add_row(str(entry["count"]), cut_text(make_printable(entry["reason"])))
+        table.add_row(str(entry.count), cut_text(make_printable(entry.reason)))
     if rest := reasons[_MAX_REASONS:]:
-        table.add_row(str(sum(entry["count"] for entry in rest)), f"{len(rest)} other reasons")
-    first = format_label(reasons[0]["trial"], reasons[0]["confirms"] is not None)
-    more = "the traceback" if reasons[0]["has_traceback"] else "more of it"
+        table.add_row(str(sum(entry.count for entry in rest)), f"{len(rest)} other reasons")
+    first = format_label(reasons[0].trial, reasons[0].confirms is not None)
+    more = "the traceback" if reasons[0].has_traceback else "more of it"
     return format_table("Failures", table, f"{make_show_command(run_dir, first)} shows {more}")

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpo.results.confirmation import ConfirmedIndividual
 from hpo.results.display_names import name_metrics
 from hpo.results.reader import RunReader
 from hpo.results.recommendation import find_confirmed_entry, read_winner_test
@@ -80,11 +81,12 @@ def explain_missing_test(run: RunReader, winner: Evaluation) -> str:
     )
 
 
-def _format_confirmation(entry: Mapping[str, Any]) -> str:
-    seeds = format_count(len(entry["losses"]), "other seed")
-    deviation = "" if entry["deviation"] is None else f", standard deviation {format_number(entry['deviation'])}"
-    failed = f"; {entry['failed']} failed" if entry["failed"] else ""
-    return f"trained again with {seeds}: mean loss {format_number(entry['mean'])}{deviation}{failed}"
+def _format_confirmation(entry: ConfirmedIndividual) -> str:
+    assert entry.mean is not None  # `find_confirmed_entry` returns no other entry.
+    seeds = format_count(len(entry.losses), "other seed")
+    deviation = "" if entry.deviation is None else f", standard deviation {format_number(entry.deviation)}"
+    failed = f"; {entry.failed} failed" if entry.failed else ""
+    return f"trained again with {seeds}: mean loss {format_number(entry.mean)}{deviation}{failed}"
 
 
 def _format_weights(run: RunReader, chosen: Evaluation) -> Sequence[str]:

@@ -256,7 +256,7 @@ def test_find_parent_skips_missing_checkpoints(tmp_path: Path) -> None:
 def test_tables_mark_evaluations_with_a_parent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_with_heirs(tmp_path / "run")
     summary = RunReader(tmp_path / "run").make_summary(3)
-    assert [entry["inherits"] for entry in summary["top"]] == [0, None, None]
+    assert [evaluation.inherits for evaluation in summary.top] == [0, None, None]
     print_tables(summary, tmp_path / "run")
     assert "from 0" in capsys.readouterr().out
 

@@ -215,7 +215,10 @@ def test_summarize_hypervolume_ignores_outliers() -> None:
     whole = summarize_hypervolume(good, TWO)
     # The box is 11 by 11. The ends dominate strips of 1 by 11, and the middle dominates a square of 6 by 6.
     share = pytest.approx((11 + 11 - 1 + 25) / 121)
-    assert whole == {"share": share, "ideal": [0.0, 0.0], "reference": [pytest.approx(11), pytest.approx(11)]}
+    assert whole is not None
+    assert whole.share == share
+    assert whole.ideal == [0.0, 0.0]
+    assert whole.reference == pytest.approx([11, 11])
     diverged = [make_individual(3, 1e30, 7.0), make_individual(4, 1e300, 3.0)]
     assert summarize_hypervolume([*good, *diverged], TWO) == whole
     assert [grown for grown, _ in compute_shares_over_time([*good, *diverged], TWO)] == [1, 2, 3]
@@ -223,7 +226,7 @@ def test_summarize_hypervolume_ignores_outliers() -> None:
     smallest = make_individual(5, 1e300, -1.0)
     found = summarize_hypervolume([*good, smallest], TWO)
     assert found is not None
-    assert found["reference"] == [pytest.approx(11), pytest.approx(11.1)], (
+    assert found.reference == [pytest.approx(11), pytest.approx(11.1)], (
         "It is on the front because of its small second value."
     )
     assert make_box(good[:1], TWO) is None, "One individual has no trade-off."
@@ -231,7 +234,7 @@ def test_summarize_hypervolume_ignores_outliers() -> None:
     ends = [make_individual(0, -1.7e308, 1.7e308), make_individual(1, 1.7e308, -1.7e308), make_individual(2, 0.0, 0.0)]
     huge = summarize_hypervolume(ends, TWO)
     assert huge is not None
-    assert 0.2 < huge["share"] < 0.3
+    assert 0.2 < huge.share < 0.3
 
 
 # Selection

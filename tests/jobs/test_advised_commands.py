@@ -131,8 +131,8 @@ def test_new_run_command_keeps_options_of_the_run(mpi: Mpi, name: str) -> None:
     assert after.manifest.sessions[-1].options == {**entry.options, **changes}
     assert after.manifest.settings == {"seconds": 0.0, "epochs": 6 if name == "epochs" else 3}
     assert after.manifest.layout.workers == (1 if name == "fewer" else 2)
-    assert after.make_summary(3)["evaluations"]["complete"] == OPTIONS["evaluations"]
-    assert after.make_summary(3)["taken_over"] == (5 if name == "bounds" else 0)
+    assert after.make_summary(3).counts["complete"] == OPTIONS["evaluations"]
+    assert after.make_summary(3).imported == (5 if name == "bounds" else 0)
 
 
 def test_advice_for_a_program_keeps_a_worker_for_each_propagator() -> None:

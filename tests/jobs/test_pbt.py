@@ -16,7 +16,6 @@ import pytest
 
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.errors import UsageError
-from hpo.results.summary import summarize_lineage
 from hpo.store.evaluations import Evaluation
 from hpo.store.inheritance import (
     PARENTS_PER_ISLAND,
@@ -92,8 +91,7 @@ def test_trace_lineage_ends_at_the_founder() -> None:
     known = {e.trial: e for e in evaluations}
     assert [e.trial for e in trace_lineage(known[3], known)] == [0, 2, 3]
     assert [e.trial for e in trace_lineage(known[4], known)] == [4], "a missing parent must end the lineage"
-    assert [entry["trial"] for entry in summarize_lineage(evaluations, known[3])] == [0, 2, 3]
-    assert summarize_lineage(evaluations, known[1]) == []
+    assert trace_lineage(known[1], known) == [known[1]]
 
 
 def make_command(run_dir: str, *options: object, **settings: object) -> list[object]:

@@ -10,7 +10,7 @@ import signal
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 
 import optuna
@@ -18,7 +18,8 @@ import pytest
 
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS
-from hpo.results.confirmation import ConfirmationPlan, estimate_seed_noise
+from hpo.results.confirmation import ConfirmationPlan, SeedNoise, estimate_seed_noise
+from hpo.results.reader import RunReader
 from hpo.run.warm_start import read_warm_start
 from hpo.store.evaluations import Evaluation
 from hpo.trainer.search_file import load_search_file
@@ -90,7 +91,7 @@ def test_warm_start_imports_evaluations_of_a_run(mpi: Mpi, tmp_path: Path) -> No
         summary = json.loads((tmp_path / run / "summary.json").read_text())
         counts = summary["evaluations"]
         assert counts["complete"] + counts["failed"] == len(new) <= 2
-        assert (summary["taken_over"], summary["exhausted"]) == (len(known), True)
+        assert (summary["imported"], summary["exhausted"]) == (len(known), True)
         assert f"of 2; {len(known)} imported" in job.stdout
     again = mpi.run(1, *command, "--islands", 1, "--resume", cwd=tmp_path)
     assert (again.returncode, again.stderr) == (0, "")
@@ -178,7 +179,7 @@ def test_confirm_seeds_trains_the_best_with_other_seeds(mpi: Mpi, tmp_path: Path
     assert confirmed[0]["may_be_best"]
     assert not confirmed[1]["as_good"], "three seeds are too few to show it"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    sentences = describe_confirmed(summary, ["1", "2"])
+    sentences = describe_confirmed(RunReader(tmp_path / "run").make_summary(2), ["1", "2"])
     assert "may be the best" in sentences[0] or "is the best of these" in sentences[0]
     assert all(sentence in " ".join(job.stdout.split()) for sentence in sentences)
     noise = summary["seed_noise"]
@@ -253,19 +254,21 @@ def test_estimate_seed_noise_finds_deviation_and_share() -> None:
     means = [rng.gauss(5, 0.4) for _ in range(2000)]
     drawn = [[rng.gauss(mean, 0.3) for _ in range(index % 5)] for index, mean in enumerate(means)]
 
-    def noise(groups: Sequence[Sequence[float]]) -> dict[str, float] | None:
-        return estimate_seed_noise([{"losses": losses} for losses in groups])
-
-    found = noise(drawn) or {}
-    assert found["deviation"] == pytest.approx(0.3, rel=0.05)
-    assert found["share"] == pytest.approx(0.09 / 0.25, rel=0.1), "groups of any size must work"
-    huge = noise([[1e300 * loss for loss in losses] for losses in drawn]) or {}
-    assert huge == {"deviation": pytest.approx(1e300 * found["deviation"]), "share": pytest.approx(found["share"])}
-    assert noise([[1.0, 2.0], [2.0, 1.0]]) == {"deviation": pytest.approx(0.5**0.5), "share": 1.0}
-    assert noise([[1.0, 1.0], [2.0]]) == {"deviation": 0.0, "share": 0.0}
+    found = estimate_seed_noise(drawn)
+    assert found is not None
+    assert found.deviation == pytest.approx(0.3, rel=0.05)
+    assert found.share == pytest.approx(0.09 / 0.25, rel=0.1), "groups of any size must work"
+    huge = estimate_seed_noise([[1e300 * loss for loss in losses] for losses in drawn])
+    assert huge is not None
+    assert astuple(huge) == pytest.approx((1e300 * found.deviation, found.share))
+    equal = estimate_seed_noise([[1.0, 2.0], [2.0, 1.0]])
+    assert equal is not None
+    assert equal.deviation == pytest.approx(0.5**0.5)
+    assert equal.share == 1.0
+    assert estimate_seed_noise([[1.0, 1.0], [2.0]]) == SeedNoise(0.0, 0.0)
     few: list[list[list[float]]] = [[], [[1.0, 2.0]], [[1.0], [2.0]], [[1.0, 2.0], []], [[1.0, 1.0], [1.0, 1.0]]]
     for groups in few:
-        assert noise(groups) is None
+        assert estimate_seed_noise(groups) is None
 
 
 def test_draw_seeds_is_reproducible_and_distinct_for_trials() -> None:

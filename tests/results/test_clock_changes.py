@@ -10,7 +10,7 @@ import optuna
 import pytest
 
 from hpo.results.reader import RunReader
-from hpo.results.summary import compute_busy_fraction
+from hpo.results.summary import compute_busy_fraction, make_summary_content
 from hpo.text_format import format_duration
 from hpo.trackers.tracker import collect_results, find_timestamp
 from hpo.views.evaluation_details import make_json_content
@@ -35,7 +35,7 @@ def test_negative_duration_is_shown_as_unknown(tmp_path: Path, capsys: pytest.Ca
     assert "  best        ?  layers=1" in ProgressLines([], 1).format_line(evaluation)
     print_tables(summary := run.make_summary(1), Path("run"))
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:4:2]] == ["seconds", "?"]
-    assert json.loads(json.dumps(summary, allow_nan=False))["best"]["seconds"] is None
+    assert json.loads(json.dumps(make_summary_content(summary), allow_nan=False))["best"]["seconds"] is None
     details = EvaluationLookup.read(run).collect_details(evaluation)
     assert make_json_content(details)["seconds"] is None
     (ended,) = [line for line in format_evaluation(details, Path("run"), "", START_SECONDS) if line.startswith("ended")]
@@ -62,8 +62,8 @@ def test_working_time_skips_negative_durations(tmp_path: Path, capsys: pytest.Ca
     assert time.total == 15
     assert [time.compute_seconds(evaluation.ended) for evaluation in evaluations] == [10, 0, 15]
     assert compute_busy_fraction(evaluations[1:2], 1, since=0.0) is None
-    print_times({"wall_seconds": BACK, "worker_busy_fraction": 0.5})
-    print_times({"wall_seconds": 90.0, "worker_busy_fraction": 0.5})
+    print_times(wall_seconds=BACK, worker_busy_fraction=0.5)
+    print_times(wall_seconds=90.0, worker_busy_fraction=0.5)
     assert capsys.readouterr().out == "workers busy 50.0% of the time\n1 min 30 s, workers busy 50.0% of the time\n"
     assert [format_duration(seconds) for seconds in (BACK, math.nan, 0.0)] == [
         "an unknown time",

@@ -6,14 +6,13 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 from scipy.stats import t
 
-from hpo.results.confirmation import compare_confirmed, compute_margin, count_seeds_needed
+from hpo.results.confirmation import ConfirmedIndividual, compare_confirmed, compute_margin, count_seeds_needed
 from hpo.store.evaluations import Evaluation
-from hpo.views.confirmation_text import describe_confirmed
+from hpo.views.confirmation_text import describe_comparison
 from tests.support.evaluations import make_evaluation
 
 
@@ -30,8 +29,8 @@ def make_confirmations(groups: Sequence[Sequence[float]]) -> list[Evaluation]:
 
 def describe(groups: Sequence[Sequence[float]]) -> list[str]:
     entries = compare_confirmed(make_confirmations(groups))
-    summary = {"confirmed": entries, "as_good_within": compute_margin(entries), "seed_noise": None}
-    return describe_confirmed(summary, [f"trial {entry['trial']}" for entry in entries])
+    names = [f"trial {entry.trial}" for entry in entries]
+    return describe_comparison(entries, compute_margin(entries), names)
 
 
 def test_compare_ranks_by_failures_and_mean() -> None:
@@ -47,17 +46,17 @@ def test_compare_ranks_by_failures_and_mean() -> None:
             make_confirmation(9, 3, math.inf, "running"),
         ]
     )
-    assert [entry["trial"] for entry in entries] == [4, 2, 9, 7], "a failed seed must count against trial 7"
-    assert [entry["failed"] for entry in entries] == [0, 0, 0, 1]
-    assert entries[0]["deviation"] == pytest.approx(0.1528, abs=1e-4)
-    assert [entry["may_be_best"] for entry in entries] == [True, True, False, None]
+    assert [entry.trial for entry in entries] == [4, 2, 9, 7], "a failed seed must count against trial 7"
+    assert [entry.failed for entry in entries] == [0, 0, 0, 1]
+    assert entries[0].deviation == pytest.approx(0.1528, abs=1e-4)
+    assert [entry.may_be_best for entry in entries] == [True, True, False, None]
     variances = {trial: statistics.variance(losses[trial]) for trial in (4, 2, 9)}
     pooled = statistics.mean(variances.values())
     larger = {trial: max(variance, pooled) for trial, variance in variances.items()}
     quantile = t.ppf(1 - 0.05 / 2, 6)
     width = {trial: quantile * math.sqrt((larger[trial] + larger[4]) / 3) for trial in (2, 9)}
     above = {trial: statistics.mean(losses[trial]) - statistics.mean(losses[4]) for trial in (2, 9)}
-    bounds = [entry["worse_by_at_most"] for entry in entries]
+    bounds = [entry.worse_by_at_most for entry in entries]
     assert bounds[:2] == pytest.approx([width[2] - above[2], width[2] + above[2]]), (
         "both bounds follow from the first two trials"
     )
@@ -70,24 +69,25 @@ def test_compare_ranks_by_failures_and_mean() -> None:
 
 def test_compare_ranks_individuals_with_fewer_seeds_last() -> None:
     entries = compare_confirmed(make_confirmations([[0.52, 0.5, 0.53], [0.55, 0.53, 0.52], [0.47]]))
-    assert [entry["trial"] for entry in entries] == [0, 1, 2], "a single loss may be low by luck"
-    assert [entry["may_be_best"] for entry in entries] == [True, True, None]
+    assert [entry.trial for entry in entries] == [0, 1, 2], "a single loss may be low by luck"
+    assert [entry.may_be_best for entry in entries] == [True, True, None]
 
 
 def test_compare_without_randomness_or_with_single_losses(recwarn: pytest.WarningsRecorder) -> None:
     entries = compare_confirmed(make_confirmations([[0.3, 0.1 + 0.2], [0.3, 0.3], [0.4, 0.4]]))
-    assert [entry["may_be_best"] for entry in entries] == [True, True, False]
-    assert [entry["as_good"] for entry in entries] == [True, True, False]
-    assert entries[2]["worse_by_at_most"] == pytest.approx(0.1)
+    assert [entry.may_be_best for entry in entries] == [True, True, False]
+    assert [entry.as_good for entry in entries] == [True, True, False]
+    assert entries[2].worse_by_at_most == pytest.approx(0.1)
     for few in ([[1.0], [2.0]], [[1.0, 2.0], [2.0]], [[1.0, 2.0]]):
         entries = compare_confirmed(make_confirmations(few))
-        assert {entry["worse_by_at_most"] for entry in entries} == {None}
-        assert not any(entry["as_good"] for entry in entries)
+        assert {entry.worse_by_at_most for entry in entries} == {None}
+        assert not any(entry.as_good for entry in entries)
         assert compute_margin(entries) is None
     assert compare_confirmed([]) == []
     huge = compare_confirmed(make_confirmations([[1e300, 2e300], [2e300, 4e300]]))
     usual = compare_confirmed(make_confirmations([[1.0, 2.0], [2.0, 4.0]]))
-    assert huge[1]["worse_by_at_most"] == pytest.approx(1e300 * usual[1]["worse_by_at_most"])
+    assert usual[1].worse_by_at_most is not None
+    assert huge[1].worse_by_at_most == pytest.approx(1e300 * usual[1].worse_by_at_most)
     assert not recwarn.list
 
 
@@ -112,8 +112,8 @@ def test_count_seeds_needed_suffices_for_the_first() -> None:
 
     needed = count_seeds_needed(compare_confirmed(make_confirmations([spread(1.0, 3), spread(1.2, 3)])), 30)
     assert needed is not None
-    assert not compare_confirmed(make_confirmations([spread(1.0, needed - 1), spread(1.2, needed - 1)]))[0]["as_good"]
-    assert compare_confirmed(make_confirmations([spread(1.0, needed), spread(1.2, needed)]))[0]["as_good"]
+    assert not compare_confirmed(make_confirmations([spread(1.0, needed - 1), spread(1.2, needed - 1)]))[0].as_good
+    assert compare_confirmed(make_confirmations([spread(1.0, needed), spread(1.2, needed)]))[0].as_good
     assert (
         count_seeds_needed(compare_confirmed(make_confirmations([spread(1.0, 3), spread(1.2, 3)])), needed - 1) is None
     )
@@ -147,13 +147,18 @@ def test_compare_holds_in_simulated_runs(means: list[float], deviations: list[fl
         for _ in range(runs)
     ]
 
-    def share(holds: Callable[[dict[int, dict[str, Any]]], bool]) -> float:
-        return sum(holds({entry["trial"]: entry for entry in entries}) for entries in drawn) / runs
+    def share(holds: Callable[[dict[int, ConfirmedIndividual]], bool]) -> float:
+        return sum(holds({entry.trial: entry for entry in entries}) for entries in drawn) / runs
 
     best, worst = min(means), len(means) - 1
     excess = [mean - best for mean in means]
-    covered = share(lambda run: all(run[trial]["worse_by_at_most"] >= excess[trial] for trial in run))
+
+    def get_bound(individual: ConfirmedIndividual) -> float:
+        assert individual.worse_by_at_most is not None
+        return individual.worse_by_at_most
+
+    covered = share(lambda run: all(get_bound(run[trial]) >= excess[trial] for trial in run))
     assert covered >= 0.95 - 2 * math.sqrt(0.95 * 0.05 / runs)
-    assert share(lambda run: bool(run[0]["may_be_best"])) >= 0.95
-    assert share(lambda run: bool(run[0]["as_good"])) >= kept
-    assert share(lambda run: bool(run[worst]["as_good"])) == 0.0
+    assert share(lambda run: bool(run[0].may_be_best)) >= 0.95
+    assert share(lambda run: bool(run[0].as_good)) >= kept
+    assert share(lambda run: bool(run[worst].as_good)) == 0.0

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 
 from hpo import Categorical, Float, Int, Ordinal, SearchSpace
+from hpo.breeding.gaussian_process import GaussianProcess
 from hpo.results.importances import Importance, compute_importances
-from hpo.results.summary import summarize
+from hpo.results.summary import Summary
 from hpo.space.parsing import parse_parameter
 from hpo.store.evaluations import Evaluation
+from hpo.views.summary_tables import print_tables
 from tests.searches.conditional import space as CONDITIONAL
 from tests.support.evaluations import make_evaluation
 from tests.support.runs import make_manifest
@@ -81,6 +84,7 @@ def test_importances_of_converged_samples_are_those_of_the_space() -> None:
 
 def test_ped_anova_of_converged_sample_ranks_ignored_higher() -> None:
     first = 0
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     for seed in range(4):
         study = optuna.create_study()
         for evaluation in breed_evaluations(100, compute_loss, SPACE, seed):
@@ -89,7 +93,7 @@ def test_ped_anova_of_converged_sample_ranks_ignored_higher() -> None:
                 params=evaluation.params, distributions=distributions, value=evaluation.loss
             )
             study.add_trial(trial)
-        first += {*list(optuna.importance.get_param_importances(study))[:3]} == MATTER
+        first += {*list(optuna.importance.get_param_importances(study, evaluator=evaluator))[:3]} == MATTER
     assert first < 4, "the sample must mislead other importances"
 
 
@@ -204,7 +208,31 @@ def test_summary_without_models_has_no_importances() -> None:
         draw_evaluations(40, lambda p: p["a"], SearchSpace(a=Float(0, 1))),
         make_manifest(space={"a": "Float(0.0, 1.0)"}),
     )
-    assert [importance["name"] for importance in summarize(evaluations, run, 3)["importances"]] == ["a"]
-    assert summarize(evaluations, run, 3)["expected"] is not None
-    quick = summarize(evaluations, run, 3, ask_models=False)
-    assert (quick["importances"], quick["expected"]) == ([], None)
+    assert [importance.name for importance in Summary(evaluations, run, 3).importances] == ["a"]
+    assert Summary(evaluations, run, 3).expected_loss is not None
+    quick = Summary(evaluations, run, 3, ask_models=False)
+    assert (quick.importances, quick.expected_loss) == ([], None)
+
+
+def test_tables_of_hpo_top_fit_no_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    space = SearchSpace(a=Float(0, 1))
+    evaluations = draw_evaluations(40, lambda p: p["a"], space)
+    run = make_manifest(space=space.describe())
+    fits: list[GaussianProcess] = []
+    fit = GaussianProcess.fit
+
+    def count_fits(model: GaussianProcess, *args: Any, **options: Any) -> None:
+        fits.append(model)
+        fit(model, *args, **options)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("no importances are needed for one hyperparameter")
+
+    monkeypatch.setattr(GaussianProcess, "fit", count_fits)
+    with monkeypatch.context() as patch:
+        patch.setattr("hpo.results.importances.compute_importances", refuse)
+        print_tables(Summary(evaluations, run, 3), Path("run"))
+        assert not fits
+        print_tables(Summary(evaluations, run, 3), Path("run"), shows_expected_loss=True)
+    assert len(fits) > 1
+    assert capsys.readouterr().out.count("A model of 40 losses expects") == 1

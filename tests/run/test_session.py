@@ -89,7 +89,7 @@ def test_run_json_holds_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_reader_without_study_file_raises_usage_error(tmp_path: Path) -> None:
     session = start_session(tmp_path / "run")
-    assert RunReader(tmp_path / "run").make_summary(3)["evaluations"]["budget"] == session.manifest.budget
+    assert RunReader(tmp_path / "run").make_summary(3).counts["budget"] == session.manifest.budget
     (tmp_path / "run" / "study.log").unlink()
     with pytest.raises(UsageError, match=r"study.log, the study of this run, is missing: restore it"):
         RunReader(tmp_path / "run").make_summary(3)
@@ -254,7 +254,7 @@ def test_run_dir_without_write_permission_is_one_message(tmp_path: Path) -> None
     try:
         with pytest.raises(UsageError, match=r"--run-dir .*/run: .*/run/lock cannot be used: Read-only"):
             start_session(tmp_path / "run", resume=True)
-        assert RunReader(tmp_path / "run").make_summary(3)["evaluations"]["complete"] == 3, "the run must be readable"
+        assert RunReader(tmp_path / "run").make_summary(3).counts["complete"] == 3, "the run must be readable"
     finally:
         subprocess.run(["umount", str(tmp_path / "run")], check=True, timeout=scale(20))
 
@@ -369,7 +369,7 @@ def test_warm_start_from_foreign_study_ignores_attributes(tmp_path: Path) -> Non
         (3.0, {}, 0.0411522630041),
     ]
     assert all(0 < evaluation.seconds < 10 for evaluation in evaluations)
-    assert RunReader(tmp_path / "run").make_summary(3)["taken_over"] == 3
+    assert RunReader(tmp_path / "run").make_summary(3).imported == 3
 
 
 def suggest_other_parameters(trial: optuna.Trial) -> float:

@@ -178,9 +178,9 @@ def test_lock_that_is_not_a_text_file_is_one_message(run_dir: Path) -> None:
 def test_top_json_has_stop_reason(run_dir: Path) -> None:
     (run_dir / "summary.json").write_text('{"stopped": "SIGTERM", "remedy": null, "exhausted": false}')
     summary = RunReader(run_dir).make_summary(3)
-    assert (summary["stopped"], summary["remedy"], summary["exhausted"]) == ("SIGTERM", None, False)
+    assert (summary.session.stopped, summary.session.remedy, summary.session.exhausted) == ("SIGTERM", None, False)
     (run_dir / "summary.json").unlink()
-    assert RunReader(run_dir).make_summary(3)["stopped"] is None
+    assert RunReader(run_dir).make_summary(3).session.stopped is None
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "[]", "{", None])

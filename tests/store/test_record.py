@@ -16,7 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.errors import DuplicateError
-from hpo.results.summary import compute_busy_fraction, summarize
+from hpo.results.summary import PropagatorResult, Summary, compute_busy_fraction, make_summary_content
 from hpo.store.evaluations import Assignment, rank_evaluations
 from hpo.store.record import Record
 from hpo.store.storage_url import mask_password
@@ -199,7 +199,7 @@ def test_interrupted_trial_is_retried_first_and_counts_once(tmp_path: Path) -> N
     assert layers == [2, 3, 5]
     study = optuna.load_study(study_name="run", storage=second_reader._storage)
     assert [trial.user_attrs.get("retry_of") for trial in study.trials] == [None, None, None, 1, 2, None]
-    assert summarize(second_reader.read_evaluations(), make_manifest(budget=4), 3)["evaluations"] == {
+    assert Summary(second_reader.read_evaluations(), make_manifest(budget=4), 3).counts == {
         "complete": 4,
         "pruned": 0,
         "paused": 0,
@@ -268,7 +268,7 @@ def test_rank_evaluations_returns_only_complete_ones(tmp_path: Path) -> None:
         (4, 0.5),
     ]
     assert [e.trial for e in rank_evaluations(evaluations, 1)] == [1]
-    summary = summarize(evaluations, make_manifest(budget=10), 2)
+    summary = make_summary_content(Summary(evaluations, make_manifest(budget=10), 2))
     assert summary["evaluations"] == {"complete": 4, "pruned": 0, "paused": 0, "failed": 1, "running": 1, "budget": 10}
     assert summary["best"]["loss"] == 0.2
     assert [entry["loss"] for entry in summary["islands"][0]["top"]] == [0.2, 0.3]
@@ -291,11 +291,10 @@ def test_summary_counts_improvements_by_propagator(tmp_path: Path) -> None:
         else:
             record.complete(assignment, loss, 1.0, {})
     assert {
-        entry.pop("propagator"): entry
-        for entry in summarize(record.read_evaluations(), make_manifest(budget=10), 2)["propagators"]
+        entry.propagator: entry for entry in Summary(record.read_evaluations(), make_manifest(budget=10), 2).propagators
     } == {
-        "tpe": {"evaluations": 2, "improved": 2, "best": 0.4},
-        "ga": {"evaluations": 2, "improved": 0, "best": 0.6},
+        "tpe": PropagatorResult("tpe", evaluations=2, improved=2, best=0.4),
+        "ga": PropagatorResult("ga", evaluations=2, improved=0, best=0.6),
     }
 
 
@@ -304,8 +303,8 @@ def test_summary_of_run_without_success_has_no_best(tmp_path: Path) -> None:
     record.fail(start_new_trial(record), "rank 0: ValueError: no", "", 1.0)
     (evaluation,) = record.read_evaluations()
     assert evaluation.loss == math.inf
-    summary = summarize([evaluation], make_manifest(budget=1), 3)
-    assert (summary["best"], summary["islands"]) == (None, [{"island": 1, "top": []}])
+    summary = Summary([evaluation], make_manifest(budget=1), 3)
+    assert (summary.best, summary.islands) == (None, {1: []})
 
 
 def test_busy_fraction_ignores_earlier_sessions() -> None:

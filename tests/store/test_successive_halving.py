@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 
 from hpo.errors import DuplicateError
 from hpo.objectives import ONLY_LOSS, Objectives
-from hpo.results.summary import summarize, summarize_rungs
+from hpo.results.summary import NextPromotion, RungSummary, Summary, summarize_rungs
 from hpo.store.evaluations import Assignment, Evaluation, group_by_individual
 from hpo.store.pruning import (
     HALVING_SCHEDULES,
@@ -257,7 +257,7 @@ def test_rung_with_two_objectives_promotes_by_dominance() -> None:
     assert [e.trial for e in find_promotable(ASHA, evaluations)] == [2, 3, 4], "these have the lowest losses"
     assert [e.trial for e in find_promotable(ASHA, evaluations, TWO)] == [2, 1, 0]
     (first,) = summarize_rungs(evaluations, "asha", TWO)
-    assert (first["best"], first["next"]) == (0.1, {"trial": 2, "loss": 0.1, "at": 1})
+    assert (first.best, first.next) == (0.1, NextPromotion(2, 0.1, 1))
     fast = Objectives(("loss", "speed"), ("speed",))
     assert [e.trial for e in find_promotable(ASHA, evaluations, fast)] == [2, 8, 3], (
         "the ends of the other front, and the next one"
@@ -355,16 +355,16 @@ def test_summary_lists_next_promotions() -> None:
         *(make_evaluation(trial, "paused", 0.5 + trial) for trial in (1, 2)),
     ]
     (first, second) = summarize_rungs(evaluations, "asha")
-    assert first == {
-        "bracket": 0,
-        "epochs": 1,
-        "reached": 3,
-        "went_on": 1,
-        "paused": 2,
-        "best": 0.5,
-        "next": {"trial": 1, "loss": 1.5, "at": 6},
-    }
-    assert (second["epochs"], second["next"]) == (3, None)
+    assert first == RungSummary(
+        bracket=0,
+        epochs=1,
+        reached=3,
+        continued=1,
+        paused=2,
+        best=0.5,
+        next=NextPromotion(trial=1, loss=1.5, count_needed=6),
+    )
+    assert (second.epochs, second.next) == (3, None)
     assert summarize_rungs(evaluations, "median") == []
 
 
@@ -436,7 +436,7 @@ def test_promoted_evaluation_is_new_trial_and_counts_once(tmp_path: Path) -> Non
     assert run.claim() is None, "a promotion must start once, and the budget is spent"
     assert run.train(promoted, curves[2], 9) == "paused", "two others are better at the next rung"
     assert run.record.read_evaluations()[9].paused_after == 3
-    counts = summarize(run.record.read_evaluations(), make_manifest(budget=budget + 3), 3)["evaluations"]
+    counts = Summary(run.record.read_evaluations(), make_manifest(budget=budget + 3), 3).counts
     assert counts == {"complete": 2, "pruned": 0, "paused": 7, "failed": 0, "running": 0, "budget": 9}
     assert run.claim() is None
     assert run.record.find_resumable_roots() == {1, 2, 3, 4, 6, 7, 8}
@@ -517,7 +517,7 @@ def test_attributes_of_other_programs_are_not_pause_or_parent(tmp_path: Path) ->
     assert [e.retry_of for e in evaluations] == [None, None, 1]
     assert summarize_rungs(evaluations, "asha") == []
     assert run.claims.claim_waiting(island=0, worker=0, generation=0) is None
-    assert summarize(evaluations, make_manifest(budget=9, pruner="asha"), 3)["lineage"] == []
+    assert Summary(evaluations, make_manifest(budget=9, pruner="asha"), 3).lineage == []
 
 
 def test_promotion_is_claimed_by_one_of_two_leaders(tmp_path: Path) -> None:

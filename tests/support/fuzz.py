@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from hpo import SearchSpace
 from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS
 from hpo.results.reader import RunReader
+from hpo.results.summary import SessionOutcome, write_summary
 from hpo.run.enqueue import read_enqueued
 from hpo.run.warm_start import read_warm_start
 from hpo.store.evaluations import Evaluation
@@ -103,8 +105,8 @@ def _write_other_files(run_dir: Path) -> None:
     test = {"trial": winner.trial, "times": 1, "metrics": {"accuracy": 0.5}, "predictions": [prediction]}
     test["texts"] = [{"prompt": "def ", "text": "f(x):\n\treturn x\n"}]
     (run_dir / "test.json").write_text(json.dumps(test, indent=2))
-    summary = {**run.make_summary(3), "stopped": "--time-limit 1 s", "exhausted": False, "wall_seconds": 1.0}
-    (run_dir / "summary.json").write_text(json.dumps(summary, indent=2))
+    session = SessionOutcome("--time-limit 1 s", wall_seconds=1.0)
+    write_summary(run_dir / "summary.json", replace(run.make_summary(3), session=session))
     (run_dir / "given.json").write_text(json.dumps([{"depth": 3}, {"act": "relu", "lr": 0.5}]))
     (run_dir / "logs").mkdir()
     for name in ("3", "7", "confirm-0"):

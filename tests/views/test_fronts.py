@@ -19,7 +19,7 @@ from hpo.objectives import Objectives
 from hpo.results.hypervolume import compute_shares_over_time, make_box
 from hpo.results.reader import RunReader
 from hpo.results.search_history import find_front_additions
-from hpo.results.summary import summarize
+from hpo.results.summary import Summary
 from hpo.store.evaluations import Evaluation
 from hpo.store.pareto_front import FrontArchive, compute_costs, find_front
 from hpo.store.run_dir import RunDir
@@ -72,24 +72,24 @@ def make_tradeoffs(values: list[tuple[float, float]], **others: Any) -> list[Eva
 
 def test_summary_has_the_front_and_its_hypervolume(tmp_path: Path) -> None:
     summary = make_front_run(tmp_path / "run").make_summary(2)
-    assert [entry["trial"] for entry in summary["front"]] == [3, 0, 4]
+    assert [evaluation.trial for evaluation in summary.front] == [3, 0, 4]
     # A loss of 1000 has diverged. The other losses end at 0.5 and sizes at 200. The reference is a tenth farther.
     dominated = (0.525 - 0.25) * (215 - 200) + (0.525 - 0.5) * (200 - 100)
-    assert summary["hypervolume"] == {
-        "share": pytest.approx(dominated / (1.1 * 0.25 * 1.1 * 150)),
-        "ideal": [0.25, 50.0],
-        "reference": [pytest.approx(0.525), pytest.approx(215)],
-    }
-    bred = {entry["propagator"]: (entry["evaluations"], entry["improved"]) for entry in summary["propagators"]}
+    found = summary.hypervolume
+    assert found is not None
+    assert found.share == pytest.approx(dominated / (1.1 * 0.25 * 1.1 * 150))
+    assert found.ideal == [0.25, 50.0]
+    assert found.reference == pytest.approx([0.525, 215])
+    bred = {entry.propagator: (entry.evaluations, entry.improved) for entry in summary.propagators}
     assert bred == {"": (1, 1), "ga": (6, 3)}, "trial 2 is dominated when it ends, and pruned trials do not join"
 
 
 def test_views_with_one_objective_omit_the_front(tmp_path: Path, hpo: Hpo) -> None:
     run = make_front_run(tmp_path / "run", Objectives())
     summary = run.make_summary(2)
-    assert (summary["front"], summary["hypervolume"]) == ([], None)
-    (entry,) = [entry for entry in summary["propagators"] if entry["propagator"] == "ga"]
-    assert entry["improved"] == 1
+    assert (summary.front, summary.hypervolume) == ([], None)
+    (entry,) = [entry for entry in summary.propagators if entry.propagator == "ga"]
+    assert entry.improved == 1
     assert "front" not in make_evaluation_table(run).column_types
     assert "front" not in json.loads(hpo("show", tmp_path / "run", 0, "--json")[1])
     said = [hpo(command, run.run_dir.path)[1:] for command in ("top", "best", "show")]
@@ -127,9 +127,10 @@ def test_front_with_ties_equals_the_front_of_optuna(tmp_path: Path) -> None:
     archive = FrontArchive(TWO_OBJECTIVES)
     assert [evaluation.trial for evaluation in run.read_evaluations() if archive.add(evaluation)] == list(range(12))
     assert {evaluation.trial for evaluation in archive.front} == undominated
-    hypervolume = run.make_summary(2)["hypervolume"]
+    hypervolume = run.make_summary(2).hypervolume
     without_ties = [run.read_evaluations()[trial] for trial in (0, 1, 2, 3, 12, 13, 14)]
-    assert hypervolume["ideal"] == [0.0, 0.0]
+    assert hypervolume is not None
+    assert hypervolume.ideal == [0.0, 0.0]
     assert (
         len(compute_shares_over_time(run.read_evaluations(), TWO_OBJECTIVES))
         == len(compute_shares_over_time(without_ties, TWO_OBJECTIVES))
@@ -149,12 +150,12 @@ def test_front_weights_are_kept_for_the_first_of_ties(tmp_path: Path) -> None:
 def test_long_front_shows_ties_in_one_row(capsys: pytest.CaptureFixture[str]) -> None:
     evaluations = make_tradeoffs([(1.0 + n % 8, 100.0 - n % 8) for n in range(30)])
     run = make_manifest(budget=30, objectives={"names": list(TWO_OBJECTIVES.names), "maximized": []})
-    print_tables(summarize(evaluations, run, 3), Path("run"), TWO_OBJECTIVES)
+    print_tables(Summary(evaluations, run, 3), Path("run"))
     text = capsys.readouterr().out.split("The Pareto front\n")[1]
     trials = re.findall(r"^ *\d+ +[\d.]+ +\d+ .*?(\d+ \+\d+) ", text, re.MULTILINE)
     assert trials == [*(f"{trial} +3" for trial in range(6)), "6 +2", "7 +2"]
     assert "22 others of the front: hpo top run -n 30 shows all; +1 is another trial with the same values" in text
-    print_tables(summarize(evaluations, run, 30), Path("run"), TWO_OBJECTIVES)
+    print_tables(Summary(evaluations, run, 30), Path("run"))
     text = capsys.readouterr().out.split("The Pareto front\n")[1]
     assert "+1" not in text
     assert len(re.findall(r"^ *\d+ +[\d.]+ +\d+ ", text, re.MULTILINE)) == 30
@@ -173,7 +174,7 @@ def test_front_additions_count_imported_evaluations_first() -> None:
 
 def test_front_table_replaces_the_table_of_all_islands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_front_run(tmp_path / "run", THREE_OBJECTIVES)
-    print_tables(run.make_summary(2), Path("run"), THREE_OBJECTIVES)
+    print_tables(run.make_summary(2), Path("run"))
     text = capsys.readouterr().out
     assert "All islands" not in text
     head, _, *rows = text.split("The Pareto front\n")[1].splitlines()
@@ -200,13 +201,12 @@ def test_front_table_of_a_long_front_names_the_command(
     evaluations = make_tradeoffs([(1.0 + n, 100.0 - n) for n in range(30)])
     for asked, shown in ((3, 20), (25, 25), (30, 30)):
         print_tables(
-            summarize(
+            Summary(
                 evaluations,
                 make_manifest(budget=30, objectives={"names": list(TWO_OBJECTIVES.names), "maximized": []}),
                 asked,
             ),
             Path("my runs/x"),
-            TWO_OBJECTIVES,
         )
         text = capsys.readouterr().out.split("The Pareto front\n")[1]
         rows = re.findall(r"^ *(\d+) +([\d.]+) +(\d+) ", text, re.MULTILINE)
@@ -390,8 +390,9 @@ def test_hypervolume_figure_ends_at_the_summary(tmp_path: Path) -> None:
     figure = draw_hypervolume(run.read_evaluations(), TWO_OBJECTIVES)
     assert figure is not None
     (line,) = figure.data
-    summary = run.make_summary(1)["hypervolume"]
-    assert line["y"][-1] == pytest.approx(summary["share"], abs=1e-4)
+    hypervolume = run.make_summary(1).hypervolume
+    assert hypervolume is not None
+    assert line["y"][-1] == pytest.approx(hypervolume.share, abs=1e-4)
     assert line["y"] == sorted(line["y"])
     assert (line["x"][0], line["x"][-1]) == (1, 7)
     assert draw_hypervolume(run.read_evaluations(), Objectives()) is None
@@ -438,7 +439,7 @@ def test_views_show_a_front_of_one_or_none(tmp_path: Path, hpo: Hpo, states: lis
         add_evaluation(record, state, metrics={"parameters": 10.0}, failure="no" if state == TrialState.FAIL else None)
     run = RunReader(tmp_path / "run")
     count = states.count(TrialState.COMPLETE)
-    assert len(run.make_summary(3)["front"]) == count
+    assert len(run.make_summary(3).front) == count
     assert ("1 individual: no other one is better" in hpo("top", tmp_path / "run")[1]) == bool(count)
     assert ("it alone is on the front" in hpo("best", tmp_path / "run")[2]) == bool(count)
     assert hpo("best", tmp_path / "run", "--by", "parameters")[0] == (0 if count else 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpo.results.reader import RunSnapshot
-from hpo.results.summary import summarize
+from hpo.results.summary import Summary
 from hpo.store.evaluations import Evaluation
 from hpo.text_format import format_number, format_numbers
 from hpo.views.live.run_header import format_header
@@ -58,7 +58,7 @@ def test_parameter_counts_are_exact_in_all_views(
     texts = [lines.format_line(evaluation) for evaluation in evaluations]
     assert "  parameters=110300  accuracy=0.5" in texts[0]
     assert texts[1].index("accuracy") == texts[2].index("accuracy"), "columns keep the largest width so far"
-    print_tables(summarize(evaluations, make_manifest(budget=3), 3), Path("run"))
+    print_tables(Summary(evaluations, make_manifest(budget=3), 3), Path("run"))
     table = capsys.readouterr().out.split("All islands")[1].splitlines()
     assert table[3].split()[:4] == ["1", "0.25", "0.5", "110300"]
     end = table[1].index("parameters") + len("parameters")
@@ -86,6 +86,6 @@ def test_format_numbers_distinguishes_values(values: list[float | None], texts: 
 
 def test_print_tables_distinguishes_close_losses(capsys: pytest.CaptureFixture[str]) -> None:
     evaluations = [make_complete(trial, loss, 8.0) for trial, loss in enumerate([1.000007, 1.000003, 1.2])]
-    print_tables(summarize(evaluations, make_manifest(budget=3), 3), Path("run"))
+    print_tables(Summary(evaluations, make_manifest(budget=3), 3), Path("run"))
     table = capsys.readouterr().out.split("All islands")[1].splitlines()
     assert [line.split()[1] for line in table[3:6]] == ["1.000003", "1.000007", "1.2"]

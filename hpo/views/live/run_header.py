@@ -73,10 +73,10 @@ def _format_results(run: RunStatus, path: Path) -> Iterator[Text]:
         )
     if run.front:
         yield Text(make_printable(format_ranges(run.front, run.objectives)))
-    if run.confirmed and run.confirmed[0]["mean"] is not None:
-        first = run.confirmed[0]
-        mean, seeds = format_number(first["mean"]), len(first["losses"])
-        yield Text(f"confirmed: trial {first['trial']} is first, mean loss {mean} of {seeds} other seeds")
+    first = next(iter(run.confirmed), None)
+    if first is not None and first.mean is not None:
+        mean, seeds = format_number(first.mean), len(first.losses)
+        yield Text(f"confirmed: trial {first.trial} is first, mean loss {mean} of {seeds} other seeds")
 
 
 def _describe_best(run: RunStatus, best: Evaluation) -> Text:

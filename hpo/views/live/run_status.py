@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hpo.objectives import Objectives
-from hpo.results.confirmation import compare_confirmed
+from hpo.results.confirmation import ConfirmedIndividual, compare_confirmed
 from hpo.results.reader import RunSnapshot, parse_session_start
 from hpo.results.search_history import find_improvements
-from hpo.results.summary import summarize_rungs
+from hpo.results.summary import RungSummary, summarize_rungs
 from hpo.store.evaluations import Evaluation, find_best, group_by_individual
 from hpo.store.pareto_front import find_front
 from hpo.store.pruning import is_search_over
@@ -59,12 +58,11 @@ class RunStatus:
         islands: Status of each island with evaluations.
         running: The running evaluation of each worker, the oldest first.
         idle_workers: Workers that have evaluated in this session, but now run no evaluation.
-        rungs: Rungs, as in summary.json.
         improvements: For each new best: the working time (see `working_seconds`) when it was found, and its loss.
         working_seconds: Time until now in which at least one worker evaluated, in seconds.
         losses: Losses of all complete evaluations.
         to_confirm: Whether the best will be confirmed with other seeds after the search.
-        confirmed: Comparison of the confirmed individuals: the result of `hpo.results.confirmation.compare_confirmed`.
+        confirmed: Comparison of the confirmed individuals, best first.
     """
 
     at: float
@@ -81,12 +79,12 @@ class RunStatus:
     islands: list[IslandStatus]
     running: list[Evaluation]
     idle_workers: list[int]
-    rungs: list[dict[str, Any]]
+    rungs: list[RungSummary]
     improvements: list[tuple[float, float]]
     working_seconds: float
     losses: list[float]
     to_confirm: bool
-    confirmed: list[dict[str, Any]]
+    confirmed: list[ConfirmedIndividual]
 
     @property
     def has_ended(self) -> bool:

@@ -19,7 +19,7 @@ from hpo.text_format import cut_text, format_clock, format_number, format_tenths
 from hpo.views.front_text import put_objectives_first
 from hpo.views.live.run_header import TEXT_STYLES
 from hpo.views.live.run_status import RunStatus
-from hpo.views.rung_columns import make_rung_columns
+from hpo.views.summary_text import make_rung_columns
 
 _LONGEST_VALUE = 24  # characters
 _LONGEST_NAME = 60
@@ -188,15 +188,15 @@ def _format_param(name: str, evaluation: Evaluation | None) -> str:
 def make_failure_rows(evaluations: Sequence[Evaluation]) -> TableRows:
     """Return a row for each reason of failures, with the count and the latest of the failed evaluations."""
     groups = summarize_failures(evaluations)
-    labels = [format_label(group["trial"], group["confirms"] is not None) for group in groups]
-    counts = [str(group["count"]) for group in groups]
-    texts = [_format_reason(group["reason"]) for group in groups]
+    labels = [format_label(group.trial, group.confirms is not None) for group in groups]
+    counts = [str(group.count) for group in groups]
+    texts = [_format_reason(group.reason) for group in groups]
     return _make_table_rows({"count": counts, "latest": labels, "reason": texts}, labels)
 
 
 def make_rung_rows(run: RunStatus) -> TableRows:
     """Return a row for each rung, with the trial that is promoted next."""
-    labels = [str(rung["next"]["trial"]) if rung["next"] else "" for rung in run.rungs]
+    labels = [str(rung.next.trial) if rung.next else "" for rung in run.rungs]
     return _make_table_rows(dict(make_rung_columns(run.rungs)), labels)
 
 

@@ -17,16 +17,17 @@ import jinja2
 
 from hpo.errors import UsageError
 from hpo.objectives import Objectives
+from hpo.results.confirmation import ConfirmedIndividual
 from hpo.results.display_names import collect_names, name_metrics, name_params
 from hpo.results.failure_region import find_failure_kinds
 from hpo.results.reader import RunReader
 from hpo.results.recommendation import find_winner, read_winner_test
-from hpo.results.summary import summarize
+from hpo.results.summary import Summary
 from hpo.results.trained_network import find_network
 from hpo.space.parameters import is_conditional
 from hpo.store.evaluations import Evaluation, find_best
 from hpo.store.manifest import Manifest
-from hpo.store.pareto_front import select_far_apart
+from hpo.store.pareto_front import compute_costs, select_far_apart
 from hpo.store.run_dir import write_atomically
 from hpo.store.weights import find_weights, read_weights_trial
 from hpo.text_format import (
@@ -39,9 +40,7 @@ from hpo.text_format import (
     format_value,
 )
 from hpo.views.confirmation_text import describe_confirmed
-from hpo.views.expected_loss_text import format_expected_loss
 from hpo.views.front_text import (
-    compute_entry_costs,
     describe_front,
     describe_hypervolume,
     format_trial,
@@ -52,8 +51,7 @@ from hpo.views.front_text import (
 from hpo.views.individual_table import choose_names, find_important_names
 from hpo.views.page import front_figures, hyperparameter_figures, lineage_figures, loss_figures, rung_figure, timeline
 from hpo.views.page.figure import Figure
-from hpo.views.prior_columns import make_prior_columns
-from hpo.views.rung_columns import make_rung_columns
+from hpo.views.summary_text import format_expected_loss, make_prior_columns, make_rung_columns
 
 _MAX_FAILURES, _MAX_FRONT_ROWS = 50, 100
 _RESERVED_COLUMNS = ("place", "loss", "trial", "island", "worker", "generation", "seconds")
@@ -90,13 +88,13 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
     may_be_running = run.run_dir.is_in_use is not False
     evaluations, confirmations = run.read_evaluations(), run.read_confirmations()
     distributions = run.read_distributions()
-    summary = summarize(evaluations, run.manifest, top_n, confirmations, ask_models)
+    summary = Summary(evaluations, run.manifest, top_n, confirmations, ask_models)
     important = find_important_names(summary)
     # A conditional hyperparameter without any evaluation is in the space, but has no distribution.
-    ranked = [entry["name"] for entry in summary["importances"] if entry["name"] in distributions]
+    ranked = [each.name for each in summary.importances if each.name in distributions]
     order = list(dict.fromkeys([*ranked, *distributions]))
     objectives = run.manifest.objectives
-    top_metrics, top_params = _make_headings(summary["top"], important, distributions, objectives)
+    top_metrics, top_params = _make_headings(summary.top, important, distributions, objectives)
     layout, best = run.manifest.layout, find_winner(evaluations, confirmations, objectives)
     fronts = front_figures.draw_fronts(evaluations, objectives)
     drawn = {
@@ -134,13 +132,14 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
             best_metrics=name_metrics(best.metrics, best.params, _RESERVED_COLUMNS) if best else {},
             top_metrics=top_metrics,
             top_params=top_params,
-            params_of_top=collect_names(entry["params"] for entry in summary["top"]),
+            params_of_top=collect_names(evaluation.params for evaluation in summary.top),
             confirmed=_find_confirmation(summary, best),
-            comparison=describe_confirmed(summary, [f"trial {entry['trial']}" for entry in summary["confirmed"]]),
+            confirmed_losses=[summary.get_evaluation(each.trial).loss for each in summary.confirmed],
+            comparison=describe_confirmed(summary, [f"trial {each.trial}" for each in summary.confirmed]),
             advice=run.find_advice(),
-            lineage=summary["lineage"],
+            lineage=summary.lineage,
             pruner=run.manifest.pruner,
-            rungs=make_rung_columns(summary["rungs"]),
+            rungs=make_rung_columns(summary.rungs),
             runner_up=loss_figures.find_runner_up(evaluations, best),
             first=min(
                 (
@@ -150,9 +149,9 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
                 ),
                 default=now,
             ),
-            importances=summary["importances"],
+            importances=summary.importances,
             important=important,
-            priors=make_prior_columns(summary["priors"]),
+            priors=make_prior_columns(summary.priors),
             conditional=any(map(is_conditional, run.manifest.space.values())),
             islands=_summarize_islands(evaluations),
             failures=find_failure_kinds([*evaluations, *confirmations], distributions)[:_MAX_FAILURES],
@@ -161,10 +160,10 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
             count=len(evaluations),
             several=objectives.is_multi_objective,
             improved=make_improved_heading(objectives),
-            front=_make_front_table(run, summary["front"], important, distributions),
+            front=_make_front_table(run, summary.front, important, distributions),
             expected=format_expected_loss(summary),
-            front_about=describe_front(len(summary["front"]), objectives),
-            front_worth=describe_hypervolume(summary["hypervolume"], objectives),
+            front_about=describe_front(len(summary.front), objectives),
+            front_worth=describe_hypervolume(summary.hypervolume, objectives),
             fronts=fronts,
             figures_json=_compress(json.dumps(_index_by_name([*drawn.values(), *fronts, *slices]), allow_nan=False)),
             plotly=_compress_plotly(),
@@ -190,13 +189,13 @@ def _describe_run(run: Manifest) -> list[tuple[str, str]]:
     ]
 
 
-def _find_confirmation(summary: Mapping[str, Any], best: Evaluation | None) -> dict[str, Any] | None:
+def _find_confirmation(summary: Summary, best: Evaluation | None) -> ConfirmedIndividual | None:
     """Return the individual that `compare_confirmed` ranks first. With one objective, it is the winner.
 
     Return None until all confirmations have finished, or if all have failed.
     """
-    first: dict[str, Any] | None = next(iter(summary["confirmed"]), None)
-    if first is None or best is None or summary["unconfirmed"] or first["mean"] is None:
+    first = next(iter(summary.confirmed), None)
+    if first is None or best is None or summary.unconfirmed or first.mean is None:
         return None
     return first
 
@@ -206,30 +205,34 @@ def _index_by_name(drawn: Sequence[Figure | None]) -> dict[str, Any]:
 
 
 def _make_headings(
-    entries: Sequence[Mapping[str, Any]],
+    entries: Sequence[Evaluation],
     important: Sequence[str],
     distributions: Mapping[str, Any],
     objectives: Objectives,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the headings of metrics and of hyperparameters in a table of individuals, as two dictionaries by name."""
-    shown = choose_names([entry["params"] for entry in entries], important)
-    metrics = put_objectives_first(sorted({name for entry in entries for name in entry["metrics"]}), objectives)
+    shown = choose_names([entry.params for entry in entries], important)
+    metrics = put_objectives_first(sorted({name for entry in entries for name in entry.metrics}), objectives)
     params = {name: text for name, text in name_params(distributions, _RESERVED_COLUMNS).items() if name in shown}
     return name_metrics(metrics, distributions, _RESERVED_COLUMNS), params
 
 
 def _make_front_table(
-    run: RunReader, entries: Sequence[Mapping[str, Any]], important: Sequence[str], distributions: Mapping[str, Any]
+    run: RunReader, entries: Sequence[Evaluation], important: Sequence[str], distributions: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the content of the table of the Pareto front. Of a long front, only individuals far apart are included."""
     objectives = run.manifest.objectives
-    entries = entries if len(entries) <= _MAX_FRONT_ROWS else group_ties(entries, objectives)
-    rows = [entries[index] for index in select_far_apart(compute_entry_costs(entries, objectives), _MAX_FRONT_ROWS)]
+    ties: dict[int, int] = {}
+    if len(entries) > _MAX_FRONT_ROWS:
+        entries, ties = group_ties(entries, objectives)
+    positions = select_far_apart(compute_costs(entries, objectives), _MAX_FRONT_ROWS)
+    rows = [entries[position] for position in positions]
     metrics, params = _make_headings(rows, important, distributions, objectives)
-    files = {entry["trial"]: find_weights(run.run_dir, entry["trial"]) for entry in rows}
+    files = {entry.trial: find_weights(run.run_dir, entry.trial) for entry in rows}
     weights = {trial: path.relative_to(run.run_dir.path) for trial, path in files.items() if path}
     ways = [f"--by {shlex.quote(name)}" for name in objectives.names]
-    return {"rows": rows, "metrics": metrics, "params": params, "weights": weights, "ways": ways}
+    trials = {entry.trial: format_trial(entry.trial, ties) for entry in rows}
+    return {"rows": rows, "trials": trials, "metrics": metrics, "params": params, "weights": weights, "ways": ways}
 
 
 def _summarize_islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
@@ -258,7 +261,7 @@ def _make_environment() -> jinja2.Environment:
         "duration": format_duration,
         "tenths": format_tenths,
     }
-    environment.filters |= {"day": format_date, "trial": format_trial}
+    environment.filters |= {"day": format_date}
     environment.filters["lines"] = lambda text: escape_invisible(text, keep="\n\t")
     return environment
 
