@@ -46,7 +46,7 @@ TOLD = {
         rf"rank 1 allreduce of float \[\] at {LINE} {WAIT}"
     ),
     "dataset in file": f"{EVERYWHERE}.* exited unexpectedly .* Leave multiprocessing_context out, or put the Dataset",
-    "unused": rf"{EVERYWHERE}.*Expected to have finished .* \(aside\.bias, aside\.weight\)\. Freeze them",
+    "unused": rf"{EVERYWHERE}.*Expected to have finished .* \(aside\.bias and aside\.weight\)\. Freeze them",
     "returned": f"{EVERYWHERE}.* yielded no loss, but returned 0.5: .* Yield the validation loss after each epoch",
     "none elsewhere": f"{TOGETHER}.* got None Every rank must yield the loss. .* dist.broadcast",
     "path": f"{EVERYWHERE}.*'data/train.csv' .* Make the path a setting",
@@ -66,7 +66,7 @@ UNTOLD = {
     "no offer": "wrong  No weights are offered, .* and `test` will not be called Call worker.offer_weights",
     "test": r"wrong  `test` fails with the offered weights: mistaken\.py:\d+: KeyError: 'missing'",
     "no optimizer": r"wrong  After a resume .*, the losses differ by \d.* Save all that training changes",
-    "saved late": r"wrong  After a resume .*, the losses differ by \d.* before the loss",
+    "saved late": r"wrong  After a resume .*, there are \d losses instead of \d Save all .* before the loss",
     "not restored": "wrong  The evaluation saves checkpoints, but restarts .* At the start, load",
     "saved model": r"wrong  The evaluation cannot resume from its checkpoint: rank \d, mistaken.*Missing",
     "global network": "wrong  The same seed .* the initial weights differ Create the network and its weights",
