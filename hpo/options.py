@@ -1,4 +1,4 @@
-"""The options of a run: a field for each, with its default, help, group and valid values.
+"""The options of a run: one field for each, with its default, help, group and valid values.
 
 The command line, its help, the checks of values, run.json and `--resume` follow from these fields.
 """
@@ -128,7 +128,7 @@ LIMIT = replace(DURATION, metavar="TIME|off", noun="a duration, or off", off=mat
 
 @dataclass(frozen=True)
 class Option:
-    """What is to know about an option besides its name and its default."""
+    """An option of the command line, besides its name and its default."""
 
     help: str
     group: str

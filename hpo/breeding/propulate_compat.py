@@ -228,7 +228,7 @@ class _Converter:
 
     Args:
         limits: The lowest and the highest gene of each parameter, after the conversion.
-        low: What is subtracted from the genes, shape `(genes,)`.
+        low: The numbers to subtract from the genes, shape `(genes,)`.
         width: By what they are then divided, shape `(genes,)`.
     """
 
