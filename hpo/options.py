@@ -81,8 +81,8 @@ NAMES = Kind(
     "NAME,...",
     (tuple,),
     _split_names,
-    limits="a list of names",
-    is_valid=lambda names: bool(names) and all(type(name) is str for name in names),
+    limits=f"among {', '.join(PROPAGATORS)}",
+    is_valid=lambda names: bool(names) and all(name in PROPAGATORS for name in names),
 )
 WHOLE = Kind(
     "N",
@@ -186,7 +186,10 @@ def _option(default: Any, help: str, group: str, kind: Kind, **others: Any) -> A
 
 
 def _of_this_job(default: Any, help: str, group: str, kind: Kind, **others: Any) -> Any:  # noqa: A002
-    """Return the field of an option that is neither recorded nor kept on --resume."""
+    """Return the field of an option that run.json does not hold among the options of a session.
+
+    The manifest has the settings and the storage besides, and --resume keeps them.
+    """
     return _option(default, help, group, kind, is_recorded=False, is_kept=False, **others)
 
 
@@ -353,8 +356,11 @@ class Options:
     """The content of the search file, if the command line defines it; None if the file has it."""
 
     def __post_init__(self) -> None:
-        for name, option in OPTIONS.items():
-            option.check(getattr(self, name))
+        for name in self.propagators:
+            if name not in PROPAGATORS:
+                raise UsageError(f"--propagators must be among {', '.join(PROPAGATORS)}, got {name!r}")
+        for field, option in OPTIONS.items():
+            option.check(getattr(self, field))
         if self.storage is not None and "://" not in self.storage:
             raise UsageError(  # The message does not have the value, which may have a password.
                 "--storage must be the URL of an Optuna storage, such as sqlite:///study.db or "
@@ -364,18 +370,7 @@ class Options:
             raise UsageError("--warm-start must be the directory of a run, or the URL of an Optuna storage, got ''")
         if self.resume and self.run_dir is None:
             raise UsageError("--resume must be used with --run-dir. Give the directory of the run to resume")
-        self._check_propagators()
         check_trackers(self.trackers)
-
-    def _check_propagators(self) -> None:
-        for name in self.propagators:
-            if name not in PROPAGATORS:
-                raise UsageError(f"--propagators must be among {', '.join(PROPAGATORS)}, got {name!r}")
-        if self.islands is not None and len(self.propagators) > self.islands:
-            raise UsageError(
-                f"--propagators {','.join(self.propagators)}: each propagator needs its own "
-                f"island, and --islands is {self.islands}"
-            )
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ RANKS, TRAINERS = "ranks import no torch", "trainers import no MPI"
 OTHERS = "ranks that lead no worker import neither numpy nor Optuna nor Propulate"
 READERS, BASE = "readers of runs import neither MPI nor torch", "base modules import no framework"
 WORKER = "training imports only Worker"
+PROPAGATORS = "propagators import no MPI"
 WRONG = [
     ("store/run_dir.py", "from hpo.run import session", LAYERS),
     ("evaluation/rank_group.py", "from hpo.trainer import trainer_group", LAYERS),
@@ -42,6 +43,7 @@ WRONG = [
     ("space/search_space.py", "import mpi4py", BASE),
     ("problem.py", "import torch", BASE),
     ("run/run_search.py", "import propulate", ONE),
+    ("breeding/genetic.py", "import mpi4py", PROPAGATORS),
     ("training/validation.py", "from hpo.evaluation import rank_group", WORKER),
     ("training/validation.py", "from hpo.trainer import object_comm", WORKER),
 ]

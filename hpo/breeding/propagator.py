@@ -15,7 +15,10 @@ _MOST_TRIES = 10  # A converged propagator may breed only known individuals.
 
 
 class Propagator(ABC):
-    """Breeds the individuals of one worker. It needs no MPI.
+    """Breeds the individuals of one worker.
+
+    It sends no messages between ranks. Propagators of Propulate (cmaes, pso, nelder-mead, propulate)
+    import mpi4py, which initialises MPI.
 
     Args:
         history: The evaluations of all workers.

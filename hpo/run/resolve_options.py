@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -39,7 +39,10 @@ def resolve_options(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layo
     kept = read_kept_options(last)
     kept_islands = kept.pop("islands", None)
     options = Options(**{**kept, **given})
-    named = given.get("propagators", ())
+    if not last:
+        _check_islands(options.islands, given.get("propagators", ()))
+    # A resumed run may have fewer workers than propagators: the first propagators then go on.
+    named = () if last else given.get("propagators", ())
     layout = Layout.choose(ranks, options.ranks_per_worker, options.islands, named)
     if last and options.islands is None:
         islands = max(kept_islands or 2, len(options.propagators))
@@ -50,12 +53,26 @@ def resolve_options(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layo
     return options, layout
 
 
+def _check_islands(islands: int | None, propagators: Sequence[str]) -> None:
+    if islands is not None and len(propagators) > islands:
+        raise UsageError(
+            f"--propagators {','.join(propagators)}: each propagator needs its own island, and --islands is {islands}"
+        )
+
+
 def _read_last_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the options of the previous session as JSON values; {} if no run is resumed."""
     run_dir = given.get("run_dir")
+    if not given.get("resume") or run_dir is None:
+        return {}
+    path = RunDir(run_dir).run_json
     with suppress(OSError):  # `RunDir.check_usable` reports a directory that cannot be used.
-        if given.get("resume") and run_dir is not None and RunDir(run_dir).run_json.exists():
-            return RunDir(run_dir).read_manifest().sessions[-1].options
+        if not path.exists():
+            return {}
+        options = RunDir(run_dir).read_manifest().sessions[-1].options
+        if missing := sorted(RECORDED_OPTIONS.keys() - options.keys()):
+            raise UsageError(f"{path}: 'options' of the last session must have {', '.join(missing)}. Restore the file")
+        return options
     return {}
 
 

@@ -30,8 +30,8 @@ from hpo.text_format import format_duration
 if TYPE_CHECKING:
     from hpo.evaluation.host import RankPlace
     from hpo.evaluation.leader import Leader
+    from hpo.run.first_rank import FirstRank
     from hpo.run.leader_stages import LeaderStages
-    from hpo.run.root_rank import RootRank
     from hpo.store.study_writer import StudyWriter
 
 _SECONDS_BEFORE_JOB_ENDS = 60.0
@@ -65,7 +65,7 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
     if leads:
         from hpo.run import leader_stages  # noqa: F401 - imports Propulate while the template imports torch
     if job.is_first:
-        from hpo.run import root_rank  # noqa: F401 - imports Optuna as well
+        from hpo.run import first_rank  # noqa: F401 - imports Optuna as well
 
         _limit_time(options, job.watch)
         # On a slow machine, the next line may follow a minute later.
@@ -88,16 +88,16 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
 
 def _begin_session(
     options: Options, job: Job, ready: RankState, places: Sequence[RankPlace], resources: ExitStack
-) -> RootRank:
+) -> FirstRank:
     """Begin this session of the run, on the first rank. The run directory is locked until `resources` is closed."""
-    from hpo.run.root_rank import RootRank
+    from hpo.run.first_rank import FirstRank
     from hpo.run.session import begin_session, enter_run_dir
     from hpo.store.storage import cache_journals
 
     assert ready.request is not None
     resources.enter_context(cache_journals())
     run_dir = enter_run_dir(options.run_dir, ready.problem.file.path.stem, options.resume, resources)
-    return RootRank(options, job, begin_session(run_dir, ready.request, places), ready, places)
+    return FirstRank(options, job, begin_session(run_dir, ready.request, places), ready, places)
 
 
 class RunStages:
@@ -118,7 +118,7 @@ class RunStages:
         ready: RankState,
         group: RankGroup,
         leaders: SleepingComm | None,
-        root: RootRank | None,
+        root: FirstRank | None,
     ) -> None:
         self._job = job
         self._options = run.options

@@ -33,7 +33,7 @@ class Evaluation:
         params: Values of the active hyperparameters.
         island: Island that the individual belongs to.
         worker: Worker that started the evaluation.
-        generation: Generation of the individual on its island.
+        generation: Generation of the individual, counted by its worker.
         seconds: Duration of the evaluation; 0 before it ends, NaN if it is unknown.
         metrics: Metrics reported with the lowest loss.
         failure: Reason of a failure in one line.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
@@ -17,12 +17,14 @@ from hpo.store.pareto_front import FrontArchive, drop_equal_values, select_sprea
 from hpo.text_format import format_error
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
     from hpo.objectives import Objectives
     from hpo.store.run_dir import RunDir
+
+T = TypeVar("T")
 
 
 class BestWeights:
@@ -206,24 +208,20 @@ def read_weights_info(path: Path) -> WeightsInfo | None:
     """
     if not path.exists():
         return None
-    with _open_weights(path, "np") as file:
-        return _parse_info(file)
+    return _read_file(path, "np", _parse_info)
 
 
 def read_weights(path: Path) -> Weights | None:
     """Load weights as torch tensors; None if the file is missing. Raises UsageError if the file is damaged."""
     if not path.exists():
         return None
-    with _open_weights(path, "pt") as file:
-        info = _parse_info(file)
-        return Weights(**vars(info), state={name: file.get_tensor(name) for name in info.names})
+    return _read_file(path, "pt", _parse_weights)
 
 
-@contextmanager
-def _open_weights(path: Path, framework: str) -> Iterator[Any]:
+def _read_file(path: Path, framework: str, read: Callable[[Any], T]) -> T:
     try:
         with safe_open(path, framework) as file:
-            yield file
+            return read(file)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {format_error(error)}") from error
 
@@ -233,6 +231,11 @@ def _parse_info(file: Any) -> WeightsInfo:
     known = {name: json.loads(metadata[name]) for name in ("trial", "params", "settings")}
     confirmation = json.loads(metadata.get("confirmation", "null"))
     return WeightsInfo(**known, names=list(file.keys()), confirmation=confirmation)
+
+
+def _parse_weights(file: Any) -> Weights:
+    info = _parse_info(file)
+    return Weights(**vars(info), state={name: file.get_tensor(name) for name in info.names})
 
 
 def read_weights_trial(path: Path) -> int | None:

@@ -29,7 +29,7 @@ class InterruptHandler:
 
     @contextmanager
     def allow_cancellation(self) -> Iterator[None]:
-        """Return a context in which Cancelled may be raised. Only code of the objective may run in it."""
+        """Return a context in which Cancelled may be raised: in the objective, and in waits for other trainers."""
         try:
             self.allows_cancellation = True
             if self.is_cancel_requested:

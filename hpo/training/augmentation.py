@@ -5,10 +5,6 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-AUGMENTATIONS = ("none", "crop", "crop-and-flip")
-
-DRAWS_PER_SAMPLE = 3  # Random numbers per sample.
-
 
 def augment_images(images: torch.Tensor, drawn: torch.Tensor, augmentation: str) -> torch.Tensor:
     """Shift each image by up to an eighth of its size ("crop"). "crop-and-flip" also mirrors half of the images.

@@ -115,15 +115,15 @@ exit {status}
 
 
 def write_changed_conclusion(folder: Path, body: str) -> Path:
-    """Write a variant of run_islands.py in which `RunOutcome.conclude` has another body.
+    """Write a variant of run_islands.py in which `FirstRank.report_outcome` has another body.
 
     Only the first rank calls it.
     """
     return write_changed_program(
         folder,
-        "import hpo.run.outcome\nfrom pathlib import Path\nfrom hpo.errors import UsageError\n\n"
-        f"report = hpo.run.outcome.RunOutcome.conclude\n\n\ndef changed(stages):\n{body}\n\n"
-        "hpo.run.outcome.RunOutcome.conclude = changed\n",
+        "import hpo.run.first_rank\nfrom pathlib import Path\nfrom hpo.errors import UsageError\n\n"
+        f"report = hpo.run.first_rank.FirstRank.report_outcome\n\n\ndef changed(stages):\n{body}\n\n"
+        "hpo.run.first_rank.FirstRank.report_outcome = changed\n",
     )
 
 

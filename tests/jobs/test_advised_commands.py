@@ -154,8 +154,8 @@ def test_new_run_command_omits_a_reached_target() -> None:
     command = known.format_new_command()
     assert "--target-loss" not in command
     assert shlex.split(command)[2:] == [
-        *("--set", "epochs=3", "--evaluations", "8", "--propagators", "random", "--seed", "3", "--top-n", "4"),
-        *("--evaluation-timeout", "50"),
+        *("--set", "epochs=3", "--evaluations", "8", "--evaluation-timeout", "50"),
+        *("--propagators", "random", "--seed", "3", "--top-n", "4"),
     ]
 
 

@@ -57,7 +57,7 @@ def record_file_access(folder: Path, mpi: Mpi, *arguments: object) -> list[tuple
     return [(rank, event, path) for rank, event, path, when in notes if first < when < last]
 
 
-def test_run_dir_is_changed_by_root_rank_only(each_mpi: Mpi, tmp_path: Path) -> None:
+def test_run_dir_is_changed_by_first_rank_only(each_mpi: Mpi, tmp_path: Path) -> None:
     accesses = record_file_access(tmp_path, each_mpi, BUSY, *ALONE, "--evaluations", 12, "--set", "seconds=0.2")
     assert accesses, "no file access was recorded"
     assert {rank for rank, _, _ in accesses} == {0}
@@ -92,7 +92,7 @@ def test_leaders_alone_write_checkpoints_and_weights(mpi: Mpi, tmp_path: Path) -
     assert {path for path in renamed if path.startswith(".best")} <= {path for _, path in by_rank[0]}
 
 
-def test_worker_continues_while_root_ranks_trainer_is_busy(mpi: Mpi, tmp_path: Path) -> None:
+def test_worker_continues_while_first_ranks_trainer_is_busy(mpi: Mpi, tmp_path: Path) -> None:
     arguments = [BUSY, *ALONE, "--evaluations", 12, "--set", "way=native", "--propagators", "random"]
     job = mpi.run(2, PROGRAM, *arguments, "--run-dir", "run", cwd=tmp_path)
     assert job.returncode == 0, job.stderr

@@ -17,8 +17,8 @@ import warnings
 
 import hpo.cli.entry
 import hpo.ranks.communicator
+import hpo.run.first_rank
 import hpo.run.leader_stages
-import hpo.run.root_rank
 from hpo.process import clock
 from hpo.process.launcher import make_plain_environment
 from tests.support.forked_template import fork_templates, run_python

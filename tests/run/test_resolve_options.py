@@ -57,7 +57,15 @@ def test_resume_prints_the_options_that_differ(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [[], {"seed": "3"}, {"top_n": 0}, {"checkpoint_every": "on"}, {"propagators": [3]}, {"confirm_seeds": None}],
+    [
+        [],
+        {"seed": "3"},
+        {"top_n": 0},
+        {"checkpoint_every": "on"},
+        {"propagators": [3]},
+        {"propagators": ["gaa"]},
+        {"confirm_seeds": None},
+    ],
 )
 def test_resume_with_edited_options_raises(tmp_path: Path, options: object) -> None:
     start_session(tmp_path / "run")
@@ -119,6 +127,27 @@ def test_resume_keeps_an_option_unless_it_is_given(tmp_path: Path, name: str) ->
     asked = {name: other}
     start_session(path, resume=True, **asked)
     assert getattr(parse_options(*resume), name) == other
+
+
+def test_resume_with_fewer_islands_than_propagators(tmp_path: Path) -> None:
+    start_session(tmp_path / "run", propagators=("ga", "tpe"))
+    resumed = ("--run-dir", tmp_path / "run", "--resume", "--ranks-per-worker", 1)
+    for words in (["--islands", 1], ["--islands", 1, "--propagators", "ga,tpe"], ["--propagators", "ga,tpe"]):
+        options, layout = parse(*resumed, *words, ranks=1)
+        assert (options.propagators, layout.islands) == (("ga", "tpe"), 1)
+    with pytest.raises(UsageError, match="each propagator needs its own island, and --islands is 1"):
+        parse("--islands", 1, "--propagators", "ga,tpe")
+
+
+@pytest.mark.parametrize("lost", ["seed", "evaluations", "pbt"])
+def test_resume_without_a_recorded_option_raises(tmp_path: Path, lost: str) -> None:
+    start_session(tmp_path / "run")
+    path = tmp_path / "run" / "run.json"
+    content = json.loads(path.read_text())
+    del content["sessions"][-1]["options"][lost]
+    path.write_text(json.dumps(content))
+    with pytest.raises(UsageError, match=f"run.json: 'options' of the last session must have {lost}"):
+        start_session(tmp_path / "run", resume=True)
 
 
 def test_resume_without_options_drops_job_specific_options(tmp_path: Path) -> None:

@@ -1,26 +1,33 @@
-"""The tasks of the first rank in a run: write the study, show progress, and write the summary."""
+"""What the first rank does in a run: it writes the study, shows progress, and reports the outcome."""
 
 from __future__ import annotations
 
+import math
+import sys
+import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from hpo.errors import ExitStatus, StopRequest
 from hpo.evaluation.host import RankPlace
+from hpo.evaluation.leader import find_target_stop
 from hpo.evaluation.trainer_tasks import run_test_in_trainer
 from hpo.options import Options
 from hpo.process.standard_streams import warn
 from hpo.ranks.job import Job
+from hpo.results.summary import SessionOutcome, Summary, compute_busy_fraction, write_summary
 from hpo.run.finalize import finalize_run
-from hpo.run.outcome import RunOutcome
 from hpo.run.prepare_rank import RankState
 from hpo.run.session import Session
+from hpo.space.search_space import list_individuals
 from hpo.store.checkpoints import CheckpointStore
 from hpo.store.evaluations import CONFIRMATION_PREFIX, Evaluation
 from hpo.store.inheritance import InheritancePolicy
 from hpo.store.output_log import OutputLog
-from hpo.store.pruning import HALVING_SCHEDULES, make_pruner
+from hpo.store.pruning import HALVING_SCHEDULES, is_search_over, make_pruner
 from hpo.store.record import Record
 from hpo.store.storage import StorageRetry
 from hpo.store.storage_url import mask_password
@@ -31,12 +38,13 @@ from hpo.text_format import cut_text, format_count
 from hpo.trackers.tracker_processes import TrackerProcesses
 from hpo.views.progress import ProgressPrinter
 
+_SECONDS_TO_COUNT = 60.0  # to count the individuals of a space in which the search found nothing new
 _NICENESS_OF_TRACKERS = 5  # A tracker may share a core with a rank, which has priority.
 _SECONDS_FOR_TRACKERS = 10.0
 _SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # The watch ends a run that has not stopped after 7 s.
 
 
-class RootRank:
+class FirstRank:
     """The tasks of the first rank in a session.
 
     Args:
@@ -59,15 +67,9 @@ class RootRank:
         self._space = ready.problem.space
         patience = StorageRetry(mask_password(session.storage), warn, self._cannot_wait)
         self._session = replace(session, patience=patience)
-        self._outcome = RunOutcome(
-            self._session,
-            lambda: job.watch.active_stop,
-            job.started_at,
-            options.top_n,
-            options.target_loss,
-            self._space,
-        )
-        job.watch.set_stop_callbacks(self.files.mark_ended, self._outcome.conclude_once)
+        self._status: int | None = None  # known after the outcome is reported
+        self._is_search_done = False
+        job.watch.set_stop_callbacks(self.files.mark_ended, self._report_once)
         self._places = places
         layout = self.manifest.layout
         self._hosts_of_workers = [places[layout.list_ranks(worker)[0]].host for worker in range(layout.workers)]
@@ -78,7 +80,10 @@ class RootRank:
 
     def is_search_over(self) -> bool:
         """Return whether the search is over: the budget is spent, or the target is reached."""
-        return self._outcome.is_search_over()
+        evaluations = self._session.open_record().read_evaluations()
+        return (
+            self._is_budget_spent(evaluations) or find_target_stop(evaluations, self._options.target_loss) is not None
+        )
 
     def make_search_writer(self) -> StudyWriter:
         """Return the writer of the study of the search. Only the writer changes the study."""
@@ -140,17 +145,126 @@ class RootRank:
     def conclude(self) -> int:
         """Print the summary, test the winner, write the report, wait for trackers, and return the exit status."""
         self._tracking.finish()
-        status, stopping = self._outcome.conclude(), self._job.watch.active_stop
+        status, stopping = self.report_outcome(), self._job.watch.active_stop
         self._remove_checkpoints()
         run_test = partial(run_test_in_trainer, self._ready.slot.fork_other) if stopping is None else None
         finalize_run(self.files.path, self._session.storage, self._ready.problem, run_test)
         self._tracking.wait(_SECONDS_FOR_TRACKERS if stopping is None else _SECONDS_FOR_TRACKERS_AT_A_STOP)
         return status
 
+    def report_outcome(self) -> int:
+        """Print the summary of the run, write summary.json, and return the exit status."""
+        evaluations = self._session.open_record().read_evaluations()
+        confirmations = self._read_confirmations()
+        stopped = self._find_stop_request(evaluations, confirmations)
+        individuals = None if stopped else self._count_individuals(evaluations)
+        finished = sum(evaluation.is_finished for evaluation in evaluations)
+        is_exhausted = individuals is not None and finished >= individuals
+        run = self.manifest
+        budget = 0 if is_exhausted else run.budget
+        self._is_search_done = is_search_over(evaluations, budget, run.pruner, run.objectives)
+        summary = self._report_summary(evaluations, confirmations, stopped, is_exhausted)
+        if is_exhausted:
+            size = format_count(individuals or 0, "individual")
+            print(f"The search space is exhausted: it has {size}, and all were evaluated")
+        elif not stopped and not self._is_search_done:
+            rest = "few individuals are left, or none"
+            if individuals is not None:
+                rest = f"{individuals - finished} of {individuals} are left"
+            print(f"The search has ended since it found nothing new: {rest}")
+        storage = mask_password(self._session.storage)
+        print(f"The study is {storage}, the summary {self.files.summary_json}")
+        if stopped:
+            options = f"--run-dir {self.files.path} --resume"
+            options += f" and {stopped.remedy}" if stopped.remedy else ""
+            print(f"Stopped: {stopped.reason}. To resume: the same command with {options}")
+        sys.stdout.flush()
+        self._status = stopped.status if stopped else _choose_exit_status(summary)
+        return self._status
+
+    def _report_summary(
+        self,
+        evaluations: Sequence[Evaluation],
+        confirmations: Sequence[Evaluation],
+        stopped: StopRequest | None,
+        is_exhausted: bool,
+    ) -> Summary:
+        """Print the tables and times, and write summary.json."""
+        # The import takes 0.1 s, which is spent on the first rank only.
+        from hpo.views.summary_tables import print_tables, print_times
+
+        started, workers = self._job.started_at, self.manifest.layout.workers
+        busy = compute_busy_fraction([*evaluations, *confirmations], workers, since=started)
+        seconds = round(time.time() - started, 3)
+        times = (seconds, busy) if busy is not None else self._read_previous_times(seconds)
+        remedy = stopped.remedy if stopped else ""
+        session = SessionOutcome(stopped.reason if stopped else None, remedy or None, is_exhausted, *times)
+        summary = Summary(
+            evaluations,
+            self.manifest,
+            self._options.top_n,
+            confirmations,
+            ask_models=not self._is_stopping(),
+            session=session,
+        )
+        print_tables(summary, self.files.path, shows_expected_loss=True)
+        if busy is not None:
+            print_times(seconds, busy)
+        write_summary(self.files.summary_json, summary)
+        return summary
+
+    def _count_individuals(self, evaluations: Sequence[Evaluation]) -> int | None:
+        # A space in which the search found nothing new before its budget was spent is worth a longer count.
+        if (individuals := self._space.all_individuals) is None and not self._is_budget_spent(evaluations):
+            individuals = list_individuals(self._space, math.inf, _SECONDS_TO_COUNT, self._is_stopping)
+        return None if individuals is None else len(individuals)
+
+    def _is_budget_spent(self, evaluations: Sequence[Evaluation]) -> bool:
+        run = self.manifest
+        return is_search_over(evaluations, run.budget, run.pruner, run.objectives)
+
+    def _find_stop_request(
+        self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation]
+    ) -> StopRequest | None:
+        """Return the request that stopped the run, or None.
+
+        No request counts if the budget is spent and all confirmations of the best individuals have ended.
+        """
+        session, stopping = self._session, self._job.watch.active_stop
+        reached = find_target_stop(evaluations, self._options.target_loss)
+        if reached and (stopping is None or not session.confirmation_plan.count):
+            stopping = reached
+        best = session.find_to_confirm(evaluations, confirmations, self._options.top_n)
+        unconfirmed = session.confirmation_plan.count_remaining(best, confirmations)
+        if stopping and unconfirmed and stopping.status == ExitStatus.BUDGET_SPENT:
+            return replace(stopping, status=ExitStatus.UNFINISHED, remedy="")
+        return None if self._is_budget_spent(evaluations) and not unconfirmed else stopping
+
+    def _read_confirmations(self) -> list[Evaluation]:
+        session = self._session
+        if not session.confirmation_plan.count or not session.has_confirmations():
+            return []
+        return session.confirmation_plan.select_planned(session.open_confirmations().read_evaluations())
+
+    def _read_previous_times(self, seconds: float) -> tuple[Any, Any]:
+        """Return the wall time and the busy fraction of the previous summary.json.
+
+        They replace the times of a session that has evaluated nothing. Without a previous
+        summary.json, return `seconds` and None.
+        """
+        before = self.files.read_summary()
+        with suppress(KeyError):
+            return before["wall_seconds"], before["worker_busy_fraction"]
+        return seconds, None
+
+    def _report_once(self) -> int:
+        """Call `report_outcome` if it was not called before, and return the exit status."""
+        return self.report_outcome() if self._status is None else self._status
+
     def _remove_checkpoints(self) -> None:
         # A search that is not over needs its checkpoints when it is resumed.
         checkpoints = CheckpointStore(self.files.checkpoints)
-        if self._outcome.is_search_done:
+        if self._is_search_done:
             checkpoints.remove_all_except(self._session.find_roots_to_inherit(self._session.open_record()))
         checkpoints.remove_empty_folder()
 
@@ -177,3 +291,9 @@ class RootRank:
 
     def _cannot_wait(self) -> bool:
         return self._is_stopping() or self._job.watch.is_own_thread
+
+
+def _choose_exit_status(summary: Summary) -> int:
+    counts = summary.counts
+    succeeded = summary.best and (counts["complete"] or not counts["failed"])
+    return ExitStatus.BUDGET_SPENT if succeeded else ExitStatus.NOTHING_SUCCEEDED
