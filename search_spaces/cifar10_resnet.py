@@ -128,7 +128,6 @@ def make_optimizer(model: nn.Module, params: Mapping[str, Any]) -> torch.optim.O
         },
         {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
     if is_sgd:
         return torch.optim.SGD(groups, lr=params["lr"], momentum=params["momentum"], nesterov=True)
     return torch.optim.AdamW(groups, lr=params["adamw_lr"], fused=True)

@@ -27,13 +27,13 @@ from hpo.evaluation.attempt import Attempt
 from hpo.evaluation.draft_store import Draft
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.rank_group import RankGroup
-from hpo.evaluation.trainer_client import COLLECTIVES_PATH, TrainerClient, TrainerEnd
+from hpo.evaluation.trainer_client import TrainerClient, TrainerEnd
 from hpo.evaluation.verdict import NOT_JOINED, TIMEOUT_PREFIX, RankEnd, State, Verdict, judge_ends
 from hpo.process import clock
 from hpo.process.channel import Message
 from hpo.process.failure import format_stack
 from hpo.process.messages import EvaluationRequest, GroupTicket, ObjectiveEnd, Report, ReportAnswer
-from hpo.process.user_frames import UserFrames
+from hpo.process.user_frames import UserFrames, are_in_collective
 from hpo.ranks.communicator import Gathering, sleep_until
 from hpo.ranks.rank_watch import RUN_STOPS, WatchedEvaluation
 
@@ -402,6 +402,7 @@ class Supervision:
             self._group.rank,
             failure=_describe_timeout(self._group.patience) if timeout else failure,
             own=is_own,
+            echo=not is_own and are_in_collective(frames),
             timeout=timeout,
             suspended=timeout and clock.measure_lost() > self._lost_seconds,
             stopped=cause == RUN_STOPS,
@@ -560,8 +561,7 @@ class HangDetector:
         if not is_asleep and used <= _MAX_IDLE_TICKS:
             return False  # It waits for a core. The next check decides.
         frames = self._trainer.find_stack() if used <= _MAX_IDLE_TICKS else ()
-        # The innermost frame counts, since torch.distributed may call code of the user.
-        if not frames or COLLECTIVES_PATH not in frames[-1].filename:
+        if not are_in_collective(frames):
             self.frames = ()
             return False
         if _find_positions(frames) != _find_positions(self.frames):

@@ -22,12 +22,11 @@ from hpo.process.failure import describe_status
 from hpo.process.launcher import make_plain_environment
 from hpo.process.linux import count_memory_kills
 from hpo.process.standard_streams import warn
-from hpo.process.user_frames import INTERRUPT, WRITE_STACKS, find_frames
+from hpo.process.user_frames import COLLECTIVES_PATH, INTERRUPT, WRITE_STACKS, find_frames
 
 _SECONDS_TO_WRITE_STACKS = 0.5
 _MAX_SECONDS_TO_EXIT = 15.0  # for a killed process, which the driver of a GPU may keep
 _POLL_SECONDS = 0.01
-COLLECTIVES_PATH = "/torch/distributed/"  # in the paths of frames
 
 
 class Waker(Protocol):

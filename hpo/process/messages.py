@@ -106,7 +106,7 @@ class ObjectiveEnd:
     is_cancelled: bool = False
     """Whether the failure is the effect of a cancellation."""
     echo: bool = False
-    """Whether the failure is a broken connection, as after the end of a peer."""
+    """Whether the failure only shows that a peer has ended or is late: a broken connection, or a cancelled wait."""
     gave_up: bool = False
     """Whether the failure ended a wait for other ranks, which had taken `seconds`."""
     seconds: float = 0.0

@@ -23,6 +23,7 @@ _CALLERS = {
     (str(_PACKAGE / "trainer" / "objective_runner.py"), "call_gather_function"),
     (str(_PACKAGE / "trainer" / "program_runner.py"), "run"),
 }
+COLLECTIVES_PATH = "/torch/distributed/"  # in the paths of frames
 _TRAINING_FOLDER = _PACKAGE / "training"
 _STANDARD_LIBRARY = Path(traceback.__file__).parent
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
@@ -113,6 +114,14 @@ def extract_generator_frames(generator: Generator[Any, Any, Any]) -> list[traceb
 def select_objective_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """Return the frames of a stack that belong to an objective; empty if the stack runs no objective."""
     return remove_program_frames(frames) if any(map(_is_caller, frames)) else []
+
+
+def are_in_collective(frames: Sequence[traceback.FrameSummary]) -> bool:
+    """Return whether a stack ends in torch.distributed, so that the rank waits for other ranks.
+
+    The innermost frame counts, since torch.distributed may call code of the user.
+    """
+    return bool(frames) and COLLECTIVES_PATH in frames[-1].filename
 
 
 def remove_program_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:

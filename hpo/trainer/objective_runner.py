@@ -29,6 +29,7 @@ from hpo.process.failure import format_stack, format_traceback, format_with_hint
 from hpo.process.messages import EvaluationRequest, ObjectiveEnd, Report, ReportAnswer
 from hpo.process.user_frames import (
     UserFrames,
+    are_in_collective,
     extract_current_frames,
     extract_error_frames,
     extract_generator_frames,
@@ -356,10 +357,11 @@ class ObjectiveRunner:
 def describe_failure(error: BaseException, frames: Frames, is_cancelled: bool) -> ObjectiveEnd:
     """Describe an exception of an objective or a program, which `frames` have raised."""
     reason = f"{type(error).__name__}: {format_with_hint(error)}"
+    was_waiting = isinstance(error, Cancelled) and are_in_collective(frames)
     return ObjectiveEnd(
         failure=reason,
         is_cancelled=isinstance(error, Cancelled) or is_cancelled,
-        echo=is_connection_error(reason),
+        echo=is_connection_error(reason) or was_waiting,
         gave_up=isinstance(error, RuntimeError) and any(text in reason for text in _TIMEOUT_ERRORS),
         at=time.time(),
         traceback=format_stack(frames) if isinstance(error, Cancelled) else format_traceback(error, frames),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from hpo.training.setting_checks import check_choice
+
 
 def augment_images(images: torch.Tensor, drawn: torch.Tensor, augmentation: str) -> torch.Tensor:
     """Shift each image by up to an eighth of its size ("crop"). "crop-and-flip" also mirrors half of the images.
@@ -17,9 +19,13 @@ def augment_images(images: torch.Tensor, drawn: torch.Tensor, augmentation: str)
         drawn: Random numbers from 0 to 1, shape (N, 3), on the CPU: two for the shift, one for the mirror.
         augmentation: "none" (images are returned unchanged), "crop" or "crop-and-flip".
 
+    Raises:
+        ValueError: `augmentation` has another value.
+
     Returns:
         Images of the same shape, in channels-last format if they were augmented.
     """
+    check_choice("augmentation", augmentation, ("none", "crop", "crop-and-flip"))
     if augmentation == "none":
         return images
     height, width = images.shape[2:]

@@ -388,9 +388,8 @@ def load_test_data(name: str, data_dir: str | Path = "data") -> LabelledImages:
         ::
 
             def test(params, weights, settings):
-                network = make_network(params)
-                network.load_state_dict(weights)
-                return evaluate_classifier(network, load_data("cifar10"), load_test_data("cifar10"))
+                pictures = load_test_data("cifar10")
+                images, labels = ImagesOnDevice(pictures, load_data("cifar10"), device).get_batch(torch.arange(100))
     """
     images, labels = _find_source(name).read_test(_resolve_folder(data_dir))
     # Arrays made from bytes are read-only, and torch warns of read-only arrays.

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from hpo.training.shared_layers import DropoutMasks, convert_to_channels_last, list_children
-from hpo.training.sharing import make_autocast
+from hpo.training.sharing import StagedModel, make_autocast
 
 if TYPE_CHECKING:
     from hpo.trainer.worker import Worker
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Blocks = list[tuple[str, nn.Module]]
 
 
-class Pipeline(nn.Module):
+class Pipeline(StagedModel):
     """A network in stages (Huang et al. 2019): each rank has some blocks, and microbatches pass through all ranks.
 
     The network is cut in place: it keeps this rank's blocks, which keep their names. A rank with several GPUs has a
@@ -117,6 +117,28 @@ class Pipeline(nn.Module):
         outputs = torch.cat(parts)
         dist.broadcast(outputs, self.worker.size - 1, group=self._group)
         return outputs
+
+    def gather_tensors(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tensors of all ranks by name, on the leader. Collective: call on all ranks.
+
+        The leader receives one tensor at a time, since its memory may be too small for several copies.
+        """
+        own = {name: value.detach() for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+        others = {name: value for name, value in tensors.items() if name not in own}
+        shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
+        stages = self.worker.comm.gather((shapes, others))
+        if stages is None:
+            for tensor in own.values():
+                dist.send(tensor.to(self.worker.device).contiguous(), 0, group=self._group)
+            return {}
+        whole = {**others, **{name: tensor.cpu() for name, tensor in own.items()}}
+        for rank, (shapes, others) in enumerate(stages[1:], 1):
+            whole |= others
+            for name, (shape, dtype) in shapes.items():
+                received = torch.empty(shape, dtype=dtype, device=self.worker.device)
+                dist.recv(received, rank, group=self._group)
+                whole[name] = received.cpu()
+        return whole
 
     def _plan_microbatches(self, samples: int) -> list[tuple[int, int, int]]:
         """Return the start, the number and the size of groups of equal microbatches.

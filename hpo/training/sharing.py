@@ -29,6 +29,18 @@ _mesh_numbers = itertools.count()
 _mesh_names: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDictionary()
 
 
+class StagedModel(nn.Module):
+    """A network of which each rank has a stage. It is the base class of `Pipeline`."""
+
+    worker: Worker
+    stage: Any
+    """A module whose attribute `network` has the blocks of this rank."""
+
+    def gather_tensors(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the tensors of all ranks by name, on the leader. Collective: call on all ranks."""
+        raise NotImplementedError
+
+
 def make_mesh(worker: Worker) -> DeviceMesh:
     """Make a mesh of the worker's ranks, for `fully_shard`. Collective: call on all ranks.
 
@@ -111,8 +123,8 @@ def clip_gradients(model: nn.Module, max_norm: float) -> None:
     """
     norm: Any = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    if (worker := getattr(model, "worker", None)) is not None:
-        square = norm.to(worker.device).square()  # The norm of a frozen stage is on the CPU.
+    if isinstance(model, StagedModel):
+        square = norm.to(model.worker.device).square()  # The norm of a frozen stage is on the CPU.
         dist.all_reduce(square)
         norm = square.sqrt()
     clip_grads_with_norm_(model.parameters(), max_norm, norm)
@@ -139,13 +151,15 @@ def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
         model: The model.
         optimizer: The optimizer of the model's parameters.
     """
+    # First, since it reshards the parameters that a forward pass has gathered. The optimizer knows only the shards.
+    weights = gather_weights(model)
     tensors = {
         f"{key}:{name}": tensor
         for name, parameter in find_network(model).named_parameters()
         for key, tensor in optimizer.state.get(parameter, {}).items()
         if tensor is not None
     }
-    return {"network": gather_weights(model), "optimizer": _gather_tensors(model, tensors)}
+    return {"network": weights, "optimizer": _gather_tensors(model, tensors)}
 
 
 def load_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -158,14 +172,13 @@ def load_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mappin
     """
     network, whole = find_network(model), state["network"]
     network.load_state_dict({name: _select_shard(own, whole[name]) for name, own in network.state_dict().items()})
-    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    tensors: dict[str, dict[str, Any]] = {}
     for entry, tensor in state["optimizer"].items():
         key, _, name = entry.partition(":")
         tensors.setdefault(name, {})[key] = tensor
     names = {parameter: name for name, parameter in network.named_parameters()}
     own_state = {
-        # A scalar, the number of steps, is not sharded.
-        index: {key: _select_shard(p, t) if t.dim() else t for key, t in tensors.get(names[p], {}).items()}
+        index: {key: _select_shard(p, value) for key, value in tensors.get(names[p], {}).items()}
         for index, p in enumerate(p for group in optimizer.param_groups for p in group["params"])
     }
     optimizer.load_state_dict({**optimizer.state_dict(), "state": own_state})
@@ -175,26 +188,32 @@ def find_network(model: nn.Module) -> nn.Module:
     """Return the network of a model, with this rank's shards or stage."""
     if isinstance(model, DistributedDataParallel):
         return model.module  # type: ignore[no-any-return]
-    return model.stage.network if hasattr(model, "stage") else model  # type: ignore[return-value, union-attr]
+    return model.stage.network if isinstance(model, StagedModel) else model
 
 
-def _gather_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return whole tensors by their names. Collective: call on all ranks."""
-    worker, whole = getattr(model, "worker", None), {}
+def _gather_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whole tensors by their names, on the leader. Collective: call on all ranks.
+
+    Values that are not tensors, as in the state of some optimizers, stay as they are.
+    """
+    if isinstance(model, StagedModel):
+        return model.gather_tensors(tensors)
+    whole = {}
     for name, tensor in tensors.items():
         gathered = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        if worker is not None or dist.get_rank() == 0:
-            whole[name] = gathered.detach().cpu()  # The memory of the device may be too small for all.
-    if worker is not None:
-        whole = {name: tensor for stage in worker.comm.gather(whole) or [] for name, tensor in stage.items()}
+        if dist.get_rank() == 0:  # The memory of the device may be too small for all.
+            whole[name] = gathered.detach().cpu() if isinstance(gathered, torch.Tensor) else gathered
     return whole
 
 
-def _select_shard(own: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard of a whole tensor, if its `own` tensor is sharded."""
+def _select_shard(own: torch.Tensor, tensor: Any) -> Any:
+    """Return this rank's shard of a whole tensor, if its `own` tensor is sharded.
+
+    Scalars, such as the number of steps, are not sharded.
+    """
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    if not isinstance(own, DTensor):
+    if not isinstance(own, DTensor) or not isinstance(tensor, torch.Tensor) or not tensor.dim():
         return tensor
     on_device = tensor.to(own.to_local().device)  # All ranks have the tensor, so none has to send it.
     return distribute_tensor(on_device, own.device_mesh, own.placements, src_data_rank=None)

@@ -56,8 +56,9 @@ def compute_means(
             loss, accuracy = compute_means(measure, len(labels), worker)
     """
     share = slice(worker.rank, None, worker.size) if is_shared else slice(None)
+    size = batch_size * worker.size if is_shared else batch_size
     sums = torch.zeros((), dtype=torch.float64, device=worker.device)
-    for batch in torch.arange(samples).split(batch_size * worker.size):  # type: ignore[no-untyped-call]
+    for batch in torch.arange(samples).split(size):  # type: ignore[no-untyped-call]
         mine = batch[share]
         sums = sums + torch.stack([_sum_per_sample(values, len(mine)) for values in measure(mine)])
     dist.all_reduce(sums)

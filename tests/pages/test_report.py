@@ -68,6 +68,12 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+SCROLL_UNTIL_DRAWN = """it => {
+    if (it.querySelector("svg.main-svg")) return true;
+    it.scrollIntoView({behavior: "instant", block: "center"});
+}"""
+
+
 @pytest.fixture(scope="module")
 def show(browser: Browser) -> Iterator[Show]:
     """Yield a function that opens the report of a run and draws all figures.
@@ -88,10 +94,8 @@ def show(browser: Browser) -> Iterator[Show]:
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready]", state="attached", timeout=scale(180) * 1000)
         for place in page.locator(".plot").all():
-            # `scroll_into_view_if_needed` waits until a figure does not move, but figures that are drawn above move
-            # it. On a busy machine, that took more than 30 s.
-            place.evaluate("it => it.scrollIntoView({behavior: 'instant', block: 'center'})")
-            place.locator("svg.main-svg").first.wait_for(state="attached", timeout=scale(180) * 1000)
+            # Figures that are drawn above may move it out of view again, so it scrolls until it is drawn.
+            page.wait_for_function(SCROLL_UNTIL_DRAWN, arg=place.element_handle(), timeout=scale(180) * 1000)
         page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
         yield page
         page.close()

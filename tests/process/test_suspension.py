@@ -49,5 +49,5 @@ def test_file_lock_does_not_count_suspension_as_stale(tmp_path: Path) -> None:
         time.sleep(4.0)
         waiting.send_signal(signal.SIGCONT)
         took, lost = map(float, waiting.stdout.readline().split())
-    assert 3.5 < lost < 5
+    assert lost > 3.5
     assert took - lost > 2.9, "the lock was acquired only after it was stale"

@@ -8,7 +8,7 @@ from traceback import FrameSummary
 import pytest
 
 from hpo.process import user_frames
-from hpo.process.user_frames import select_objective_frames
+from hpo.process.user_frames import are_in_collective, select_objective_frames
 from hpo.trainer import objective_runner, trainer_group
 from hpo.trainer.objective_runner import ObjectiveCall, ObjectiveRunner
 
@@ -34,3 +34,11 @@ def test_callers_of_the_objective_exist() -> None:
     names = {name for path, name in user_frames._CALLERS if path == RUNNER}
     assert names
     assert all(hasattr(ObjectiveCall, name) or hasattr(ObjectiveRunner, name) for name in names)
+
+
+def test_stack_that_ends_in_a_collective_waits() -> None:
+    wait = FrameSummary("/site-packages/torch/distributed/distributed_c10d.py", 2000, "recv")
+    user = FrameSummary("/home/me/my_search.py", 7, "forward")
+    assert are_in_collective([user, wait])
+    assert not are_in_collective([wait, user]), "torch.distributed has called code of the user"
+    assert not are_in_collective([])

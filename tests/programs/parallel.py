@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.training import size_of
 from hpo.trainer.worker import Worker
@@ -26,6 +28,7 @@ from hpo.training import (
     gather_state,
     gather_weights,
     load_state,
+    make_mesh,
 )
 from search_spaces import cifar10_resnet
 from tests.programs.ranks import run_ranks
@@ -355,6 +358,36 @@ def state() -> None:
         # Parameters, gradients and AdamW's or momentum's state, of four bytes each.
         each = 4 if name == "transformer" else 3
         told[f"size {name} {parallel}"] = [max(ours), 4 * each * sum(blocks), 4 * each * max(blocks)]
+
+
+def root() -> None:
+    """Report how much state of an optimizer is gathered if only the whole network is sharded, after a validation."""
+    network = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    fully_shard(network, mesh=make_mesh(worker))
+    optimizer = torch.optim.Adam(network.parameters())
+    network(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        network.eval()(torch.ones(2, 4))  # It leaves the parameters gathered.
+    told["sizes"] = [value.numel() for value in gather_state(network, optimizer)["optimizer"].values()]
+
+
+def plain_values() -> None:
+    """Report the number of steps, an int, after the state of an optimizer was gathered and loaded."""
+    model = DistributedDataParallel(nn.Linear(2, 1))
+    optimizer = torch.optim.LBFGS(model.parameters())
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    whole = worker.comm.bcast(gather_state(model, optimizer))
+    again = torch.optim.LBFGS(model.parameters())
+    load_state(model, again, whole)
+    told["steps"] = [state["n_iter"] for made in (optimizer, again) for state in made.state.values() if state]
 
 
 def scaler() -> None:

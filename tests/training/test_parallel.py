@@ -44,6 +44,16 @@ def assert_close(told: Told, _: int) -> None:
     assert all(1e-7 < steps < 0.02 and validated < 0.02 for steps, validated in told.values()), told
 
 
+def assert_root_is_whole(told: Told, _: int) -> None:
+    """Assert that the steps and both moments of all four parameters are gathered."""
+    assert sorted(told["sizes"]) == sorted([1, 4, 4, 1, 4, 4, 1, 16, 16, 1, 16, 16])
+
+
+def assert_plain_values(told: Told, _: int) -> None:
+    made, loaded = told["steps"]
+    assert made == loaded > 0
+
+
 def assert_whole_states(told: Told, ranks: int) -> None:
     """Assert that whole states are returned and loaded with each strategy, and that each rank holds its part."""
     assert len(told) == 12
@@ -81,6 +91,8 @@ CHECKS = {
     "exact": assert_exact,
     "mixed": assert_close,
     "state": assert_whole_states,
+    "root": assert_root_is_whole,
+    "plain_values": assert_plain_values,
     "several": assert_stage_on_each_device,
     "scaler": assert_same_steps_left_out,
 }
@@ -89,7 +101,12 @@ CHECKS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "cases"),
-    [(1, "plain,mixed,several"), (2, "plain,exact,state,several,scaler"), (3, "mixed"), (4, "plain,state")],
+    [
+        (1, "plain,mixed,several"),
+        (2, "plain,exact,state,several,scaler,root,plain_values"),
+        (3, "mixed"),
+        (4, "plain,state"),
+    ],
 )
 def test_each_strategy_computes_the_losses_of_one_process(ranks: int, cases: str) -> None:
     command = [sys.executable, str(PROGRAMS / "parallel.py"), str(ranks), cases]
