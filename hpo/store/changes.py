@@ -27,7 +27,7 @@ class ChangeLog:
         # Their trials have new losses or attributes. They are converted when they are read, because conversions are
         # slow, and most of these evaluations change again before.
         self._outdated: set[int] = set()
-        self.entries: list[Evaluation] = []
+        self.entries: list[int] = []  # The trials that changed, in this order. Superseded evaluations are forgotten.
 
     def update(self) -> None:
         """Read the trials, and log the evaluations that were added, or changed their state."""
@@ -55,7 +55,12 @@ class ChangeLog:
             self._evaluations[number] = evaluation
             if not has_changed:
                 return
-        self.entries.append(evaluation)
+        self.entries.append(number)
+
+    def list_changed(self, first: int) -> list[Evaluation]:
+        """Return the evaluations of the entries from `first` on, each once, as they are now."""
+        self._convert_outdated()
+        return [self._evaluations[number] for number in dict.fromkeys(self.entries[first:])]
 
     def list_evaluations(self) -> list[Evaluation]:
         """Return all evaluations as of the latest update, ordered by trial number."""
@@ -90,11 +95,11 @@ class Follower:
     def read(self) -> list[Evaluation]:
         """Return the evaluations that were added, or changed their state, since the previous call, in this order.
 
-        The first call returns all evaluations. With losses, each changed evaluation is returned once, as it is now.
+        Each is returned once, as it is now. The first call returns all evaluations.
         """
         self._log.update()
         first, self._count = self._count, len(self._log.entries)
-        changes = self._log.list_evaluations() if first is None else self._log.entries[first:]
+        changes = self._log.list_evaluations() if first is None else self._log.list_changed(first)
         if not self._with_losses:
             return changes
         latest = {evaluation.trial: evaluation for evaluation in [*changes, *self._find_new_losses()]}

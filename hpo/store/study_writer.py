@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -176,12 +177,11 @@ class StudyWriter:
     weights: BestWeights | ConfirmedWeights | None = None
     health_gate: HealthGate | None = None
     _follower: Follower = field(init=False)
-    _changes: list[Evaluation] = field(default_factory=list, init=False)
+    _unpublished: list[Evaluation] = field(default_factory=list, init=False)
+    """Changes that are not yet durable."""
+    _committed: deque[Evaluation] = field(default_factory=deque, init=False)
+    """Durable changes that `take_committed` has not returned."""
     _pickled_changes: list[bytes] = field(default_factory=list, init=False)
-    _committed_count: int = field(default=0, init=False)
-    """Changes that are durable."""
-    _taken_count: int = field(default=0, init=False)
-    """Changes that `take_committed` has returned."""
     _has_changed: bool = field(default=False, init=False)
     _next_commit_at: float = field(default=0.0, init=False)
     _known_warnings: set[str] = field(default_factory=set, init=False)
@@ -189,7 +189,7 @@ class StudyWriter:
     def __post_init__(self) -> None:
         self._follower = self.record.follow()
         self._collect_changes()
-        self._committed_count = len(self._changes)
+        self._publish_changes()
 
     @contextmanager
     def batch_writes(self) -> Iterator[None]:
@@ -219,15 +219,14 @@ class StudyWriter:
         if self._has_changed:
             self._has_changed = False
             self._collect_changes()
-            self._committed_count = len(self._changes)
+            self._publish_changes()
 
     def take_committed(self) -> list[Evaluation]:
         """Return the evaluations whose addition or change of state became durable since the previous call.
 
         Only one thread may call this method. All other methods may be called in a different thread.
         """
-        first, self._taken_count = self._taken_count, self._committed_count
-        return self._changes[first : self._taken_count]
+        return [self._committed.popleft() for _ in range(len(self._committed))]
 
     # Leaders call the methods below.
 
@@ -336,9 +335,13 @@ class StudyWriter:
         for root in roots:
             self.checkpoints.remove_root(root)
 
+    def _publish_changes(self) -> None:
+        self._committed.extend(self._unpublished)
+        self._unpublished.clear()
+
     def _collect_changes(self) -> None:
         for evaluation in self._follower.read():
-            self._changes.append(evaluation)
+            self._unpublished.append(evaluation)
             self._pickled_changes.append(pickle.dumps(tuple(getattr(evaluation, name) for name in SHARED_FIELDS)))
             if self.weights:
                 self.weights.update(evaluation)
