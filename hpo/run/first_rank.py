@@ -1,4 +1,4 @@
-"""What the first rank does in a run: it writes the study, shows progress, and reports the outcome."""
+"""The tasks of the first rank in a run: it writes the study, shows progress, and reports the outcome."""
 
 from __future__ import annotations
 
