@@ -119,9 +119,8 @@ def make_cluster_check() -> Callable[..., dict[str, Any]]:
 
         TIME is a number of seconds, or a duration such as 90s, 10m, 1h30m, 2d or 1:30:00.
         """
-        options = {name: value for name, value in given.items() if value is not None}
         base = {"search_space": _CLUSTER_CHECK_FILE, "collective_timeout": _CLUSTER_CHECK_TIMEOUT}
-        return {**base, **options}
+        return {**base, **_select_given(given)}
 
     options = {
         "collective_timeout": replace(
@@ -153,15 +152,17 @@ def _collect_given(
     needs_space: bool = True,
 ) -> dict[str, Any]:
     """Return the fields of `Options` that the user has given, with the search file."""
-    values = {
-        name: tuple(dict.fromkeys(value)) if name == "trackers" else value
-        for name, value in given.items()
-        if value is not None
-    }
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    values = _select_given(given)
+    if "trackers" in values:
+        values["trackers"] = tuple(dict.fromkeys(values["trackers"]))
     of_program = {name: values.pop(name) for name in PROGRAM_OPTIONS if name in values}
     path, source = find_source(search_space, program, of_program, needs_space)
     return {**values, "search_space": path, "source": source}
+
+
+def _select_given(parsed: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in parsed.items() if value is not None}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 def _make_argument(help_text: str, default: Any) -> inspect.Parameter:

@@ -58,8 +58,10 @@ class ChangeLog:
         self.entries.append(number)
 
     def list_changed(self, first: int) -> list[Evaluation]:
-        """Return the evaluations of the entries from `first` on, each once, as they are now."""
-        self._convert_outdated()
+        """Return the evaluations of the entries from `first` on, each once, in its present state.
+
+        Newer losses are not converted: leaders ask for changes often, and need no losses of running evaluations.
+        """
         return [self._evaluations[number] for number in dict.fromkeys(self.entries[first:])]
 
     def list_evaluations(self) -> list[Evaluation]:
@@ -95,7 +97,7 @@ class Follower:
     def read(self) -> list[Evaluation]:
         """Return the evaluations that were added, or changed their state, since the previous call, in this order.
 
-        Each is returned once, as it is now. The first call returns all evaluations.
+        Each is returned once, in its present state. The first call returns all evaluations.
         """
         self._log.update()
         first, self._count = self._count, len(self._log.entries)
