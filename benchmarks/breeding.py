@@ -1,7 +1,7 @@
 """Measure the time that each propagator takes to breed an individual, on one core.
 
-The script simulates a run with eight workers. One of them breeds with the propagator, and is timed. Before it breeds
-an individual, the other workers end seven evaluations of random individuals.
+The script simulates a run with eight workers. One of them breeds with the propagator, and is timed.
+Before it breeds an individual, the other workers end seven evaluations of random individuals.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from hpo.space import Parameter
 
 WORKERS = 8
 SUGGESTIONS = 24  # Individuals of one worker that are timed.
-NUMBERS: dict[str, Parameter] = {"layers": Int(1, 20), "lr": Float(1e-5, 1.0, log=True), "gamma": Float(0.0, 1.0)}
+NUMBERS: dict[str, Parameter] = {
+    "layers": Int(1, 20),
+    "lr": Float(1e-5, 1.0, log=True),
+    "gamma": Float(0.0, 1.0),
+}
 SMALL = SearchSpace(**NUMBERS)
 MIXED = SearchSpace(**NUMBERS, act=Categorical("relu", "tanh", "elu"))
 LARGE = SearchSpace(**{f"x{place}": Float(0.0, 1.0) for place in range(20)})
@@ -77,7 +81,10 @@ def main() -> None:
                     ("20", LARGE),
                 ):
                     taken = 1000 * np.array(time_suggestions(name, space, known))
-                    print(f"    {name:12s}{label:>18s}: {taken.mean():6.1f} ({taken.max():.1f})", flush=True)
+                    print(
+                        f"    {name:12s}{label:>18s}: {taken.mean():6.1f} ({taken.max():.1f})",
+                        flush=True,
+                    )
 
 
 if __name__ == "__main__":

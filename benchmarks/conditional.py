@@ -1,6 +1,7 @@
 """Problems with conditional parameters: one of three kinds of networks is chosen, each with its own hyperparameters.
 
-Each kind has a table of trained networks. The regret in a table is 0 for its best network, and 1 for the median.
+Each kind has a table of trained networks. The regret in a table is 0 for its best network, and 1
+for the median.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from benchmarks import tables
 from benchmarks.tables import Table
 from hpo.space import Categorical, Parameter, SearchSpace
 
-FAMILIES = ("conditional", "flattened")  # In flattened problems, all hyperparameters are always active.
+# In flattened problems, all hyperparameters are always active.
+FAMILIES = ("conditional", "flattened")
 _MARGIN = 0.1  # Difference between the lowest regrets of two kinds, in units of the median regret.
-_ORDERS = list(itertools.permutations(range(len(tables.FAMILIES))))  # Orders of the tables, the best first.
+# Orders of the tables, the best first.
+_ORDERS = list(itertools.permutations(range(len(tables.FAMILIES))))
 
 
 @dataclass(frozen=True)
 class Choice:
     """A problem with a table of trained networks for each kind of network.
 
-    The regret of a network is its regret in the table, plus a margin: 0 for the best kind, more for the other kinds.
+    The regret of a network is its regret in the table, plus a margin: 0 for the best kind, more for
+    the other kinds.
     """
 
     name: str
@@ -49,11 +53,15 @@ def load(family: str, name: str) -> Choice:
     """Load a problem. In the family "flattened", the hyperparameters of all kinds are always active."""
     chosen = {kind: _load_table(kind, int(name)) for kind in tables.FAMILIES}
     parameters = {
-        f"{kind}_{name_of_parameter}": parameter if family == "flattened" else _add_condition(parameter, kind)
+        f"{kind}_{name_of_parameter}": parameter
+        if family == "flattened"
+        else _add_condition(parameter, kind)
         for kind, table in chosen.items()
         for name_of_parameter, parameter in table.space.parameters.items()
     }
-    margins = dict(zip(tables.FAMILIES, (_MARGIN * position for position in _ORDERS[int(name)]), strict=True))
+    margins = dict(
+        zip(tables.FAMILIES, (_MARGIN * position for position in _ORDERS[int(name)]), strict=True)
+    )
     return Choice(name, SearchSpace(network=Categorical(*chosen), **parameters), chosen, margins)
 
 

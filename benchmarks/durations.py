@@ -1,7 +1,7 @@
 """Measure the search with a time limit, where evaluations take different times: time until a regret, and regret.
 
-The time limit is the mean time that the search without a limit needs for 100 evaluations. With the limit, the search
-prefers short evaluations at first, and may evaluate more.
+The time limit is the mean time that the search without a limit needs for 100 evaluations. With the
+limit, the search prefers short evaluations at first, and may evaluate more.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from hpo.space import SearchSpace
 from tests.support.simulation import WORKERS, SimulatedIslands
 
 FAMILIES = ("hpobench", "hpolib", "nasbench201", *functions.SUITES)
-CLOSE = 1e-3  # Added to regrets before their mean logarithm, which would be infinite if one of them is 0.
+# Added to regrets before their mean logarithm, which would be infinite if one of them is 0.
+CLOSE = 1e-3
 _MOST = 5  # Most evaluations of a search, as a multiple of those of the reference.
 _BEYOND = 2.0  # Simulated time of a search, as a multiple of the limit.
 
-Ends = list[tuple[float, float]]  # The time and the regret of each evaluation, in the order of their ends.
+# The time and the regret of each evaluation, in the order of their ends.
+Ends = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ def _load_problem(family: str, name: str) -> problems.Problem:
     return SlowFunction(problem) if family in functions.SUITES else problem
 
 
-def _simulate(family: str, name: str, seed: int, evaluations: int, limit: float, until: float) -> Ends:
+def _simulate(
+    family: str, name: str, seed: int, evaluations: int, limit: float, until: float
+) -> Ends:
     """Return the ends of all evaluations until a time. An infinite limit means a search without a limit."""
     warnings.simplefilter("ignore")
     problem, clock = _load_problem(family, name), [0.0]
@@ -85,12 +89,16 @@ def _compute_curve(runs: list[Ends], grid: npt.NDArray[Any]) -> npt.NDArray[Any]
         times, regrets = np.array(ends).T
         lowest = np.minimum.accumulate(regrets)
         index = np.searchsorted(times, grid, side="right") - 1
-        logs.append(np.log(np.where(index < 0, regrets.max(), lowest[np.maximum(index, 0)]) + CLOSE))
+        logs.append(
+            np.log(np.where(index < 0, regrets.max(), lowest[np.maximum(index, 0)]) + CLOSE)
+        )
     curve: npt.NDArray[Any] = np.exp(np.mean(logs, axis=0))
     return curve
 
 
-def _compare(before: list[Ends], after: list[Ends], limit: float, shares: list[float]) -> list[float]:
+def _compare(
+    before: list[Ends], after: list[Ends], limit: float, shares: list[float]
+) -> list[float]:
     """Return the time until the regret of the reference at shares of the limit, and the regrets then, as ratios."""
     grid = np.linspace(0, _BEYOND * limit, 4001)[1:]
     old, new = _compute_curve(before, grid), _compute_curve(after, grid)
@@ -116,21 +124,30 @@ def main() -> None:
     chosen = parser.parse_args()
     shares = [0.5, 0.75, 1.0]
     most = _MOST * chosen.evaluations
-    print(f"{'':14s}{'time until the regret':>28s}{'regret':>24s}   at 1/2, 3/4 and all of the limit; without it 1")
+    print(
+        f"{'':14s}{'time until the regret':>28s}{'regret':>24s}   at 1/2, 3/4 and all of the limit; without it 1"
+    )
     everything: list[list[float]] = []
     with ProcessPoolExecutor(chosen.processes) as pool:
         for family in chosen.families.split(","):
             rows = []
             for name in problems.list_names(family)[chosen.first :: chosen.every]:
                 seeds = range(chosen.seeds)
-                # The reference ends after 100 evaluations, and runs again for longer when the limit is known.
+                # The reference ends after 100 evaluations, and runs again for longer when the limit
+                # is known.
                 infinite = float("inf")
                 first = [
-                    pool.submit(_simulate, family, name, seed, chosen.evaluations, infinite, infinite) for seed in seeds
+                    pool.submit(
+                        _simulate, family, name, seed, chosen.evaluations, infinite, infinite
+                    )
+                    for seed in seeds
                 ]
                 limit = float(np.mean([job.result()[-1][0] for job in first]))
                 jobs = [
-                    [pool.submit(_simulate, family, name, seed, most, own, _BEYOND * limit) for seed in seeds]
+                    [
+                        pool.submit(_simulate, family, name, seed, most, own, _BEYOND * limit)
+                        for seed in seeds
+                    ]
                     for own in (infinite, limit)
                 ]
                 before, after = ([job.result() for job in runs] for runs in jobs)

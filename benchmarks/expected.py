@@ -1,9 +1,10 @@
 """Measure the errors of expected losses, and the regrets of the individuals with the lowest expected losses.
 
-An expected loss is the prediction of the model of this project. A table has the losses of each network with several
-seeds. Their mean over seeds counts as the true loss. The default search runs with 8 workers in simulated time. An
-evaluation returns the loss of its network with a random seed. All figures are divided by the distance from the lowest
-to the median of the table's mean losses. Requires `pip install '.[benchmarks]'`.
+An expected loss is the prediction of the model of this project. A table has the losses of each
+network with several seeds. Their mean over seeds counts as the true loss. The default search runs
+with 8 workers in simulated time. An evaluation returns the loss of its network with a random seed.
+All figures are divided by the distance from the lowest to the median of the table's mean losses.
+Requires `pip install '.[benchmarks]'`.
 """
 
 from __future__ import annotations
@@ -67,31 +68,44 @@ def measure_run(family: str, name: str, seed: int) -> list[list[float]]:
 
 
 def _compute_figures(
-    evaluations: Sequence[Evaluation], space: SearchSpace, means: Mapping[tuple[int, ...], float], lowest: float
+    evaluations: Sequence[Evaluation],
+    space: SearchSpace,
+    means: Mapping[tuple[int, ...], float],
+    lowest: float,
 ) -> list[float]:
     """Return the first seven figures of `LABELS`: two errors, and the regrets of five selections of individuals.
 
-    The errors are of the individual with the lowest measured loss: its measured loss, and its expected loss, each minus
-    its mean loss over seeds. The regret of a selection is the lowest mean loss of its individuals minus `lowest`, the
-    lowest mean loss of the table. A selection has the individuals with the lowest measured or expected losses.
+    The errors are of the individual with the lowest measured loss: its measured loss, and its
+    expected loss, each minus its mean loss over seeds. The regret of a selection is the lowest mean
+    loss of its individuals minus `lowest`, the lowest mean loss of the table. A selection has the
+    individuals with the lowest measured or expected losses.
     """
     expected = compute_expected_losses(evaluations, space)
     means_of = {one.trial: means[tuple(one.params.values())] for one in evaluations}
     by_loss = [one.trial for one in rank_evaluations(evaluations, len(evaluations))]
-    by_model = sorted(expected, key=lambda trial: expected[trial]) or by_loss  # Too few different losses for a model.
+    # Too few different losses for a model.
+    by_model = sorted(expected, key=lambda trial: expected[trial]) or by_loss
     first, loss = by_loss[0], rank_evaluations(evaluations, 1)[0].loss
-    chosen = [by_loss[:1], by_model[:1], by_loss[:5], by_model[:5], list(dict.fromkeys([*by_loss[:3], *by_model]))[:5]]
+    chosen = [
+        by_loss[:1],
+        by_model[:1],
+        by_loss[:5],
+        by_model[:5],
+        list(dict.fromkeys([*by_loss[:3], *by_model]))[:5],
+    ]
     regrets = [min(means_of[trial] for trial in trials) - lowest for trials in chosen]
     return [loss - means_of[first], expected.get(first, loss) - means_of[first], *regrets]
 
 
 def _repeat_best(
-    evaluations: Sequence[Evaluation], losses: Mapping[tuple[int, ...], Sequence[float]], draws: random.Random
+    evaluations: Sequence[Evaluation],
+    losses: Mapping[tuple[int, ...], Sequence[float]],
+    draws: random.Random,
 ) -> float:
     """Return the mean loss over all seeds of the individual that repeats select.
 
-    The last fifth of the evaluations are not used. Instead, the best others are evaluated 3 more times each, with
-    random seeds, and the lowest mean wins.
+    The last fifth of the evaluations are not used. Instead, the best others are evaluated 3 more
+    times each, with random seeds, and the lowest mean wins.
     """
     repeats = int(_REPEATED * len(evaluations))
     best = rank_evaluations(evaluations[: len(evaluations) - repeats], max(1, repeats // _REPEATS))
@@ -112,11 +126,18 @@ def main() -> None:
     for family in tables.FAMILIES:
         names = tables.FAMILIES[family][0].available_dataset_names
         with ProcessPoolExecutor(chosen.processes) as pool:
-            jobs = [pool.submit(measure_run, family, name, seed) for name in names for seed in range(chosen.seeds)]
+            jobs = [
+                pool.submit(measure_run, family, name, seed)
+                for name in names
+                for seed in range(chosen.seeds)
+            ]
             of_runs: npt.NDArray[np.float64] = np.array([job.result() for job in jobs])
         print(f"{family:28s}" + "".join(f"{f'after {count}':>18s}" for count in AFTER))
         for index, label in enumerate(LABELS):
-            means, sizes = of_runs[:, :, index].mean(axis=0), np.abs(of_runs[:, :, index]).mean(axis=0)
+            means, sizes = (
+                of_runs[:, :, index].mean(axis=0),
+                np.abs(of_runs[:, :, index]).mean(axis=0),
+            )
             cells = [
                 f"{mean:+.3f} ({size:.3f})" if index < 2 else f"{mean:.4f}"
                 for mean, size in zip(means, sizes, strict=True)

@@ -1,7 +1,7 @@
 """Measure the search where evaluations fail in a part of the space: failed evaluations, and regret.
 
-The evaluations of a half space fail, as networks that need too much memory do. It begins next to the optimum, and holds
-a given share of the search space, if such a half space exists.
+The evaluations of a half space fail, as networks that need too much memory do. It begins next to
+the optimum, and holds a given share of the search space, if such a half space exists.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class ForbiddenRegion:
 
     def _encode_params(self, params: Mapping[str, Any]) -> npt.NDArray[np.float64]:
         # Unlike `SearchSpace.encode`, this accepts the many digits of Optuna's numbers.
-        genes = [parameter.encode(params[name]) for name, parameter in self.space.parameters.items()]
+        genes = [
+            parameter.encode(params[name]) for name, parameter in self.space.parameters.items()
+        ]
         return (np.array(genes, float) - self._low) / self._width
 
 
@@ -113,7 +115,9 @@ METHODS: dict[str, Callable[[ForbiddenRegion, int], Searcher]] = {
 }
 
 
-def _measure(label: str, family: str, name: str, share: float, seed: int, evaluations: int) -> tuple[int, float]:
+def _measure(
+    label: str, family: str, name: str, share: float, seed: int, evaluations: int
+) -> tuple[int, float]:
     """Return the number of failed evaluations, and the lowest regret."""
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -126,11 +130,18 @@ def main() -> None:
     """Run all searches, and print the failed evaluations and the regrets."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     problems.add_options(parser, FAMILIES)
-    parser.add_argument("--share", type=float, default=0.2, help="share of the search space in which evaluations fail")
+    parser.add_argument(
+        "--share",
+        type=float,
+        default=0.2,
+        help="share of the search space in which evaluations fail",
+    )
     parser.add_argument("--evaluations", type=int, default=100)
     parser.add_argument("--methods", default=",".join(METHODS), help="default: all")
     chosen = parser.parse_args()
-    print(f"{'':12s}{'':22s}{'failed':>10s}{'regret':>12s}   after {chosen.evaluations} evaluations")
+    print(
+        f"{'':12s}{'':22s}{'failed':>10s}{'regret':>12s}   after {chosen.evaluations} evaluations"
+    )
     with ProcessPoolExecutor(chosen.processes) as pool:
         for family in chosen.families.split(","):
             names = problems.list_names(family)[chosen.first :: chosen.every]
@@ -139,14 +150,18 @@ def main() -> None:
                     continue
                 jobs = [
                     [
-                        pool.submit(_measure, label, family, name, chosen.share, seed, chosen.evaluations)
+                        pool.submit(
+                            _measure, label, family, name, chosen.share, seed, chosen.evaluations
+                        )
                         for seed in range(chosen.seeds)
                     ]
                     for name in names
                 ]
                 results = np.array([[job.result() for job in runs] for runs in jobs]).mean(axis=1)
                 regret = np.exp(np.mean(np.log(results[:, 1] + CLOSE)))
-                print(f"{family:12s}{label:22s}{results[:, 0].mean():10.1f}{regret:12.4f}", flush=True)
+                print(
+                    f"{family:12s}{label:22s}{results[:, 0].mean():10.1f}{regret:12.4f}", flush=True
+                )
 
 
 if __name__ == "__main__":

@@ -2,14 +2,16 @@
 
     python -m benchmarks.fidelity
 
-Eight workers draw individuals at random, with replacement, from benchmarks/curves.parquet. A search lasts as long as
-eight workers take to train a third of the individuals. The table compares each pruner with a search without a pruner.
-The first figure is the time until the lowest loss of this search is reached, as a share of the duration. The second is
-the ratio of the lowest losses at the end. Checkpoints take no time.
+Eight workers draw individuals at random, with replacement, from benchmarks/curves.parquet. A search
+lasts as long as eight workers take to train a third of the individuals. The table compares each
+pruner with a search without a pruner. The first figure is the time until the lowest loss of this
+search is reached, as a share of the duration. The second is the ratio of the lowest losses at the
+end. Checkpoints take no time.
 
-With PBT (population based training), an evaluation has 3 epochs. An individual continues a parent that differs only in
-mutable parameters. Its losses after the parent are not recorded. They are taken from the individual's own curve, after
-the first epoch whose loss is at most the parent's final loss. So no schedule can be better than the best curve.
+With PBT (population based training), an evaluation has 3 epochs. An individual continues a parent
+that differs only in mutable parameters. Its losses after the parent are not recorded. They are
+taken from the individual's own curve, after the first epoch whose loss is at most the parent's
+final loss. So no schedule can be better than the best curve.
 """
 
 from __future__ import annotations
@@ -72,8 +74,8 @@ class MedianPruner(NoPruner):
 class HalvingPruner(NoPruner):
     """Continues the best individuals at each rung.
 
-    It decides as `hpo.store.pruning` does. It pauses the other individuals, or stops them if `pauses` is
-    false.
+    It decides as `hpo.store.pruning` does. It pauses the other individuals, or stops them if
+    `pauses` is false.
     """
 
     def __init__(self, halving: HalvingSchedule, pauses: bool) -> None:
@@ -81,7 +83,8 @@ class HalvingPruner(NoPruner):
         self._pauses = pauses
         self._reached: dict[tuple[int, int], list[tuple[float, int]]] = {}
         self._paused: dict[tuple[int, int], list[tuple[float, int]]] = {}
-        self._at: dict[int, tuple[tuple[int, int], float]] = {}  # Last rung of each individual, and its loss there.
+        # Last rung of each individual, and its loss there.
+        self._at: dict[int, tuple[tuple[int, int], float]] = {}
 
     def should_continue(self, individual: int, losses: Sequence[float]) -> bool:
         """Return whether an individual trains for another epoch, given its losses so far."""
@@ -104,7 +107,9 @@ class HalvingPruner(NoPruner):
         """Return a paused individual to continue, and remove it from the paused ones; None if there is none."""
         for key in sorted(self._paused, key=lambda key: -key[1]):
             paused, reached = self._paused[key], self._reached[key]
-            if paused and bisect_left(reached, paused[0]) < self._halving.count_promoted(len(reached)):
+            if paused and bisect_left(reached, paused[0]) < self._halving.count_promoted(
+                len(reached)
+            ):
                 return paused.pop(0)[1]
         return None
 
@@ -168,8 +173,9 @@ class Search:
 class PbtSearch(Search):
     """A search with population based training (PBT), whose evaluations have 3 epochs.
 
-    The parent of an individual is one of the ten best ended individuals, and differs only in mutable parameters. If
-    there are several, it is the best. Without a parent, an individual starts with the first epoch.
+    The parent of an individual is one of the ten best ended individuals, and differs only in
+    mutable parameters. If there are several, it is the best. Without a parent, an individual starts
+    with the first epoch.
     """
 
     def __init__(self, curves: Sequence[Curve], fixed: Sequence[str]) -> None:
@@ -183,7 +189,9 @@ class PbtSearch(Search):
         params, losses = self._curves[individual].params, self._curves[individual].losses
         for _, other, last in self._ended[:_PARENTS]:
             if all(self._curves[other].params[name] == params[name] for name in self._fixed):
-                begin = next((epoch for epoch, loss in enumerate(losses, start=1) if loss <= last), EPOCHS)
+                begin = next(
+                    (epoch for epoch, loss in enumerate(losses, start=1) if loss <= last), EPOCHS
+                )
                 self._first_epochs.append(min(begin, EPOCHS - _SHORT))
                 return individual
         self._first_epochs.append(0)
@@ -217,14 +225,18 @@ def _make_search(make: Callable[[], NoPruner], curves: Sequence[Curve]) -> Searc
 
 def _describe_correlations(curves: Sequence[Curve]) -> str:
     """Describe the rank correlation of the lowest losses after 1, 3 and 9 epochs with those after all epochs."""
-    lowest = np.array([np.minimum.accumulate(one.losses) for one in curves if len(one.losses) == EPOCHS])
+    lowest = np.array(
+        [np.minimum.accumulate(one.losses) for one in curves if len(one.losses) == EPOCHS]
+    )
     found = {epoch: spearmanr(lowest[:, epoch - 1], lowest[:, -1])[0] for epoch in (1, 3, 9)}
     return ", ".join(f"{rho:.2f} after {epoch}" for epoch, rho in found.items())
 
 
 def main() -> None:
     """Print a table for each search space, with medians over the seeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("search_spaces", nargs="*", default=["digits_cnn", "text_transformer"])
     parser.add_argument("--seeds", type=int, default=20)
     chosen = parser.parse_args()
@@ -233,7 +245,9 @@ def main() -> None:
         until = sum(one.seconds * len(one.losses) for one in curves) / 3 / WORKERS
         print(f"\n{name}: {len(curves)} individuals, {until:.0f} s of {WORKERS} workers")
         print(f"rank correlation of losses with the last ones: {_describe_correlations(curves)}")
-        print(f"{'pruner':22s}time to none's lowest   reached   lowest / none's lowest    worst  complete")
+        print(
+            f"{'pruner':22s}time to none's lowest   reached   lowest / none's lowest    worst  complete"
+        )
         orders = [random.Random(seed).choices(curves, k=_MANY) for seed in range(chosen.seeds)]
         full = [Search(order, NoPruner()).run(until) for order in orders]
         searches: dict[str, Callable[[Sequence[Curve]], Search]] = {
@@ -244,7 +258,9 @@ def main() -> None:
             times, ends, complete = [], [], []
             for order, other in zip(orders, full, strict=True):
                 found = search(order).run(until)
-                times.append(found.compute_seconds_to(other.find_lowest_loss() * (1 + _TOLERANCE)) / until)
+                times.append(
+                    found.compute_seconds_to(other.find_lowest_loss() * (1 + _TOLERANCE)) / until
+                )
                 ends.append(found.find_lowest_loss() / other.find_lowest_loss())
                 complete.append(len(found.complete))
             reached = sum(map(math.isfinite, times))

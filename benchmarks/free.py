@@ -20,4 +20,9 @@ def objective(params: dict[str, Any], worker: Worker) -> float:
     """Compute a loss without training."""
     assert worker.size
     wrong = params["activation"] != "elu"
-    return float((params["layers"] - 8) ** 2 / 100 + math.log10(params["lr"] / 0.01) ** 2 + params["gamma"] + wrong)
+    return float(
+        (params["layers"] - 8) ** 2 / 100
+        + math.log10(params["lr"] / 0.01) ** 2
+        + params["gamma"]
+        + wrong
+    )

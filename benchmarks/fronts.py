@@ -1,7 +1,8 @@
 """Measure searches with several objectives, on problems with known Pareto fronts.
 
-Prints the hypervolume that is dominated by the front of each search, as a share of the hypervolume of the true front.
-Compares this project, Optuna's NSGA-II and Optuna's TPE. Requires `pip install '.[benchmarks]'`.
+Prints the hypervolume that is dominated by the front of each search, as a share of the hypervolume
+of the true front. Compares this project, Optuna's NSGA-II and Optuna's TPE. Requires `pip install
+'.[benchmarks]'`.
 """
 
 from __future__ import annotations
@@ -57,11 +58,14 @@ def _measure_shares(make: Make, family: str, name: str, seed: int) -> list[float
 def measure(make: Make, families: list[str], seeds: int, processes: int) -> dict[str, Vector]:
     """Search all problems with all seeds. Return shares of the true hypervolume, by FAMILY/NAME of the problem.
 
-    `make` makes the search. The shares have shape (seeds, len(AFTER)): one after each number of evaluations in `AFTER`.
+    `make` makes the search. The shares have shape (seeds, len(AFTER)): one after each number of
+    evaluations in `AFTER`.
     """
     with ProcessPoolExecutor(processes) as pool:
         jobs = {
-            f"{family}/{name}": [pool.submit(_measure_shares, make, family, name, seed) for seed in range(seeds)]
+            f"{family}/{name}": [
+                pool.submit(_measure_shares, make, family, name, seed) for seed in range(seeds)
+            ]
             for family in families
             for name in trades.list_names(family)
         }
@@ -76,13 +80,20 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     chosen = parser.parse_args()
     families = chosen.families.split(",")
-    print(f"{'hypervolume':22s}" + "".join(f"{f'after {count}':>12s}" for count in AFTER) + "   of each family")
+    print(
+        f"{'hypervolume':22s}"
+        + "".join(f"{f'after {count}':>12s}" for count in AFTER)
+        + "   of each family"
+    )
     for label, make in METHODS.items():
         shares = measure(make, families, chosen.seeds, chosen.processes)
         means = np.mean([one.mean(axis=0) for one in shares.values()], axis=0)
         cells = "".join(f"{mean:12.4f}" for mean in means)
         for family in families:
-            own = np.mean([one.mean(axis=0) for name, one in shares.items() if name.startswith(family)], axis=0)
+            own = np.mean(
+                [one.mean(axis=0) for name, one in shares.items() if name.startswith(family)],
+                axis=0,
+            )
             cells += "   " + " ".join(f"{mean:.4f}" for mean in own)
         print(f"{label:22s}{cells}", flush=True)
 

@@ -45,8 +45,8 @@ class Function:
 def list_names(suite: str) -> list[str]:
     """Return the names of a suite's functions, such as "f3-5" for function 3 with 5 parameters.
 
-    Functions 1, 3, 5 and so on have 5 parameters in bbob and 10 in bbob-mixint. Functions 2, 4, 6 and so on have 10
-    in bbob and 5 in bbob-mixint.
+    Functions 1, 3, 5 and so on have 5 parameters in bbob and 10 in bbob-mixint. Functions 2, 4, 6
+    and so on have 10 in bbob and 5 in bbob-mixint.
     """
     odd, even = (5, 10) if suite == "bbob" else (10, 5)
     return [f"f{kind}-{odd if kind % 2 else even}" for kind in KINDS]
@@ -60,12 +60,25 @@ def load(suite: str, name: str) -> Function:
     bounds = list(zip(problem.lower_bounds.tolist(), problem.upper_bounds.tolist(), strict=True))
     whole = problem.number_of_integer_variables
     space = SearchSpace(
-        **{f"x{index}": Int(int(low), int(high)) for index, (low, high) in enumerate(bounds[:whole])},
-        **{f"x{whole + index}": Float(low, high) for index, (low, high) in enumerate(bounds[whole:])},
+        **{
+            f"x{index}": Int(int(low), int(high))
+            for index, (low, high) in enumerate(bounds[:whole])
+        },
+        **{
+            f"x{whole + index}": Float(low, high)
+            for index, (low, high) in enumerate(bounds[whole:])
+        },
     )
     draws = np.random.default_rng(zlib.crc32(f"{suite}/{name}".encode()))
     optimum = _read_optimum(problem)
-    return Function(f"{suite}/{name}", space, _ProblemWithSuite(functions, problem), problem(optimum), draws, optimum)
+    return Function(
+        f"{suite}/{name}",
+        space,
+        _ProblemWithSuite(functions, problem),
+        problem(optimum),
+        draws,
+        optimum,
+    )
 
 
 class _ProblemWithSuite:
@@ -82,8 +95,8 @@ class _ProblemWithSuite:
 def _read_optimum(problem: Any) -> Any:
     """Return the position of a problem's minimum.
 
-    The package cocoex can only write it to a file in the working directory. So the function changes to a temporary
-    folder.
+    The package cocoex can only write it to a file in the working directory. So the function changes
+    to a temporary folder.
     """
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
 """Measure the error of the importances of hyperparameters after a search, on problems with known importances.
 
-Searches have 8 workers and 2 islands, in simulated time. The true importance of a parameter is its Shapley effect over
-the search space. This is a share of the variance of the loss: the part that the parameter causes alone, plus half of
-each part that it causes together with another parameter.
+Searches have 8 workers and 2 islands, in simulated time. The true importance of a parameter is its
+Shapley effect over the search space. This is a share of the variance of the loss: the part that the
+parameter causes alone, plus half of each part that it causes together with another parameter.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Problem:
 
     def evaluate(self, params: Mapping[str, Any], draws: random.Random) -> float:
         """Return the loss of hyperparameters, with noise."""
-        own = [effect(params) for names, effect in self.effects.items() if params.keys() >= {*names}]
+        own = [
+            effect(params) for names, effect in self.effects.items() if params.keys() >= {*names}
+        ]
         total = sum(own) + draws.gauss(0, self.noise)
         return math.exp(total) if self.is_product else 1 + total
 
@@ -68,7 +70,12 @@ class Problem:
 
 
 def _make_ignored(count: int) -> dict[str, Parameter]:
-    kinds: list[Parameter] = [Float(0, 1), Int(1, 8), Categorical("p", "q", "r"), Float(1e-4, 1, log=True)]
+    kinds: list[Parameter] = [
+        Float(0, 1),
+        Int(1, 8),
+        Categorical("p", "q", "r"),
+        Float(1e-4, 1, log=True),
+    ]
     return {f"ignored_{index}": kinds[index % len(kinds)] for index in range(count)}
 
 
@@ -79,7 +86,9 @@ def _scale_by_four(effect: Effect) -> Effect:
     return lambda params: 4 * effect(params)
 
 
-_TEN = SearchSpace(a=Float(0, 1), b=Float(0, 1), kind=Categorical("x", "y", "z"), **_make_ignored(7))
+_TEN = SearchSpace(
+    a=Float(0, 1), b=Float(0, 1), kind=Categorical("x", "y", "z"), **_make_ignored(7)
+)
 _THREE: dict[tuple[str, ...], Effect] = {
     ("a",): lambda p: 3 * (p["a"] - 0.3) ** 2,
     ("b",): lambda p: 1.2 * abs(p["b"] - 0.7),
@@ -88,9 +97,17 @@ _THREE: dict[tuple[str, ...], Effect] = {
 PROBLEMS = {
     "ten": Problem(_TEN, _THREE),
     "noisy": Problem(_TEN, _THREE, noise=0.15),
-    "product": Problem(_TEN, {names: _scale_by_four(effect) for names, effect in _THREE.items()}, is_product=True),
+    "product": Problem(
+        _TEN, {names: _scale_by_four(effect) for names, effect in _THREE.items()}, is_product=True
+    ),
     "sixty": Problem(
-        SearchSpace(**_make_ignored(56), a=Float(0, 1), b=Float(0, 1), kind=Categorical("x", "y", "z"), n=Int(1, 8)),
+        SearchSpace(
+            **_make_ignored(56),
+            a=Float(0, 1),
+            b=Float(0, 1),
+            kind=Categorical("x", "y", "z"),
+            n=Int(1, 8),
+        ),
         {**_THREE, ("n",): lambda p: 0.1 * abs(p["n"] - 6)},
     ),
     "conditional": Problem(
@@ -161,7 +178,9 @@ def compute_ped_anova(evaluations: Sequence[Evaluation], space: SearchSpace) -> 
             study = optuna.create_study()
             study.add_trials(
                 optuna.trial.create_trial(
-                    params={name: one.params[name] for name in names}, distributions=own, value=one.loss
+                    params={name: one.params[name] for name in names},
+                    distributions=own,
+                    value=one.loss,
                 )
                 for one in having
             )
@@ -175,15 +194,16 @@ def compute_ped_anova(evaluations: Sequence[Evaluation], space: SearchSpace) -> 
 def measure(name: str, searched: Sequence[Evaluation]) -> list[list[float]]:
     """Measure the errors of importances after each number of evaluations in `AFTER`.
 
-    Returns a row of seven figures for each number. A parameter matters if its true importance is above 0. "The model"
-    is the model of this project.
+    Returns a row of seven figures for each number. A parameter matters if its true importance is
+    above 0. "The model" is the model of this project.
 
     1. PED-ANOVA: 1 if the parameters that matter have the highest importances, otherwise 0
     2. PED-ANOVA: sum of the absolute errors of all importances, divided by 2
     3. the model: as figure 1
     4. the model: as figure 2
     5. the model: share of the parameters that matter whose importance it distinguishes from 0
-    6. the model: share of the parameters that do not matter whose importance it distinguishes from 0
+    6. the model: share of the parameters that do not matter whose importance it distinguishes from
+    0
     7. the model: share of the parameters that matter whose interval contains the true importance
     """
     warnings.simplefilter("ignore")
@@ -201,13 +221,23 @@ def measure(name: str, searched: Sequence[Evaluation]) -> list[list[float]]:
                 *_compare_shares({one.name: one.share for one in after}, truth, matter),
                 len(distinguished & matter) / len(matter),
                 len(distinguished - matter) / (len(truth) - len(matter)),
-                float(np.mean([one.low <= truth[one.name] <= one.high for one in after if one.name in matter])),
+                float(
+                    np.mean(
+                        [
+                            one.low <= truth[one.name] <= one.high
+                            for one in after
+                            if one.name in matter
+                        ]
+                    )
+                ),
             ]
         )
     return rows
 
 
-def _compare_shares(shares: Mapping[str, float], truth: Mapping[str, float], matter: set[str]) -> tuple[float, float]:
+def _compare_shares(
+    shares: Mapping[str, float], truth: Mapping[str, float], matter: set[str]
+) -> tuple[float, float]:
     first = sorted(shares, key=lambda name: -shares[name])[: len(matter)]
     return float({*first} == matter), sum(abs(shares[name] - truth[name]) for name in truth) / 2
 
@@ -231,7 +261,9 @@ def main() -> None:
     with ProcessPoolExecutor(chosen.processes) as pool:
         for name in PROBLEMS:
             for propagator in PROPAGATORS:
-                jobs = [pool.submit(measure_run, name, propagator, seed) for seed in range(chosen.seeds)]
+                jobs = [
+                    pool.submit(measure_run, name, propagator, seed) for seed in range(chosen.seeds)
+                ]
                 means = np.mean([job.result() for job in jobs], axis=0)
                 for count, row in zip(AFTER, means, strict=True):
                     cells = zip(row, (15, 7, 14, 7, 15, 9, 13), strict=True)

@@ -31,7 +31,8 @@ _KERNELS: dict[str, Any] = {
 _CLASSIFICATION = SearchSpace(**_KERNELS, balanced=Categorical(True, False))
 _REGRESSION = SearchSpace(**_KERNELS, epsilon=Float(1e-3, 1.0, log=True))
 
-# Lowest loss of eight searches with 250 evaluations (four by ga, four by TPE), and median of 1,000 random draws.
+# Lowest loss of eight searches with 250 evaluations (four by ga, four by TPE), and median of 1,000
+# random draws.
 _RANGES = {
     "breast_cancer": (0.02, 0.11),
     "digits": (1 / 60, 0.57),
@@ -45,8 +46,8 @@ NAMES = tuple(_RANGES)
 class Machine:
     """A problem that trains a support vector machine.
 
-    Its regret is 0 for the lowest known loss, and 1 for the median of random hyperparameters. The simulated
-    duration of an evaluation is log-normal, with a median of 10 s and sigma 0.3.
+    Its regret is 0 for the lowest known loss, and 1 for the median of random hyperparameters. The
+    simulated duration of an evaluation is log-normal, with a median of 10 s and sigma 0.3.
     """
 
     name: str
@@ -85,7 +86,11 @@ def load(name: str) -> Machine:
     if name == "friedman":
         inputs, targets = make_friedman1(_SAMPLES, noise=1.0, random_state=0)
     else:
-        data = {"breast_cancer": load_breast_cancer, "digits": load_digits, "diabetes": load_diabetes}[name]
+        data = {
+            "breast_cancer": load_breast_cancer,
+            "digits": load_digits,
+            "diabetes": load_diabetes,
+        }[name]
         inputs, targets = (values[:_SAMPLES] for values in data(return_X_y=True))
     if name in ("friedman", "diabetes"):
         return Machine(name, _REGRESSION, scale(inputs), scale(targets), np.random.default_rng(0))

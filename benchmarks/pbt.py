@@ -2,8 +2,9 @@
 
     python -m benchmarks.pbt --seeds 5
 
-The script runs this file as a search with `--pbt`. Each epoch multiplies the loss by 1 - lr / 2. So a learning rate of
-1 is always best. The script prints the learning rates of the best individual and its ancestors.
+The script runs this file as a search with `--pbt`. Each epoch multiplies the loss by 1 - lr / 2. So
+a learning rate of 1 is always best. The script prints the learning rates of the best individual and
+its ancestors.
 """
 
 from __future__ import annotations
@@ -48,22 +49,36 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
 def run_search(seed: int, ranks: int, options: list[str]) -> list[dict[str, Any]]:
     """Run the search, and return the best individual and its ancestors, the oldest first."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["mpirun", "-n", str(ranks), sys.executable, str(ROOT / "run_islands.py"), __file__, "--pbt"]
+        command = [
+            "mpirun",
+            "-n",
+            str(ranks),
+            sys.executable,
+            str(ROOT / "run_islands.py"),
+            __file__,
+            "--pbt",
+        ]
         command += ["--run-dir", f"{folder}/run", "--seed", str(seed), *options]
         subprocess.run(command, stdout=subprocess.DEVNULL, cwd=ROOT, timeout=600, check=True)
-        line: list[dict[str, Any]] = json.loads(Path(folder, "run", "summary.json").read_text())["lineage"]
+        line: list[dict[str, Any]] = json.loads(Path(folder, "run", "summary.json").read_text())[
+            "lineage"
+        ]
     return line
 
 
 def main() -> None:
     """Print a row for each seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--evaluations", type=int, default=100)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--propagators", default="ga")
     chosen = parser.parse_args()
-    print(f"{'seed':>4s}{'best loss':>12s}{'length':>7s}{f'lr < {LOW}':>10s}  lr of the best and its ancestors")
+    print(
+        f"{'seed':>4s}{'best loss':>12s}{'length':>7s}{f'lr < {LOW}':>10s}  lr of the best and its ancestors"
+    )
     for seed in range(chosen.seeds):
         options = ["--evaluations", str(chosen.evaluations), "--propagators", chosen.propagators]
         line = run_search(seed, chosen.ranks, options)

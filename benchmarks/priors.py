@@ -1,7 +1,7 @@
 """Measure the search with priors: evaluations until the regret of the search without priors, and regrets.
 
-A good prior is drawn from the best 5% of 400 random individuals, a bad one from the worst 10%. Each parameter gets its
-value as the prior. Each seed has another prior.
+A good prior is drawn from the best 5% of 400 random individuals, a bad one from the worst 10%. Each
+parameter gets its value as the prior. Each seed has another prior.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ CLOSE = 1e-3  # Added to regrets before their geometric mean, which would be 0 i
 _DRAWS = 400
 _BEST = 20  # 5% of the draws.
 _WORST = 40
-_BEYOND = 1.5  # Evaluations of a search, as a multiple of the largest number at which it is compared.
+# Evaluations of a search, as a multiple of the largest number at which it is compared.
+_BEYOND = 1.5
 
 
 def add_priors(space: SearchSpace, params: dict[str, Any], confidence: str) -> SearchSpace:
     """Return the space with `params` as the priors of its parameters."""
     return SearchSpace(
-        **{name: _add_prior(one, params.get(name), confidence) for name, one in space.parameters.items()}
+        **{
+            name: _add_prior(one, params.get(name), confidence)
+            for name, one in space.parameters.items()
+        }
     )
 
 
@@ -42,13 +46,18 @@ def _add_prior(parameter: Parameter, prior: Any, confidence: str) -> Parameter:
     if prior is None:
         return parameter
     if isinstance(parameter, (Categorical, Ordinal)):
-        return type(parameter)(*parameter.choices, when=parameter.when, prior=prior, confidence=confidence)
+        return type(parameter)(
+            *parameter.choices, when=parameter.when, prior=prior, confidence=confidence
+        )
     return dataclasses.replace(parameter, prior=prior, confidence=confidence)
 
 
 def _draw_prior(problem: problems.Problem, kind: str, seed: str) -> dict[str, Any]:
     rng = random.Random(seed)
-    drawn = sorted(islice(problem.space.iterate_draws(rng), _DRAWS), key=lambda params: problem.evaluate(params)[0])
+    drawn = sorted(
+        islice(problem.space.iterate_draws(rng), _DRAWS),
+        key=lambda params: problem.evaluate(params)[0],
+    )
     return rng.choice(drawn[:_BEST] if kind == "good" else drawn[-_WORST:])
 
 
@@ -67,13 +76,17 @@ class IslandsWithPriors(SimulatedIslands):
         return self.start(worker, first)
 
 
-def _measure(kind: str, confidence: str, family: str, name: str, seed: int, evaluations: int) -> npt.NDArray[Any]:
+def _measure(
+    kind: str, confidence: str, family: str, name: str, seed: int, evaluations: int
+) -> npt.NDArray[Any]:
     """Return the lowest regret after each evaluation, shape (evaluations,)."""
     warnings.simplefilter("ignore")
     problem = problems.load(family, name)
     first = None if kind == "none" else _draw_prior(problem, kind, f"{name}/{seed}")
     space = problem.space if first is None else add_priors(problem.space, first, confidence)
-    regrets = simulate(IslandsWithPriors(space, seed, first), problem.evaluate, evaluations, WORKERS)
+    regrets = simulate(
+        IslandsWithPriors(space, seed, first), problem.evaluate, evaluations, WORKERS
+    )
     return np.minimum.accumulate(regrets)
 
 
@@ -87,12 +100,16 @@ def main() -> None:
     """Run all searches, and print how they compare with the search without priors."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     problems.add_options(parser, FAMILIES)
-    parser.add_argument("--after", default="25,50,100", help="numbers of evaluations at which searches are compared")
+    parser.add_argument(
+        "--after", default="25,50,100", help="numbers of evaluations at which searches are compared"
+    )
     parser.add_argument("--confidence", default="medium")
     chosen = parser.parse_args()
     counts = [int(count) for count in chosen.after.split(",")]
     evaluations = round(_BEYOND * counts[-1])
-    print(f"{'':12s}{'prior':8s}{'evaluations':>24s}{'regret':>24s}   after {chosen.after}, without priors 1")
+    print(
+        f"{'':12s}{'prior':8s}{'evaluations':>24s}{'regret':>24s}   after {chosen.after}, without priors 1"
+    )
     rows: dict[str, list[list[float]]] = {kind: [] for kind in KINDS[1:]}
     with ProcessPoolExecutor(chosen.processes) as pool:
         for family in chosen.families.split(","):
@@ -105,7 +122,8 @@ def main() -> None:
                 for kind in KINDS
                 for name in names
             }
-            # The mean over seeds is geometric, because regrets of functions differ by powers of ten.
+            # The mean over seeds is geometric, because regrets of functions differ by powers of
+            # ten.
             curves = {
                 key: np.exp(np.mean([np.log(job.result() + CLOSE) for job in runs], axis=0))
                 for key, runs in jobs.items()
@@ -115,7 +133,8 @@ def main() -> None:
                 for name in names:
                     before, curve = curves["none", name], curves[kind, name]
                     needed = [
-                        _count_evaluations(curve, before[n - 1]) / _count_evaluations(before, before[n - 1])
+                        _count_evaluations(curve, before[n - 1])
+                        / _count_evaluations(before, before[n - 1])
                         for n in counts
                     ]
                     own.append([*needed, *(curve[n - 1] / before[n - 1] for n in counts)])

@@ -1,6 +1,7 @@
 """All problems on which the quality of searches is measured, by family.
 
-Regret is the difference to the lowest known loss. In some families, it is divided by the regret of the median.
+Regret is the difference to the lowest known loss. In some families, it is divided by the regret of
+the median.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def select_kind_of_mean(family: str) -> str:
 def add_options(parser: argparse.ArgumentParser, families: Sequence[str]) -> None:
     """Add the options that select problems and seeds, and the number of processes."""
     parser.add_argument("--families", default=",".join(families))
-    parser.add_argument("--first", type=int, default=0, help="the index of the first problem of each family")
+    parser.add_argument(
+        "--first", type=int, default=0, help="the index of the first problem of each family"
+    )
     parser.add_argument("--every", type=int, default=1, help="use every Nth problem")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--processes", type=int, default=2)

@@ -21,7 +21,12 @@ from hpo.views.page.html_report import write_report
 from tests.support.runs import add_search, make_run
 
 _REPEATS = 5
-_FLAGS = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
+_FLAGS = [
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+]
 
 
 def time_page(browser: Browser, path: Path) -> tuple[float, float]:
@@ -37,7 +42,9 @@ def time_page(browser: Browser, path: Path) -> tuple[float, float]:
 
 def main() -> None:
     """Print a line with size and times for each number of evaluations."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--evaluations", type=int, nargs="+", default=[64, 1000, 10_000])
     arguments = parser.parse_args()
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:

@@ -7,8 +7,8 @@ at most 27. The loss of an individual falls towards a limit. A larger individual
 but needs more epochs. At a rung (epoch at which a pruner decides), individuals are compared by the
 loss alone, or by both objectives (Pareto dominance).
 
-The script prints means over seeds: the number of complete evaluations, the number of evaluations on the Pareto front,
-and the hypervolume as a share of the best possible one.
+The script prints means over seeds: the number of complete evaluations, the number of evaluations on
+the Pareto front, and the hypervolume as a share of the best possible one.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ class Search:
             paused = waiting[0]
             self.evaluations[paused.trial] = replace(paused, state="promoted")
             self._roots[trial] = self._roots[paused.trial]
-            one = replace(paused, trial=trial, state="running", retry_of=paused.trial, paused_after=0)
+            one = replace(
+                paused, trial=trial, state="running", retry_of=paused.trial, paused_after=0
+            )
         else:
             self._individuals[trial] = Individual(self._drawn)
         self.evaluations.append(one)
@@ -100,34 +102,41 @@ class Search:
         curve = {**one.curve, epoch: individual.loss(epoch)}
         one = replace(one, curve=curve, loss=min(curve.values()), other_values=(individual.size,))
         is_rung = self._halving is not None and self._halving.has_rung(root, epoch)
-        self.evaluations[trial] = replace(one, at_rungs={**one.at_rungs, epoch: one.values}) if is_rung else one
+        self.evaluations[trial] = (
+            replace(one, at_rungs={**one.at_rungs, epoch: one.values}) if is_rung else one
+        )
         if epoch == EPOCHS:
             self.evaluations[trial] = replace(self.evaluations[trial], state="complete")
             return False
         if is_rung and not self._should_continue(root, epoch):
-            self.evaluations[trial] = replace(self.evaluations[trial], state="paused", paused_after=epoch)
+            self.evaluations[trial] = replace(
+                self.evaluations[trial], state="paused", paused_after=epoch
+            )
             return False
         return True
 
     def _should_continue(self, root: int, epoch: int) -> bool:
         assert self._ladder is not None
         assert self._halving is not None
-        rung = self._ladder.update(self.evaluations).find_rung(self._halving.find_bracket(root), epoch)
+        rung = self._ladder.update(self.evaluations).find_rung(
+            self._halving.find_bracket(root), epoch
+        )
         return rung is None or not rung.is_effective or rung.is_promoted(root)
 
     def compute_result(self) -> tuple[float, float, float]:
         """Return three results of the search.
 
         Returns:
-            The number of complete evaluations; the number of evaluations on the Pareto front; and the hypervolume as a
-            share of the best possible one.
+            The number of complete evaluations; the number of evaluations on the Pareto front; and
+            the hypervolume as a share of the best possible one.
         """
         complete = sum(one.state == "complete" for one in self.evaluations)
         best = find_front(self.evaluations, TWO)
         return (
             complete,
             len(best),
-            compute_hypervolume(np.array([one.values for one in best]), REFERENCE) / _compute_largest_hypervolume(),
+            compute_hypervolume(np.array([one.values for one in best]), REFERENCE)
+            / _compute_largest_hypervolume(),
         )
 
 
@@ -148,16 +157,35 @@ def time_decisions(reached: int) -> tuple[float, float]:
     for trial in range(reached):
         loss, size = drawn.random(), drawn.random()
         evaluations[trial] = replace(
-            evaluations[trial], state="paused", paused_after=1, loss=loss, curve={1: loss}, at_rungs={1: (loss, size)}
+            evaluations[trial],
+            state="paused",
+            paused_after=1,
+            loss=loss,
+            curve={1: loss},
+            at_rungs={1: (loss, size)},
         )
     for one in ladder.update(evaluations).find_promotable():
         evaluations[one.trial] = replace(one, state="promoted")
-        evaluations.append(replace(one, trial=len(evaluations), state="running", retry_of=one.trial, paused_after=0))
+        evaluations.append(
+            replace(
+                one, trial=len(evaluations), state="running", retry_of=one.trial, paused_after=0
+            )
+        )
     ladder = SuccessiveHalving(HALVING_SCHEDULES["asha"], TWO).update(evaluations)
     claims, decisions = [], []
     for _ in range(50):
         values = (drawn.random(), drawn.random())
-        one = Evaluation(len(evaluations), "running", 9.0, {}, 0, 0, 0, curve={1: values[0]}, at_rungs={1: values})
+        one = Evaluation(
+            len(evaluations),
+            "running",
+            9.0,
+            {},
+            0,
+            0,
+            0,
+            curve={1: values[0]},
+            at_rungs={1: values},
+        )
         evaluations.append(one)
         before = time.perf_counter()
         rung = ladder.update(evaluations).find_rung(0, 1)
@@ -172,7 +200,9 @@ def time_decisions(reached: int) -> tuple[float, float]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table of the pruners, and the times of decisions."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=20)
     seeds = range(parser.parse_args(arguments).seeds)
     print(f"{'':34} evaluations  complete  on the front  hypervolume (standard error)")
@@ -184,7 +214,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         searches = [Search(pruner, objectives, seed).run() for seed in seeds]
         begun = statistics.mean(len(search._individuals) for search in searches)
         complete, best, volume = (
-            list(column) for column in zip(*(search.compute_result() for search in searches), strict=True)
+            list(column)
+            for column in zip(*(search.compute_result() for search in searches), strict=True)
         )
         error = statistics.stdev(volume) / len(volume) ** 0.5 if len(volume) > 1 else 0.0
         print(
@@ -193,7 +224,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     for reached in (1000, 10_000):
         claim, decision = time_decisions(reached)
-        print(f"{reached} at a rung: {1000 * claim:.2f} ms per claim, {1000 * decision:.2f} ms per decision")
+        print(
+            f"{reached} at a rung: {1000 * claim:.2f} ms per claim, {1000 * decision:.2f} ms per decision"
+        )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python benchmarks/saving.py --data-dir /usr/share/datasets/fashion-mnist
 
-The script trains one individual of mnist_cnn and one of text_transformer on two ranks. It trains each without
-checkpoints, with the default of --checkpoint-every, and with a checkpoint each second, in turn. It prints the seconds
-of an evaluation, without start-up, and the ratio to an evaluation without checkpoints. Each ratio is the median over
-rounds.
+The script trains one individual of mnist_cnn and one of text_transformer on two ranks. It trains
+each without checkpoints, with the default of --checkpoint-every, and with a checkpoint each second,
+in turn. It prints the seconds of an evaluation, without start-up, and the ratio to an evaluation
+without checkpoints. Each ratio is the median over rounds.
 """
 
 from __future__ import annotations
@@ -23,10 +23,24 @@ VARIANTS = {"off": ["--checkpoint-every", "off"], "default": [], "1s": ["--check
 SEARCHES = {
     "mnist_cnn": (
         {"conv_layers": 4, "activation": "relu", "lr": 0.01, "gamma": 0.9},
-        ["dataset=fashion-mnist", "epochs=6", "patience=6", "train_samples=6000", "validation_samples=1000"],
+        [
+            "dataset=fashion-mnist",
+            "epochs=6",
+            "patience=6",
+            "train_samples=6000",
+            "validation_samples=1000",
+        ],
     ),
     "text_transformer": (
-        {"depth": 4, "width": 192, "heads": 4, "dropout": 0.1, "lr": 0.003, "warmup": 0.1, "weight_decay": 0.01},
+        {
+            "depth": 4,
+            "width": 192,
+            "heads": 4,
+            "dropout": 0.1,
+            "lr": 0.003,
+            "warmup": 0.1,
+            "weight_decay": 0.01,
+        },
         ["epochs=6"],
     ),
 }
@@ -46,7 +60,14 @@ def time_evaluation(folder: Path, name: str, data_dir: str, every: list[str]) ->
     start.write_text(json.dumps([params]))
     if name == "mnist_cnn":
         settings = [*settings, f"data_dir={data_dir}"]
-    command = ["mpirun", "-n", "2", sys.executable, ROOT / "run_islands.py", ROOT / "search_spaces" / f"{name}.py"]
+    command = [
+        "mpirun",
+        "-n",
+        "2",
+        sys.executable,
+        ROOT / "run_islands.py",
+        ROOT / "search_spaces" / f"{name}.py",
+    ]
     command += ["--evaluations", "1", "--enqueue", start, "--run-dir", run_dir, *every]
     command += [part for setting in settings for part in ("--set", setting)]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, timeout=1800)
@@ -56,9 +77,15 @@ def time_evaluation(folder: Path, name: str, data_dir: str, every: list[str]) ->
 
 def main() -> None:
     """Print the seconds of evaluations, and their ratios to evaluations without checkpoints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="number of rounds; each measures all variants")
-    parser.add_argument("--data-dir", required=True, help="folder of the four IDX files of Fashion-MNIST")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="number of rounds; each measures all variants"
+    )
+    parser.add_argument(
+        "--data-dir", required=True, help="folder of the four IDX files of Fashion-MNIST"
+    )
     arguments = parser.parse_args()
     print("                         seconds   ratio")
     with tempfile.TemporaryDirectory() as folder:
@@ -66,11 +93,16 @@ def main() -> None:
             times: dict[str, list[float]] = {every: [] for every in VARIANTS}
             for _ in range(arguments.rounds):
                 for every, options in VARIANTS.items():
-                    times[every].append(time_evaluation(Path(folder), name, arguments.data_dir, options))
+                    times[every].append(
+                        time_evaluation(Path(folder), name, arguments.data_dir, options)
+                    )
             for every, seconds in times.items():
                 ratios = [one / off for one, off in zip(seconds, times["off"], strict=True)]
                 spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-                print(f"{name:<17}{every:<8}{median(seconds):>7.2f}{median(ratios):>8.3f}   {spread}", flush=True)
+                print(
+                    f"{name:<17}{every:<8}{median(seconds):>7.2f}{median(ratios):>8.3f}   {spread}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

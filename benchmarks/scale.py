@@ -53,7 +53,9 @@ def _run_native_code() -> None:
 def _train_network() -> None:
     import torch
 
-    network = torch.nn.Sequential(torch.nn.Conv2d(8, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 8, 3))
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(8, 32, 3), torch.nn.ReLU(), torch.nn.Conv2d(32, 8, 3)
+    )
     optimizer = torch.optim.AdamW(network.parameters())
     for _ in range(100):
         loss = network(torch.ones(16, 8, 16, 16)).square().mean()
@@ -100,7 +102,12 @@ class Leader:
             while assignment is None:
                 with suppress(DuplicateError):
                     params = self._past.draw_new(self._rng)
-                    place = {"island": 0, "worker": self._number, "generation": generation, "propagator": "ga"}
+                    place = {
+                        "island": 0,
+                        "worker": self._number,
+                        "generation": generation,
+                        "propagator": "ga",
+                    }
                     assignment = self._recorder.claim(params or {}, **place)
             self.waits.append(time.perf_counter() - began)
             self._evaluate(assignment)
@@ -111,7 +118,9 @@ class Leader:
             time.sleep(self._seconds / LOSSES)
             self._recorder.writer.record.report(assignment, step, 1 / step)
         seconds = time.perf_counter() - began
-        self._recorder.writer.record.complete(assignment, 1 / LOSSES + self._rng.random(), seconds, {"accuracy": 0.5})
+        self._recorder.writer.record.complete(
+            assignment, 1 / LOSSES + self._rng.random(), seconds, {"accuracy": 0.5}
+        )
         self.busy += seconds
 
 
@@ -125,7 +134,9 @@ def run_process(folder: Path, leaders: int, seconds: float, each: int, work: str
     comm = get_world()
     with RankWatch(comm) as watch:
         job = Job(comm, watch)
-        make_writer = partial(_make_writer, folder, leaders * comm.size * each) if job.is_first else None
+        make_writer = (
+            partial(_make_writer, folder, leaders * comm.size * each) if job.is_first else None
+        )
         with connect_writer(job, make_writer) as (calls, _):
             first = comm.rank * leaders
             several = [Leader(calls, first + number, seconds, each) for number in range(leaders)]
@@ -143,7 +154,10 @@ def run_process(folder: Path, leaders: int, seconds: float, each: int, work: str
             used = time.process_time() - used
             calls.call("commit")
             result = (several, span, (_read_memory() - memory) / leaders)
-            found = comm.gather([(one.waits, one.busy, one.learning) for one in several]), comm.gather(result[1:])
+            found = (
+                comm.gather([(one.waits, one.busy, one.learning) for one in several]),
+                comm.gather(result[1:]),
+            )
         if comm.rank == 0:
             _print_result(*found, used, work)
 
@@ -163,7 +177,11 @@ def _make_writer(folder: Path, budget: int) -> Any:
     record = Record(mirror, "scale")
     claims = Claims(record, SPACE.make_distributions(), budget)
     return StudyWriter(
-        record, claims, OutputLog(lambda trial: folder / f"{trial}.txt"), CheckpointStore(folder), mirror
+        record,
+        claims,
+        OutputLog(lambda trial: folder / f"{trial}.txt"),
+        CheckpointStore(folder),
+        mirror,
     )
 
 
@@ -192,13 +210,17 @@ def _print_result(leaders: Any, processes: Any, used: float, work: str) -> None:
 
 def main() -> None:
     """Run a simulation for each number of workers and each kind of work of the first process."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workers", type=int, nargs="+", default=[100, 300, 1000])
     parser.add_argument("--processes", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of an evaluation")
     parser.add_argument("--each", type=int, default=3, help="evaluations per worker")
     parser.add_argument("--milliseconds", type=float, default=5.0, help="delay of a file operation")
-    parser.add_argument("--work", choices=WORK, nargs="+", default=["nothing"], help="work of the first process")
+    parser.add_argument(
+        "--work", choices=WORK, nargs="+", default=["nothing"], help="work of the first process"
+    )
     parser.add_argument("--part-of", type=Path, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.part_of:
@@ -207,9 +229,23 @@ def main() -> None:
     for workers, work in itertools.product(chosen.workers, chosen.work):
         with tempfile.TemporaryDirectory() as folder:
             slow = slow_files(Path(folder), chosen.milliseconds / 1000, str(ROOT))
-            command = ["mpirun", "-n", str(chosen.processes), sys.executable, "-m", "benchmarks.scale"]
+            command = [
+                "mpirun",
+                "-n",
+                str(chosen.processes),
+                sys.executable,
+                "-m",
+                "benchmarks.scale",
+            ]
             command += ["--part-of", folder, "--workers", str(workers // chosen.processes)]
-            command += ["--seconds", str(chosen.seconds), "--each", str(chosen.each), "--work", work]
+            command += [
+                "--seconds",
+                str(chosen.seconds),
+                "--each",
+                str(chosen.each),
+                "--work",
+                work,
+            ]
             environment = {**os.environ, **slow, "OMP_NUM_THREADS": "1"}
             subprocess.run(command, check=True, env=environment, timeout=3600)
 

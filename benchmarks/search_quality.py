@@ -1,8 +1,9 @@
 """Measure the quality of this project's searches, of Optuna's samplers and of HEBO, in simulated time.
 
-Workers are asynchronous. The problems are tables of trained networks, functions and support vector machines. The script
-prints the regret of each search. It also prints the regret of the default search without each of its ingredients, such
-as the surrogate. It draws the mean regrets over the number of evaluations. Requires `pip install '.[benchmarks]'`.
+Workers are asynchronous. The problems are tables of trained networks, functions and support vector
+machines. The script prints the regret of each search. It also prints the regret of the default
+search without each of its ingredients, such as the surrogate. It draws the mean regrets over the
+number of evaluations. Requires `pip install '.[benchmarks]'`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,18 @@ from tests.support.simulation import WORKERS, SimulatedIslands, simulate
 REFERENCE = "Optuna's TPE"
 CLOSE = 1e-3  # Smaller regrets count as equal in geometric means.
 
-Curves = dict[str, npt.NDArray[np.float64]]  # By problem: lowest regret so far, shape (seeds, evaluations).
+# By problem: lowest regret so far, shape (seeds, evaluations).
+Curves = dict[str, npt.NDArray[np.float64]]
 Make = Callable[[Problem, int, int], Searcher]  # Arguments: a problem, a seed, a number of workers.
 
 
 def _make_islands(
-    names: tuple[str, ...], islands: int, changes: dict[str, float], problem: Problem, seed: int, workers: int
+    names: tuple[str, ...],
+    islands: int,
+    changes: dict[str, float],
+    problem: Problem,
+    seed: int,
+    workers: int,
 ) -> Searcher:
     for name, value in changes.items():
         holder = next(module for module in _WITH_CONSTANTS if hasattr(module, name))
@@ -68,7 +75,9 @@ SLOW: dict[str, Make] = {"Optuna's GP": partial(_make_study, "GP")}
 if find_spec("hebo"):
     SLOW["HEBO"] = _make_hebo
 WITHOUT: dict[str, Make] = {
-    "a surrogate": partial(_make_islands, ("ga",), 2, {"_OFFSPRING": 1, "_NEWCOMERS": 0, "_GENERATIONS": 0}),
+    "a surrogate": partial(
+        _make_islands, ("ga",), 2, {"_OFFSPRING": 1, "_NEWCOMERS": 0, "_GENERATIONS": 0}
+    ),
     "generations on it": partial(_make_islands, ("ga",), 2, {"_GENERATIONS": 0}),
     "the order of losses": partial(_make_islands, ("ga",), 2, {"_EXPLORATION_SHARE": 0.0}),
     "the power transform": partial(_make_islands, ("ga",), 2, {"_EXPLORATION_SHARE": 1.0}),
@@ -78,12 +87,17 @@ WITHOUT: dict[str, Make] = {
 }
 
 
-def _measure_curve(method: Make, family: str, name: str, seed: int, workers: int) -> npt.NDArray[np.float64]:
+def _measure_curve(
+    method: Make, family: str, name: str, seed: int, workers: int
+) -> npt.NDArray[np.float64]:
     warnings.simplefilter("ignore")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     problem = problems.load(family, name)
     regrets = simulate(
-        method(problem, seed, workers), problem.evaluate, problems.list_evaluation_counts(family)[-1], workers
+        method(problem, seed, workers),
+        problem.evaluate,
+        problems.list_evaluation_counts(family)[-1],
+        workers,
     )
     return np.minimum.accumulate(regrets)
 
@@ -93,7 +107,8 @@ def measure(
 ) -> dict[str, Curves]:
     """Run all methods on every `every`-th problem of a family, and return the curves by method.
 
-    CMA-ES runs only on families without categorical parameters. A method is a function that makes a search.
+    CMA-ES runs only on families without categorical parameters. A method is a function that makes a
+    search.
     """
     results: dict[str, Curves] = {}
     for label, method in methods.items():
@@ -102,10 +117,15 @@ def measure(
         # Each method has new processes, since methods change constants.
         with ProcessPoolExecutor(processes) as pool:
             jobs = {
-                name: [pool.submit(_measure_curve, method, family, name, seed, workers) for seed in range(seeds)]
+                name: [
+                    pool.submit(_measure_curve, method, family, name, seed, workers)
+                    for seed in range(seeds)
+                ]
                 for name in problems.list_names(family)[::every]
             }
-            results[label] = {name: np.array([job.result() for job in runs]) for name, runs in jobs.items()}
+            results[label] = {
+                name: np.array([job.result() for job in runs]) for name, runs in jobs.items()
+            }
     return results
 
 
@@ -132,7 +152,9 @@ def print_regrets(results: dict[str, Curves], family: str) -> None:
             regrets, of_tpe = _compute_mean_regrets(curves, n), _compute_mean_regrets(reference, n)
             close = CLOSE if problems.select_kind_of_mean(family) == "geometric" else 1e-6
             worst = np.max(np.maximum(regrets, close) / np.maximum(of_tpe, close))
-            ranks = 1 + np.sum([_compute_mean_regrets(other, n) < regrets for other in results.values()], axis=0)
+            ranks = 1 + np.sum(
+                [_compute_mean_regrets(other, n) < regrets for other in results.values()], axis=0
+            )
             mean = _average(regrets, family)
             cells += f"{mean:10.4f}{mean / _average(of_tpe, family):9.2f}{worst:9.2f}{np.mean(ranks):8.1f}"
         print(f"{label:22s}{cells}", flush=True)
@@ -141,10 +163,14 @@ def print_regrets(results: dict[str, Curves], family: str) -> None:
 def print_ingredients(results: dict[str, Curves], default: Curves, family: str) -> None:
     """Print the regret without each ingredient of the default search, divided by the regret of the default search."""
     print(f"\n{family}: regret without an ingredient, divided by the default's")
-    print(f"{'':30s}" + "".join(f"{f'after {n}':>12s}" for n in problems.list_evaluation_counts(family)))
+    print(
+        f"{'':30s}"
+        + "".join(f"{f'after {n}':>12s}" for n in problems.list_evaluation_counts(family))
+    )
     for label, curves in results.items():
         times = [
-            _average(_compute_mean_regrets(curves, n), family) / _average(_compute_mean_regrets(default, n), family)
+            _average(_compute_mean_regrets(curves, n), family)
+            / _average(_compute_mean_regrets(default, n), family)
             for n in problems.list_evaluation_counts(family)
         ]
         print(f"without {label:22s}" + "".join(f"{ratio:12.2f}" for ratio in times), flush=True)
@@ -157,7 +183,9 @@ def draw_curves(results: dict[str, dict[str, Curves]], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(results), figsize=(5 * len(results), 4), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(results), figsize=(5 * len(results), 4), layout="constrained", squeeze=False
+    )
     for axis, (family, methods) in zip(axes[0], results.items(), strict=True):
         last = problems.list_evaluation_counts(family)[-1]
         for label, curves in methods.items():
@@ -178,7 +206,10 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="use every Nth problem")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument(
-        "--slow-seeds", type=int, default=0, help="seeds of Optuna's GP, and of HEBO if it is installed"
+        "--slow-seeds",
+        type=int,
+        default=0,
+        help="seeds of Optuna's GP, and of HEBO if it is installed",
     )
     parser.add_argument("--workers", type=int, default=WORKERS)
     parser.add_argument("--parts", default="regrets,ingredients")
@@ -188,7 +219,13 @@ def main() -> None:
     families, parts = chosen.families.split(","), chosen.parts.split(",")
     drawn = {}
     for family in families:
-        run = partial(measure, family=family, every=chosen.every, workers=chosen.workers, processes=chosen.processes)
+        run = partial(
+            measure,
+            family=family,
+            every=chosen.every,
+            workers=chosen.workers,
+            processes=chosen.processes,
+        )
         if "regrets" in parts:
             drawn[family] = run(METHODS, seeds=chosen.seeds)
             if chosen.slow_seeds:

@@ -26,7 +26,9 @@ class Searcher(Protocol):
 class OptunaStudy:
     """An Optuna study that all workers share."""
 
-    def __init__(self, space: SearchSpace, sampler: optuna.samplers.BaseSampler, objectives: int = 1) -> None:
+    def __init__(
+        self, space: SearchSpace, sampler: optuna.samplers.BaseSampler, objectives: int = 1
+    ) -> None:
         self._space = space
         self._study = optuna.create_study(sampler=sampler, directions=["minimize"] * objectives)
         self._distributions = space.make_distributions()
@@ -34,7 +36,11 @@ class OptunaStudy:
 
     def ask(self, worker: int) -> dict[str, Any]:
         """Return hyperparameters that the study suggests."""
-        always = {name: one for name, one in self._distributions.items() if not self._space.conditions[name]}
+        always = {
+            name: one
+            for name, one in self._distributions.items()
+            if not self._space.conditions[name]
+        }
         trial = self._trials[worker] = self._study.ask(always)
         for name, one in self._distributions.items():
             if name not in always and self._space.is_active(name, trial.params):
@@ -68,7 +74,8 @@ def make_optuna_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 class Hebo:
     """HEBO, shared by all workers. benchmarks/README.md describes how to install it.
 
-    Cowen-Rivers et al., HEBO: pushing the limits of sample-efficient hyperparameter optimisation (2022).
+    Cowen-Rivers et al., HEBO: pushing the limits of sample-efficient hyperparameter optimisation
+    (2022).
     """
 
     def __init__(self, space: SearchSpace, seed: int) -> None:
@@ -80,7 +87,9 @@ class Hebo:
         np.random.seed(seed)  # HEBO draws from this generator.
         self._parameters = space.parameters
         self._optimizer = HEBO(
-            DesignSpace().parse(list(map(_describe_parameter, space.parameters, space.parameters.values())))
+            DesignSpace().parse(
+                list(map(_describe_parameter, space.parameters, space.parameters.values()))
+            )
         )
         self._waiting: list[Any] = []
         self._asked: dict[int, Any] = {}
@@ -91,7 +100,10 @@ class Hebo:
             suggested = self._optimizer.suggest(n_suggestions=_AT_ONCE)
             self._waiting = [suggested.iloc[[index]] for index in range(len(suggested))]
         row = self._asked[worker] = self._waiting.pop(0)
-        return {name: _convert_value(parameter, row[name].item()) for name, parameter in self._parameters.items()}
+        return {
+            name: _convert_value(parameter, row[name].item())
+            for name, parameter in self._parameters.items()
+        }
 
     def tell(self, worker: int, loss: float, *_: float) -> None:
         """Record the loss of the hyperparameters that the worker received."""
@@ -101,7 +113,11 @@ class Hebo:
 def _describe_parameter(name: str, parameter: Parameter) -> dict[str, Any]:
     """Return the description of a parameter that HEBO expects."""
     if isinstance(parameter, Categorical):
-        return {"name": name, "type": "cat", "categories": [str(index) for index in range(len(parameter.choices))]}
+        return {
+            "name": name,
+            "type": "cat",
+            "categories": [str(index) for index in range(len(parameter.choices))],
+        }
     assert not isinstance(parameter, Ordinal), "no problem has one"
     kind = "int" if not isinstance(parameter, Float) else "pow" if parameter.log else "num"
     return {"name": name, "type": kind, "lb": parameter.low, "ub": parameter.high}

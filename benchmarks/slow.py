@@ -31,4 +31,8 @@ def slow_files(folder: Path, seconds: float, path: str = "") -> dict[str, str]:
         path: Further entries of PYTHONPATH.
     """
     (folder / "sitecustomize.py").write_text(_CODE.format(seconds=seconds))
-    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), path, os.environ.get("PYTHONPATH")]))}
+    return {
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(folder), path, os.environ.get("PYTHONPATH")])
+        )
+    }

@@ -23,12 +23,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-# This file is also a search file: that of benchmarks/free.py. The template times the stages of trainers.
+# This file is also a search file: that of benchmarks/free.py. The template times the stages of
+# trainers.
 from benchmarks.free import objective, space  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "HPO_STAGES"  # Environment variable with the folder of the times.
-EVERY = 50  # Evaluations after which a trainer writes its times. It is killed at the end of the run.
+# Evaluations after which a trainer writes its times. It is killed at the end of the run.
+EVERY = 50
 WORKER = 1  # Index of the worker whose ranks are shown.
 COUNTED = "one evaluation"
 RANK_STAGES = {
@@ -96,7 +98,10 @@ class Clock:
 
     def write(self, path: Path) -> None:
         """Write the microseconds of each stage, divided by the number of evaluations."""
-        lines = [f"{stage}\t{1e6 * seconds / max(1, self.count)}" for stage, seconds in self.seconds.items()]
+        lines = [
+            f"{stage}\t{1e6 * seconds / max(1, self.count)}"
+            for stage, seconds in self.seconds.items()
+        ]
         path.write_text("\n".join(lines))
 
 
@@ -147,12 +152,16 @@ def print_table(title: str, stages: Mapping[str, str], paths: list[Path]) -> Non
         times = [float(column.get(stage, 0.0)) for column in columns]
         if any(times):
             print(f"{stage:46} {times[0]:8.0f} {times[1]:8.0f}")
-    print(f"{'all':46} {sum(map(float, columns[0].values())):8.0f} {sum(map(float, columns[1].values())):8.0f}")
+    print(
+        f"{'all':46} {sum(map(float, columns[0].values())):8.0f} {sum(map(float, columns[1].values())):8.0f}"
+    )
 
 
 def main() -> None:
     """Print microseconds per evaluation of one worker."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--evaluations", type=int, default=1000)
     parser.add_argument("--propagators", default="random")
     if sys.argv[1:2] == ["--run-rank"]:
@@ -164,14 +173,31 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options = ["--evaluations", str(chosen.evaluations), "--propagators", chosen.propagators]
-        command = ["mpirun", "-n", "8", sys.executable, "-m", "benchmarks.stages", "--run-rank", name]
+        command = [
+            "mpirun",
+            "-n",
+            "8",
+            sys.executable,
+            "-m",
+            "benchmarks.stages",
+            "--run-rank",
+            name,
+        ]
         search = [str(ROOT / "run_islands.py"), __file__, "--run-dir", f"{name}/run"]
         environment = {**os.environ, FOLDER: name}
         subprocess.run(
-            [*command, *search, *options], check=True, stdout=subprocess.DEVNULL, env=environment, timeout=3600
+            [*command, *search, *options],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            timeout=3600,
         )
         print_table("ranks", RANK_STAGES, [folder / f"rank-{2 * WORKER + rank}" for rank in (0, 1)])
-        print_table("their trainers", TRAINER_STAGES, [folder / f"trainer-{WORKER}-{rank}" for rank in (0, 1)])
+        print_table(
+            "their trainers",
+            TRAINER_STAGES,
+            [folder / f"trainer-{WORKER}-{rank}" for rank in (0, 1)],
+        )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# This file is also a search file: an evaluation takes one step of the reference network and writes the time.
+# This file is also a search file: an evaluation takes one step of the reference network and writes
+# the time.
 space = SearchSpace(lr=Float(0.1, 1.0))
 
 
@@ -40,7 +41,9 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    network = nn.Sequential(nn.Conv2d(1, 10, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(640, 10))
+    network = nn.Sequential(
+        nn.Conv2d(1, 10, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(640, 10)
+    )
     model = DistributedDataParallel(network.to(worker.device))
     optimizer = torch.optim.Adadelta(network.parameters(), lr=params["lr"])
     loss = model(torch.rand(32, 1, 8, 8, device=worker.device)).square().mean()
@@ -53,16 +56,33 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
 def time_start(ranks: int) -> float:
     """Start a run. Return the seconds until every worker has taken its first training step."""
     with tempfile.TemporaryDirectory() as folder:
-        options = ["--evaluations", str(ranks // 2), "--set", f"folder={folder}", "--run-dir", f"{folder}/run"]
+        options = [
+            "--evaluations",
+            str(ranks // 2),
+            "--set",
+            f"folder={folder}",
+            "--run-dir",
+            f"{folder}/run",
+        ]
         started = time.time()
-        command = ["mpirun", "-n", str(ranks), sys.executable, str(ROOT / "run_islands.py"), __file__, *options]
+        command = [
+            "mpirun",
+            "-n",
+            str(ranks),
+            sys.executable,
+            str(ROOT / "run_islands.py"),
+            __file__,
+            *options,
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=600)
         return max(float(path.read_text()) for path in Path(folder).glob("*-?")) - started
 
 
 def main() -> None:
     """Print the seconds to the first step of each run, and their medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[8])
     parser.add_argument("--repeat", type=int, default=5)
     chosen = parser.parse_args()

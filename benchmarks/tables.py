@@ -24,8 +24,9 @@ FAMILIES = {
 class Table:
     """A table of all networks of a grid of hyperparameters, with the regret and the training time of each network.
 
-    Regret is 0 for the best network and 1 for the median. Losses are means over the table's seeds. A hyperparameter is
-    given as the index of its value on the grid. So the values of a logarithmic grid also have equal distances.
+    Regret is 0 for the best network and 1 for the median. Losses are means over the table's seeds.
+    A hyperparameter is given as the index of its value on the grid. So the values of a logarithmic
+    grid also have equal distances.
     """
 
     name: str
@@ -51,7 +52,12 @@ def load(family: str, name: str) -> Table:
         losses[index] = sign * np.mean(measured[metric])
         seconds[index] = np.mean(measured["train_time"])
     best, median = np.min(losses), np.median(losses)
-    return Table(f"{family}/{name}", SearchSpace(**make_parameters(ranges)), (losses - best) / (median - best), seconds)
+    return Table(
+        f"{family}/{name}",
+        SearchSpace(**make_parameters(ranges)),
+        (losses - best) / (median - best),
+        seconds,
+    )
 
 
 @cache
@@ -59,7 +65,9 @@ def load_losses(family: str, name: str) -> dict[tuple[int, ...], list[float]]:
     """Load the losses of each network with each of the table's seeds. A key has the index of each hyperparameter."""
     kind, metric, sign = FAMILIES[family]
     measured = kind(name)._dataset.items()
-    return {tuple(map(int, key)): [sign * float(loss) for loss in one[metric]] for key, one in measured}
+    return {
+        tuple(map(int, key)): [sign * float(loss) for loss in one[metric]] for key, one in measured
+    }
 
 
 def make_parameters(ranges: Mapping[str, Sequence[Any]]) -> dict[str, Parameter]:
@@ -68,6 +76,8 @@ def make_parameters(ranges: Mapping[str, Sequence[Any]]) -> dict[str, Parameter]
     Numbers become an `Int`, and other values a `Categorical`.
     """
     return {
-        name: Categorical(*range(len(values))) if isinstance(values[0], str) else Int(0, len(values) - 1)
+        name: Categorical(*range(len(values)))
+        if isinstance(values[0], str)
+        else Int(0, len(values) - 1)
         for name, values in ranges.items()
     }

@@ -3,13 +3,14 @@
     python benchmarks/throughput.py --data-dir /usr/share/datasets/fashion-mnist
     python benchmarks/throughput.py --table
 
-(a) is a search, `mpirun -n 8 run_islands.py`, with 4 workers of 2 ranks, over 16 enqueued networks of
-search_spaces/mnist_cnn.py. (b) trains the same 16 networks in two processes, without MPI and communication, with the
-same optimizations. Rounds of (a) and (b) alternate. A round is timed from the start of the first training to the end of
-the last training. The times exclude imports.
+(a) is a search, `mpirun -n 8 run_islands.py`, with 4 workers of 2 ranks, over 16 enqueued networks
+of search_spaces/mnist_cnn.py. (b) trains the same 16 networks in two processes, without MPI and
+communication, with the same optimizations. Rounds of (a) and (b) alternate. A round is timed from
+the start of the first training to the end of the last training. The times exclude imports.
 
-`--table` explains the difference between (a) and (b). The first stage is (b). Each further stage adds one more part of
-a search, such as the averaging of gradients. The script prints the CPU time of each stage.
+`--table` explains the difference between (a) and (b). The first stage is (b). Each further stage
+adds one more part of a search, such as the averaging of gradients. The script prints the CPU time
+of each stage.
 """
 
 from __future__ import annotations
@@ -63,11 +64,17 @@ STAGES = (
 
 def main() -> None:
     """Print the rates of search and plain training and their ratio, or the table of stages."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default="/usr/share/datasets/fashion-mnist", help="folder of Fashion-MNIST")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data-dir", default="/usr/share/datasets/fashion-mnist", help="folder of Fashion-MNIST"
+    )
     parser.add_argument("--repeat", type=int, default=3, help="number of rounds")
     parser.add_argument("--table", action="store_true", help="print the CPU time of each stage")
-    parser.add_argument("--train", nargs=3, metavar=("STAGE", "PROCESS", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--train", nargs=3, metavar=("STAGE", "PROCESS", "FOLDER"), help=argparse.SUPPRESS
+    )
     arguments = parser.parse_args()
     settings = [*SETTINGS, f"data_dir={arguments.data_dir}"]
     if arguments.train:
@@ -96,7 +103,8 @@ def print_ratios(data_dir: str, settings: list[str], repeat: int) -> None:
 def print_table(data_dir: str, settings: list[str], repeat: int) -> None:
     """Print the CPU time of each stage, and the difference to the previous stage.
 
-    The last row is the search: its duration times the number of cores, `PROCESSES`, which includes idle time.
+    The last row is the search: its duration times the number of cores, `PROCESSES`, which includes
+    idle time.
     """
     rounds = []
     for _ in range(repeat):
@@ -125,26 +133,45 @@ def time_search(settings: list[str]) -> float:
         request = make_request(options, Layout(8, 2, 2), here.ask, here.constraints)
         with ExitStack() as held:
             session = begin_session(
-                enter_run_dir(path, "", resume=False, resources=held), request, [RankPlace(0, "here", Gpus())]
+                enter_run_dir(path, "", resume=False, resources=held),
+                request,
+                [RankPlace(0, "here", Gpus())],
             )
         record = session.open_record()
-        networks = [{"conv_layers": layers, "activation": name, "lr": LR, "gamma": 0.9} for layers, name in NETWORKS]
+        networks = [
+            {"conv_layers": layers, "activation": name, "lr": LR, "gamma": 0.9}
+            for layers, name in NETWORKS
+        ]
         for network in networks:
             record.enqueue(network, request.problem.space.make_distributions())
         program = [str(ROOT / "run_islands.py"), str(SEARCH), "--resume", "--run-dir", str(path)]
         command = ["mpirun", "-n", "8", sys.executable, *program]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
         evaluations = record.read_evaluations()
-    assert [e.params for e in evaluations if e.state == "complete"] == networks, "not the enqueued networks"
+    assert [e.params for e in evaluations if e.state == "complete"] == networks, (
+        "not the enqueued networks"
+    )
     return max(e.ended for e in evaluations) - min(e.started for e in evaluations)
 
 
 def time_stage(stage: Stage, data_dir: str) -> tuple[float, float]:
     """Run the processes of a stage. Return the seconds from the first start to the last end, and the CPU seconds."""
-    command = [sys.executable, __file__, "--data-dir", data_dir, "--train", str(STAGES.index(stage))]
+    command = [
+        sys.executable,
+        __file__,
+        "--data-dir",
+        data_dir,
+        "--train",
+        str(STAGES.index(stage)),
+    ]
     with tempfile.TemporaryDirectory() as folder:
         processes = [
-            subprocess.Popen([*command, str(number), folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [*command, str(number), folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             for number in range(stage.processes)
         ]
         for process in processes:
@@ -154,8 +181,12 @@ def time_stage(stage: Stage, data_dir: str) -> tuple[float, float]:
             assert process.stdin is not None
             process.stdin.write("go\n")
             process.stdin.flush()
-        times = [tuple(map(float, process.communicate(timeout=300)[0].split())) for process in processes]
-    return max(end for _, end, _ in times) - min(start for start, _, _ in times), sum(used for _, _, used in times)
+        times = [
+            tuple(map(float, process.communicate(timeout=300)[0].split())) for process in processes
+        ]
+    return max(end for _, end, _ in times) - min(start for start, _, _ in times), sum(
+        used for _, _, used in times
+    )
 
 
 def train_share(stage: Stage, process: int, folder: str, settings: list[str]) -> None:
@@ -187,7 +218,9 @@ def train_share(stage: Stage, process: int, folder: str, settings: list[str]) ->
         torch.manual_seed(0)
         net = Net(layers, activation)
         net.to(memory_format=torch.channels_last)
-        trained: nn.Module = DistributedDataParallel(net, gradient_as_bucket_view=True) if stage.averages else net
+        trained: nn.Module = (
+            DistributedDataParallel(net, gradient_as_bucket_view=True) if stage.averages else net
+        )
         optimizer = Adadelta(net.parameters(), lr=LR, foreach=True)
         for batch in torch.randperm(len(train)).view(-1, BATCH_SIZE):
             images, labels = train.get_batch(batch[rank :: stage.ranks])

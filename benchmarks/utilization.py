@@ -2,8 +2,8 @@
 
     python -m benchmarks.utilization
 
-Workers have one rank. The objective sleeps between ten losses. Slow file operations simulate a parallel file system:
-Python delays each fsync, exclusive create, rename and unlink.
+Workers have one rank. The objective sleeps between ten losses. Slow file operations simulate a
+parallel file system: Python delays each fsync, exclusive create, rename and unlink.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class Settings:
     seconds: float = 4.0
 
 
-def objective(params: dict[str, Any], _: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
+def objective(
+    params: dict[str, Any], _: Worker, settings: Settings
+) -> Iterator[tuple[float, dict[str, float]]]:
     """Yield decreasing losses, and sleep before each of them."""
     for step in range(LOSSES):
         time.sleep(settings.seconds / LOSSES)
@@ -66,23 +68,49 @@ def measure(workers: int, delay: float, each: int, seconds: float, *options: str
     """
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, **(slow_files(Path(folder), delay) if delay else {})}
-        command = ["mpirun", "-n", str(workers), sys.executable, str(ROOT / "run_islands.py"), __file__]
-        command += ["--ranks-per-worker", "1", "--evaluations", str(each * workers), "--run-dir", f"{folder}/run"]
+        command = [
+            "mpirun",
+            "-n",
+            str(workers),
+            sys.executable,
+            str(ROOT / "run_islands.py"),
+            __file__,
+        ]
+        command += [
+            "--ranks-per-worker",
+            "1",
+            "--evaluations",
+            str(each * workers),
+            "--run-dir",
+            f"{folder}/run",
+        ]
         command += ["--set", f"seconds={seconds}", *options]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=ROOT, timeout=3600)
+        subprocess.run(
+            command, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=ROOT, timeout=3600
+        )
         return compute_utilization(RunReader(Path(folder, "run")).read_evaluations(), workers)
 
 
 def main() -> None:
     """Print the utilization for each number of workers and each delay."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="+", default=[8, 32, 8, 24], help="one for each delay")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--milliseconds", type=float, nargs="+", default=[0, 0, 5, 5], help="delays of a file operation"
+        "--workers", type=int, nargs="+", default=[8, 32, 8, 24], help="one for each delay"
+    )
+    parser.add_argument(
+        "--milliseconds",
+        type=float,
+        nargs="+",
+        default=[0, 0, 5, 5],
+        help="delays of a file operation",
     )
     parser.add_argument("--seconds", type=float, default=4.0, help="duration of an evaluation")
     parser.add_argument("--each", type=int, default=5, help="evaluations per worker")
-    parser.add_argument("--options", nargs=argparse.REMAINDER, default=[], help="options of the search")
+    parser.add_argument(
+        "--options", nargs=argparse.REMAINDER, default=[], help="options of the search"
+    )
     chosen = parser.parse_args()
     for workers, delay in zip(chosen.workers, chosen.milliseconds, strict=True):
         found = measure(workers, delay / 1000, chosen.each, chosen.seconds, *chosen.options)

@@ -29,12 +29,17 @@ class CommandLine(SphinxDirective):
         """Return the nodes of the program that the directive names."""
         program = self.arguments[0]
         command = get_command(PROGRAMS[program])
-        sections = [self._section(f"{program} {sub.name}", sub) for sub in getattr(command, "commands", {}).values()]
+        sections = [
+            self._section(f"{program} {sub.name}", sub)
+            for sub in getattr(command, "commands", {}).values()
+        ]
         return [*self._described(program, command), *sections]
 
     def _section(self, name: str, command: Any) -> nodes.Node:
         title = nodes.title("", "", nodes.literal("", name))
-        section = nodes.section("", title, *self._described(name, command), ids=[nodes.make_id(name)], names=[name])
+        section = nodes.section(
+            "", title, *self._described(name, command), ids=[nodes.make_id(name)], names=[name]
+        )
         self.state.document.note_implicit_target(section, section)
         return section
 
@@ -45,9 +50,26 @@ class CommandLine(SphinxDirective):
 def _described(name: str, command: Any) -> Iterator[str]:
     """Describe a command in MyST Markdown: its usage, its purpose, its arguments and its options."""
     context = command.context_class(command, info_name=name)
-    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
-    usage = [name, "[OPTIONS]", *map(_usage, arguments), *(["COMMAND ..."] if hasattr(command, "commands") else [])]
-    yield from ("```text", " ".join(usage), "```", "", command.help, "", f"```{{program}} {name}", "```", "")
+    arguments = [
+        parameter for parameter in command.params if parameter.param_type_name == "argument"
+    ]
+    usage = [
+        name,
+        "[OPTIONS]",
+        *map(_usage, arguments),
+        *(["COMMAND ..."] if hasattr(command, "commands") else []),
+    ]
+    yield from (
+        "```text",
+        " ".join(usage),
+        "```",
+        "",
+        command.help,
+        "",
+        f"```{{program}} {name}",
+        "```",
+        "",
+    )
     groups = list(group_parameters(command.params))
     for heading, parameters in groups:
         if len(groups) > 2:

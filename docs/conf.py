@@ -6,7 +6,8 @@ import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]  # for command_line and this checkout's hpo
+# For command_line and this checkout's hpo.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 project = "hpo-islands"
 author = "The hpo-islands developers"

@@ -41,8 +41,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Return an attribute of the module that is computed or imported only when it is used.
 
-    `checkpoint`, `folder` and `trial` depend on the running evaluation. `Worker`, `Prediction` and `TextSample` need
-    torch or numpy.
+    `checkpoint`, `folder` and `trial` depend on the running evaluation. `Worker`, `Prediction` and
+    `TextSample` need torch or numpy.
     """
     if name == "Worker":
         from hpo.trainer.worker import Worker

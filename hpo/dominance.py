@@ -1,7 +1,7 @@
 """Compare individuals by several objectives: dominance, crowding distance and hypervolume.
 
-Costs are arrays of shape (individuals, objectives), lower is better. Individual A dominates individual B if no cost of
-A is higher, and at least one is lower.
+Costs are arrays of shape (individuals, objectives), lower is better. Individual A dominates
+individual B if no cost of A is higher, and at least one is lower.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ def find_non_dominated(costs: Costs) -> npt.NDArray[np.bool_]:
     """
     if costs.shape[1] == 2 and len(costs):
         return _find_non_dominated_pairs(costs)
-    remaining, index = np.lexsort(costs.T[::-1]), 0  # In this order, no individual is dominated by a later one.
+    # In this order, no individual is dominated by a later one.
+    remaining, index = np.lexsort(costs.T[::-1]), 0
     while index < len(remaining):
         remaining_costs, own_costs = costs[remaining], costs[remaining[index]]
-        kept = ~((remaining_costs >= own_costs).all(axis=1) & (remaining_costs > own_costs).any(axis=1))
+        kept = ~(
+            (remaining_costs >= own_costs).all(axis=1) & (remaining_costs > own_costs).any(axis=1)
+        )
         remaining, index = remaining[kept], int(kept[:index].sum()) + 1
     found = np.zeros(len(costs), bool)
     found[remaining] = True
@@ -33,7 +36,8 @@ def find_non_dominated(costs: Costs) -> npt.NDArray[np.bool_]:
 
 
 def _find_non_dominated_pairs(costs: Costs) -> npt.NDArray[np.bool_]:
-    # In the order of the first cost, the second cost must be lower than that of all earlier individuals.
+    # In the order of the first cost, the second cost must be lower than that of all earlier
+    # individuals.
     pairs, pair_indices = np.unique(costs, axis=0, return_inverse=True)
     lowest = np.minimum.accumulate(pairs[:, 1])
     kept: npt.NDArray[np.bool_] = np.append(True, pairs[1:, 1] < lowest[:-1])[pair_indices.ravel()]
@@ -44,8 +48,8 @@ def compute_domination_ranks(costs: Costs, most_ranked: int | None = None) -> np
     """Return the front of each individual: 0 if it is not dominated, 1 if only front 0 dominates it, and so on.
 
     Args:
-        costs: The costs, shape (individuals, objectives).
-        most_ranked: Stop when at least this number of individuals have a front. All remaining individuals then get the
+        costs: The costs, shape (individuals, objectives). most_ranked: Stop when at least this
+        number of individuals have a front. All remaining individuals then get the
             number of the next front. Default: None, rank all individuals.
 
     Returns:
@@ -64,8 +68,8 @@ def compute_domination_ranks(costs: Costs, most_ranked: int | None = None) -> np
 def compute_crowding_distances(costs: Costs) -> npt.NDArray[np.float64]:
     """Return the crowding distance of each individual of a front: how far apart its neighbours on the front are.
 
-    The distance is infinite for individuals at the ends of the front. Source: Deb et al., A fast and elitist
-    multiobjective genetic algorithm: NSGA-II (2002), section III-B.
+    The distance is infinite for individuals at the ends of the front. Source: Deb et al., A fast
+    and elitist multiobjective genetic algorithm: NSGA-II (2002), section III-B.
 
     Args:
         costs: Finite costs, shape (individuals, objectives).
@@ -74,7 +78,8 @@ def compute_crowding_distances(costs: Costs) -> npt.NDArray[np.float64]:
         The distances, shape (individuals,).
     """
     distances = np.zeros(len(costs))
-    for column in costs.T / 2:  # Without the division, the difference of two large floats could overflow.
+    # Without the division, the difference of two large floats could overflow.
+    for column in costs.T / 2:
         order = np.argsort(column, kind="stable")
         span = column[order[-1]] - column[order[0]] if len(order) else 0.0
         if span > 0:
@@ -86,11 +91,12 @@ def compute_crowding_distances(costs: Costs) -> npt.NDArray[np.float64]:
 def sort_best_first(costs: Costs, most_sorted: int | None = None) -> npt.NDArray[np.int64]:
     """Return the indices of individuals from best to worst, in the order of NSGA-II.
 
-    Individuals of a better front come first. Within a front, individuals with a larger crowding distance come first.
+    Individuals of a better front come first. Within a front, individuals with a larger crowding
+    distance come first.
 
     Args:
-        costs: The costs, shape (individuals, objectives).
-        most_sorted: The number of best individuals to sort. The other individuals follow in any order. Default: None,
+        costs: The costs, shape (individuals, objectives). most_sorted: The number of best
+        individuals to sort. The other individuals follow in any order. Default: None,
             sort all.
 
     Returns:
@@ -120,10 +126,10 @@ def _sort_lowest_first(costs: Costs, most_sorted: int | None) -> npt.NDArray[np.
 def compute_hypervolume(costs: Costs, reference: npt.ArrayLike) -> float:
     """Return the hypervolume: the volume that the individuals dominate, up to the reference point.
 
-    Individuals that are not better than the reference point in all objectives are ignored. With three or more
-    objectives, individuals are sorted by the last objective, the worst first. Each adds the box that it dominates,
-    without the part that later individuals dominate. Source: While et al., A fast way of calculating exact hypervolumes
-    (2012).
+    Individuals that are not better than the reference point in all objectives are ignored. With
+    three or more objectives, individuals are sorted by the last objective, the worst first. Each
+    adds the box that it dominates, without the part that later individuals dominate. Source: While
+    et al., A fast way of calculating exact hypervolumes (2012).
 
     Args:
         costs: Shape (individuals, objectives).
@@ -134,10 +140,14 @@ def compute_hypervolume(costs: Costs, reference: npt.ArrayLike) -> float:
     best = inside[find_non_dominated(inside)]
     if best.shape[1] <= 2:
         return _compute_area(best, limit)
-    best = best[np.argsort(-best[:, -1], kind="stable")]  # Later ones are at least as good in the last objective.
+    # Later ones are at least as good in the last objective.
+    best = best[np.argsort(-best[:, -1], kind="stable")]
     flat, height = best[:, :-1], limit[-1] - best[:, -1]
     bases = np.prod(limit[:-1] - flat, axis=1)
-    taken = [compute_hypervolume(np.maximum(flat[index:], own), limit[:-1]) for index, own in enumerate(flat, start=1)]
+    taken = [
+        compute_hypervolume(np.maximum(flat[index:], own), limit[:-1])
+        for index, own in enumerate(flat, start=1)
+    ]
     return float((height * (bases - taken)).sum())
 
 

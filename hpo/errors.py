@@ -12,7 +12,8 @@ class UsageError(ValueError):
     """An option, file, path or value of the user is not valid. The message has the value and a remedy."""
 
     def __str__(self) -> str:
-        return make_printable_lines(super().__str__())  # Names and values may have control characters.
+        # Names and values may have control characters.
+        return make_printable_lines(super().__str__())
 
 
 class CollectiveUsageError(UsageError):

@@ -1,7 +1,8 @@
 """Functions for a script that a search runs: report losses, save checkpoints and offer weights.
 
-Environment variables identify the evaluation, so child processes of the script can call these functions too. In an
-objective function, each of these functions calls the method of `Worker` that has the same name.
+Environment variables identify the evaluation, so child processes of the script can call these
+functions too. In an objective function, each of these functions calls the method of `Worker` that
+has the same name.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ _METRICS_VARIABLE, _TRIAL_VARIABLE, _FOLDER_VARIABLE, _CHECKPOINT_VARIABLE = (
     "HPO_FOLDER",
     "HPO_CHECKPOINT",
 )
-_CHECKPOINT_DRAFTS_VARIABLE, _WEIGHTS_DRAFTS_VARIABLE = "HPO_CHECKPOINT_DRAFTS", "HPO_WEIGHTS_DRAFTS"
+_CHECKPOINT_DRAFTS_VARIABLE, _WEIGHTS_DRAFTS_VARIABLE = (
+    "HPO_CHECKPOINT_DRAFTS",
+    "HPO_WEIGHTS_DRAFTS",
+)
 _READS_LINES_VARIABLE = "HPO_READS_LINES"
-NOTE_PATTERN = re.compile(rb"\x1ehpo:([^\x1e\n]*)\x1e")  # Matches a message to the supervisor among printed lines.
+# Matches a message to the supervisor among printed lines.
+NOTE_PATTERN = re.compile(rb"\x1ehpo:([^\x1e\n]*)\x1e")
 
 _worker: Worker | None = None  # the worker of the objective function that runs in this process
 _report_count = 0
@@ -37,7 +42,8 @@ def set_worker(worker: Worker | None) -> None:
     """Let the functions of this module call the methods of a worker.
 
     Args:
-        worker: The worker of an objective function. None: the functions use the environment variables of a script.
+        worker: The worker of an objective function. None: the functions use the environment
+        variables of a script.
     """
     global _worker
     _worker = worker
@@ -46,12 +52,13 @@ def set_worker(worker: Worker | None) -> None:
 def report(loss: Any, /, **metrics: Any) -> None:
     """Report a validation loss, and optionally metrics, from a script.
 
-    Call it on one rank, or on all ranks with the same values. If a pruner stops the evaluation, the search ends the
-    script. Without a search, the function does nothing. In an objective function, it calls ``worker.report``.
+    Call it on one rank, or on all ranks with the same values. If a pruner stops the evaluation, the
+    search ends the script. Without a search, the function does nothing. In an objective function,
+    it calls ``worker.report``.
 
     Args:
-        loss: The validation loss, lower is better: a number, a numpy number, or a tensor with one element.
-        **metrics: Other numbers by name, for objectives and tables.
+        loss: The validation loss, lower is better: a number, a numpy number, or a tensor with one
+        element. **metrics: Other numbers by name, for objectives and tables.
 
     Raises:
         TypeError: A value is not a number.
@@ -68,25 +75,33 @@ def report(loss: Any, /, **metrics: Any) -> None:
     elif _METRICS_VARIABLE in os.environ:
         global _report_count
         _report_count += 1
-        send_note({name: _convert_to_number(name, value) for name, value in {**metrics, "loss": loss}.items()})
+        send_note(
+            {
+                name: _convert_to_number(name, value)
+                for name, value in {**metrics, "loss": loss}.items()
+            }
+        )
 
 
 def save_checkpoint(state: Any) -> None:
     """Save a checkpoint, from which the evaluation resumes after an interruption. Call it before `report`.
 
-    A checkpoint belongs to the next loss that is reported. If the evaluation is interrupted, or paused by a pruner, it
-    later resumes from the latest checkpoint whose loss was reported. The file is removed when the evaluation ends.
-    Without a search, the function does nothing. In an objective function, it calls ``worker.save_checkpoint``.
+    A checkpoint belongs to the next loss that is reported. If the evaluation is interrupted, or
+    paused by a pruner, it later resumes from the latest checkpoint whose loss was reported. The
+    file is removed when the evaluation ends. Without a search, the function does nothing. In an
+    objective function, it calls ``worker.save_checkpoint``.
 
-    Call it on rank 0, which writes the file, or on all ranks. If `state` is a function or has sharded tensors, the call
-    is collective: call it on all ranks, because tensors are gathered.
+    Call it on rank 0, which writes the file, or on all ranks. If `state` is a function or has
+    sharded tensors, the call is collective: call it on all ranks, because tensors are gathered.
 
     Args:
-        state: Dicts, lists and tuples of tensors, numpy arrays, numbers, strings, booleans and None, for example from
-            ``state_dict()``; or a function without arguments that returns such a state.
+        state: Dicts, lists and tuples of tensors, numpy arrays, numbers, strings, booleans and
+            None, for example from ``state_dict()``; or a function without arguments that returns
+            such a state.
 
     Raises:
-        TypeError: The state has a value of another type. The message has the path of the value in the state.
+        TypeError: The state has a value of another type. The message has the path of the value in
+        the state.
 
     Example:
         ::
@@ -106,16 +121,17 @@ def save_checkpoint(state: Any) -> None:
 def offer_weights(weights: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
     """Offer the weights of the network, which the run stores if this individual is its best. Call it before `report`.
 
-    The run stores the weights of its best individual in RUN_DIR/best.safetensors. With ``--confirm-seeds``, the weights
-    of the confirmed winner are in RUN_DIR/confirmed. Each call writes a file, so offer weights only if the loss is the
-    lowest so far. Without a search, the function does nothing. In an objective function, it calls
-    ``worker.offer_weights``.
+    The run stores the weights of its best individual in RUN_DIR/best.safetensors. With
+    ``--confirm-seeds``, the weights of the confirmed winner are in RUN_DIR/confirmed. Each call
+    writes a file, so offer weights only if the loss is the lowest so far. Without a search, the
+    function does nothing. In an objective function, it calls ``worker.offer_weights``.
 
-    Call it on rank 0, which writes the file, or on all ranks. If `weights` is a function, which may gather a sharded
-    network, the call is collective: call it on all ranks.
+    Call it on rank 0, which writes the file, or on all ranks. If `weights` is a function, which may
+    gather a sharded network, the call is collective: call it on all ranks.
 
     Args:
-        weights: Unsharded tensors by name, for example from ``state_dict()``; or a function that returns them.
+        weights: Unsharded tensors by name, for example from ``state_dict()``; or a function that
+        returns them.
 
     Raises:
         TypeError: The weights are not a dict of unsharded tensors by name.
@@ -141,8 +157,8 @@ def load_checkpoint() -> Any:
     The next loss that the script reports counts as the loss of the step after the checkpoint.
 
     Returns:
-        The state that was saved, with tensors on the CPU. None if the evaluation starts from the beginning, or if no
-        search runs the script.
+        The state that was saved, with tensors on the CPU. None if the evaluation starts from the
+        beginning, or if no search runs the script.
 
     Raises:
         RuntimeError: The script has already reported a loss.
@@ -185,7 +201,8 @@ def send_note(content: Mapping[str, Any]) -> None:
     line = f"{json.dumps(content)}\n".encode()
     descriptor = os.open(os.environ[_METRICS_VARIABLE], os.O_WRONLY | os.O_APPEND)
     try:
-        os.write(descriptor, line)  # A single write, since other processes may write at the same time.
+        # A single write, since other processes may write at the same time.
+        os.write(descriptor, line)
     finally:
         os.close(descriptor)
 
@@ -193,8 +210,8 @@ def send_note(content: Mapping[str, Any]) -> None:
 def send_draft(kind: str, name: str) -> None:
     """Send the name of a draft (file with a checkpoint or with weights), which belongs to the next loss.
 
-    If losses are read from printed lines, the name is printed, too. Its position among the lines shows which loss is
-    the next.
+    If losses are read from printed lines, the name is printed, too. Its position among the lines
+    shows which loss is the next.
 
     Args:
         kind: The kind of the draft.
@@ -206,7 +223,8 @@ def send_draft(kind: str, name: str) -> None:
     for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
         with suppress(Exception):  # The script may have closed the stream.
             stream.flush()
-            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):  # The script may have redirected it to a file.
+            # The script may have redirected it to a file.
+            if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
                 os.write(descriptor, f"\x1ehpo:{kind} {name}\x1e".encode())
 
 

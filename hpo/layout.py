@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from hpo.errors import UsageError
 from hpo.text_format import format_count
 
-_OTHER_MPI = (
-    "the launcher belongs to another MPI. Use the launcher of the MPI that python -m mpi4py --mpi-library prints"
-)
+_OTHER_MPI = "the launcher belongs to another MPI. Use the launcher of the MPI that python -m mpi4py --mpi-library prints"
 _REMEDIES = {
     "PMI_SIZE": _OTHER_MPI,
     "OMPI_COMM_WORLD_SIZE": _OTHER_MPI,
@@ -24,9 +22,9 @@ _REMEDIES = {
 class Layout:
     """The numbers of ranks, workers and islands of a job.
 
-    Worker w has `ranks_per_worker` consecutive ranks, of which ``w * ranks_per_worker`` is the first. Each island has
-    consecutive workers. The numbers of workers per island differ by at most one, and larger islands come first, as in
-    Propulate.
+    Worker w has `ranks_per_worker` consecutive ranks, of which ``w * ranks_per_worker`` is the
+    first. Each island has consecutive workers. The numbers of workers per island differ by at most
+    one, and larger islands come first, as in Propulate.
 
     Raises:
         UsageError: The numbers do not fit together. The message proposes numbers that fit.
@@ -56,14 +54,18 @@ class Layout:
 
     @classmethod
     def choose(
-        cls, ranks: int, ranks_per_worker: int | None, islands: int | None, propagators: Sequence[str] = ()
+        cls,
+        ranks: int,
+        ranks_per_worker: int | None,
+        islands: int | None,
+        propagators: Sequence[str] = (),
     ) -> Layout:
         """Return the layout for the options of a run.
 
         Args:
-            ranks: The number of ranks of the job.
-            ranks_per_worker: Ranks of each worker. None: 2, or 1 if the number of ranks is odd.
-            islands: The number of islands. None: one for each propagator, but at least 2, or 1 if there is only one
+            ranks: The number of ranks of the job. ranks_per_worker: Ranks of each worker. None: 2,
+            or 1 if the number of ranks is odd. islands: The number of islands. None: one for each
+            propagator, but at least 2, or 1 if there is only one
                 worker.
             propagators: The propagators that the user named.
 
@@ -104,7 +106,11 @@ class Layout:
 
     def find_island(self, worker: int) -> int:
         """Return the index of the island to which a worker belongs."""
-        return next(i for i in range(self.islands) if worker < self.find_first_worker(i) + self.count_island_workers(i))
+        return next(
+            i
+            for i in range(self.islands)
+            if worker < self.find_first_worker(i) + self.count_island_workers(i)
+        )
 
     def __str__(self) -> str:
         return (
@@ -122,8 +128,13 @@ def describe_wrong_launch(ranks: int, environment: Mapping[str, str]) -> str:
     """
     for name, remedy in _REMEDIES.items():
         started = environment.get(name, "")
-        # Ranks of mpirun may inherit the variables of srun, which starts its daemons. A shell may have them, too.
-        if name == "SLURM_STEP_NUM_TASKS" and {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_PTY_PORT"} & {*environment}:
+        # Ranks of mpirun may inherit the variables of srun, which starts its daemons. A shell may
+        # have them, too.
+        if name == "SLURM_STEP_NUM_TASKS" and {
+            "PMI_SIZE",
+            "OMPI_COMM_WORLD_SIZE",
+            "SLURM_PTY_PORT",
+        } & {*environment}:
             continue
         if ranks == 1 and started.isdecimal() and int(started) > 1:
             return f"{started} ranks were started ({name}={started}), and mpi4py finds 1: {remedy}"
@@ -140,7 +151,9 @@ def list_usable_cores() -> list[int]:
 def _describe_too_many_islands(islands: int, ranks: int, size: int) -> str:
     make = "makes" if ranks == 1 else "make"
     smaller = (
-        f", or with --ranks-per-worker {_find_largest_divisor(ranks, ranks // islands)}" if ranks >= islands else ""
+        f", or with --ranks-per-worker {_find_largest_divisor(ranks, ranks // islands)}"
+        if ranks >= islands
+        else ""
     )
     return (
         f"{islands} is more than the {format_count(ranks // size, 'worker')} that {format_count(ranks, 'rank')} "

@@ -41,8 +41,9 @@ def maximize(name: str) -> MaximizedMetric:
 class Objectives:
     """The objectives of a search.
 
-    The *values* of an individual are the loss and metrics that it reported, in the order of `names`. Its *costs* are
-    the values with the opposite sign for each maximised objective, so that lower is always better.
+    The *values* of an individual are the loss and metrics that it reported, in the order of
+    `names`. Its *costs* are the values with the opposite sign for each maximised objective, so that
+    lower is always better.
     """
 
     names: tuple[str, ...] = (LOSS,)
@@ -66,7 +67,11 @@ class Objectives:
 
     def select_metric_values(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
         """Return the values of all objectives except the loss, or () if a metric is missing."""
-        return () if self.find_missing(metrics) else tuple(float(metrics[name]) for name in self.metric_names)
+        return (
+            ()
+            if self.find_missing(metrics)
+            else tuple(float(metrics[name]) for name in self.metric_names)
+        )
 
     def compute_costs(self, values: Sequence[float]) -> tuple[float, ...]:
         """Return the costs of an individual (lower is better) from its values of all objectives.
@@ -76,12 +81,16 @@ class Objectives:
         if len(values) != len(self.names) or not all(map(math.isfinite, values)):
             return (math.inf,) * len(self.names)
         return tuple(
-            -value if name in self.maximized else value for name, value in zip(self.names, values, strict=True)
+            -value if name in self.maximized else value
+            for name, value in zip(self.names, values, strict=True)
         )
 
     def describe(self) -> list[str]:
         """Return the name of each objective, followed by "(maximised)" if it is maximised."""
-        return [make_printable(name) + (" (maximised)" if name in self.maximized else "") for name in self.names]
+        return [
+            make_printable(name) + (" (maximised)" if name in self.maximized else "")
+            for name in self.names
+        ]
 
 
 ONLY_LOSS = Objectives()
@@ -97,11 +106,15 @@ def parse_objectives(objectives: Any) -> Objectives:
         ValueError: `objectives` is not a tuple or list of names that begins with "loss".
     """
     if not isinstance(objectives, (tuple, list)) or not objectives:
-        raise ValueError(f"objectives must be a tuple of names, such as {_EXAMPLE_OBJECTIVES}, got {objectives!r}")
+        raise ValueError(
+            f"objectives must be a tuple of names, such as {_EXAMPLE_OBJECTIVES}, got {objectives!r}"
+        )
     names = [entry.name if isinstance(entry, MaximizedMetric) else entry for entry in objectives]
     for entry, name in zip(objectives, names, strict=True):
         if not isinstance(name, str) or not name:
-            raise ValueError(f"objectives must be names of metrics, such as {_EXAMPLE_OBJECTIVES}, got {entry!r}")
+            raise ValueError(
+                f"objectives must be names of metrics, such as {_EXAMPLE_OBJECTIVES}, got {entry!r}"
+            )
     if objectives[0] != LOSS:
         raise ValueError(
             f"the first objective must be 'loss', got {objectives[0]!r}. The loss is minimised, and its lowest value "
@@ -110,4 +123,7 @@ def parse_objectives(objectives: Any) -> Objectives:
     if len(set(names)) < len(names):
         duplicate = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"objectives must differ from each other, got {duplicate!r} twice")
-    return Objectives(tuple(names), tuple(entry.name for entry in objectives if isinstance(entry, MaximizedMetric)))
+    return Objectives(
+        tuple(names),
+        tuple(entry.name for entry in objectives if isinstance(entry, MaximizedMetric)),
+    )

@@ -217,7 +217,9 @@ class Options:
         DURATION,
         default_text="end of a SLURM job",
     )
-    evaluation_timeout: float = _option(math.inf, "Fail an evaluation that takes longer.", "Budget", LIMIT)
+    evaluation_timeout: float = _option(
+        math.inf, "Fail an evaluation that takes longer.", "Budget", LIMIT
+    )
     collective_timeout: float = _option(
         600.0,
         "Fail an evaluation if a rank blocks the others this long.",
@@ -226,7 +228,9 @@ class Options:
         default_text="10m",
     )
     target_loss: float = _option(-math.inf, "End the run at a loss of at most X.", "Budget", LOSS)
-    max_failures: int = _option(0, "Stop if the first N evaluations fail; 0: never.", "Budget", WHOLE)
+    max_failures: int = _option(
+        0, "Stop if the first N evaluations fail; 0: never.", "Budget", WHOLE
+    )
 
     ranks_per_worker: int | None = _option(
         None,
@@ -259,7 +263,10 @@ class Options:
         flags="--set",
     )
     propagators: tuple[str, ...] = _option(
-        DEFAULT_PROPAGATORS, f"{', '.join(PROPAGATORS)}; islands take several in turn.", "Search", NAMES
+        DEFAULT_PROPAGATORS,
+        f"{', '.join(PROPAGATORS)}; islands take several in turn.",
+        "Search",
+        NAMES,
     )
     seed: int = _option(0, "Seed of weights, data order and breeding.", "Search", WHOLE)
     migration_probability: float = _option(
@@ -358,7 +365,9 @@ class Options:
     def __post_init__(self) -> None:
         for name in self.propagators:
             if name not in PROPAGATORS:
-                raise UsageError(f"--propagators must be among {', '.join(PROPAGATORS)}, got {name!r}")
+                raise UsageError(
+                    f"--propagators must be among {', '.join(PROPAGATORS)}, got {name!r}"
+                )
         for field, option in OPTIONS.items():
             option.check(getattr(self, field))
         if self.storage is not None and "://" not in self.storage:
@@ -367,9 +376,13 @@ class Options:
                 "postgresql://me:word@host/db"
             )
         if self.warm_start == "":
-            raise UsageError("--warm-start must be the directory of a run, or the URL of an Optuna storage, got ''")
+            raise UsageError(
+                "--warm-start must be the directory of a run, or the URL of an Optuna storage, got ''"
+            )
         if self.resume and self.run_dir is None:
-            raise UsageError("--resume must be used with --run-dir. Give the directory of the run to resume")
+            raise UsageError(
+                "--resume must be used with --run-dir. Give the directory of the run to resume"
+            )
         check_trackers(self.trackers)
 
 
@@ -483,7 +496,9 @@ def check_trackers(names: Sequence[str]) -> None:
         if name not in TRACKERS:
             raise UsageError(f"--tracker must be one of {', '.join(TRACKERS)}, got {name!r}.")
         if not _is_installed(name):
-            raise UsageError(f"--tracker {name}: the package is not installed. Run: pip install 'hpo-islands[{name}]'")
+            raise UsageError(
+                f"--tracker {name}: the package is not installed. Run: pip install 'hpo-islands[{name}]'"
+            )
 
 
 def _is_installed(package: str) -> bool:

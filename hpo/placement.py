@@ -10,9 +10,9 @@ from hpo.text_format import format_count
 def order_ranks(hosts: Sequence[int], ranks_per_worker: int) -> list[int]:
     """Return all ranks in an order in which as few workers as possible span hosts. Rank 0 stays first.
 
-    Launchers number ranks in different ways: with SLURM's ``--distribution=cyclic``, consecutive ranks are on different
-    hosts, and ``srun -N3 -n6`` starts 4, 1 and 1 ranks. Each host gets as many whole workers as it has ranks for. The
-    remaining ranks of all hosts form the other workers.
+    Launchers number ranks in different ways: with SLURM's ``--distribution=cyclic``, consecutive
+    ranks are on different hosts, and ``srun -N3 -n6`` starts 4, 1 and 1 ranks. Each host gets as
+    many whole workers as it has ranks for. The remaining ranks of all hosts form the other workers.
 
     Args:
         hosts: A number for the host of each rank: equal numbers mean the same host.

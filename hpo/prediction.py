@@ -19,10 +19,9 @@ class Prediction:
     """The prediction of a network for one test image, for the report.
 
     Args:
-        image: The image as a numpy array of dtype uint8, shape (height, width) or (height, width, 3).
-        label: The correct class.
-        predicted: The class that the network predicts.
-        confidence: The probability that the network gives to `predicted`, from 0 to 1.
+        image: The image as a numpy array of dtype uint8, shape (height, width) or (height, width,
+        3). label: The correct class. predicted: The class that the network predicts. confidence:
+        The probability that the network gives to `predicted`, from 0 to 1.
 
     Raises:
         ValueError: The image has another dtype or shape.
@@ -35,7 +34,9 @@ class Prediction:
 
     def __post_init__(self) -> None:
         shape = self.image.shape
-        if self.image.dtype != np.uint8 or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)):
+        if self.image.dtype != np.uint8 or not (
+            len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)
+        ):
             raise ValueError(
                 "the image of a prediction must be uint8, of shape (height, width) or (height, width, 3), "
                 f"got {self.image.dtype} of shape {shape}"
@@ -76,4 +77,7 @@ def shorten_text(prompt: str, text: str) -> dict[str, str]:
     If `prompt` is long, its beginning is cut off. If `text` is long, its end is cut off.
     """
     prompt = prompt if len(prompt) <= _LONGEST_TEXT else "..." + prompt[-_LONGEST_TEXT:]
-    return {"prompt": prompt, "text": text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "..."}
+    return {
+        "prompt": prompt,
+        "text": text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + "...",
+    }

@@ -21,12 +21,15 @@ from hpo.space import Categorical, ConstraintSet, Float, Int, Ordinal, Parameter
 AskTemplate = Callable[..., dict[str, Any]]
 """Function `ask(kind, **content)` that sends a request to the template, and returns the answer.
 
-The template is the process that trainers are forked from. The function raises a UsageError if the template refuses the
-request.
+The template is the process that trainers are forked from. The function raises a UsageError if the
+template refuses the request.
 """
 
-_PARAMETER_CLASSES: dict[str, type[Parameter]] = {kind.__name__: kind for kind in (Int, Float, Ordinal, Categorical)}
-_MOST_IN_REQUEST = 1000  # candidates in one message; the other process answers in a few milliseconds
+_PARAMETER_CLASSES: dict[str, type[Parameter]] = {
+    kind.__name__: kind for kind in (Int, Float, Ordinal, Categorical)
+}
+# Candidates in one message; the other process answers in a few milliseconds.
+_MOST_IN_REQUEST = 1000
 
 
 @dataclass(frozen=True)
@@ -54,21 +57,26 @@ class SearchDescription:
 
     @classmethod
     def from_data(
-        cls, data: Mapping[str, Any], ask: AskTemplate | None = None, constraints: ConstraintSet | None = None
+        cls,
+        data: Mapping[str, Any],
+        ask: AskTemplate | None = None,
+        constraints: ConstraintSet | None = None,
     ) -> SearchDescription:
         """Return the description that `data` represents. This is the inverse of the property `data`.
 
         Args:
-            data: The value of the property `data` of a description.
-            ask: Sends requests to the template. `check_setting` and `bind_settings` need it.
-            constraints: Checks the constraints of the space. Without it, a space with constraints cannot be sampled.
+            data: The value of the property `data` of a description. ask: Sends requests to the
+            template. `check_setting` and `bind_settings` need it. constraints: Checks the
+            constraints of the space. Without it, a space with constraints cannot be sampled.
         """
         return cls(
             path=Path(data["path"]),
             location=Path(data["location"]),
             source=base64.b64decode(data["source"]),
             space=load_space(data["space"], constraints),
-            objectives=Objectives(**{name: tuple(names) for name, names in data["objectives"].items()}),
+            objectives=Objectives(
+                **{name: tuple(names) for name, names in data["objectives"].items()}
+            ),
             has_settings=data["has_settings"],
             has_prepare=data["has_prepare"],
             has_test=data["has_test"],
@@ -85,7 +93,9 @@ class SearchDescription:
             "source": base64.b64encode(self.source).decode("ascii"),
             "sha256": self.sha256,
             "space": dump_space(self.space),
-            "objectives": {name: list(names) for name, names in dataclasses.asdict(self.objectives).items()},
+            "objectives": {
+                name: list(names) for name, names in dataclasses.asdict(self.objectives).items()
+            },
             "has_settings": self.has_settings,
             "has_prepare": self.has_prepare,
             "has_test": self.has_test,
@@ -124,7 +134,10 @@ class Problem:
 
     @classmethod
     def from_data(
-        cls, data: Mapping[str, Any], ask: AskTemplate | None = None, constraints: ConstraintSet | None = None
+        cls,
+        data: Mapping[str, Any],
+        ask: AskTemplate | None = None,
+        constraints: ConstraintSet | None = None,
     ) -> Problem:
         """Return the problem that `data` represents. This is the inverse of the property `data`.
 
@@ -139,7 +152,11 @@ class Problem:
     @property
     def data(self) -> dict[str, Any]:
         """The problem as data that JSON can hold."""
-        return {"file": self.file.data, "values": dict(self.setting_values), "assignments": list(self.assignments)}
+        return {
+            "file": self.file.data,
+            "values": dict(self.setting_values),
+            "assignments": list(self.assignments),
+        }
 
     @property
     def space(self) -> SearchSpace:
@@ -156,9 +173,14 @@ class RemoteConstraints:
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
         """Return, for each set of hyperparameters, the index of the first violated constraint, or None."""
-        parts = [batch[start : start + _MOST_IN_REQUEST] for start in range(0, len(batch), _MOST_IN_REQUEST)]
+        parts = [
+            batch[start : start + _MOST_IN_REQUEST]
+            for start in range(0, len(batch), _MOST_IN_REQUEST)
+        ]
         return [
-            index for part in parts for index in self.send_request(params=[dict(params) for params in part])["violated"]
+            index
+            for part in parts
+            for index in self.send_request(params=[dict(params) for params in part])["violated"]
         ]
 
     def find_problem(self) -> str:
@@ -177,7 +199,10 @@ class _UnavailableConstraints:
 
 
 def load_description(
-    path: Path, ask: AskTemplate, constraints: ConstraintSet | None = None, source: bytes | None = None
+    path: Path,
+    ask: AskTemplate,
+    constraints: ConstraintSet | None = None,
+    source: bytes | None = None,
 ) -> SearchDescription:
     """Let the template import a search file, and return its description.
 
@@ -188,7 +213,8 @@ def load_description(
         source: Content to import instead of the content of the file.
 
     Raises:
-        UsageError: The file is not a search file, or its import fails; the message then has the traceback.
+        UsageError: The file is not a search file, or its import fails; the message then has the
+        traceback.
     """
     content = {} if source is None else {"source": base64.b64encode(source).decode("ascii")}
     return SearchDescription.from_data(ask("load", path=str(path), **content), ask, constraints)
@@ -206,7 +232,9 @@ def load_space(data: Mapping[str, Any], constraints: ConstraintSet | None = None
     Args:
         constraints: Checks the constraints of the space. Without it, any check raises RuntimeError.
     """
-    space = SearchSpace(**{name: _load_parameter(parameter) for name, parameter in data["parameters"].items()})
+    space = SearchSpace(
+        **{name: _load_parameter(parameter) for name, parameter in data["parameters"].items()}
+    )
     if data["constraints"]:
         space.delegate_constraints(
             data["constraints"], _UnavailableConstraints() if constraints is None else constraints
@@ -224,14 +252,22 @@ def _dump_parameter(parameter: Parameter) -> dict[str, Any]:
 
 def _load_parameter(data: Mapping[str, Any]) -> Parameter:
     fields = dict(data)
-    kind, choices, when = _PARAMETER_CLASSES[fields.pop("kind")], fields.pop("choices", ()), fields.pop("when")
-    condition = None if when is None else {name: _load_values(values) for name, values in when.items()}
+    kind, choices, when = (
+        _PARAMETER_CLASSES[fields.pop("kind")],
+        fields.pop("choices", ()),
+        fields.pop("when"),
+    )
+    condition = (
+        None if when is None else {name: _load_values(values) for name, values in when.items()}
+    )
     return kind(*choices, when=condition, **fields)
 
 
 def _dump_values(values: Any) -> Any:
     # A range stays a range, since it may be long.
-    return {"range": [values.start, values.stop, values.step]} if isinstance(values, range) else values
+    return (
+        {"range": [values.start, values.stop, values.step]} if isinstance(values, range) else values
+    )
 
 
 def _load_values(values: Any) -> Any:

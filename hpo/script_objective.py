@@ -14,10 +14,12 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-_PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")  # {{name}} becomes a literal {name}.
+# {{name}} becomes a literal {name}.
+_PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
 _NUMBER_PATTERN = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf)"
 _NAMED_LOSS_PATTERN = re.compile(
-    rf"((?:val\w*\s)?[\w./-]*loss[\w./-]*)([\"']?)([\s:=]+)([\"']?)({_NUMBER_PATTERN})", re.IGNORECASE
+    rf"((?:val\w*\s)?[\w./-]*loss[\w./-]*)([\"']?)([\s:=]+)([\"']?)({_NUMBER_PATTERN})",
+    re.IGNORECASE,
 )
 _LAUNCHERS = ("torchrun", "mpirun", "mpiexec", "srun")
 _EVALUATION_PLACEHOLDERS = ("trial", "folder", "seed")  # available to every program
@@ -27,24 +29,25 @@ _EVALUATION_PLACEHOLDERS = ("trial", "folder", "seed")  # available to every pro
 class Script:
     r"""A training program as the objective of a search.
 
-    Each rank of a worker runs the command, as torchrun would run it. Each hyperparameter is appended as ``--name
-    value``. If the command has the placeholder ``{name}``, the value replaces the placeholder and is not appended.
-    Settings are never appended, and only replace placeholders. The placeholders ``{trial}``, ``{folder}`` and
-    ``{seed}`` are replaced by the number, the folder and the seed of the evaluation. Write ``{{name}}`` for literal
-    braces.
+    Each rank of a worker runs the command, as torchrun would run it. Each hyperparameter is
+    appended as ``--name value``. If the command has the placeholder ``{name}``, the value replaces
+    the placeholder and is not appended. Settings are never appended, and only replace placeholders.
+    The placeholders ``{trial}``, ``{folder}`` and ``{seed}`` are replaced by the number, the folder
+    and the seed of the evaluation. Write ``{{name}}`` for literal braces.
 
     Args:
-        *command: The parts of the command: a Python script, or ``-m`` and a module, or another command, and its
-            arguments.
-        loss: A regular expression with one group, which matches the validation loss in a printed line. Default: None,
-            for a program that calls ``hpo.report``.
+        *command: The parts of the command: a Python script, or ``-m`` and a module, or another
+            command, and its arguments.
+        loss: A regular expression with one group, which matches the validation loss in a printed
+            line. Default: None, for a program that calls ``hpo.report``.
         metrics: Regular expressions of other numbers by name, as for `loss`. Default: no metrics.
-        flags: Names of boolean hyperparameters, appended as ``--name`` if they are true, and left out otherwise.
-        resume: Arguments that are appended when an evaluation resumes from its checkpoint, such as ``("--resume",
-            "{folder}/last.pt")``. The program must write a checkpoint to ``{folder}`` before each report or soon after.
-            Default: none, each evaluation starts from the beginning.
-        first_report: The number of the first report that pruners use, for programs that report a loss before they
-            train. Default: 1.
+        flags: Names of boolean hyperparameters, appended as ``--name`` if they are true, and left
+        out otherwise. resume: Arguments that are appended when an evaluation resumes from its
+        checkpoint, such as ``("--resume",
+            "{folder}/last.pt")``. The program must write a checkpoint to ``{folder}`` before each
+            report or soon after. Default: none, each evaluation starts from the beginning.
+        first_report: The number of the first report that pruners use, for programs that report a
+            loss before they train. Default: 1.
 
     Raises:
         ValueError: An argument is not valid.
@@ -72,7 +75,9 @@ class Script:
         first_report: int = 1,
     ) -> None:
         if not command or not all(isinstance(part, str) and part for part in command[:1]):
-            raise ValueError("a Script must have a command, such as Script('train.py', '--epochs', '3')")
+            raise ValueError(
+                "a Script must have a command, such as Script('train.py', '--epochs', '3')"
+            )
         if command[0] == "-m" and len(command) == 1:
             raise ValueError("Script('-m'): -m must be followed by the name of a module")
         if not isinstance(first_report, int) or first_report < 1:
@@ -88,7 +93,9 @@ class Script:
         object.__setattr__(self, "loss", loss)
         object.__setattr__(self, "metrics", dict(metrics or {}))
         object.__setattr__(self, "flags", tuple(flags))
-        object.__setattr__(self, "resume", tuple(shlex.split(resume) if isinstance(resume, str) else resume))
+        object.__setattr__(
+            self, "resume", tuple(shlex.split(resume) if isinstance(resume, str) else resume)
+        )
         object.__setattr__(self, "first_report", first_report)
 
     @classmethod
@@ -119,7 +126,8 @@ class Script:
             settings: The names of the settings.
 
         Raises:
-            ValueError: A placeholder or flag is unknown, or is used for a parameter of the wrong kind.
+            ValueError: A placeholder or flag is unknown, or is used for a parameter of the wrong
+            kind.
         """
         names = list(hyperparameters)
         for name in {*names, *settings} & set(_EVALUATION_PLACEHOLDERS):
@@ -128,7 +136,9 @@ class Script:
                 "evaluation"
             )
         if self.resume and not any("folder" in _find_placeholders(part) for part in self.resume):
-            raise ValueError(f"--resume-args must name a file in {{folder}}, got {shlex.join(self.resume)!r}")
+            raise ValueError(
+                f"--resume-args must name a file in {{folder}}, got {shlex.join(self.resume)!r}"
+            )
         known = [*names, *settings, *_EVALUATION_PLACEHOLDERS]
         for part in (*self.command, *self.resume):
             for name in _find_placeholders(part):
@@ -139,9 +149,15 @@ class Script:
                     )
         for name in self.flags:
             if name not in names:
-                raise ValueError(f"a flag must be one of the hyperparameters {', '.join(names)}, got {name!r}")
+                raise ValueError(
+                    f"a flag must be one of the hyperparameters {', '.join(names)}, got {name!r}"
+                )
             choices = getattr(hyperparameters[name], "choices", ())
-            if self.has_placeholder(name) or not choices or not all(isinstance(choice, bool) for choice in choices):
+            if (
+                self.has_placeholder(name)
+                or not choices
+                or not all(isinstance(choice, bool) for choice in choices)
+            ):
                 raise ValueError(
                     f"the flag {name!r} must be a Categorical(True, False) without {{{name}}} in the command"
                 )
@@ -152,9 +168,9 @@ class Script:
         """Return the command, with its arguments, for a set of hyperparameters.
 
         Args:
-            params: The values of the active parameters.
-            others: Other values for placeholders, such as settings.
-            absent: The names of the inactive parameters. A part of the command that has the placeholder of an inactive
+            params: The values of the active parameters. others: Other values for placeholders, such
+            as settings. absent: The names of the inactive parameters. A part of the command that
+            has the placeholder of an inactive
                 parameter is left out, together with the option before it.
         """
         values = {**others, **params}
@@ -165,8 +181,14 @@ class Script:
             placed.update(names)
             if inactive.isdisjoint(names):
                 filled = _fill_placeholders(part, values)
-                if filled.startswith("-") and not part.startswith("-") and parts[1:] and _is_option(parts[-1]):
-                    filled = f"{parts.pop()}={filled}"  # Otherwise argparse treats -1e-4 as an option.
+                if (
+                    filled.startswith("-")
+                    and not part.startswith("-")
+                    and parts[1:]
+                    and _is_option(parts[-1])
+                ):
+                    # Otherwise argparse treats -1e-4 as an option.
+                    filled = f"{parts.pop()}={filled}"
                 parts.append(filled)
             elif parts[1:] and re.fullmatch(r"\{\w+\}", part) and _is_option(parts[-1]):
                 parts.pop()
@@ -188,9 +210,16 @@ class Script:
         Args:
             space: The code of each parameter by name.
         """
-        keywords = {name: value for name, value in self.data.items() if name not in ("command", "first_report")}
+        keywords = {
+            name: value
+            for name, value in self.data.items()
+            if name not in ("command", "first_report")
+        }
         keywords["first_report"] = self.first_report if self.first_report > 1 else None
-        given = [*map(repr, self.command), *(f"{name}={value!r}" for name, value in keywords.items() if value)]
+        given = [
+            *map(repr, self.command),
+            *(f"{name}={value!r}" for name, value in keywords.items() if value),
+        ]
         parameters = "".join(f"    {name}={code},\n" for name, code in space.items())
         return (
             f'"""A search over {self.name.translate(_DOCSTRING_ESCAPES)}, as it was given on the command line."""\n\n'
@@ -205,7 +234,8 @@ def find_program(script: Script) -> Path | None:
     Return None if the command begins with ``-m`` and the name of a module.
 
     Raises:
-        ValueError: This file, program or module does not exist, or the command begins with a launcher such as mpirun.
+        ValueError: This file, program or module does not exist, or the command begins with a
+        launcher such as mpirun.
     """
     first = script.command[0]
     if first == "-m":
@@ -213,7 +243,9 @@ def find_program(script: Script) -> Path | None:
             _check_module(script.command[1])
         return None
     if Path(first).name in _LAUNCHERS:
-        raise ValueError(f"{first} must not be in the command, since the search starts the ranks. Name the script")
+        raise ValueError(
+            f"{first} must not be in the command, since the search starts the ranks. Name the script"
+        )
     path = Path(first)
     if path.suffix == ".py" or path.is_file():
         if not path.is_file():
@@ -233,7 +265,9 @@ def _check_pattern(name: str, pattern: str) -> None:
     try:
         groups = re.compile(pattern).groups
     except (re.error, TypeError) as error:
-        raise ValueError(f"the pattern of {name} must be a regular expression, got {pattern!r} ({error})") from None
+        raise ValueError(
+            f"the pattern of {name} must be a regular expression, got {pattern!r} ({error})"
+        ) from None
     if groups != 1:
         raise ValueError(
             f"the pattern of {name} must have one group, such as {name}=(\\S+), got {pattern!r} with {groups} groups"
@@ -245,7 +279,9 @@ def _find_placeholders(part: str) -> list[str]:
 
 
 def _fill_placeholders(part: str, values: Mapping[str, Any]) -> str:
-    return _PLACEHOLDER.sub(lambda match: f"{{{match[1]}}}" if match[1] else _format_value(values[match[2]]), part)
+    return _PLACEHOLDER.sub(
+        lambda match: f"{{{match[1]}}}" if match[1] else _format_value(values[match[2]]), part
+    )
 
 
 def _is_option(part: str) -> bool:
@@ -259,11 +295,13 @@ def _format_value(value: Any) -> str:
 def propose_loss_pattern(lines: Sequence[str]) -> str:
     """Return a regular expression that matches the loss in printed lines, or "" if no line has a named loss.
 
-    It is made from the first line with a validation loss, such as ``val_loss=0.5``, or else from the first line with
-    any loss.
+    It is made from the first line with a validation loss, such as ``val_loss=0.5``, or else from
+    the first line with any loss.
     """
     found = [match for line in lines for match in _NAMED_LOSS_PATTERN.finditer(line)]
-    validation = [match for match in found if re.search("val|eval|test|dev", match[1], re.IGNORECASE)]
+    validation = [
+        match for match in found if re.search("val|eval|test|dev", match[1], re.IGNORECASE)
+    ]
     for match in [*validation, *found][:1]:
         gap = r"\s+" if match[3].isspace() else rf"\s*{match[3].strip()}\s*"
         quote, value = ("." if match[2] else ""), (r".([\w.+-]+)" if match[4] else r"([^\s,;}]+)")
@@ -274,7 +312,8 @@ def propose_loss_pattern(lines: Sequence[str]) -> str:
 def _check_module(name: str) -> None:
     """Raise an error unless ``python -m name`` would find a module.
 
-    A module is not checked if a package that contains it may change its own search path (`__path__`).
+    A module is not checked if a package that contains it may change its own search path
+    (`__path__`).
 
     Raises:
         ValueError: The module does not exist.
@@ -286,7 +325,9 @@ def _check_module(name: str) -> None:
         )
     spec = _find_spec(names[0], [str(Path.cwd()), *sys.path])
     if spec is None:
-        raise ValueError(f"-m {name}: there is no module {names[0]!r} in {Path.cwd()}, and it is not installed")
+        raise ValueError(
+            f"-m {name}: there is no module {names[0]!r} in {Path.cwd()}, and it is not installed"
+        )
     for depth, inner in enumerate((*names[1:], "__main__"), start=1):
         folders = list(spec.submodule_search_locations or [])
         if _may_define_path(spec) or (inner == "__main__" and not folders):

@@ -18,8 +18,8 @@ _MOST_DIGITS = 9  # significant digits, which are enough to distinguish any two 
 def format_number(value: float, digits: int = 4) -> str:
     """Return a number as text with `digits` significant digits.
 
-    Whole numbers below 2**53 keep all their digits. Other numbers below 1e9 keep all digits before the point. Larger
-    numbers have an exponent.
+    Whole numbers below 2**53 keep all their digits. Other numbers below 1e9 keep all digits before
+    the point. Larger numbers have an exponent.
     """
     if abs(value) < _LARGEST_WHOLE and value == int(value):
         return str(int(value))
@@ -32,7 +32,9 @@ def format_numbers(values: Sequence[float | None]) -> list[str]:
     The text of None is "".
     """
     different, digits = {value for value in values if value is not None}, 4
-    while digits < _MOST_DIGITS and len({format_number(value, digits) for value in different}) < len(different):
+    while digits < _MOST_DIGITS and len(
+        {format_number(value, digits) for value in different}
+    ) < len(different):
         digits += 1
     # One more digit shows the difference: 1.000003 and 1.000007 instead of 1 and 1.00001.
     digits += 4 < digits < _MOST_DIGITS
@@ -51,7 +53,9 @@ def format_count(count: int, noun: str) -> str:
 
 def format_named_values(values: Mapping[str, Any]) -> str:
     """Return named values as one line of text, such as ``depth=3  lr=0.1``."""
-    return "  ".join(f"{make_printable(name)}={format_value(item)}" for name, item in values.items())
+    return "  ".join(
+        f"{make_printable(name)}={format_value(item)}" for name, item in values.items()
+    )
 
 
 def cut_text(text: str, length: int = 160) -> str:
@@ -75,7 +79,8 @@ def format_tenths(seconds: float | None) -> str:
 def format_duration(seconds: float) -> str:
     """Return a duration in seconds as text in its two largest units, such as ``2 h 05 min``.
 
-    The text is "an unknown time" if the duration is NaN or negative. A duration is negative if the clock was changed.
+    The text is "an unknown time" if the duration is NaN or negative. A duration is negative if the
+    clock was changed.
     """
     if not seconds >= 0:
         return "an unknown time"
@@ -120,12 +125,16 @@ def escape_invisible(text: str, keep: str = "") -> str:
 
 def make_printable(text: str) -> str:
     """Return a text as one line for a terminal: white space becomes spaces, control characters are escaped."""
-    return escape_invisible("".join(" " if character.isspace() else character for character in text))
+    return escape_invisible(
+        "".join(" " if character.isspace() else character for character in text)
+    )
 
 
 def split_printable_lines(text: str) -> list[str]:
     """Return the lines of a text for a terminal: tabs become spaces, control characters are escaped."""
-    return [make_printable(line.expandtabs()).rstrip() for line in text.removesuffix("\n").split("\n")]
+    return [
+        make_printable(line.expandtabs()).rstrip() for line in text.removesuffix("\n").split("\n")
+    ]
 
 
 def make_printable_lines(text: str) -> str:

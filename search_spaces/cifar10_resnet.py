@@ -50,7 +50,8 @@ space = SearchSpace(
     schedule=Categorical("step", "cosine", "one-cycle"),
 )
 
-# Costs of the blocks for pipeline stages. Numbers of parameters are a poor estimate: layer4 has most of them.
+# Costs of the blocks for pipeline stages. Numbers of parameters are a poor estimate: layer4 has
+# most of them.
 COSTS = {f"layer{layer}.{block}": 1.0 for layer in range(1, 5) for block in range(2)}
 
 
@@ -80,7 +81,10 @@ class Settings(ParallelSettings):
 
 def prepare(settings: Settings) -> ImageDataset:
     """Load the data. It is called once per host before the search, and its result is `worker.data`."""
-    sizes = {"train_samples": settings.train_samples, "validation_samples": settings.validation_samples}
+    sizes = {
+        "train_samples": settings.train_samples,
+        "validation_samples": settings.validation_samples,
+    }
     return load_data(settings.dataset, settings.data_dir, **sizes)
 
 
@@ -93,7 +97,8 @@ def build_network(data: ImageDataset) -> nn.Sequential:
 
     network = resnet18(num_classes=data.num_classes)
     network.conv1 = nn.Conv2d(data.image_shape[0], 64, kernel_size=3, padding=1, bias=False)
-    nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")  # torchvision does the same.
+    # Torchvision does the same.
+    nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
     parts = OrderedDict(network.named_children())
     del parts["maxpool"]
     fc = parts.pop("fc")
@@ -104,7 +109,9 @@ def share(network: nn.Sequential, masks: DropoutMasks, worker: Worker, settings:
     """Share the network among the worker's ranks: as replicas, shards of its parameters, or pipeline stages."""
     if settings.parallel == "pipeline":
         microbatches, precision = settings.microbatches, settings.precision
-        return Pipeline(network, worker, masks, microbatches, precision=precision, stage_costs=COSTS)
+        return Pipeline(
+            network, worker, masks, microbatches, precision=precision, stage_costs=COSTS
+        )
     replace_batch_norm(network)  # Each normalises the samples of all ranks.
     if settings.parallel == "replicate":
         network.to(worker.device).to(memory_format=torch.channels_last)  # Convolutions are faster.
@@ -133,13 +140,17 @@ def make_optimizer(model: nn.Module, params: Mapping[str, Any]) -> torch.optim.O
     return torch.optim.AdamW(groups, lr=params["adamw_lr"], fused=True)
 
 
-def make_schedule(optimizer: torch.optim.Optimizer, schedule: str, epochs: int, steps_per_epoch: int) -> LRScheduler:
+def make_schedule(
+    optimizer: torch.optim.Optimizer, schedule: str, epochs: int, steps_per_epoch: int
+) -> LRScheduler:
     """Make a schedule of the learning rate, of which each training step is a step."""
     steps = epochs * steps_per_epoch
     if schedule == "step":
         return StepLR(optimizer, steps_per_epoch, 0.01 ** (1 / epochs))  # It ends at 1% of lr.
     if schedule == "one-cycle":
-        return OneCycleLR(optimizer, optimizer.defaults["lr"], steps, pct_start=0.3, cycle_momentum=False)
+        return OneCycleLR(
+            optimizer, optimizer.defaults["lr"], steps, pct_start=0.3, cycle_momentum=False
+        )
     return LambdaLR(optimizer, partial(compute_lr_factor, steps=steps, warmup=round(0.05 * steps)))
 
 
@@ -160,7 +171,8 @@ def resume(
 ) -> tuple[list[float], int]:
     """Load the checkpoint of this evaluation or of its parent, and return earlier losses and the number of steps."""
     checkpoint = worker.checkpoint  # This evaluation was interrupted.
-    state = checkpoint or worker.parent_checkpoint  # With --pbt, it continues its parent's training.
+    # With --pbt, it continues its parent's training.
+    state = checkpoint or worker.parent_checkpoint
     if not state:
         return [], 0
     load_state(model, optimizer, state["model"])
@@ -174,7 +186,9 @@ def resume(
     return checkpoint["losses"], checkpoint["step"]
 
 
-def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
+def objective(
+    params: dict[str, Any], worker: Worker, settings: Settings
+) -> Iterator[tuple[float, dict[str, float]]]:
     """Train one network on the ranks of a worker, and yield its validation loss and accuracy after each epoch."""
     train, validation = worker.data.splits(worker.device)
     masks = DropoutMasks(worker.seed)
@@ -196,7 +210,9 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
 
         def compute_loss(outputs: Tensor, labels: Tensor) -> Tensor:
             smoothing = params["label_smoothing"]
-            losses = cross_entropy(outputs.float(), labels, reduction="none", label_smoothing=smoothing)
+            losses = cross_entropy(
+                outputs.float(), labels, reduction="none", label_smoothing=smoothing
+            )
             return scaler.scale(losses.sum() / len(batch))
 
         for part in torch.arange(len(batch)).split(math.ceil(len(batch) / settings.accumulate)):
@@ -209,7 +225,8 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
             masks.begin_forward(step, positions, worker.device)
             with make_autocast(settings.precision, worker.device):
                 outputs = model(images)
-            (compute_loss(outputs, labels) * worker.size).backward()  # The mean over ranks is taken.
+            # The mean over ranks is taken.
+            (compute_loss(outputs, labels) * worker.size).backward()
 
     def measure(indices: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = validation.get_batch(indices)
@@ -218,7 +235,11 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
         return cross_entropy(outputs.float(), labels, reduction="none"), outputs.argmax(1) == labels
 
     def make_state() -> dict[str, Any]:
-        state = {"model": gather_state(model, optimizer), "scaler": scaler.state_dict(), "order": order.get_state()}
+        state = {
+            "model": gather_state(model, optimizer),
+            "scaler": scaler.state_dict(),
+            "order": order.get_state(),
+        }
         return {**state, "schedule": schedule.state_dict(), "step": step, "losses": losses}
 
     while len(losses) < settings.epochs and not should_stop_early(losses, settings.patience):
@@ -259,4 +280,6 @@ def test(
         "loss": nn.functional.nll_loss(outputs, labels).item(),
         "accuracy": (outputs.argmax(1) == labels).double().mean().item(),
     }
-    return metrics, select_predictions(torch.from_numpy(pictures.images), outputs.exp(), labels, data.class_names)
+    return metrics, select_predictions(
+        torch.from_numpy(pictures.images), outputs.exp(), labels, data.class_names
+    )

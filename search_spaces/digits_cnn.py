@@ -59,7 +59,9 @@ def load_part(part: str) -> tuple[Tensor, Tensor]:
 
     digits = load_digits()
     tests = np.arange(4, len(digits.target), 5)
-    others = np.random.default_rng(0).permutation(np.setdiff1d(np.arange(len(digits.target)), tests))
+    others = np.random.default_rng(0).permutation(
+        np.setdiff1d(np.arange(len(digits.target)), tests)
+    )
     parts = {"train": others[360:], "validation": others[:360], "test": tests}
     train = digits.images[parts["train"]]
     images = (digits.images[parts[part], None] - train.mean()) / train.std()
@@ -71,7 +73,9 @@ def prepare(_: Settings) -> dict[str, tuple[Tensor, Tensor]]:
     return {part: load_part(part) for part in ("train", "validation")}
 
 
-def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
+def objective(
+    params: dict[str, Any], worker: Worker, settings: Settings
+) -> Iterator[tuple[float, dict[str, float]]]:
     """Train one network on the ranks of a worker, and yield its validation loss and accuracy after each epoch."""
     images, labels = (tensor.to(worker.device) for tensor in worker.data["train"])
     network = Net(params["conv_layers"], params["activation"]).to(worker.device)
@@ -88,7 +92,8 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
         schedule.load_state_dict(state["schedule"])
         order.set_state(state["order"])
         losses = state["losses"]
-    elif parent := worker.parent_checkpoint:  # With --pbt, it continues its parent's training, with its own lr.
+    # With --pbt, it continues its parent's training, with its own lr.
+    elif parent := worker.parent_checkpoint:
         network.load_state_dict(parent["network"])
         optimizer.load_state_dict({**optimizer.state_dict(), "state": parent["optimizer"]["state"]})
         order.set_state(parent["order"])
@@ -117,12 +122,16 @@ def validate(network: Net, worker: Worker) -> list[float]:
 
     def measure(indices: Tensor) -> tuple[Tensor, Tensor]:
         outputs = network(images[indices])
-        return nll_loss(outputs, labels[indices], reduction="none"), outputs.argmax(1) == labels[indices]
+        return nll_loss(outputs, labels[indices], reduction="none"), outputs.argmax(1) == labels[
+            indices
+        ]
 
     return compute_means(measure, len(labels), worker)
 
 
-def test(params: dict[str, Any], weights: dict[str, Tensor], _: Settings) -> tuple[dict[str, float], list[Prediction]]:
+def test(
+    params: dict[str, Any], weights: dict[str, Tensor], _: Settings
+) -> tuple[dict[str, float], list[Prediction]]:
     """Compute the test metrics of the best network. It is called once, after the search."""
     images, labels = load_part("test")
     network = Net(params["conv_layers"], params["activation"])

@@ -73,11 +73,16 @@ class Net(nn.Module):
 
 def prepare(settings: Settings) -> ImageDataset:
     """Load the data. It is called once per host before the search, and its result is `worker.data`."""
-    sizes = {"train_samples": settings.train_samples, "validation_samples": settings.validation_samples}
+    sizes = {
+        "train_samples": settings.train_samples,
+        "validation_samples": settings.validation_samples,
+    }
     return load_data(settings.dataset, settings.data_dir, **sizes)
 
 
-def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
+def objective(
+    params: dict[str, Any], worker: Worker, settings: Settings
+) -> Iterator[tuple[float, dict[str, float]]]:
     """Train one network on the ranks of a worker, and yield its validation loss and accuracy after each epoch."""
     train, validation = worker.data.splits(worker.device)
     network = Net(params["conv_layers"], params["activation"]).to(worker.device)
@@ -94,7 +99,8 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
         schedule.load_state_dict(state["schedule"])
         order.set_state(state["order"])
         losses = state["losses"]
-    elif parent := worker.parent_checkpoint:  # With --pbt, it continues its parent's training, with its own lr.
+    # With --pbt, it continues its parent's training, with its own lr.
+    elif parent := worker.parent_checkpoint:
         network.load_state_dict(parent["network"])
         optimizer.load_state_dict({**optimizer.state_dict(), "state": parent["optimizer"]["state"]})
         order.set_state(parent["order"])
@@ -138,4 +144,6 @@ def test(
         "loss": nll_loss(outputs, labels).item(),
         "accuracy": (outputs.argmax(1) == labels).double().mean().item(),
     }
-    return metrics, select_predictions(torch.from_numpy(pictures.images), outputs.exp(), labels, data.class_names)
+    return metrics, select_predictions(
+        torch.from_numpy(pictures.images), outputs.exp(), labels, data.class_names
+    )

@@ -1,6 +1,7 @@
 """A decoder-only transformer that predicts Python code by character. It is trained on the standard library.
 
-To minimise the loss and the number of parameters, add this line to the file: objectives = ("loss", "parameters").
+To minimise the loss and the number of parameters, add this line to the file: objectives = ("loss",
+"parameters").
 """
 
 import math
@@ -76,7 +77,10 @@ class Settings(ParallelSettings):
 
 def prepare(settings: Settings) -> TextDataset:
     """Load the text. It is called once per host before the search, and its result is `worker.data`."""
-    sizes = {"train_samples": settings.train_samples, "validation_samples": settings.validation_samples}
+    sizes = {
+        "train_samples": settings.train_samples,
+        "validation_samples": settings.validation_samples,
+    }
     return load_text(settings.context, **sizes)
 
 
@@ -101,7 +105,10 @@ def share(network: nn.Sequential, masks: DropoutMasks, worker: Worker, settings:
 def make_optimizer(model: nn.Module, params: Mapping[str, Any]) -> torch.optim.Optimizer:
     """Make an AdamW that does not decay biases and the weights of norms."""
     groups = [
-        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": params["weight_decay"]},
+        {
+            "params": [p for p in model.parameters() if p.dim() > 1],
+            "weight_decay": params["weight_decay"],
+        },
         {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=params["lr"], fused=True)
@@ -121,7 +128,8 @@ def resume(
 ) -> tuple[list[float], int]:
     """Load the checkpoint of this evaluation or of its parent, and return earlier losses and the number of steps."""
     checkpoint = worker.checkpoint  # This evaluation was interrupted.
-    state = checkpoint or worker.parent_checkpoint  # With --pbt, it continues its parent's training.
+    # With --pbt, it continues its parent's training.
+    state = checkpoint or worker.parent_checkpoint
     if not state:
         return [], 0
     load_state(model, optimizer, state["model"])
@@ -130,7 +138,9 @@ def resume(
     return state["losses"] if checkpoint else [], state["step"]
 
 
-def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[tuple[float, dict[str, float]]]:
+def objective(
+    params: dict[str, Any], worker: Worker, settings: Settings
+) -> Iterator[tuple[float, dict[str, float]]]:
     """Train one network, and yield its loss in nats per character and its number of parameters after each epoch."""
     train, validation = worker.data.splits(worker.device)
     network = build_network(params, worker.data)
@@ -159,7 +169,8 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
             masks.begin_forward(step, positions, worker.device)
             with make_autocast(settings.precision, worker.device):
                 outputs = model(inputs)
-            (compute_loss(outputs, targets) * worker.size).backward()  # The mean over ranks is taken.
+            # The mean over ranks is taken.
+            (compute_loss(outputs, targets) * worker.size).backward()
 
     def measure(indices: Tensor) -> tuple[Tensor, Tensor]:
         inputs, targets = validation.get_batch(indices)
@@ -168,7 +179,11 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
         return compute_losses(outputs, targets), (outputs.argmax(-1) == targets).float().mean(1)
 
     def make_state() -> dict[str, Any]:
-        state = {"model": gather_state(model, optimizer), "scaler": scaler.state_dict(), "order": order.get_state()}
+        state = {
+            "model": gather_state(model, optimizer),
+            "scaler": scaler.state_dict(),
+            "order": order.get_state(),
+        }
         return {**state, "step": step, "losses": losses}
 
     steps_per_epoch = math.ceil(len(train) / settings.batch_size)
@@ -178,7 +193,9 @@ def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Ite
         batches = torch.randperm(len(train), generator=order).split(settings.batch_size)
         for index, batch in enumerate(batches, len(losses) * steps_per_epoch):
             for group in optimizer.param_groups:
-                group["lr"] = params["lr"] * compute_lr_factor(index, steps, round(params["warmup"] * steps))
+                group["lr"] = params["lr"] * compute_lr_factor(
+                    index, steps, round(params["warmup"] * steps)
+                )
             optimizer.zero_grad()
             add_gradients(batch)
             scaler.unscale_(optimizer)
@@ -212,7 +229,8 @@ def test(
     network = build_network(params, text).to(device).eval()
     network.load_state_dict(weights)
     pieces = load_test_text(settings.context)
-    if settings.validation_samples:  # A small search is tested on equally few samples, from all files.
+    # A small search is tested on equally few samples, from all files.
+    if settings.validation_samples:
         count = min(settings.validation_samples, len(pieces))
         pieces = pieces[np.linspace(0, len(pieces) - 1, count).astype(int)]
     samples = TextOnDevice(pieces, device)
@@ -221,8 +239,13 @@ def test(
         inputs, targets = samples.get_batch(batch)
         outputs = network(inputs)
         right = (outputs.argmax(-1) == targets).float().mean(1)
-        sums += torch.stack([compute_losses(outputs, targets).double().sum(), right.double().sum()]).cpu()
+        sums += torch.stack(
+            [compute_losses(outputs, targets).double().sum(), right.double().sum()]
+        ).cpu()
     loss, accuracy = (sums / len(samples)).tolist()
     # A network that has learned little generates more readable text below a temperature of 1.
-    texts = [generate(network, text, prompt, 2 * text.context, 0.7, seed) for seed, prompt in enumerate(PROMPTS)]
+    texts = [
+        generate(network, text, prompt, 2 * text.context, 0.7, seed)
+        for seed, prompt in enumerate(PROMPTS)
+    ]
     return {"loss": loss, "accuracy": accuracy}, list(map(TextSample, PROMPTS, texts))

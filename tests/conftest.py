@@ -15,8 +15,8 @@ from tests.support.job_server import get_environment
 from tests.support.launch import PROGRAM, ROOT, Hpo, Mpi, call_hpo, find_open_mpi
 from tests.support.template_server import get_template_environment
 
-# The variables that tests keep: paths and languages. All others would reach the jobs of the tests, for example the
-# variables of SLURM, MPI, Python and torch, proxies, colours and accounts.
+# The variables that tests keep: paths and languages. All others would reach the jobs of the tests,
+# for example the variables of SLURM, MPI, Python and torch, proxies, colours and accounts.
 _KEPT_VARIABLES = {
     "PATH",
     "HOME",
@@ -36,8 +36,8 @@ _KEPT_PREFIXES = ("LC_", "PYTEST_")
 def pytest_configure(config: pytest.Config) -> None:
     """Set the same environment variables on all machines, before a test imports MPI.
 
-    With the variables of another job, MPI could join this job. GPUs are hidden, since the expected results of tests
-    were computed on CPUs.
+    With the variables of another job, MPI could join this job. GPUs are hidden, since the expected
+    results of tests were computed on CPUs.
     """
     for name in list(os.environ):
         if name not in _KEPT_VARIABLES and not name.startswith(_KEPT_PREFIXES):
@@ -45,7 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
     get_environment()
     get_template_environment()
-    # Examples have no time limit, since the machine may be busy. They are the same in each test run.
+    # Examples have no time limit, since the machine may be busy. They are the same in each test
+    # run.
     hypothesis.settings.register_profile("random", deadline=None)
     hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
     if not config.getoption("--hypothesis-profile"):

@@ -1,7 +1,7 @@
 """Run searches on the GPUs of this host, and print a table to paste into a report (docs/operation/gpu-report.md).
 
-`make test-gpu` runs it: ten minutes on one GPU, forty on several. Each step is independent, and has a time limit. The
-status is 1 if a step fails.
+`make test-gpu` runs it: ten minutes on one GPU, forty on several. Each step is independent, and has
+a time limit. The status is 1 if a step fails.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class Host:
             raise RuntimeError(f"status {job.returncode}: {(job.stdout + job.stderr)[-800:]}")
         return job.stdout + job.stderr
 
-    def search(self, ranks: int, ways: Sequence[str], *options: object, **variables: str) -> list[dict[str, Any]]:
+    def search(
+        self, ranks: int, ways: Sequence[str], *options: object, **variables: str
+    ) -> list[dict[str, Any]]:
         """Run one evaluation for each of these ways on one worker, and return the notes of its last rank.
 
         Each note also has the `state` and the `failure` of its trial.
@@ -83,8 +85,24 @@ class Host:
             path.unlink()
         shutil.rmtree(self.folder / "run", ignore_errors=True)
         (self.folder / "given.json").write_text(json.dumps([{"k": k} for k in range(len(ways))]))
-        given = ("--enqueue", "given.json", "--evaluations", len(ways), "--set", f"ways={','.join(ways)}")
-        worker = ("--run-dir", "run", "--islands", 1, "--ranks-per-worker", ranks, "--set", f"folder={self.folder}")
+        given = (
+            "--enqueue",
+            "given.json",
+            "--evaluations",
+            len(ways),
+            "--set",
+            f"ways={','.join(ways)}",
+        )
+        worker = (
+            "--run-dir",
+            "run",
+            "--islands",
+            1,
+            "--ranks-per-worker",
+            ranks,
+            "--set",
+            f"folder={self.folder}",
+        )
         self.run(ranks, PROGRAM, SEARCH, *worker, *given, *options, **variables)
         trials = load_trials(self.folder / "run")
         return [
@@ -123,11 +141,16 @@ def fail_in_all_ways(ranks: int) -> Callable[[Host], str]:
     def run(host: Host) -> str:
         ways = [way for failing in FAILING_WAYS for way in ("", failing)]
         notes = host.search(ranks, [*ways, ""])
-        expected = ["FAIL" if note["way"] in FAILING_WAYS and note["way"] != "hide" else "COMPLETE" for note in notes]
+        expected = [
+            "FAIL" if note["way"] in FAILING_WAYS and note["way"] != "hide" else "COMPLETE"
+            for note in notes
+        ]
         failures = {note["way"]: note["failure"][:90] for note in notes if note["state"] == "FAIL"}
         assert [note["state"] for note in notes] == expected, failures
         processes = [note["process"] for note in notes]
-        assert all(processes[i] != processes[i + 1] for i in range(1, len(ways), 2)), "a broken trainer was used again"
+        assert all(processes[i] != processes[i + 1] for i in range(1, len(ways), 2)), (
+            "a broken trainer was used again"
+        )
         return f"{notes[0]['backend']}; {check_memory(notes)}; {failures}"
 
     return run
@@ -164,12 +187,19 @@ def reduce_values(ranks: int) -> Callable[[Host], str]:
 
 def train_search_space(name: str, *settings: str) -> Callable[[Host], str]:
     def run(host: Host) -> str:
-        ranks, options = min(2, host.gpus), [word for setting in settings for word in ("--set", setting)]
+        ranks, options = (
+            min(2, host.gpus),
+            [word for setting in settings for word in ("--set", setting)],
+        )
         path = host.folder / name
-        host.run(ranks, PROGRAM, name, "--run-dir", path, "--islands", 1, "--evaluations", 2, *options)
+        host.run(
+            ranks, PROGRAM, name, "--run-dir", path, "--islands", 1, "--evaluations", 2, *options
+        )
         losses = [trial.value for trial in load_trials(path)]
         assert None not in losses, losses
-        host.run(ranks, PROGRAM, name, "--run-dir", path, "--resume", "--islands", 1, "--evaluations", 3)
+        host.run(
+            ranks, PROGRAM, name, "--run-dir", path, "--resume", "--islands", 1, "--evaluations", 3
+        )
         host.run(ranks, *make_hpo_command("check", name, *options)[1:])
         return f"losses {', '.join(f'{loss:.3f}' for loss in losses)}; resumed; hpo check passes"
 
@@ -178,7 +208,16 @@ def train_search_space(name: str, *settings: str) -> Callable[[Host], str]:
 
 def train_script(host: Host) -> str:
     (host.folder / "script.py").write_text(SCRIPT)
-    options = ("--space", "lr=Float(0.1, 1)", "--loss", r"val_loss=(\S+)", "--evaluations", 2, "--run-dir", "script")
+    options = (
+        "--space",
+        "lr=Float(0.1, 1)",
+        "--loss",
+        r"val_loss=(\S+)",
+        "--evaluations",
+        2,
+        "--run-dir",
+        "script",
+    )
     host.run(min(2, host.gpus), *make_hpo_command("search", *options, "--", "script.py")[1:])
     states = {trial.state.name for trial in load_trials(host.folder / "script")}
     assert states == {"COMPLETE"}, states
@@ -186,7 +225,9 @@ def train_script(host: Host) -> str:
 
 
 def check_cluster(host: Host) -> str:
-    output = host.run(host.gpus, *make_hpo_command("check-cluster", "--run-dir", host.folder / "checked")[1:])
+    output = host.run(
+        host.gpus, *make_hpo_command("check-cluster", "--run-dir", host.folder / "checked")[1:]
+    )
     return "; ".join(line.strip() for line in output.splitlines() if "nccl" in line)
 
 
@@ -199,7 +240,9 @@ def lose_a_gpu(host: Host) -> str:
         "    time.sleep(1)\n    yield params['k']\n"
     )
     (host.folder / "lost.py").write_text(code)
-    output = host.run(2, PROGRAM, "lost.py", "--run-dir", "lost", "--ranks-per-worker", 1, "--evaluations", 10)
+    output = host.run(
+        2, PROGRAM, "lost.py", "--run-dir", "lost", "--ranks-per-worker", 1, "--evaluations", 10
+    )
     assert "worker 1 (rank 1 on " in output, output
     return next(line for line in output.splitlines() if "has left the run" in line)[:150]
 
@@ -227,7 +270,9 @@ def list_steps(gpus: int) -> dict[str, Callable[[Host], str]]:
             steps[f"nccl, {ranks} GPUs"] = reduce_values(ranks)
             steps[f"nccl, {ranks} GPUs, failures"] = fail_in_all_ways(ranks)
             steps[f"nccl, {ranks} GPUs, a rank hangs"] = time_out(ranks)
-        steps["text_transformer, pipeline"] = train_search_space("text_transformer", "epochs=1", "parallel=pipeline")
+        steps["text_transformer, pipeline"] = train_search_space(
+            "text_transformer", "epochs=1", "parallel=pipeline"
+        )
         steps["one of two workers loses its GPU"] = lose_a_gpu
     return steps
 
@@ -238,14 +283,23 @@ def replace_gpus(host: Host, visible: str) -> Host:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("steps", nargs="*", help="parts of the names of the steps to run; all by default")
+    parser.add_argument(
+        "steps", nargs="*", help="parts of the names of the steps to run; all by default"
+    )
     arguments = parser.parse_args()
-    done = subprocess.run([sys.executable, "-c", FACTS], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", FACTS], capture_output=True, text=True, check=False, timeout=120
+    )
     facts = done.stdout.strip()
     gpus = int(facts.split()[0]) if facts else 0
     if not gpus:
         sys.exit(f"no GPU: {facts or done.stderr.strip().splitlines()[-1]}")
-    rows = [f"{facts}; Python {platform.python_version()}", "", "| step | seconds | result |", "|---|---|---|"]
+    rows = [
+        f"{facts}; Python {platform.python_version()}",
+        "",
+        "| step | seconds | result |",
+        "|---|---|---|",
+    ]
     failures = 0
     with tempfile.TemporaryDirectory() as name:
         for title, step in list_steps(gpus).items():

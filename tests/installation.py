@@ -1,7 +1,7 @@
 """Tests of the built packages, outside the checkout. `make test-install` builds and installs them.
 
-The Python of these tests has the wheel with all dependencies of a search. Another environment, which is created here,
-has only the dependencies of commands that read runs.
+The Python of these tests has the wheel with all dependencies of a search. Another environment,
+which is created here, has only the dependencies of commands that read runs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(600)]
 READER_MEGABYTES = 400
 
 
-def run_command(folder: Path, *command: object, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+def run_command(
+    folder: Path, *command: object, seconds: float = 300
+) -> subprocess.CompletedProcess[str]:
     """Run a command in a folder, without the checkout in the module search path."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = [str(word) for word in command]
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds)
+    return subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds
+    )
 
 
 def find_package(kind: str) -> Path:
@@ -54,7 +58,14 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader") / "venv"
     venv.create(folder, with_pip=True)
     constraints = ROOT / "dist" / "constraints.txt"
-    install = ("pip", "install", "--quiet", "--disable-pip-version-check", "--constraint", constraints)
+    install = (
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--constraint",
+        constraints,
+    )
     installed = run_command(folder, folder / "bin/python", "-m", *install, find_package("*.whl"))
     assert installed.returncode == 0, installed.stderr
     return folder
@@ -62,14 +73,23 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_packages_hold_the_search_spaces_and_no_tests() -> None:
     wheel = set(zipfile.ZipFile(find_package("*.whl")).namelist())
-    search_spaces = {f"hpo/search_spaces/{path.name}" for path in (ROOT / "search_spaces").glob("*.py")}
+    search_spaces = {
+        f"hpo/search_spaces/{path.name}" for path in (ROOT / "search_spaces").glob("*.py")
+    }
     assert len(search_spaces) == 4
     assert search_spaces < wheel
     assert "hpo/py.typed" in wheel
     assert not [name for name in wheel if not name.startswith(("hpo/", "hpo_islands-"))]
     with tarfile.open(find_package("*.tar.gz")) as archive:
         source = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "run_islands.py", "Makefile", "constraints.txt"} < source
+    assert {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "run_islands.py",
+        "Makefile",
+        "constraints.txt",
+    } < source
     assert not [name for name in source if name.startswith((".ci", ".git/"))]
 
 
@@ -80,7 +100,9 @@ def test_installed_package_is_the_wheel(tmp_path: Path) -> None:
 
 
 def test_search_space_is_checked_by_its_name(tmp_path: Path) -> None:
-    check = run_command(tmp_path, "mpirun", "-n", 2, "hpo", "check", "digits_cnn", "--set", "epochs=1")
+    check = run_command(
+        tmp_path, "mpirun", "-n", 2, "hpo", "check", "digits_cnn", "--set", "epochs=1"
+    )
     assert (check.returncode, check.stderr) == (0, ""), check.stdout
 
 

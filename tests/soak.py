@@ -33,8 +33,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20, help="runs that are killed")
     parser.add_argument("--suspended", type=int, default=6, help="runs that are suspended")
-    parser.add_argument("--damages", type=int, default=1000, help="run directories that are damaged")
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="seed of the random kills")
+    parser.add_argument(
+        "--damages", type=int, default=1000, help="run directories that are damaged"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="seed of the random kills"
+    )
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}")
     mpis = list_available_mpis()
@@ -50,7 +54,9 @@ def main() -> None:
             mpi = mpis[run % len(mpis)]
             print(f"run {run + 1} of {arguments.runs}, {mpi.mpirun}", flush=True)
             chance, slow = random.Random(arguments.seed + run), 0.005 * (run // len(mpis) % 2)
-            tally = survive(mpi, folder / f"run{run}", chance, budget=60, most_kills=4, seconds_of_files=slow)
+            tally = survive(
+                mpi, folder / f"run{run}", chance, budget=60, most_kills=4, seconds_of_files=slow
+            )
             for field, value in vars(tally).items():
                 setattr(total, field, getattr(total, field) + value)
         print(
@@ -60,7 +66,9 @@ def main() -> None:
             f"{total.trainers} trainers and {total.templates} templates were killed, too: {total.failed} evaluations "
             f"failed because of it\n"
         )
-        survival = kill_and_resume(mpis[0], folder / "saving", random.Random(arguments.seed), kills=arguments.runs * 2)
+        survival = kill_and_resume(
+            mpis[0], folder / "saving", random.Random(arguments.seed), kills=arguments.runs * 2
+        )
         print(
             f"12 evaluations of 80 epochs, each of 0.2 s, on 2 workers, saved every second: {survival.kills} kills; "
             f"all losses are those of a run that was not killed; {survival.again} epochs trained again, "
@@ -70,7 +78,9 @@ def main() -> None:
         evaluations, stopped = 0, 0.0
         for run in range(arguments.suspended):
             chance = random.Random(arguments.seed + run)
-            more, seconds = suspend_run(mpis[run % len(mpis)], folder / f"suspended{run}", chance, stops=4)
+            more, seconds = suspend_run(
+                mpis[run % len(mpis)], folder / f"suspended{run}", chance, stops=4
+            )
             evaluations, stopped = evaluations + more, stopped + seconds
         print(
             f"{arguments.suspended} suspended runs, 3 s for ranks to wait: stopped for {stopped:.0f} s in all; "
@@ -80,17 +90,33 @@ def main() -> None:
             "worst recovery, seconds     "
             + "".join(f"{size} rank{'s' if size > 1 else ''}".rjust(9) for size in (1, 2, 3))
         )
-        times = [measure_failure_recovery(mpis[0], size, folder / f"recovery{size}") for size in (1, 2, 3)]
+        times = [
+            measure_failure_recovery(mpis[0], size, folder / f"recovery{size}")
+            for size in (1, 2, 3)
+        ]
         for way in WAYS:
-            print(f"{way:28}" + "".join(f"{of_size[way]:9.2f}" if way in of_size else "        -" for of_size in times))
-        crashes = [measure_crash_recovery(mpis[0], size, folder / f"crashes{size}") for size in (1, 2, 3)]
+            print(
+                f"{way:28}"
+                + "".join(
+                    f"{of_size[way]:9.2f}" if way in of_size else "        -" for of_size in times
+                )
+            )
+        crashes = [
+            measure_crash_recovery(mpis[0], size, folder / f"crashes{size}") for size in (1, 2, 3)
+        ]
         for way in CRASHES:
             print(f"{'crash: ' + way:28}" + "".join(f"{of_size[way]:9.2f}" for of_size in crashes))
         times += crashes
         for way in SHARED:
-            shared = [measure_worst_recovery(mpis[0], way, size, folder / f"{way}{size}") for size in (2, 3)]
+            shared = [
+                measure_worst_recovery(mpis[0], way, size, folder / f"{way}{size}")
+                for size in (2, 3)
+            ]
             times.append({way: max(shared)})
-            print(f"{way + ', at any line':28}        -" + "".join(f"{seconds:9.2f}" for seconds in shared))
+            print(
+                f"{way + ', at any line':28}        -"
+                + "".join(f"{seconds:9.2f}" for seconds in shared)
+            )
         worst = max(max(of_size.values()) for of_size in times)
         print(f"{'worst':28}{worst:9.2f}\n")
         well, ill, states = measure_slowdown(mpis[0], folder / "slowdown")

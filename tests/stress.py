@@ -21,14 +21,18 @@ from pathlib import Path
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="how often all tests run")
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="seed of the orders")
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(10**6), help="seed of the orders"
+    )
     arguments, options = parser.parse_known_args()
     failures: Counter[str] = Counter()
     for run in range(arguments.runs):
         seed = arguments.seed + run
         failed, result = run_tests(seed, options)
         failures.update(failed)
-        print(f"run {run + 1} of {arguments.runs}, --random-order-seed={seed}: {result}", flush=True)
+        print(
+            f"run {run + 1} of {arguments.runs}, --random-order-seed={seed}: {result}", flush=True
+        )
     for test, count in failures.most_common():
         print(f"failed {count} of {arguments.runs}  {test}")
     sys.exit(bool(failures))
@@ -53,7 +57,11 @@ def run_tests(seed: int, options: Sequence[str]) -> tuple[list[str], str]:
         if done.returncode not in (0, 1) or not report.exists():
             sys.exit(f"pytest has not run:\n{done.stdout}{done.stderr}")
         cases = xml.etree.ElementTree.parse(report).iter("testcase")
-        failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+        failed = [
+            case
+            for case in cases
+            if case.find("failure") is not None or case.find("error") is not None
+        ]
         for case in failed:
             print("".join(part.text or "" for part in case), flush=True)
         return [f"{case.get('classname')}::{case.get('name')}" for case in failed], last

@@ -15,7 +15,11 @@ from tests.support.chaos import Victim
 from tests.support.launch import PROGRAM, ROOT, Mpi, make_hpo_command
 from tests.support.limits import scale
 
-LAYERS, CYCLES, ONE = "packages import only packages below them", "no import cycles", "one module imports Propulate"
+LAYERS, CYCLES, ONE = (
+    "packages import only packages below them",
+    "no import cycles",
+    "one module imports Propulate",
+)
 RANKS, TRAINERS = "ranks import no torch", "trainers import no MPI"
 OTHERS = "ranks that lead no worker import neither numpy nor Optuna nor Propulate"
 READERS, BASE = "readers of runs import neither MPI nor torch", "base modules import no framework"
@@ -52,11 +56,15 @@ WRONG = [
 def check_contracts(folder: Path) -> subprocess.CompletedProcess[str]:
     """Check the import contracts of the package in a folder, and return the ended process."""
     program = Path(sys.executable).with_name("lint-imports")
-    return subprocess.run([program, "--no-cache"], cwd=folder, capture_output=True, text=True, timeout=scale(60))
+    return subprocess.run(
+        [program, "--no-cache"], cwd=folder, capture_output=True, text=True, timeout=scale(60)
+    )
 
 
 @pytest.mark.parametrize(("module", "line", "contract"), WRONG)
-def test_contract_with_wrong_import_fails(tmp_path: Path, module: str, line: str, contract: str) -> None:
+def test_contract_with_wrong_import_fails(
+    tmp_path: Path, module: str, line: str, contract: str
+) -> None:
     shutil.copytree(ROOT / "hpo", tmp_path / "hpo", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     path = tmp_path / "hpo" / module
@@ -67,7 +75,9 @@ def test_contract_with_wrong_import_fails(tmp_path: Path, module: str, line: str
 
 
 def test_contracts_all_have_a_wrong_import_here() -> None:
-    contracts = re.findall(r'^name = "(.*)"\ntype = ', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    contracts = re.findall(
+        r'^name = "(.*)"\ntype = ', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
     assert sorted(contracts) == sorted({contract for *_, contract in WRONG})
 
 
@@ -97,30 +107,39 @@ def test_import_of_rank_modules_does_not_import_torch() -> None:
         "assert 'torch' not in sys.modules\n"
     )
     packages = [
-        f"hpo.{name}" for name in ("run", "check", "cli", "evaluation", "breeding", "ranks", "store", "process")
+        f"hpo.{name}"
+        for name in ("run", "check", "cli", "evaluation", "breeding", "ranks", "store", "process")
     ]
     subprocess.run([sys.executable, "-c", program, *packages], check=True, timeout=scale(60))
 
 
 LAUNCHES: dict[str, Callable[[Path], object]] = {
     "mpirun": lambda folder: Mpi().start(1, "-c", "", cwd=folder),
-    "another launcher": lambda folder: Mpi("taskset", flags=("1", "mpirun")).run(1, "-c", "", cwd=folder),
+    "another launcher": lambda folder: Mpi("taskset", flags=("1", "mpirun")).run(
+        1, "-c", "", cwd=folder
+    ),
     "to kill it": lambda folder: Victim(Mpi(), 1, ["-c", ""], folder, folder / "log"),
     "supervised": lambda folder: subprocess.run(
         make_hpo_command("supervise", "mpirun", "--run-dir", "run"), cwd=folder, check=True
     ),
     "alone": lambda folder: subprocess.run([sys.executable, PROGRAM], cwd=folder, check=True),
-    "by the shell": lambda folder: subprocess.run("mpirun -n 1 true", shell=True, cwd=folder, check=True),
+    "by the shell": lambda folder: subprocess.run(
+        "mpirun -n 1 true", shell=True, cwd=folder, check=True
+    ),
 }
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_launch_without_mpi_marker_fails(tmp_path: Path, launch: str) -> None:
-    with pytest.raises(pytest.fail.Exception, match="a test that launches a job needs the marker mpi"):
+    with pytest.raises(
+        pytest.fail.Exception, match="a test that launches a job needs the marker mpi"
+    ):
         LAUNCHES[launch](tmp_path)
 
 
-def test_tests_with_mpi_fixture_have_the_marker(mpi: Mpi, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_tests_with_mpi_fixture_have_the_marker(
+    mpi: Mpi, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     assert request.node.get_closest_marker("mpi")
     assert mpi.run(1, "-c", "", cwd=tmp_path).returncode == 0
 

@@ -1,7 +1,8 @@
 """Acquisition functions: the merit of candidates, computed from the predictions of models.
 
-An acquisition function takes means and standard deviations, both of shape `(objectives, candidates)`. It returns merits
-of shape `(candidates,)`. The higher a merit, the better the candidate.
+An acquisition function takes means and standard deviations, both of shape `(objectives,
+candidates)`. It returns merits of shape `(candidates,)`. The higher a merit, the better the
+candidate.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from scipy.special import erfcx, ndtr
 from hpo.breeding.gaussian_process import GaussianProcess, Vector
 from hpo.dominance import find_non_dominated
 
-_BOUND_DEVIATIONS = 3.0  # Distance of the lower confidence bound from the mean, in standard deviations.
+# Distance of the lower confidence bound from the mean, in standard deviations.
+_BOUND_DEVIATIONS = 3.0
 _RAYS = 64
-_MARGIN = 0.1  # Distance of the reference point from the front, as a share of the extent of the front.
-_SMOOTHING = 0.01  # Smooths the gain at 0, so that a candidate without a gain is better the closer it is to the front.
-_BOUND_SMOOTHING = 0.1  # The same for the gain of a bound, in standard deviations of the learned values.
+# Distance of the reference point from the front, as a share of the extent of the front.
+_MARGIN = 0.1
+# Smooths the gain at 0, so that a candidate without a gain is better the closer it is to the front.
+_SMOOTHING = 0.01
+# The same for the gain of a bound, in standard deviations of the learned values.
+_BOUND_SMOOTHING = 0.1
 _FAR = -30.0
 
 Acquisition = Callable[[Vector, Vector], Vector]
@@ -30,14 +35,14 @@ def lower_confidence_bound(
 ) -> Acquisition:
     """Return an acquisition function that prefers candidates with a low lower confidence bound.
 
-    The bound is the mean minus 3 standard deviations. For several objectives, the function prefers candidates whose
-    bounds add the largest hypervolume to the front of the means. The method is described by Srinivas et al., Gaussian
-    process optimization in the bandit setting (2010).
+    The bound is the mean minus 3 standard deviations. For several objectives, the function prefers
+    candidates whose bounds add the largest hypervolume to the front of the means. The method is
+    described by Srinivas et al., Gaussian process optimization in the bandit setting (2010).
 
     Args:
-        models: The fitted model of each objective.
-        rng: The random number generator.
-        lowest: The mean to improve on; unused for several objectives. Default: the lowest mean at the points that the
+        models: The fitted model of each objective. rng: The random number generator. lowest: The
+        mean to improve on; unused for several objectives. Default: the lowest mean at the points
+        that the
             model has learned.
     """
     if len(models) == 1:
@@ -54,19 +59,21 @@ def expected_improvement(
 ) -> Acquisition:
     """Return an acquisition function that prefers the largest expected improvement on `lowest`.
 
-    For several objectives, it prefers the largest expected hypervolume improvement, averaged over random draws from the
-    predictions. The method is described by Jones et al., Efficient global optimization of expensive black-box functions
-    (1998), equation 15.
+    For several objectives, it prefers the largest expected hypervolume improvement, averaged over
+    random draws from the predictions. The method is described by Jones et al., Efficient global
+    optimization of expensive black-box functions (1998), equation 15.
 
     Args:
-        models: The fitted model of each objective.
-        rng: The random number generator.
-        lowest: The mean to improve on; unused for several objectives. Default: the lowest mean at the points that the
+        models: The fitted model of each objective. rng: The random number generator. lowest: The
+        mean to improve on; unused for several objectives. Default: the lowest mean at the points
+        that the
             model has learned.
     """
     if len(models) == 1:
         best = models[0].lowest_mean if lowest is None else lowest
-        return lambda mean, deviation: np.log(deviation[0]) + log_expected_improvement((best - mean[0]) / deviation[0])
+        return lambda mean, deviation: (
+            np.log(deviation[0]) + log_expected_improvement((best - mean[0]) / deviation[0])
+        )
     gain = HypervolumeImprovement(np.array([model.means for model in models]), rng)
     drawn = rng.standard_normal((_RAYS, len(models), 1))
     return lambda mean, deviation: gain(mean + deviation * drawn)
@@ -75,14 +82,15 @@ def expected_improvement(
 class HypervolumeImprovement:
     """Computes the hypervolume that candidates would add to a Pareto front, for any number of objectives.
 
-    Rays in random directions start at the reference point. The reach of a front along a ray is a power of the distance
-    to the front. The exponent is the number of objectives. The hypervolume is proportional to the average reach of all
-    rays (Golovin and Zhang, Random hypervolume scalarizations for provable multi-objective black box optimization,
-    2020, lemma 5). So a candidate adds the average reach by which it exceeds the front.
+    Rays in random directions start at the reference point. The reach of a front along a ray is a
+    power of the distance to the front. The exponent is the number of objectives. The hypervolume is
+    proportional to the average reach of all rays (Golovin and Zhang, Random hypervolume
+    scalarizations for provable multi-objective black box optimization, 2020, lemma 5). So a
+    candidate adds the average reach by which it exceeds the front.
 
     Args:
-        known: The predicted means of the known individuals, which form the front, shape `(objectives, individuals)`.
-        rng: The random number generator.
+        known: The predicted means of the known individuals, which form the front, shape
+        `(objectives, individuals)`. rng: The random number generator.
     """
 
     def __init__(self, known: Vector, rng: np.random.Generator) -> None:
@@ -97,8 +105,9 @@ class HypervolumeImprovement:
         """Return the logarithm of the hypervolume that each candidate would add, shape `(candidates,)`.
 
         Args:
-            costs: The predicted costs of the candidates. The shape is `(rays, objectives, candidates)` if each ray has
-                its own random draw from the predictions, otherwise `(1, objectives, candidates)`.
+            costs: The predicted costs of the candidates. The shape is `(rays, objectives,
+                candidates)` if each ray has its own random draw from the predictions, otherwise
+                `(1, objectives, candidates)`.
         """
         ahead = (self._measure_reach(costs) - self._front_reach) / _SMOOTHING
         gained: Vector = np.logaddexp.reduce(_log_softplus(ahead), axis=0)
@@ -119,8 +128,8 @@ def _log_softplus(values: Vector) -> Vector:
 def compute_reference_point(known: Vector) -> Vector:
     """Return the reference point, from which hypervolumes are measured.
 
-    In each objective, the point is higher than the highest mean of the front, by a tenth of the range of the front. If
-    the median of all known means is even higher, the point is at the median.
+    In each objective, the point is higher than the highest mean of the front, by a tenth of the
+    range of the front. If the median of all known means is even higher, the point is at the median.
 
     Args:
         known: The known means, shape `(objectives, individuals)`.
@@ -137,9 +146,9 @@ def compute_reference_point(known: Vector) -> Vector:
 def log_expected_improvement(standardized: Vector) -> Vector:
     """Return the logarithm of the expected improvement, for a standard deviation of 1.
 
-    It is log(density(z) + z * distribution(z)) of the standard normal distribution. It is accurate even if z is far
-    below zero (Ament et al., Unexpected improvements to expected improvement for Bayesian optimization, 2023, equation
-    9).
+    It is log(density(z) + z * distribution(z)) of the standard normal distribution. It is accurate
+    even if z is far below zero (Ament et al., Unexpected improvements to expected improvement for
+    Bayesian optimization, 2023, equation 9).
 
     Args:
         standardized: The values of z: predicted improvements, divided by their standard deviations.

@@ -111,7 +111,9 @@ class GeneEncoding:
             active[:, gene] &= active[:, parent] & (first < end)
         return active
 
-    def iterate_allowed(self, genes: Vector, indices: Iterable[int], first_size: int = 1) -> Iterator[int]:
+    def iterate_allowed(
+        self, genes: Vector, indices: Iterable[int], first_size: int = 1
+    ) -> Iterator[int]:
         """Yield the indices of individuals that satisfy the constraints of the search space.
 
         Constraints are checked in batches of growing size, each only when it is needed.

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from hpo.breeding.population import Individual
     from hpo.breeding.prior_model import PriorModel
 
-_PRIOR_SHARE = 1 / 3  # Of random draws, unless evaluations contradict priors (benchmarks/priors.md).
+# Of random draws, unless evaluations contradict priors (benchmarks/priors.md).
+_PRIOR_SHARE = 1 / 3
 _PRIOR_TRIES = 20  # Draws from the priors before uniform ones.
 _TRIES = 100  # Random draws before all remaining individuals are listed.
 _MOST_TRIES = 10_000  # Random draws if the individuals cannot be listed.
@@ -229,7 +230,9 @@ class EvaluationHistory:
             informative = find_informative(sample.succeeded)
             genes = sample.genes[informative]
             self._prior_model = PriorModel(self.space)
-            self._prior_model.fit(genes, self.encoding.find_active(genes), sample.costs[informative])
+            self._prior_model.fit(
+                genes, self.encoding.find_active(genes), sample.costs[informative]
+            )
         return self._prior_model
 
     @property
@@ -265,7 +268,9 @@ class EvaluationHistory:
         self._remaining = [params for params in self._remaining if not self.is_known(params)]
         return rng.choice(self._remaining) if self._remaining else None
 
-    def _draw_unknown(self, rng: random.Random, tries: int, seconds: float = math.inf) -> dict[str, Value] | None:
+    def _draw_unknown(
+        self, rng: random.Random, tries: int, seconds: float = math.inf
+    ) -> dict[str, Value] | None:
         """Return hyperparameters that are new to the run; None after too many tries or seconds."""
         until = time.monotonic() + seconds
         expected: list[dict[str, Value]] = []
@@ -328,7 +333,9 @@ class _EvaluationRows:
         pending = np.reshape(list(self.running.values()), (-1, self._running_width))
         running, running_contexts = np.split(pending, [self._genes], axis=1)
         context = np.empty(0)
-        return SurrogateSample(genes, costs, contexts, seconds[:, 0], running, running_contexts, context)
+        return SurrogateSample(
+            genes, costs, contexts, seconds[:, 0], running, running_contexts, context
+        )
 
     def add_ended(self, evaluation: Evaluation, row: Sequence[float]) -> None:
         """Add an evaluation that has ended.
@@ -353,7 +360,9 @@ class _EvaluationRows:
             return
         self._rows[removed : self.count - 1] = self._rows[removed + 1 : self.count]
         self.count -= 1
-        self._repeatable_rows = {known: index - (index > removed) for known, index in self._repeatable_rows.items()}
+        self._repeatable_rows = {
+            known: index - (index > removed) for known, index in self._repeatable_rows.items()
+        }
 
 
 def find_informative(succeeded: Mask) -> npt.NDArray[np.int64]:

@@ -17,8 +17,9 @@ from scipy.optimize import minimize
 Vector = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.floating[Any]]  # Of any precision.
 
-# The prior of the scales and the noise is log-normal around these values; one standard deviation is a factor of e.
-# The scale is half of the range of a parameter. The noise is a two-hundredth of the variance.
+# The prior of the scales and the noise is log-normal around these values; one standard deviation is
+# a factor of e. The scale is half of the range of a parameter. The noise is a two-hundredth of the
+# variance.
 _PRIOR_SCALE = 0.5
 _PRIOR_NOISE = 0.005
 _FIT_STEPS = 15  # Steps of each fit, which continues the previous one.
@@ -32,18 +33,21 @@ _BLOCK_SIZE = 64  # Number of points whose rows are added to the inverse root at
 class GaussianProcess:
     """Predicts a function from its values at known points.
 
-    The covariance function is the Matern function of order 5/2 (equation 4.17). It suits rougher functions than a
-    squared exponential. Each coordinate is divided by a scale before distances are computed.
+    The covariance function is the Matern function of order 5/2 (equation 4.17). It suits rougher
+    functions than a squared exponential. Each coordinate is divided by a scale before distances are
+    computed.
 
     Args:
-        scale_indices: The index of the scale of each coordinate, shape `(coordinates,)`.
-        noise: The prior of the noise variance, relative to the variance of the function. Default: 0.005.
+        scale_indices: The index of the scale of each coordinate, shape `(coordinates,)`. noise: The
+        prior of the noise variance, relative to the variance of the function. Default: 0.005.
     """
 
     def __init__(self, scale_indices: npt.NDArray[np.int64], noise: float = _PRIOR_NOISE) -> None:
         self._scale_indices = scale_indices
         self._scale_count = int(scale_indices.max()) + 1
-        self._prior_logs: Vector = np.log(np.append(np.full(self._scale_count, _PRIOR_SCALE), noise))
+        self._prior_logs: Vector = np.log(
+            np.append(np.full(self._scale_count, _PRIOR_SCALE), noise)
+        )
         self._log_scales = self._prior_logs
         self._next_fit = 0.0
         self._points: Vector = np.empty((0, len(scale_indices)))
@@ -52,16 +56,19 @@ class GaussianProcess:
         self._values: Vector = np.empty(0)
         self._weights: Vector = np.empty(0)
         self._learned_count = 0  # Number of points with known values.
-        self._single_precision: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None
+        self._single_precision: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = (
+            None
+        )
 
     def fit(self, points: Vector, values: Vector, known: int) -> None:
         """Learn the values of the function at points.
 
         Args:
-            points: The points, shape `(points, coordinates)`.
-            values: The values, with mean 0 and variance 1, shape `(points,)`.
-            known: The number of all known values of the function, of which `values` may be a selection. The scales and
-                the noise are fitted again only when `known` has grown by a tenth since they were last fitted.
+            points: The points, shape `(points, coordinates)`. values: The values, with mean 0 and
+            variance 1, shape `(points,)`. known: The number of all known values of the function, of
+            which `values` may be a selection. The scales and
+                the noise are fitted again only when `known` has grown by a tenth since they were
+                last fitted.
         """
         if known >= self._next_fit:
             chosen = slice(None, None, 1 + (len(points) - 1) // _MOST_FITTED)
@@ -83,7 +90,8 @@ class GaussianProcess:
         """Learn the values of the function at points, without fitting the scales and the noise again."""
         if not np.array_equal(points[: self._learned_count], self._points[: self._learned_count]):
             self._learned_count = 0
-        if not len(self._points) == len(points) == self._learned_count:  # Otherwise, only the values are new.
+        # Otherwise, only the values are new.
+        if not len(self._points) == len(points) == self._learned_count:
             self._points = self._points[: self._learned_count]
             self._add_points(points[self._learned_count :])
         self._learned_count, self._values = len(points), values
@@ -99,28 +107,38 @@ class GaussianProcess:
             points: The points, shape `(points, coordinates)`.
         """
         if len(points):
-            mean = _compute_covariance(_compute_squares(self._scale_points(points), self._sides)) @ self._weights
+            mean = (
+                _compute_covariance(_compute_squares(self._scale_points(points), self._sides))
+                @ self._weights
+            )
             self._add_points(points)
             # Predicted values do not change the means, only the deviations.
             self._values = np.append(self._values, mean)
             self._weights = np.append(self._weights, np.zeros(len(points)))
             self._single_precision = None
 
-    def predict(self, points: Vector, precision: type[np.floating[Any]] = np.float64) -> tuple[Vector, Vector]:
+    def predict(
+        self, points: Vector, precision: type[np.floating[Any]] = np.float64
+    ) -> tuple[Vector, Vector]:
         """Return the mean and the standard deviation at each point, both of shape `(points,)`.
 
-        They are computed by equations 2.25 and 2.26. Single precision takes half of the time, and is accurate enough to
-        screen candidates. On noiseless functions of the bbob benchmark, it changed deviations by a millionth in the
-        median, and by 4% in one of a hundred cases.
+        They are computed by equations 2.25 and 2.26. Single precision takes half of the time, and
+        is accurate enough to screen candidates. On noiseless functions of the bbob benchmark, it
+        changed deviations by a millionth in the median, and by 4% in one of a hundred cases.
 
         Args:
             points: The points, shape `(points, coordinates)`.
             precision: The floating point type of the computation.
         """
         if self._single_precision is None:
-            self._single_precision = self._weights.astype(np.float32), self._inverse_root.T.astype(np.float32)
+            self._single_precision = (
+                self._weights.astype(np.float32),
+                self._inverse_root.T.astype(np.float32),
+            )
         is_single = precision is np.float32
-        weights, factor = self._single_precision if is_single else (self._weights, self._inverse_root.T)
+        weights, factor = (
+            self._single_precision if is_single else (self._weights, self._inverse_root.T)
+        )
         covariance = _compute_covariance(
             _compute_squares(self._scale_points(points), self._sides).astype(precision, copy=False)
         )
@@ -133,7 +151,8 @@ class GaussianProcess:
     @property
     def means(self) -> Vector:
         """The predicted means at the learned points, shape `(points,)`."""
-        # Equation 2.25. At learned points, covariance times weights equals values minus noise times weights.
+        # Equation 2.25. At learned points, covariance times weights equals values minus noise times
+        # weights.
         means: Vector = self._values - np.exp(self._log_scales[-1]) * self._weights
         return means
 
@@ -171,7 +190,9 @@ class GaussianProcess:
             squares[scale] += np.subtract.outer(coordinate, coordinate) ** 2 / 2
         return squares.reshape(self._scale_count, -1)
 
-    def _compute_misfit(self, logs: Vector, squares: Vector, values: Vector) -> tuple[float, Vector]:
+    def _compute_misfit(
+        self, logs: Vector, squares: Vector, values: Vector
+    ) -> tuple[float, Vector]:
         """Return -log p(scales, noise | values) up to a constant, and its gradient (equations 5.8 and 5.9).
 
         Args:
@@ -191,7 +212,8 @@ class GaussianProcess:
         weights, _ = dpotrs(factor, values, lower=1)
         lower, _ = dpotri(factor, lower=1)  # The lower triangle of the inverse, and zeros.
         trace = weights @ weights - np.trace(lower)
-        # The lower triangle is doubled, because the upper one would add the same. The diagonal has distance 0.
+        # The lower triangle is doubled, because the upper one would add the same. The diagonal has
+        # distance 0.
         inner = np.multiply.outer(weights, weights)
         inner -= 2 * lower.T
         inner *= linear
@@ -204,11 +226,13 @@ class GaussianProcess:
 def _add_rows(root: Vector, covariance: Floats) -> None:
     """Add new points to an inverse root, in place.
 
-    The inverse root is the transposed inverse of the lower Cholesky factor of the covariance matrix.
+    The inverse root is the transposed inverse of the lower Cholesky factor of the covariance
+    matrix.
 
     Args:
-        root: The inverse root of the earlier points, with rows and columns of zeros for further points.
-        covariance: The covariances of the new points with all earlier and new points, shape `(new, earlier + new)`.
+        root: The inverse root of the earlier points, with rows and columns of zeros for further
+        points. covariance: The covariances of the new points with all earlier and new points, shape
+        `(new, earlier + new)`.
     """
     start = covariance.shape[1] - len(covariance)
     known, end = root[:start, :start], covariance.shape[1]
@@ -221,7 +245,9 @@ def _add_rows(root: Vector, covariance: Floats) -> None:
 
 def _compute_sides(points: Vector) -> Vector:
     """Return the matrix of `points` that `_compute_squares` needs, shape `(points, coordinates + 2)`."""
-    return np.hstack([points, np.ones((len(points), 1)), 5 * np.square(points).sum(axis=1, keepdims=True)])
+    return np.hstack(
+        [points, np.ones((len(points), 1)), 5 * np.square(points).sum(axis=1, keepdims=True)]
+    )
 
 
 def _compute_squares(scaled: Vector, sides: Vector) -> Vector:

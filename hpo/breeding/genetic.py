@@ -138,14 +138,18 @@ class GeneticPropagator(Propagator):
         chosen = next(self._encoding.iterate_allowed(candidates, new), None)
         return None if chosen is None else self._encoding.name_genes(candidates[chosen])
 
-    def _screen_candidates(self, surrogate: Surrogate, sample: SurrogateSample, parents: Vector, free: Mask) -> Vector:
+    def _screen_candidates(
+        self, surrogate: Surrogate, sample: SurrogateSample, parents: Vector, free: Mask
+    ) -> Vector:
         """Return candidates that differ from parents only in `free` genes, the best first."""
         # The matrices are small. One thread per core on all ranks of a host would take ten times
         # longer.
         with self._threads.limit(limits=1, user_api="blas"):
             return self._breed_generations(surrogate.learn(sample), parents, free)
 
-    def _breed_generations(self, compute_merits: Callable[..., Vector], parents: Vector, free: Mask) -> Vector:
+    def _breed_generations(
+        self, compute_merits: Callable[..., Vector], parents: Vector, free: Mask
+    ) -> Vector:
         """Return the offspring of all generations and random newcomers, the best first."""
         chances = self._draw_chances(1 + _GENERATIONS)
         newcomers = np.where(free, self._draw_newcomers(), parents[0])
@@ -156,7 +160,9 @@ class GeneticPropagator(Propagator):
             bred.append(self._make_offspring(promising, chance, free))
             useless = hopes[-1] if len(hopes) == _PROMISING else -math.inf
             merits.append(compute_merits(bred[-1], useless, np.float32))
-            promising, hopes = self._select_promising(np.vstack([promising, bred[-1]]), np.append(hopes, merits[-1]))
+            promising, hopes = self._select_promising(
+                np.vstack([promising, bred[-1]]), np.append(hopes, merits[-1])
+            )
         best_first = np.vstack(bred)[np.argsort(-np.concatenate(merits), kind="stable")]
         if not len(promising):
             return best_first

@@ -186,11 +186,15 @@ class RecordedHistory(EvaluationHistory):
         super().__init__(space, client.objectives, parent_pool)
         self._client = client
         # Models depend on the order of ends, which a resumed run must not change.
-        self.add_evaluations(sorted(recorded, key=lambda e: (e.ended if e.has_ended else math.inf, e.trial)))
+        self.add_evaluations(
+            sorted(recorded, key=lambda e: (e.ended if e.has_ended else math.inf, e.trial))
+        )
 
     def start_clock(self, seconds: float, evaluations: int) -> None:
         """Start the clock of the session, which has a time limit and a number of evaluations."""
-        self.time_budget = TimeBudget(seconds, evaluations, time.monotonic(), ended_before=self.ended_count)
+        self.time_budget = TimeBudget(
+            seconds, evaluations, time.monotonic(), ended_before=self.ended_count
+        )
 
     def update(self) -> None:
         """Add the evaluations that have started or ended since the previous call."""

@@ -20,8 +20,8 @@ _LARGEST_LOG = 50.0  # Limit of the logarithm of the distance of a loss from the
 def select_learned(costs: Vector) -> npt.NDArray[np.int64]:
     """Return the indices of the evaluations that a model learns from.
 
-    These are all evaluations if there are at most 256. Otherwise, they are the latest 128, and the best 128 of the
-    earlier evaluations.
+    These are all evaluations if there are at most 256. Otherwise, they are the latest 128, and the
+    best 128 of the earlier evaluations.
 
     Args:
         costs: The costs of all evaluations, shape `(evaluations, objectives)`.
@@ -53,9 +53,10 @@ def rank_values(values: Vector) -> Vector:
 def apply_power_transform(losses: Vector) -> Vector:
     """Transform losses by a power, so that their distribution is as close as possible to a normal distribution.
 
-    The result has mean 0 and variance 1. Infinite losses count as the highest finite loss. First, the median is
-    subtracted from the losses, and they are divided by the median of their absolute values. The method is described by
-    Yeo and Johnson, A new family of power transformations to improve normality or symmetry (2000), equation 2.1.
+    The result has mean 0 and variance 1. Infinite losses count as the highest finite loss. First,
+    the median is subtracted from the losses, and they are divided by the median of their absolute
+    values. The method is described by Yeo and Johnson, A new family of power transformations to
+    improve normality or symmetry (2000), equation 2.1.
 
     Args:
         losses: The losses, shape `(evaluations,)`.
@@ -72,9 +73,13 @@ def apply_power_transform(losses: Vector) -> Vector:
     def compute_misfit(power: float) -> float:
         """Return -log p(losses | power) up to a constant (equation 3.1)."""
         variance = np.var(_apply_yeo_johnson(logs, power))
-        return float(len(logs) / 2 * math.log(max(float(variance), 1e-300)) - (power - 1) * logs.sum())
+        return float(
+            len(logs) / 2 * math.log(max(float(variance), 1e-300)) - (power - 1) * logs.sum()
+        )
 
-    transformed = _apply_yeo_johnson(logs, minimize_scalar(compute_misfit, bounds=_POWER_BOUNDS, method="bounded").x)
+    transformed = _apply_yeo_johnson(
+        logs, minimize_scalar(compute_misfit, bounds=_POWER_BOUNDS, method="bounded").x
+    )
     standardized: Vector = (transformed - transformed.mean()) / (transformed.std() or 1.0)
     return standardized
 

@@ -1,6 +1,7 @@
 """Keep the possible parents of an island for population based training, and the loss and age of each evaluation.
 
-A parent is an evaluation from whose checkpoint another evaluation starts. The age is the number of ancestors.
+A parent is an evaluation from whose checkpoint another evaluation starts. The age is the number of
+ancestors.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ _FOUNDER_CHANCE = 0.5  # Probability of a new founder while all parents are foun
 class ParentPool:
     """The possible parents on an island, and the context of each evaluation with a parent.
 
-    A founder is an evaluation without a parent. All others are heirs, which start from the checkpoint of their parent.
-    The loss of an heir depends mostly on its parent. Therefore, propagators learn the change of the loss, given a
-    context: the parent's loss and the age (Parker-Holder et al., Provably efficient online hyperparameter optimization
-    with population-based bandits, 2020). The age of an evaluation is the number of its ancestors.
+    A founder is an evaluation without a parent. All others are heirs, which start from the
+    checkpoint of their parent. The loss of an heir depends mostly on its parent. Therefore,
+    propagators learn the change of the loss, given a context: the parent's loss and the age
+    (Parker-Holder et al., Provably efficient online hyperparameter optimization with
+    population-based bandits, 2020). The age of an evaluation is the number of its ancestors.
 
     Args:
         uses_pbt: Whether new evaluations can have parents.
@@ -35,7 +37,9 @@ class ParentPool:
         parents: The best evaluations of the island that have saved a checkpoint, the best first.
     """
 
-    def __init__(self, space: SearchSpace, island: int = 0, islands: int = 1, uses_pbt: bool = False) -> None:
+    def __init__(
+        self, space: SearchSpace, island: int = 0, islands: int = 1, uses_pbt: bool = False
+    ) -> None:
         self.uses_pbt = uses_pbt
         self.parents: list[Evaluation] = []
         self._space = space
@@ -50,7 +54,8 @@ class ParentPool:
         self._ages[trial] = 0 if parent is None else 1 + self._ages.get(parent, 0)
         if evaluation.state == "complete":
             self._losses[trial] = evaluation.loss
-            # Curves are unknown here, but the best of an island have saved a checkpoint at their last step.
+            # Curves are unknown here, but the best of an island have saved a checkpoint at their
+            # last step.
             has_saved = evaluation.checkpoint_step > 0 and not evaluation.imported_from
             if self.uses_pbt and has_saved and evaluation.island % self._islands == self._island:
                 insort(self.parents, evaluation, key=lambda parent: (parent.loss, parent.trial))
@@ -59,7 +64,11 @@ class ParentPool:
     def find_context(self, evaluation: Evaluation) -> tuple[float, float] | None:
         """Return the parent's loss and the age (number of ancestors) of an evaluation; None if it has no parent."""
         parent = evaluation.inherits
-        return None if parent not in self._losses else (self._losses[parent], self._ages[evaluation.trial])
+        return (
+            None
+            if parent not in self._losses
+            else (self._losses[parent], self._ages[evaluation.trial])
+        )
 
     def make_next_context(self, parent: Evaluation) -> tuple[float, float]:
         """Return the loss of a parent, and the age (number of ancestors) of its next heir."""
@@ -71,7 +80,11 @@ class ParentPool:
         The change is the loss minus the parent's loss, divided by the parent's loss.
         """
         context = self.find_context(evaluation)
-        return evaluation.loss if context is None else (evaluation.loss - context[0]) / (abs(context[0]) or 1.0)
+        return (
+            evaluation.loss
+            if context is None
+            else (evaluation.loss - context[0]) / (abs(context[0]) or 1.0)
+        )
 
     def find_parent(self, params: Mapping[str, Any]) -> Evaluation | None:
         """Return the best parent that differs from `params` only in mutable parameters; None if there is none."""
@@ -80,8 +93,8 @@ class ParentPool:
     def draw_parent(self, rng: random.Random) -> Evaluation | None:
         """Draw a parent for the next evaluation; None if this evaluation becomes a founder.
 
-        The more of the possible parents are heirs, the rarer are new founders. A founder that starts late cannot reach
-        the age of these heirs before the run ends.
+        The more of the possible parents are heirs, the rarer are new founders. A founder that
+        starts late cannot reach the age of these heirs before the run ends.
         """
         if not self.parents:
             return None

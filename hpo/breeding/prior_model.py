@@ -1,9 +1,10 @@
 """Weigh candidates by the priors of hyperparameters: by what the user expects, as long as evaluations agree.
 
-The method follows Hvarfner et al., piBO: augmenting acquisition functions with user beliefs for Bayesian optimization
-(2022, equation 6). The merit of a candidate is multiplied by a power of its prior density. The exponent decreases with
-the number of evaluations. Unlike there, each prior has its own exponent, which vanishes if evaluations contradict it.
-All exponents vanish if the individual that the priors expect to be good is among the worst. Failures are the worst.
+The method follows Hvarfner et al., piBO: augmenting acquisition functions with user beliefs for
+Bayesian optimization (2022, equation 6). The merit of a candidate is multiplied by a power of its
+prior density. The exponent decreases with the number of evaluations. Unlike there, each prior has
+its own exponent, which vanishes if evaluations contradict it. All exponents vanish if the
+individual that the priors expect to be good is among the worst. Failures are the worst.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from hpo.space.priors import ODDS, compute_deviation
 if TYPE_CHECKING:
     from hpo.space import SearchSpace
 
-# The exponent of a density is 1 until this number of evaluations has ended. Later, it falls with the square of their
-# number (benchmarks/priors.md).
+# The exponent of a density is 1 until this number of evaluations has ended. Later, it falls with
+# the square of their number (benchmarks/priors.md).
 _FULL_UNTIL = 10
 _MIN_COMPARED = 5
-_NEARBY = 0.5  # An individual with at least this negative log density counts as the individual of the priors.
+# An individual with at least this negative log density counts as the individual of the priors.
+_NEARBY = 0.5
 
 
 class PriorModel:
@@ -36,21 +38,24 @@ class PriorModel:
         space: The search space. At least one parameter has a prior.
 
     Attributes:
-        names: The names of the parameters that have a prior.
-        trust: From 0 to 1, how far evaluations agree with all priors together. It is 1 until evaluations contradict.
+        names: The names of the parameters that have a prior. trust: From 0 to 1, how far
+        evaluations agree with all priors together. It is 1 until evaluations contradict.
     """
 
     def __init__(self, space: SearchSpace) -> None:
         self.names = list(space.priors)
         self._indices = [index for index, name in enumerate(space.parameters) if name in self.names]
         parameters = [space.parameters[name] for name in self.names]
-        self._expected = np.array([parameter.encode(parameter.prior) for parameter in parameters], float)
+        self._expected = np.array(
+            [parameter.encode(parameter.prior) for parameter in parameters], float
+        )
         self._deviations = np.array([compute_deviation(parameter) for parameter in parameters])
         self._log_odds = np.log([ODDS[parameter.confidence] for parameter in parameters])
         self._unordered = np.array([isinstance(parameter, Categorical) for parameter in parameters])
         self._rounded = np.array([not parameter.is_continuous for parameter in parameters])
         self._low, self._high = np.array([parameter.limits for parameter in parameters], float).T
-        half = self._rounded / 2  # Half a step, so that the first and the last whole number are as likely as others.
+        # Half a step, so that the first and the last whole number are as likely as others.
+        half = self._rounded / 2
         # The shares of each normal distribution below the limits of the range.
         self._low_shares = ndtr((self._low - half - self._expected) / self._deviations)
         self._high_shares = ndtr((self._high + half - self._expected) / self._deviations)
@@ -67,19 +72,25 @@ class PriorModel:
             active: Whether each of these genes is active, same shape.
         """
         distances = genes[:, self._indices] - self._expected
-        logs = np.where(self._unordered, -self._log_odds * (distances != 0), -((distances / self._deviations) ** 2) / 2)
+        logs = np.where(
+            self._unordered,
+            -self._log_odds * (distances != 0),
+            -((distances / self._deviations) ** 2) / 2,
+        )
         return np.where(active[:, self._indices], logs, 0.0)
 
     def draw_genes(self, genes: Vector, rng: np.random.Generator) -> Vector:
         """Return a copy of genes in which each gene with a prior is drawn from it, shape `(individuals, genes)`.
 
-        All individuals are drawn at once: `SearchSpace.draw_from_priors` would take 4 ms for each suggestion.
+        All individuals are drawn at once: `SearchSpace.draw_from_priors` would take 4 ms for each
+        suggestion.
         """
         uniform = rng.random((len(genes), len(self._indices)))
         numbers = ndtri(self._low_shares + uniform * (self._high_shares - self._low_shares))
         numbers = self._expected + self._deviations * numbers
         numbers = np.clip(np.where(self._rounded, np.rint(numbers), numbers), self._low, self._high)
-        # Of high + odds equal parts of the interval from 0 to 1, the first `high` parts are one other choice each.
+        # Of high + odds equal parts of the interval from 0 to 1, the first `high` parts are one
+        # other choice each.
         parts = np.floor(uniform * (self._high + np.exp(self._log_odds)))
         choices = (self._expected + 1 + parts) % (self._high + 1)
         drawn: Vector = genes.copy()
@@ -92,29 +103,40 @@ class PriorModel:
         """Learn from evaluations how far each prior, and all of them together, can be trusted.
 
         Args:
-            genes: The genes of the evaluations, shape `(evaluations, genes)`.
-            active: Whether each of these genes is active, same shape.
-            costs: The costs of the evaluations, shape `(evaluations, objectives)`. They are infinite if one failed.
+            genes: The genes of the evaluations, shape `(evaluations, genes)`. active: Whether each
+            of these genes is active, same shape. costs: The costs of the evaluations, shape
+            `(evaluations, objectives)`. They are infinite if one failed.
         """
-        densities, own, ranks = self.compute_log_densities(genes, active), active[:, self._indices], _add_ranks(costs)
+        densities, own, ranks = (
+            self.compute_log_densities(genes, active),
+            active[:, self._indices],
+            _add_ranks(costs),
+        )
         # Priors of inactive parameters do not expect anything.
-        self.trust = _judge_expected(np.where(own.any(axis=1), densities.sum(axis=1), -np.inf), ranks)
+        self.trust = _judge_expected(
+            np.where(own.any(axis=1), densities.sum(axis=1), -np.inf), ranks
+        )
         _, deviations = _compare_ranks(densities, own, ranks)
-        # Twice the probability of a correlation at most as high, if the prior is useless: 1 while evaluations agree.
+        # Twice the probability of a correlation at most as high, if the prior is useless: 1 while
+        # evaluations agree.
         trusts = self.trust * np.minimum(1.0, 2 * ndtr(deviations))
         self._exponents = trusts * min(1.0, _FULL_UNTIL / max(len(costs), 1)) ** 2
 
     def compare(self, genes: Vector, active: Mask, costs: Vector) -> tuple[Vector, Vector]:
         """Return how far evaluations agree with each prior.
 
-        The arguments are those of `fit`. Evaluations in which a parameter is inactive do not count for its prior.
+        The arguments are those of `fit`. Evaluations in which a parameter is inactive do not count
+        for its prior.
 
         Returns:
-            Two arrays of shape `(priors,)`. The first has Spearman's correlations of the ranks of the prior density and
-            of success. They are positive if costs are lower where the prior is denser. The second has the same
-            correlations divided by their standard deviation for a useless prior. Both are 0 for fewer than 5.
+            Two arrays of shape `(priors,)`. The first has Spearman's correlations of the ranks of
+            the prior density and of success. They are positive if costs are lower where the prior
+            is denser. The second has the same correlations divided by their standard deviation for
+            a useless prior. Both are 0 for fewer than 5.
         """
-        return _compare_ranks(self.compute_log_densities(genes, active), active[:, self._indices], _add_ranks(costs))
+        return _compare_ranks(
+            self.compute_log_densities(genes, active), active[:, self._indices], _add_ranks(costs)
+        )
 
     def compute_log_weight(self, genes: Vector, active: Mask) -> Vector:
         """Return the logarithm of the factor of the merit of each candidate, shape `(candidates,)`. It is at most 0."""
@@ -136,13 +158,14 @@ def _compare_ranks(log_densities: Vector, active: Mask, ranks: Vector) -> tuple[
 def _judge_expected(log_densities: Vector, ranks: Vector) -> float:
     """Return how far all priors together can be trusted: twice the share of evaluations that are worse.
 
-    Worse than the evaluation that the priors expect to be good, which is usually the first one of the run. It shows a
-    wrong prior much earlier than correlations do. If several evaluations are equally close to the priors, the share is
-    their mean: one of them alone may be bad because of parameters without a prior.
+    Worse than the evaluation that the priors expect to be good, which is usually the first one of
+    the run. It shows a wrong prior much earlier than correlations do. If several evaluations are
+    equally close to the priors, the share is their mean: one of them alone may be bad because of
+    parameters without a prior.
 
     Args:
-        log_densities: The logarithm of the density of all priors for each evaluation, shape `(evaluations,)`.
-        ranks: The ranks of the evaluations, shape `(evaluations,)`.
+        log_densities: The logarithm of the density of all priors for each evaluation, shape
+        `(evaluations,)`. ranks: The ranks of the evaluations, shape `(evaluations,)`.
     """
     if len(log_densities) < _MIN_COMPARED or log_densities.max() < -_NEARBY:
         return 1.0
@@ -161,5 +184,6 @@ def _add_ranks(costs: Vector) -> Vector:
 
 def _correlate(ranks: Vector, others: Vector) -> float:
     """Return the correlation of two arrays of ranks (Spearman's of their values); 0 if all of one array are equal."""
-    one, other = (own - len(own) / 2 for own in (ranks, others))  # The mean rank is half of the number.
+    # The mean rank is half of the number.
+    one, other = (own - len(own) / 2 for own in (ranks, others))
     return float(one @ other / max(math.sqrt((one @ one) * (other @ other)), 1e-9))

@@ -17,8 +17,8 @@ _MOST_TRIES = 10  # A converged propagator may breed only known individuals.
 class Propagator(ABC):
     """Breeds the individuals of one worker.
 
-    It sends no messages between ranks. Propagators of Propulate (cmaes, pso, nelder-mead, propulate)
-    import mpi4py, which initialises MPI.
+    It sends no messages between ranks. Propagators of Propulate (cmaes, pso, nelder-mead,
+    propulate) import mpi4py, which initialises MPI.
 
     Args:
         history: The evaluations of all workers.
@@ -47,7 +47,9 @@ class Propagator(ABC):
         self.history.start(individual)
         return individual
 
-    def tell(self, individual: Individual, loss: float, *others: float, seconds: float = math.nan) -> None:
+    def tell(
+        self, individual: Individual, loss: float, *others: float, seconds: float = math.nan
+    ) -> None:
         """Add an evaluated individual to the population.
 
         Args:

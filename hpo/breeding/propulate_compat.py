@@ -117,7 +117,9 @@ class Exchange:
         # inactive individuals, which were replaced.
         self._propulator._get_active_individuals = lambda: (self.population, len(self.population))
         self._deactivate = (
-            self._propulator._deactivate_replaced_individuals if pollination else self._propulator._deactivate_emigrants
+            self._propulator._deactivate_replaced_individuals
+            if pollination
+            else self._propulator._deactivate_emigrants
         )
 
     @property
@@ -173,7 +175,9 @@ class DefaultPropagator(Propagator):
         workers: The number of workers of the island. The breeding population is twice as large.
     """
 
-    def __init__(self, history: EvaluationHistory, rng: random.Random, worker: int, workers: int) -> None:
+    def __init__(
+        self, history: EvaluationHistory, rng: random.Random, worker: int, workers: int
+    ) -> None:
         super().__init__(history, rng, worker)
         limits = history.space.list_gene_limits()
         self._converter = _Converter(limits)
@@ -194,7 +198,9 @@ class CubePropagator(Propagator):
         name: "cmaes", "pso" or "nelder-mead".
     """
 
-    def __init__(self, history: EvaluationHistory, rng: random.Random, worker: int, name: str) -> None:
+    def __init__(
+        self, history: EvaluationHistory, rng: random.Random, worker: int, name: str
+    ) -> None:
         super().__init__(history, rng, worker)
         self._cube = dict.fromkeys(history.space.parameters, (0.0, 1.0))
         self._converter = _Converter(self._cube, history.encoding.low, history.encoding.width)
@@ -233,7 +239,10 @@ class _Converter:
     """
 
     def __init__(
-        self, limits: Mapping[str, tuple[Gene, Gene]], low: Vector | float = 0.0, width: Vector | float = 1.0
+        self,
+        limits: Mapping[str, tuple[Gene, Gene]],
+        low: Vector | float = 0.0,
+        width: Vector | float = 1.0,
     ) -> None:
         self._limits = limits
         self._low = low

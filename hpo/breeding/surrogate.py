@@ -76,14 +76,17 @@ class Surrogate:
         context_size: The number of context values of an evaluation, which are additional inputs.
     """
 
-    def __init__(self, history: EvaluationHistory, rng: np.random.Generator, context_size: int = 0) -> None:
+    def __init__(
+        self, history: EvaluationHistory, rng: np.random.Generator, context_size: int = 0
+    ) -> None:
         self._history = history
         self._generator = rng
         genes = history.encoding.gene_indices
         context = np.arange(genes.max() + 1, genes.max() + 1 + context_size)
         scale_indices = np.append(genes, context)
         self._models = [
-            (GaussianProcess(scale_indices), GaussianProcess(scale_indices)) for _ in history.objectives.names
+            (GaussianProcess(scale_indices), GaussianProcess(scale_indices))
+            for _ in history.objectives.names
         ]
         self._success_model = SuccessModel(scale_indices)
         self._duration_model = DurationModel(scale_indices)
@@ -113,7 +116,9 @@ class Surrogate:
         known = np.vstack([tried, running, failures])
         weights = self._learn_weights(sample, chosen, tried)
 
-        def compute_merits(candidates: Vector, useless: float = -np.inf, precision: Precision = np.float64) -> Vector:
+        def compute_merits(
+            candidates: Vector, useless: float = -np.inf, precision: Precision = np.float64
+        ) -> Vector:
             points = self._encode_points(candidates, sample.context)
             predicted = [model.predict(points, precision) for model in models]
             means, deviations = np.stack(predicted, axis=1)
@@ -145,7 +150,9 @@ class Surrogate:
             explores: Whether the first of the two models of each objective is used.
         """
         models = []
-        for costs, (score_model, loss_model) in zip(sample.costs[chosen].T, self._models, strict=True):
+        for costs, (score_model, loss_model) in zip(
+            sample.costs[chosen].T, self._models, strict=True
+        ):
             model = score_model if explores else loss_model
             transform = compute_normal_scores if explores else apply_power_transform
             model.fit(tried, transform(costs), known=len(sample.costs))
@@ -168,7 +175,9 @@ class Surrogate:
         acquisition = lower_confidence_bound if explores else expected_improvement
         return acquisition(models, self._generator, lowest)
 
-    def _learn_weights(self, sample: SurrogateSample, chosen: npt.NDArray[np.int64], tried: Vector) -> list[LogWeight]:
+    def _learn_weights(
+        self, sample: SurrogateSample, chosen: npt.NDArray[np.int64], tried: Vector
+    ) -> list[LogWeight]:
         """Learn from a sample what lowers the merit of candidates, apart from losses."""
         weights: list[LogWeight] = []
         succeeded = sample.succeeded
@@ -178,11 +187,15 @@ class Surrogate:
             points = self._encode_points(sample.genes[informative], sample.contexts[informative])
             successes = self._success_model
             successes.fit(points, succeeded[informative], known)
-            weights.append(lambda _, points, precision: successes.compute_log_weight(points, precision))
+            weights.append(
+                lambda _, points, precision: successes.compute_log_weight(points, precision)
+            )
         scarcity = self._history.time_scarcity
         durations = self._duration_model
         if scarcity > 0 and durations.fit(tried, sample.seconds[chosen], scarcity, known):
-            weights.append(lambda _, points, precision: durations.compute_log_weight(points, precision))
+            weights.append(
+                lambda _, points, precision: durations.compute_log_weight(points, precision)
+            )
         # An heir begins where its parent has ended. Priors do not say what is good from there.
         if not len(sample.context) and (priors := self._history.fit_prior_model()):
             find_active = self._history.encoding.find_active

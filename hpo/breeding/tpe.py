@@ -23,7 +23,8 @@ from hpo.store.pareto_front import compute_costs
 from hpo.store.record import make_directions
 
 _COMPARED_EVALUATIONS = 20  # Number of last evaluations for comparison in a run with inheritance.
-_MOST_TRIALS = 512  # Trials of the sampler. Its time grows with them: for 10,000, one individual takes 0.2 s.
+# Trials of the sampler. Its time grows with them: for 10,000, one individual takes 0.2 s.
+_MOST_TRIALS = 512
 
 
 def _make_distribution(parameter: Parameter) -> BaseDistribution:
@@ -36,19 +37,23 @@ def _make_distribution(parameter: Parameter) -> BaseDistribution:
 class TPEPropagator(Propagator):
     """Breeds by Optuna's TPE sampler, which learns from the evaluations of all islands.
 
-    The method is described by Bergstra et al., Algorithms for hyper-parameter optimization (2011). Pending evaluations
-    count as bad ("constant liar"), so that workers that breed at the same time propose different individuals. In a long
-    run, the sampler learns only from the best and the latest evaluations.
+    The method is described by Bergstra et al., Algorithms for hyper-parameter optimization (2011).
+    Pending evaluations count as bad ("constant liar"), so that workers that breed at the same time
+    propose different individuals. In a long run, the sampler learns only from the best and the
+    latest evaluations.
 
-    With population based training, losses of evaluations with different parents cannot be compared. The sampler then
-    learns a rank instead of the loss: the share of the latest evaluations that are better. Evaluations without a parent
-    are ranked by their losses, and evaluations with a parent by the relative changes of their losses.
+    With population based training, losses of evaluations with different parents cannot be compared.
+    The sampler then learns a rank instead of the loss: the share of the latest evaluations that are
+    better. Evaluations without a parent are ranked by their losses, and evaluations with a parent
+    by the relative changes of their losses.
     """
 
     def __init__(self, history: EvaluationHistory, rng: random.Random, worker: int = 0) -> None:
         super().__init__(history, rng, worker)
         self._parameters = history.space.parameters
-        self._distributions = {name: _make_distribution(parameter) for name, parameter in self._parameters.items()}
+        self._distributions = {
+            name: _make_distribution(parameter) for name, parameter in self._parameters.items()
+        }
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -94,8 +99,8 @@ class TPEPropagator(Propagator):
     def _add_evaluation(self, evaluation: Evaluation) -> None:
         """Learn from an evaluation that has started or ended.
 
-        With population based training, the loss is replaced by a rank among the latest evaluations that have a parent,
-        or among the latest that have none.
+        With population based training, the loss is replaced by a rank among the latest evaluations
+        that have a parent, or among the latest that have none.
         """
         pool = self.history.parent_pool
         if evaluation.has_succeeded and pool.uses_pbt:
@@ -124,7 +129,9 @@ class TPEPropagator(Propagator):
                 distributions={name: self._distributions[name] for name in evaluation.params},
             )
             trial = storage.create_new_trial(self._study._study_id, template)
-        if evaluation.has_succeeded and len(evaluation.values) == len(self.history.objectives.names):
+        if evaluation.has_succeeded and len(evaluation.values) == len(
+            self.history.objectives.names
+        ):
             storage.set_trial_state_values(trial, TrialState.COMPLETE, evaluation.values)
             self._known[evaluation.trial] = evaluation
         elif evaluation.state in ("running", "waiting"):
@@ -136,16 +143,20 @@ class TPEPropagator(Propagator):
     def _restart_study(self) -> None:
         """Begin a smaller study for the sampler, because the sampler is slower in a larger study.
 
-        The new study has the best ended evaluations, the latest of the other ended evaluations, and all pending
-        evaluations.
+        The new study has the best ended evaluations, the latest of the other ended evaluations, and
+        all pending evaluations.
         """
         known = list(self._known.values())
-        ranked = [known[index] for index in sort_best_first(compute_costs(known, self.history.objectives))]
+        ranked = [
+            known[index] for index in sort_best_first(compute_costs(known, self.history.objectives))
+        ]
         best = ranked[: _MOST_TRIALS // 4]
         rest = ranked[_MOST_TRIALS // 4 :]
         last = sorted(rest, key=lambda evaluation: evaluation.ended)[-(_MOST_TRIALS // 4) :]
         running = list(self._running.values())
-        self._study = optuna.create_study(sampler=self._sampler, directions=make_directions(self.history.objectives))
+        self._study = optuna.create_study(
+            sampler=self._sampler, directions=make_directions(self.history.objectives)
+        )
         self._known = {}
         self._trials = {}
         self._running = {}

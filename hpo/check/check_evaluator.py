@@ -39,13 +39,15 @@ MAX_LOSSES = 3
 _MAX_FILES = 20_000  # in a snapshot
 _EXCLUDED_FOLDERS = ("__pycache__", ".git")
 
-FileSnapshot = Mapping[str, tuple[int, int]]  # size and modification time of each file, by its relative path
+# Size and modification time of each file, by its relative path.
+FileSnapshot = Mapping[str, tuple[int, int]]
 
-# torch's check of collectives (`hpo.trainer.trainer_group`) also rejects some correct collectives. It compares
-# shapes, though only the number of elements matters. It also counts each send and recv as a collective (torch 2.15),
-# as between the stages of a pipeline.
+# torch's check of collectives (`hpo.trainer.trainer_group`) also rejects some correct collectives.
+# It compares shapes, though only the number of elements matters. It also counts each send and recv
+# as a collective (torch 2.15), as between the stages of a pipeline.
 _MISMATCH = "mismatch between collectives"
-# A message names the collective of its own rank first. The other rank's collective in it is wrong (torch 2.15).
+# A message names the collective of its own rank first. The other rank's collective in it is wrong
+# (torch 2.15).
 _COLLECTIVE_PATTERN = re.compile(
     r"is running collective: CollectiveFingerPrint\(SequenceNumber=\d+,? ?OpType=(\w+)"
     r"(?:, TensorShape=(\[[^\]]*\]))?(?:, TensorDtypes=(\w+))?"
@@ -127,7 +129,11 @@ class _ShortLeader(Leader):
     """A leader that ends each evaluation after at most `MAX_LOSSES` losses."""
 
     def __init__(
-        self, recorder: StudyClient, limits: Limits, keeper: WeightsSaver | None, saver: _FirstLossCheckpointer
+        self,
+        recorder: StudyClient,
+        limits: Limits,
+        keeper: WeightsSaver | None,
+        saver: _FirstLossCheckpointer,
     ) -> None:
         super().__init__(recorder, limits, lambda _: None, saver, keeper)
         self.checkpointer = saver
@@ -159,7 +165,8 @@ class CheckEvaluator:
     file_snapshots: list[FileSnapshot] = field(default_factory=list, init=False)
     """On the first rank, if the objective is a program: the files below the working directory.
 
-    The first snapshot is taken before the first evaluation, and a further one after each evaluation.
+    The first snapshot is taken before the first evaluation, and a further one after each
+    evaluation.
     """
     _record: Record | None = field(default=None, init=False)
 
@@ -169,7 +176,9 @@ class CheckEvaluator:
         if self.params is not None:
             space = self.ready.problem.space.describe()
             objectives = self.ready.problem.file.objectives
-            self._record = Record.create(self._run_dir.journal, "check", space, objectives=objectives)
+            self._record = Record.create(
+                self._run_dir.journal, "check", space, objectives=objectives
+            )
 
     def form_worker(self, comm: SleepingComm) -> RankGroup:
         """Make the ranks of `comm` one worker. Collective: call on all of them."""
@@ -182,9 +191,9 @@ class CheckEvaluator:
         """Evaluate the individual. Collective: call on all ranks of the worker.
 
         Args:
-            group: The ranks of the worker, from `form_worker`.
-            keeps_weights: Whether to keep the weights that the objective offers.
-            previous: The evaluation resumes from the checkpoint of the first loss of this outcome. None starts from
+            group: The ranks of the worker, from `form_worker`. keeps_weights: Whether to keep the
+            weights that the objective offers. previous: The evaluation resumes from the checkpoint
+            of the first loss of this outcome. None starts from
                 the beginning.
 
         Returns:
@@ -209,11 +218,14 @@ class CheckEvaluator:
         if mismatch is not None:
             evaluation = replace(evaluation, failure=mismatch.text)
         is_false_alarm = mismatch is not None and mismatch.is_false_alarm
-        return CheckOutcome(evaluation, traces, leader.has_offered, is_false_alarm, leader.checkpointer.rejection)
+        return CheckOutcome(
+            evaluation, traces, leader.has_offered, is_false_alarm, leader.checkpointer.rejection
+        )
 
     def _make_leader(self, record: Record, keeps_weights: bool) -> _ShortLeader:
         problem = self.ready.problem
-        claims = Claims(record, problem.space.make_distributions(), budget=0)  # A check claims nothing.
+        # A check claims nothing.
+        claims = Claims(record, problem.space.make_distributions(), budget=0)
         checkpoints = CheckpointStore(self._run_dir.checkpoints)
         log = OutputLog(self._run_dir.get_log_path)
         weights = BestWeights(self._run_dir, record.objectives)
@@ -225,8 +237,12 @@ class CheckEvaluator:
     def _start_trial(self, record: Record, previous: CheckOutcome | None) -> Assignment:
         assert self.params is not None
         origin = {"island": 0, "worker": 0, "generation": 0}
-        assignment = record.start_trial(self.params, self.ready.problem.space.make_distributions(), origin)
-        return assignment if previous is None else replace(assignment, root=previous.evaluation.trial)
+        assignment = record.start_trial(
+            self.params, self.ready.problem.space.make_distributions(), origin
+        )
+        return (
+            assignment if previous is None else replace(assignment, root=previous.evaluation.trial)
+        )
 
     def _take_file_snapshot(self) -> None:
         if self._program is not None:
@@ -292,7 +308,9 @@ def find_mismatch(failure: str, traces: Sequence[Trace]) -> CollectiveMismatch |
         if collective
     )
     signatures = {_compute_signature(collective) for collective in collectives if collective}
-    return CollectiveMismatch(f"the ranks are in different collectives: {descriptions}", len(signatures) == 1)
+    return CollectiveMismatch(
+        f"the ranks are in different collectives: {descriptions}", len(signatures) == 1
+    )
 
 
 def _find_collective(messages: Sequence[str]) -> str:

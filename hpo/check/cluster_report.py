@@ -15,7 +15,8 @@ from hpo.placement import describe_spanning_workers
 from hpo.text_format import format_count, format_list, format_number, format_tenths, make_printable
 from hpo.views.table_format import format_table, make_table
 
-_LARGEST_OFFSET = 0.05  # seconds from the first host; a failure is attributed to the rank that has failed first
+# Seconds from the first host; a failure is attributed to the rank that has failed first.
+_LARGEST_OFFSET = 0.05
 _SLOWEST_WRITE = 0.1  # seconds
 _SLOWEST_VIEW = 2.0  # seconds
 _SLOW_WORKER = 0.5  # share of the median bandwidth
@@ -173,15 +174,27 @@ def _print_hosts(facts: ClusterFacts) -> None:
     columns = [
         ("host", [facts.get_name(host) for host in hosts]),
         ("ranks", list(map(format_ranges, ranks))),
-        ("workers", [format_ranges([facts.layout.find_worker(index) for index in indices]) for indices in ranks]),
-        ("cores", [f"{len({c for rank in on for c in rank.cores})} of {on[0].host_cores}" for on in own]),
+        (
+            "workers",
+            [
+                format_ranges([facts.layout.find_worker(index) for index in indices])
+                for indices in ranks
+            ],
+        ),
+        (
+            "cores",
+            [f"{len({c for rank in on for c in rank.cores})} of {on[0].host_cores}" for on in own],
+        ),
         ("templates", [str(facts.count_templates(host)) for host in hosts]),
         ("threads per rank", [_format_span(facts.compute_threads(host)) for host in hosts]),
     ]
     if any(rank.gpus.visible for rank in facts.ranks):
         columns += [
             ("GPUs", [str(len({gpu for rank in on for gpu in rank.gpus.visible})) for on in own]),
-            ("GPUs per rank", [_format_span([len(rank.gpus.own_numbers) for rank in on]) for on in own]),
+            (
+                "GPUs per rank",
+                [_format_span([len(rank.gpus.own_numbers) for rank in on]) for on in own],
+            ),
         ]
     if len(facts.hosts) > 1:
         clocks = [
@@ -192,27 +205,47 @@ def _print_hosts(facts: ClusterFacts) -> None:
     table = make_table(columns)
     table.columns[0].justify = "left"
     rest = len(facts.hosts) - len(hosts)
-    print(format_table("", table, *([f"and {format_count(rest, 'host')} more"] if rest else [])).lstrip("\n"))
+    print(
+        format_table(
+            "", table, *([f"and {format_count(rest, 'host')} more"] if rest else [])
+        ).lstrip("\n")
+    )
 
 
 def _print_groups(facts: ClusterFacts) -> None:
     between = [facts.between_hosts] if facts.between_hosts else []
     kinds = [
-        ("a worker on one host", [speed for speed in facts.speeds if not facts.spans_hosts(speed.ranks)]),
-        ("a worker that spans hosts", [speed for speed in facts.speeds if facts.spans_hosts(speed.ranks)]),
+        (
+            "a worker on one host",
+            [speed for speed in facts.speeds if not facts.spans_hosts(speed.ranks)],
+        ),
+        (
+            "a worker that spans hosts",
+            [speed for speed in facts.speeds if facts.spans_hosts(speed.ranks)],
+        ),
         ("one rank of each host", between),
     ]
     of_kinds = [(name, [speed for speed in speeds if not speed.failure]) for name, speeds in kinds]
     rows = [_make_group_row(facts, name, measured) for name, measured in of_kinds if measured]
     if not rows:
         return
-    headings = ("process group", "groups", "ranks", "backend", "connect (s)", "latency (ms)", "bandwidth (GB/s)")
+    headings = (
+        "process group",
+        "groups",
+        "ranks",
+        "backend",
+        "connect (s)",
+        "latency (ms)",
+        "bandwidth (GB/s)",
+    )
     table = make_table(list(zip(headings, zip(*rows, strict=True), strict=True)))
     table.columns[0].justify = "left"
     print(format_table("", table).lstrip("\n"))
 
 
-def _make_group_row(facts: ClusterFacts, name: str, speeds: Sequence[GroupSpeed]) -> tuple[str, ...]:
+def _make_group_row(
+    facts: ClusterFacts, name: str, speeds: Sequence[GroupSpeed]
+) -> tuple[str, ...]:
     """Return the cells of a row: the numbers are those of the slowest of several process groups."""
     ranks = speeds[0].ranks
     is_group = len(ranks) > 1
@@ -260,7 +293,9 @@ def judge_cluster(facts: ClusterFacts) -> list[Finding]:
 
 
 def _judge_placement(facts: ClusterFacts) -> Iterator[Finding]:
-    text = describe_spanning_workers([rank.host for rank in facts.ranks], facts.layout.ranks_per_worker)
+    text = describe_spanning_workers(
+        [rank.host for rank in facts.ranks], facts.layout.ranks_per_worker
+    )
     if text:
         text, _, advice = text.partition(". ")
         yield Finding("look", text, advice)
@@ -278,11 +313,15 @@ def _judge_cores(facts: ClusterFacts) -> Iterator[Finding]:
         if len(usable) < len(ranks):
             text = f"{format_count(len(ranks), 'rank')} share {format_count(len(usable), 'core')}"
             crowded.setdefault(text, []).append(name)
-        elif len(usable) < ranks[0].host_cores and all(len(rank.cores) <= rank.threads_per_core for rank in ranks):
+        elif len(usable) < ranks[0].host_cores and all(
+            len(rank.cores) <= rank.threads_per_core for rank in ranks
+        ):
             bound.append(name)
     if crowded:
         text = format_list([f"{text} on {format_list(names)}" for text, names in crowded.items()])
-        yield Finding("look", text, "Start fewer ranks on each host, or request more cores per rank")
+        yield Finding(
+            "look", text, "Start fewer ranks on each host, or request more cores per rank"
+        )
     if bound:
         yield Finding(
             "look",
@@ -300,7 +339,9 @@ def _judge_gpus(facts: ClusterFacts) -> Iterator[Finding]:
         return
     if unused := len(visible - set(own)):
         yield Finding(
-            "look", f"{format_count(unused, 'GPU')} of {len(visible)} not used", "Start one rank for each GPU"
+            "look",
+            f"{format_count(unused, 'GPU')} of {len(visible)} not used",
+            "Start one rank for each GPU",
         )
     if shared := len({gpu for gpu in own if own.count(gpu) > 1}):
         yield Finding(
@@ -347,7 +388,9 @@ def _judge_groups(facts: ClusterFacts) -> Iterator[Finding]:
         text = f"{format_count(len(failed), 'process group')} failed, on {format_list(names)}: {failed[0].failure}"
         yield Finding("wrong", text, advice)
     if rest := sum(map(len, causes[_MOST_FAILURES:])):
-        yield Finding("wrong", f"{format_count(rest, 'process group')} more failed, for other reasons")
+        yield Finding(
+            "wrong", f"{format_count(rest, 'process group')} more failed, for other reasons"
+        )
     if causes:
         return
     yield Finding("ok", "The trainers of all workers have started and communicated")
@@ -399,12 +442,21 @@ def _judge_folder(facts: ClusterFacts) -> Iterator[Finding]:
         return
     for host, view in views:
         if view.write_error:
-            yield Finding("wrong", f"{facts.get_name(host)} cannot write in {folder.path}: {view.write_error}")
-    hidden = [facts.get_name(host) for host, view in views if not view.is_seen and not view.write_error]
-    slow = [facts.get_name(host) for host, view in views if (view.seconds_to_see or 0.0) > _SLOWEST_VIEW]
+            yield Finding(
+                "wrong", f"{facts.get_name(host)} cannot write in {folder.path}: {view.write_error}"
+            )
+    hidden = [
+        facts.get_name(host) for host, view in views if not view.is_seen and not view.write_error
+    ]
+    slow = [
+        facts.get_name(host) for host, view in views if (view.seconds_to_see or 0.0) > _SLOWEST_VIEW
+    ]
     if hidden or slow:
         names = format_list([*hidden, *(name for name in slow if name not in hidden)])
-        yield Finding("look", f"Changes in {folder.path} are seen late on other hosts, or from other hosts: {names}")
+        yield Finding(
+            "look",
+            f"Changes in {folder.path} are seen late on other hosts, or from other hosts: {names}",
+        )
     if not folder.has_locks:
         yield Finding(
             "look",
@@ -419,7 +471,9 @@ def _judge_folder(facts: ClusterFacts) -> Iterator[Finding]:
         )
     if folder.write_seconds > _SLOWEST_WRITE:
         text = f"A durable write to {folder.path} takes {format_number(folder.write_seconds, 2)} s"
-        yield Finding("look", text, "Each loss is written durably. Give a --run-dir on a faster file system")
+        yield Finding(
+            "look", text, "Each loss is written durably. Give a --run-dir on a faster file system"
+        )
     elif not hidden and not slow:
         everywhere = ", and all hosts see the same files" if views else ""
         milliseconds = format_number(1000 * folder.write_seconds, 2)

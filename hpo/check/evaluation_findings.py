@@ -18,15 +18,16 @@ from hpo.process.trace import Fingerprint, Trace, compute_distance, compute_norm
 from hpo.script_objective import Script
 from hpo.text_format import cut_text, format_count, format_duration, format_list
 
-# Relative tolerances. Ranks that average their gradients have equal weights to the last bit. For the same training on
-# 1 and on 2 or 3 ranks, losses differed by 1e-7 after three epochs (float32, Adam and Adadelta on digits), and first
-# gradients by 3e-7.
+# Relative tolerances. Ranks that average their gradients have equal weights to the last bit. For
+# the same training on 1 and on 2 or 3 ranks, losses differed by 1e-7 after three epochs (float32,
+# Adam and Adadelta on digits), and first gradients by 3e-7.
 _FINGERPRINT_TOLERANCE = 1e-9
 _TOLERANCE = 1e-4
-# Another order of the samples in a batch changed the first gradients of ResNet-18 on one rank by 4e-3 in float32, and
-# by 1e-14 in float64.
+# Another order of the samples in a batch changed the first gradients of ResNet-18 on one rank by
+# 4e-3 in float32, and by 1e-14 in float64.
 _BATCH_NORM_TOLERANCE = 0.02
-_SMALL_FRACTION = 0.1  # A sampler may repeat or omit this fraction of the samples to give all ranks equally many.
+# A sampler may repeat or omit this fraction of the samples to give all ranks equally many.
+_SMALL_FRACTION = 0.1
 
 _WRAP_ADVICE = (
     "Each rank trains its own network on its share of the samples. Wrap it, model = DistributedDataParallel(network), "
@@ -118,8 +119,8 @@ def inspect_outcomes(
     """Return the findings about the evaluations of a check.
 
     Args:
-        script: The program that is the objective; None if it is a function.
-        files: If the objective is a program: snapshots of the working directory before the first evaluation, and after
+        script: The program that is the objective; None if it is a function. files: If the objective
+        is a program: snapshots of the working directory before the first evaluation, and after
             each evaluation.
     """
     findings = [
@@ -179,7 +180,9 @@ def _inspect_losses(outcomes: CheckOutcomes) -> Iterator[Finding]:
     repetition = _compare_repetition(whole, again)
     yield repetition
     if alone is None:
-        yield Finding("look", "Only 1 rank was checked", "Compare numbers of ranks with mpirun -n 2 hpo check")
+        yield Finding(
+            "look", "Only 1 rank was checked", "Compare numbers of ranks with mpirun -n 2 hpo check"
+        )
     elif not alone.failure and repetition.level == "ok":
         yield from _compare_rank_counts(whole, alone)
 
@@ -216,8 +219,9 @@ def _compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
 def _compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
     """Yield a finding about whether all ranks and 1 rank have the same losses, and findings about likely causes.
 
-    Different losses are "wrong" only if no cause is found and the samples were recorded. Otherwise they are "look". A
-    cause of different losses is "wrong" if it is certainly a mistake. If the losses are equal, each cause is "look".
+    Different losses are "wrong" only if no cause is found and the samples were recorded. Otherwise
+    they are "look". A cause of different losses is "wrong" if it is certainly a mistake. If the
+    losses are equal, each cause is "look".
     """
     ranks = format_count(whole.ranks, "rank")
     off = _compute_difference(whole.losses, alone.losses)
@@ -226,7 +230,9 @@ def _compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[F
         yield Finding("look", text, "The number of epochs should not depend on the number of ranks")
     if off <= _TOLERANCE:
         yield Finding("ok", f"{ranks} and 1 rank have the same losses{_format_within(off)}")
-        yield from (Finding("look", cause.text, cause.advice) for cause in _compare_training(whole, alone))
+        yield from (
+            Finding("look", cause.text, cause.advice) for cause in _compare_training(whole, alone)
+        )
         return
     text = f"The losses of {ranks} and of 1 rank differ by {_format_relative(off)}"
     if _compare_networks(whole, alone) is not None:
@@ -235,12 +241,18 @@ def _compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[F
         yield Finding("look", text)
         yield from causes
     else:
-        yield Finding("wrong" if _has_samples(whole, alone) else "look", text, _advise_unexplained(whole, alone))
+        yield Finding(
+            "wrong" if _has_samples(whole, alone) else "look",
+            text,
+            _advise_unexplained(whole, alone),
+        )
 
 
 def _find_causes(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
     """Yield causes of different losses on all ranks and on 1 rank: one certain cause, or all possible causes."""
-    ratios = [ours / theirs for ours, theirs in zip(whole.losses, alone.losses, strict=False) if theirs]
+    ratios = [
+        ours / theirs for ours, theirs in zip(whole.losses, alone.losses, strict=False) if theirs
+    ]
     layers = list(_find_rank_dependent_layers(whole.traces[0]))
     tolerance = _SMALL_FRACTION if layers else _SMALL_FRACTION / 10
     for factor in (whole.ranks, 1 / whole.ranks):
@@ -252,7 +264,9 @@ def _find_causes(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
                 "right only if their shares are equally large",
             )
             return
-    if _has_same_parameters(whole, alone) and _is_different(whole.traces[0].weights[0], alone.traces[0].weights[0]):
+    if _has_same_parameters(whole, alone) and _is_different(
+        whole.traces[0].weights[0], alone.traces[0].weights[0]
+    ):
         yield Finding(
             "look",
             "The initial weights differ from those on 1 rank",
@@ -334,7 +348,11 @@ def _compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Find
     samples = list(_compare_samples(whole, alone))
     if samples:
         yield from samples
-    elif (ours := _count_epoch_steps(whole)) and (theirs := _count_epoch_steps(alone)) and ours != theirs:
+    elif (
+        (ours := _count_epoch_steps(whole))
+        and (theirs := _count_epoch_steps(alone))
+        and ours != theirs
+    ):
         what = "An epoch has" if many.steps_at_losses else "The training takes"
         yield Finding(
             "look",
@@ -343,7 +361,9 @@ def _compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Find
             "If batch_size is the global batch size, a rank takes batch_size // worker.size. Otherwise, the best "
             "learning rate depends on the number of ranks",
         )
-    elif _has_same_parameters(whole, alone) and not (many.random_layers or many.normalization_layers.total()):
+    elif _has_same_parameters(whole, alone) and not (
+        many.random_layers or many.normalization_layers.total()
+    ):
         yield from _compare_gradients(whole, alone)
 
 
@@ -384,7 +404,9 @@ def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
             "The order of the samples must be the same on all ranks. Use torch.randperm with a Generator, "
             "torch.Generator().manual_seed(worker.seed + epoch)",
         )
-    elif all(len(_take_first_samples(trace, len(expected))) >= nearly_all for trace in whole.traces):
+    elif all(
+        len(_take_first_samples(trace, len(expected))) >= nearly_all for trace in whole.traces
+    ):
         yield Finding(
             "look",
             f"Each of {ranks} trains on all {len(expected)} samples, as 1 rank does",
@@ -395,11 +417,14 @@ def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
 def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
     """Yield a finding if the gradients of the first step differ between ranks, or from those on 1 rank.
 
-    A difference from 1 rank is "wrong" if the step has the same samples on both. It is also "wrong" if the gradients
-    differ by a factor that is the number of ranks or its inverse. All other differences are "look".
+    A difference from 1 rank is "wrong" if the step has the same samples on both. It is also "wrong"
+    if the gradients differ by a factor that is the number of ranks or its inverse. All other
+    differences are "look".
     """
     many = whole.traces[0]
-    if any(_is_different(many.gradients[0], other.gradients.get(0, ())) for other in whole.traces[1:]):
+    if any(
+        _is_different(many.gradients[0], other.gradients.get(0, ())) for other in whole.traces[1:]
+    ):
         yield Finding(
             "look",
             "The ranks average their weights, not their gradients",
@@ -412,7 +437,9 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
     if not off > (_BATCH_NORM_TOLERANCE if many.synchronized_layers else _TOLERANCE):
         return
     ratio = compute_norm(ours) / compute_norm(theirs) if compute_norm(theirs) else math.nan
-    if any(math.isclose(ratio, factor, rel_tol=_TOLERANCE) for factor in (whole.ranks, 1 / whole.ranks)):
+    if any(
+        math.isclose(ratio, factor, rel_tol=_TOLERANCE) for factor in (whole.ranks, 1 / whole.ranks)
+    ):
         yield Finding(
             "wrong",
             f"The gradients of the first step are {ratio:.3g} times those of 1 rank",
@@ -420,7 +447,9 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
             "batch size, multiply by worker.size: (loss * worker.size / len(batch)).backward()",
         )
         return
-    is_same = _has_samples(whole, alone) and _count_first_step_samples(whole) == _count_first_step_samples(alone)
+    is_same = _has_samples(whole, alone) and _count_first_step_samples(
+        whole
+    ) == _count_first_step_samples(alone)
     doubt = "" if is_same else ", but the samples differ, or are not known"
     yield Finding(
         "wrong" if is_same else "look",
@@ -433,9 +462,9 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
 def _compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Finding | None:
     """Return a finding if the networks of the ranks differ; None if they are equal or cannot be compared.
 
-    Ranks that hold only parts of the network cannot be compared. Their shapes differ from the shapes in `alone`. Some
-    programs average weights only at some steps. So networks differ only if they differ at the final step that was
-    recorded on both ranks.
+    Ranks that hold only parts of the network cannot be compared. Their shapes differ from the
+    shapes in `alone`. Some programs average weights only at some steps. So networks differ only if
+    they differ at the final step that was recorded on both ranks.
     """
     first, *others = whole.traces
     if whole.failure and "different losses" not in whole.failure:
@@ -444,7 +473,9 @@ def _compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Findin
     if first.sharded or any(_get_shapes(other) != shapes for other in others):
         return None
     # A cancelled program is cut off at a different step on each rank.
-    if any(other.steps != first.steps for other in others) and not any(trace.was_cut for trace in whole.traces):
+    if any(other.steps != first.steps for other in others) and not any(
+        trace.was_cut for trace in whole.traces
+    ):
         steps = ", ".join(f"rank {rank} {trace.steps}" for rank, trace in enumerate(whole.traces))
         return Finding(
             "wrong",
@@ -455,8 +486,14 @@ def _compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Findin
         return None
     for rank, other in enumerate(others, start=1):
         if (steps_apart := _find_difference(first, other)) is not None:
-            when = f"after {format_count(steps_apart, 'step')}" if steps_apart else "before the first step"
-            return Finding("wrong", f"The networks of rank 0 and rank {rank} differ {when}", _WRAP_ADVICE)
+            when = (
+                f"after {format_count(steps_apart, 'step')}"
+                if steps_apart
+                else "before the first step"
+            )
+            return Finding(
+                "wrong", f"The networks of rank 0 and rank {rank} differ {when}", _WRAP_ADVICE
+            )
     return None
 
 
@@ -482,23 +519,41 @@ def _count_equal_steps(whole: CheckOutcome) -> int:
     """Return the largest number of steps after which the networks of all ranks were equal; 0 if they never were."""
     first, *others = (_get_networks(trace) for trace in whole.traces)
     common = [key for key in first if all(key in other for other in others)]
-    return max((key[1] for key in common if not any(_is_different(first[key], one[key]) for one in others)), default=0)
+    return max(
+        (
+            key[1]
+            for key in common
+            if not any(_is_different(first[key], one[key]) for one in others)
+        ),
+        default=0,
+    )
 
 
 def _get_networks(trace: Trace) -> Mapping[tuple[int, int, bool], Fingerprint]:
     """Return the fingerprints of a rank's networks; without networks, those of its optimizers' parameters."""
-    return trace.networks or {(number, 0, True): weights for number, weights in trace.weights.items()}
+    return trace.networks or {
+        (number, 0, True): weights for number, weights in trace.weights.items()
+    }
 
 
 def _has_samples(whole: CheckOutcome, alone: CheckOutcome) -> bool:
     """Return whether samples were recorded on all ranks, in both evaluations."""
-    return all(any(hashes for _, hashes in trace.samples) for trace in [*whole.traces, *alone.traces])
+    return all(
+        any(hashes for _, hashes in trace.samples) for trace in [*whole.traces, *alone.traces]
+    )
 
 
 def _count_samples(outcome: CheckOutcome) -> Counter[bytes]:
     """Count how often each sample occurs in the first epoch on all ranks together. The keys are hashes of samples."""
-    limit = min([_count_epoch_steps(outcome) or outcome.traces[0].steps, *(trace.steps for trace in outcome.traces)])
-    batches = [hashes for trace in outcome.traces for steps, hashes in trace.samples if steps < limit]
+    limit = min(
+        [
+            _count_epoch_steps(outcome) or outcome.traces[0].steps,
+            *(trace.steps for trace in outcome.traces),
+        ]
+    )
+    batches = [
+        hashes for trace in outcome.traces for steps, hashes in trace.samples if steps < limit
+    ]
     return Counter(chain.from_iterable(batches))
 
 
@@ -522,7 +577,9 @@ def _has_same_batches(whole: CheckOutcome) -> bool:
 def _count_same_batches(whole: CheckOutcome) -> tuple[int, int]:
     """Return the number of batches that are the same on all ranks, and the number of batches that were compared."""
     batches = list(zip(*(trace.samples for trace in whole.traces), strict=False))
-    return sum(bool(first[1]) and all(other == first for other in others) for first, *others in batches), len(batches)
+    return sum(
+        bool(first[1]) and all(other == first for other in others) for first, *others in batches
+    ), len(batches)
 
 
 def _count_first_step_samples(outcome: CheckOutcome) -> Counter[bytes]:
@@ -543,15 +600,16 @@ def _has_same_networks(whole: CheckOutcome, alone: CheckOutcome) -> bool:
     """Return whether the networks' parameters have the same shapes on all ranks as on 1 rank, and are not sharded."""
     shapes = _get_shapes(alone.traces[0])
     return bool(shapes) and all(
-        _get_shapes(trace) == shapes and not trace.sharded for trace in [*whole.traces, *alone.traces]
+        _get_shapes(trace) == shapes and not trace.sharded
+        for trace in [*whole.traces, *alone.traces]
     )
 
 
 def _count_epoch_steps(outcome: CheckOutcome) -> int | None:
     """Return the number of steps in the first epoch; None if it is unknown.
 
-    A program does not record its steps at losses. For a program, the result is the number of steps until the final
-    loss, or until the end of the program.
+    A program does not record its steps at losses. For a program, the result is the number of steps
+    until the final loss, or until the end of the program.
     """
     trace = outcome.traces[0]
     losses = len(outcome.losses)
@@ -577,7 +635,11 @@ def _inspect_gradients(outcomes: CheckOutcomes) -> Iterator[Finding]:
     compared = outcomes.list_compared()
     if not any(outcome.traces[0].shapes for outcome in compared):
         if not any(outcome.failure for outcome in compared):
-            yield Finding("look", "No optimizer of torch took a step", "Gradients, steps and weights were not checked")
+            yield Finding(
+                "look",
+                "No optimizer of torch took a step",
+                "Gradients, steps and weights were not checked",
+            )
         return
     if outcomes.whole.failure:
         return
@@ -639,7 +701,10 @@ def _inspect_checkpoints(outcomes: CheckOutcomes) -> Iterator[Finding]:
     if outcomes.whole.failure or again is None or again.failure:
         return
     if resumed is None:
-        yield Finding("ok", "No checkpoint is saved. It is optional: without one, an interrupted evaluation restarts")
+        yield Finding(
+            "ok",
+            "No checkpoint is saved. It is optional: without one, an interrupted evaluation restarts",
+        )
     elif failure := resumed.rejection or resumed.failure:
         yield Finding(
             "wrong",
@@ -661,10 +726,17 @@ def _compare_continuation(again: CheckOutcome, resumed: CheckOutcome) -> Finding
     """Return a finding about whether a resumed evaluation has the losses of an uninterrupted one."""
     count = len(again.losses)
     if count == 1:
-        return Finding("look", "The only checkpoint belongs to the only loss", "Set epochs=2 to check that it resumes")
+        return Finding(
+            "look",
+            "The only checkpoint belongs to the only loss",
+            "Set epochs=2 to check that it resumes",
+        )
     off = _compute_difference(again.losses, resumed.losses)
     if off <= _TOLERANCE and len(resumed.losses) == count:
-        return Finding("ok", f"After a resume from the first checkpoint, the losses are the same{_format_within(off)}")
+        return Finding(
+            "ok",
+            f"After a resume from the first checkpoint, the losses are the same{_format_within(off)}",
+        )
     if off > _TOLERANCE:
         difference = f"the losses differ by {_format_relative(off)}"
     else:
@@ -677,14 +749,18 @@ def _compare_continuation(again: CheckOutcome, resumed: CheckOutcome) -> Finding
     )
 
 
-def _inspect_program(script: Script, outcomes: CheckOutcomes, files: Sequence[FileSnapshot]) -> Iterator[Finding]:
+def _inspect_program(
+    script: Script, outcomes: CheckOutcomes, files: Sequence[FileSnapshot]
+) -> Iterator[Finding]:
     """Yield the findings about ranks, environment variables, files and processes of a program."""
     whole = outcomes.whole
     yield from _inspect_ranks(whole)
     if not whole.failure:
         yield from _inspect_networks(whole)
         way = f"--loss '{script.loss}'" if script.loss is not None else "hpo.report"
-        yield Finding("ok", f"{format_count(len(whole.losses), 'report')} by {way} in the first evaluation")
+        yield Finding(
+            "ok", f"{format_count(len(whole.losses), 'report')} by {way} in the first evaluation"
+        )
     yield from _inspect_files(files)
     if any(trace.has_children for outcome in outcomes.list_compared() for trace in outcome.traces):
         yield Finding(
@@ -695,7 +771,9 @@ def _inspect_program(script: Script, outcomes: CheckOutcomes, files: Sequence[Fi
 
 
 def _inspect_ranks(whole: CheckOutcome) -> Iterator[Finding]:
-    read = sorted({name for trace in whole.traces for name in trace.variables if name in _TORCHRUN_VARIABLES})
+    read = sorted(
+        {name for trace in whole.traces for name in trace.variables if name in _TORCHRUN_VARIABLES}
+    )
     if read:
         yield Finding("ok", f"The program reads {format_list(read)}")
     if whole.ranks > 1 and whole.traces[0].steps and not set(read) & set(_RANK_VARIABLES):
@@ -712,7 +790,9 @@ def _inspect_networks(whole: CheckOutcome) -> Iterator[Finding]:
     if steps := _count_equal_steps(whole):
         shares = _has_samples(whole, whole) and not _count_same_batches(whole)[0]
         batches = ", and train on different batches" if shares else ""
-        yield Finding("ok", f"All ranks have the same network after {format_count(steps, 'step')}{batches}")
+        yield Finding(
+            "ok", f"All ranks have the same network after {format_count(steps, 'step')}{batches}"
+        )
 
 
 def _inspect_files(files: Sequence[FileSnapshot]) -> Iterator[Finding]:
@@ -729,4 +809,7 @@ def _inspect_files(files: Sequence[FileSnapshot]) -> Iterator[Finding]:
             "Workers would overwrite these files. Let each evaluation write to its own directory, {folder}",
         )
     elif written:
-        yield Finding("ok", f"An evaluation writes {format_list(written)}, and the next one writes other files")
+        yield Finding(
+            "ok",
+            f"An evaluation writes {format_list(written)}, and the next one writes other files",
+        )

@@ -1,7 +1,7 @@
 """Run `hpo check`, which searches for mistakes in a search file. All ranks take part.
 
-It evaluates one set of hyperparameters several times, on all ranks and on 1 rank. Failures, and differences between
-these evaluations, show the mistakes.
+It evaluates one set of hyperparameters several times, on all ranks and on 1 rank. Failures, and
+differences between these evaluations, show the mistakes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from hpo.options import Options
 from hpo.ranks.job import Job
 from hpo.run.prepare_rank import RankState, prepare_rank
 from hpo.space import Categorical, SearchSpace, Value
-from hpo.text_format import format_count, format_named_values, format_number, format_tenths, make_printable
+from hpo.text_format import (
+    format_count,
+    format_named_values,
+    format_number,
+    format_tenths,
+    make_printable,
+)
 from hpo.views.table_format import format_table, make_table
 
 _DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
@@ -35,7 +41,8 @@ _MEBIBYTE = 1 << 20
 def run_check(options: Options, layout: Layout, job: Job) -> int:
     """Check a search file, and return status 0 if nothing is wrong, 1 otherwise. Collective: call on all ranks.
 
-    Raises UsageError on all ranks, before anything starts, if the options or the search file are invalid.
+    Raises UsageError on all ranks, before anything starts, if the options or the search file are
+    invalid.
     """
     world = job.world
     with ExitStack() as held:
@@ -48,7 +55,9 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
             given = [*ready.request.enqueued, ready.request.prior_params]
             params = given[0] or make_middle_params(ready.problem.space)
             _print_headline(ready, params, world.size)
-        evaluator = CheckEvaluator(ready, job.watch, world.bcast(folder), params, options.collective_timeout)
+        evaluator = CheckEvaluator(
+            ready, job.watch, world.bcast(folder), params, options.collective_timeout
+        )
         outcomes = _evaluate(evaluator, job)
         if is_stopping(job):
             return report_stop(job)
@@ -65,7 +74,8 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
 def make_middle_params(space: SearchSpace) -> dict[str, Value]:
     """Return the middle of each range on its scale, and the first choice of each categorical parameter.
 
-    If the constraints reject these hyperparameters, return others that they allow, drawn with a fixed seed.
+    If the constraints reject these hyperparameters, return others that they allow, drawn with a
+    fixed seed.
     """
     genes = {
         name: low if isinstance(space.parameters[name], Categorical) else (low + high) / 2
@@ -78,7 +88,8 @@ def make_middle_params(space: SearchSpace) -> dict[str, Value]:
 def _evaluate(evaluator: CheckEvaluator, job: Job) -> CheckOutcomes | None:
     """Evaluate on all ranks, again, from a checkpoint, and on 1 rank. Collective: call on all ranks of the job.
 
-    An evaluation is left out if the job is stopping, or if an earlier one shows that nothing can be compared.
+    An evaluation is left out if the job is stopping, or if an earlier one shows that nothing can be
+    compared.
 
     Returns the outcomes on the first rank, and None on other ranks.
     """
@@ -90,7 +101,9 @@ def _evaluate(evaluator: CheckEvaluator, job: Job) -> CheckOutcomes | None:
         whole = _evaluate_with_comparison(evaluator, group)
         if world.bcast(whole is not None and not whole.failure) and not is_stopping(job):
             again = evaluator.evaluate(group)
-            if world.bcast(again is not None and not again.failure and again.evaluation.checkpoint_step > 0):
+            if world.bcast(
+                again is not None and not again.failure and again.evaluation.checkpoint_step > 0
+            ):
                 resumed = evaluator.evaluate(group, previous=again)
     if world.size > 1 and not is_stopping(job):
         own = world.split(world.rank, 0)
@@ -104,8 +117,9 @@ def _evaluate(evaluator: CheckEvaluator, job: Job) -> CheckOutcomes | None:
 def _evaluate_with_comparison(evaluator: CheckEvaluator, group: RankGroup) -> CheckOutcome | None:
     """Evaluate while torch compares the collectives of the ranks before each one begins.
 
-    If all ranks have called the same collective, but the comparison rejects it, repeat without the comparison. If the
-    user has set TORCH_DISTRIBUTED_DEBUG, torch compares collectives only if its value is DETAIL.
+    If all ranks have called the same collective, but the comparison rejects it, repeat without the
+    comparison. If the user has set TORCH_DISTRIBUTED_DEBUG, torch compares collectives only if its
+    value is DETAIL.
     """
     group.compares_collectives = _DEBUG_VARIABLE not in os.environ
     outcome = evaluator.evaluate(group, keeps_weights=True)
@@ -137,7 +151,10 @@ def _print_headline(ready: RankState, params: Mapping[str, Value], ranks: int) -
         description = shlex.join(program.make_command(params, known, continues=False))
     print(make_printable(description))
     also = ", and once on 1 rank" if ranks > 1 else ""
-    print(f"twice on {format_count(ranks, 'rank')}{also}; at most {MAX_LOSSES} losses each\n", flush=True)
+    print(
+        f"twice on {format_count(ranks, 'rank')}{also}; at most {MAX_LOSSES} losses each\n",
+        flush=True,
+    )
 
 
 def _print_outcomes(outcomes: Sequence[CheckOutcome]) -> None:
@@ -148,7 +165,10 @@ def _print_outcomes(outcomes: Sequence[CheckOutcome]) -> None:
         names.append(f"{name}, again" if name in names else name)
     columns = [("", names)]
     for epoch in range(max(len(outcome.losses) for outcome in outcomes)):
-        cells = [format_number(outcome.losses[epoch]) if epoch < len(outcome.losses) else "" for outcome in outcomes]
+        cells = [
+            format_number(outcome.losses[epoch]) if epoch < len(outcome.losses) else ""
+            for outcome in outcomes
+        ]
         columns.append((f"loss {epoch + 1}", cells))
     columns += [
         ("steps", [_format_steps(outcome) for outcome in outcomes]),

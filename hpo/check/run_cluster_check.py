@@ -1,7 +1,8 @@
 """Run `hpo check-cluster`, which tests a job without a search of the user. All ranks take part.
 
-The ranks collect facts about their hosts, clocks, run directory and process groups. The first rank prints them, and the
-findings. Trainers measure their process groups by an objective, as in an evaluation of a search.
+The ranks collect facts about their hosts, clocks, run directory and process groups. The first rank
+prints them, and the findings. Trainers measure their process groups by an objective, as in an
+evaluation of a search.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def run_cluster_check(options: Options, layout: Layout, job: Job) -> int:
         job: The MPI job. Its ranks are sorted by host.
 
     Raises:
-        UsageError: The run directory cannot be used. The error is raised on all ranks, before anything is measured.
+        UsageError: The run directory cannot be used. The error is raised on all ranks, before
+        anything is measured.
     """
     with ExitStack() as leftovers:
         if job.is_first:
@@ -102,12 +104,15 @@ def _collect_facts(
     clocks = _measure_clock_offsets(heads) if heads is not None else []
     if is_stopping(job):
         return None
-    ready.slot.provide_trainer()  # Otherwise the first trainer would wait until its template has imported the compiler.
+    # Otherwise the first trainer would wait until its template has imported the compiler.
+    ready.slot.provide_trainer()
     world.barrier()
     patience = options.collective_timeout
     speeds = _measure_workers(job, ready, layout, patience)
     # If a worker that spans hosts has failed, the next group would probably fail as late.
-    is_network_known = any(speed.failure and len({hosts[rank] for rank in speed.ranks}) > 1 for speed in speeds)
+    is_network_known = any(
+        speed.failure and len({hosts[rank] for rank in speed.ranks}) > 1 for speed in speeds
+    )
     if is_stopping(job):
         return None
     between = None
@@ -145,8 +150,9 @@ def _collect_rank_facts(ready: RankState) -> RankFacts:
 def _measure_clock_offsets(heads: SleepingComm) -> list[ClockOffset]:
     """Return the offset of the clock of each host; on ranks other than the first, the list is incomplete.
 
-    Method: Cristian's algorithm. The offset comes from the message with the shortest round trip. Half of this round
-    trip is the maximum error (Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989).
+    Method: Cristian's algorithm. The offset comes from the message with the shortest round trip.
+    Half of this round trip is the maximum error (Cristian, "Probabilistic clock synchronization",
+    Distributed Computing 3, 1989).
 
     Collective: call on all ranks of `heads`.
 
@@ -157,7 +163,10 @@ def _measure_clock_offsets(heads: SleepingComm) -> list[ClockOffset]:
     for peer in range(1, heads.size):
         if heads.rank == 0:
             offsets.append(
-                min((_measure_clock_offset(heads, peer) for _ in range(_CLOCK_ROUNDS)), key=lambda offset: offset.error)
+                min(
+                    (_measure_clock_offset(heads, peer) for _ in range(_CLOCK_ROUNDS)),
+                    key=lambda offset: offset.error,
+                )
             )
         elif heads.rank == peer:
             for _ in range(_CLOCK_ROUNDS):
@@ -187,7 +196,11 @@ def _test_folder(
     if test is not None:
         leftovers.callback(test.close)
     path = job.world.bcast(test.folder if test is not None else None)
-    views = _compare_views(heads, path, lambda: job.watch.active_stop is not None) if heads is not None else []
+    views = (
+        _compare_views(heads, path, lambda: job.watch.active_stop is not None)
+        if heads is not None
+        else []
+    )
     if test is None:
         return None, views
     test.close()
@@ -209,7 +222,9 @@ class FolderTest:
         try:
             temporary = tempfile.TemporaryDirectory(prefix=".hpo-check-", dir=existing)
             self.folder = Path(self._resources.enter_context(temporary))
-            seconds = statistics.median(_time_durable_write(self.folder / "written") for _ in range(_WRITES))
+            seconds = statistics.median(
+                _time_durable_write(self.folder / "written") for _ in range(_WRITES)
+            )
             lock = self._resources.enter_context((self.folder / _LOCK).open("w"))
             has_locks = try_system_lock(lock) is True
             free = shutil.disk_usage(existing).free
@@ -217,7 +232,9 @@ class FolderTest:
             self.close()
             reason = error.strerror if isinstance(error, OSError) else error
             raise UsageError(f"--run-dir {run_dir}: {existing} cannot be used: {reason}") from error
-        self.facts = FolderFacts(existing, find_file_system(existing.resolve()), free, has_locks, seconds)
+        self.facts = FolderFacts(
+            existing, find_file_system(existing.resolve()), free, has_locks, seconds
+        )
 
     def close(self) -> None:
         """Remove the temporary folder."""
@@ -225,12 +242,15 @@ class FolderTest:
             self._resources.close()
 
 
-def _compare_views(heads: SleepingComm, folder: Path, should_stop: Callable[[], bool]) -> list[FolderView]:
+def _compare_views(
+    heads: SleepingComm, folder: Path, should_stop: Callable[[], bool]
+) -> list[FolderView]:
     """Return how each host sees the temporary folder of a `FolderTest`. Collective: call on all ranks of `heads`.
 
     Args:
         heads: Communicator of one rank of each host. Its first rank has made the folder.
-        should_stop: Returns whether the check must end soon. It then waits no longer for other hosts.
+        should_stop: Returns whether the check must end soon. It then waits no longer for other
+        hosts.
     """
 
     def wait_for(done: Callable[[], bool]) -> float | None:
@@ -244,7 +264,9 @@ def _compare_views(heads: SleepingComm, folder: Path, should_stop: Callable[[], 
     heads.barrier()
     own = FolderView(0.0, sees_lock=True, is_seen=True)
     if heads.rank != 0:
-        own = FolderView(wait_for(lambda: _read(note) == "first"), sees_lock=_is_locked(folder / _LOCK))
+        own = FolderView(
+            wait_for(lambda: _read(note) == "first"), sees_lock=_is_locked(folder / _LOCK)
+        )
         try:
             _make_host_path(folder, heads.rank).touch()
         except OSError as error:
@@ -256,11 +278,15 @@ def _compare_views(heads: SleepingComm, folder: Path, should_stop: Callable[[], 
     if heads.rank != 0 and own.seconds_to_see is not None:
         own = replace(own, seconds_to_see=wait_for(lambda: _read(note) == "second"))
     views: list[FolderView] = heads.allgather(own)
-    if heads.rank == 0 and all(view.seconds_to_see is not None and not view.write_error for view in views):
+    if heads.rank == 0 and all(
+        view.seconds_to_see is not None and not view.write_error for view in views
+    ):
         files = [_make_host_path(folder, host) for host in range(heads.size)]
         wait_for(lambda: set(files[1:]) <= set(folder.iterdir()))
         seen = {files[0], *folder.iterdir()}
-        views = [replace(view, is_seen=file in seen) for view, file in zip(views, files, strict=True)]
+        views = [
+            replace(view, is_seen=file in seen) for view, file in zip(views, files, strict=True)
+        ]
     return views
 
 
@@ -275,7 +301,9 @@ def find_file_system(path: Path) -> str:
         mounts = [(Path(_unescape(words[1])), words[2]) for words in lines]
         # The last of several mounts at one place hides the others.
         above = (
-            (len(place.parts), index, kind) for index, (place, kind) in enumerate(mounts) if path.is_relative_to(place)
+            (len(place.parts), index, kind)
+            for index, (place, kind) in enumerate(mounts)
+            if path.is_relative_to(place)
         )
         return max(above)[2]
     return ""
@@ -304,15 +332,21 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _measure_workers(job: Job, ready: RankState, layout: Layout, patience: float) -> list[GroupSpeed]:
+def _measure_workers(
+    job: Job, ready: RankState, layout: Layout, patience: float
+) -> list[GroupSpeed]:
     """Measure the process groups of all workers at the same time. Collective: call on all ranks of the job."""
     world = job.world
     worker = layout.find_worker(world.rank)
-    speeds = world.allgather(_measure_group(world.split(worker, world.rank), job, ready, patience, worker))
+    speeds = world.allgather(
+        _measure_group(world.split(worker, world.rank), job, ready, patience, worker)
+    )
     return [speed for speed in speeds if speed is not None]
 
 
-def _measure_group(comm: SleepingComm, job: Job, ready: RankState, patience: float, worker: int) -> GroupSpeed | None:
+def _measure_group(
+    comm: SleepingComm, job: Job, ready: RankState, patience: float, worker: int
+) -> GroupSpeed | None:
     """Measure the process group of the ranks of `comm`, and return its speed on its first rank. Collective."""
     with ExitStack() as held:
         folder = None
@@ -321,7 +355,9 @@ def _measure_group(comm: SleepingComm, job: Job, ready: RankState, patience: flo
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="hpo-check-")))
             params = {"mebibytes": _MEBIBYTES}
         limits = Limits(evaluation_timeout=patience)
-        evaluator = CheckEvaluator(ready, job.watch, comm.bcast(folder), params, patience, limits, worker)
+        evaluator = CheckEvaluator(
+            ready, job.watch, comm.bcast(folder), params, patience, limits, worker
+        )
         group = held.enter_context(evaluator.form_worker(comm))
         ranks = tuple(comm.allgather(job.world.rank))
         began = clock.now()
@@ -333,7 +369,12 @@ def _make_speed(ranks: tuple[int, ...], outcome: CheckOutcome, seconds: float) -
     metrics = outcome.evaluation.metrics
     if outcome.failure or not metrics:  # Without a failure, the job is stopping.
         failure = outcome.failure or "stopped"
-        # gloo has no limit for a connection if nothing answers, so the supervisor has ended the trainers.
+        # gloo has no limit for a connection if nothing answers, so the supervisor has ended the
+        # trainers.
         is_late = failure.startswith(TIMEOUT_PREFIX) and "--evaluation-timeout" in failure
-        return GroupSpeed(ranks, f"it was not measured within {seconds:.0f} s" if is_late else failure)
-    return GroupSpeed(ranks, "", seconds - metrics["seconds"], metrics["latency"], metrics["bandwidth"])
+        return GroupSpeed(
+            ranks, f"it was not measured within {seconds:.0f} s" if is_late else failure
+        )
+    return GroupSpeed(
+        ranks, "", seconds - metrics["seconds"], metrics["latency"], metrics["bandwidth"]
+    )

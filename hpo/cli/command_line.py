@@ -16,8 +16,11 @@ from hpo.text_format import make_printable_lines
 
 T = TypeVar("T")
 
-# Since 0.20, typer has its own copy of click, and used the real one before. Both have a class of this name.
-_ClickError: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
+# Since 0.20, typer has its own copy of click, and used the real one before. Both have a class of
+# this name.
+_ClickError: Any = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
 
 # Errors of standard output. `hpo.cli.commands` reports errors of files.
 _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
@@ -29,7 +32,9 @@ def make_app(**options: Any) -> typer.Typer:
     Args:
         **options: Further arguments of typer.Typer.
     """
-    return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options)
+    return typer.Typer(
+        add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options
+    )
 
 
 def make_parser(kind: Kind) -> Callable[[str], Any]:

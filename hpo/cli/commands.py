@@ -28,9 +28,13 @@ if TYPE_CHECKING:
 
 app = make_app()
 
-RunDirectory = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, running or finished.")]
+RunDirectory = Annotated[
+    Path, typer.Argument(metavar="RUN_DIR", help="The directory of a run, running or finished.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")]
-Storage = Annotated[Optional[str], typer.Option(metavar="URL", help="Storage of the study, if it needs a password.")]
+Storage = Annotated[
+    Optional[str], typer.Option(metavar="URL", help="Storage of the study, if it needs a password.")
+]
 
 
 # These are here for `hpo --help` only. hpo.cli.entry runs them, on each rank of an MPI job.
@@ -42,7 +46,9 @@ app.command(cls=GroupedCommand)(make_cluster_check())
 @app.callback(invoke_without_command=True)
 def hpo(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print versions, for a bug report.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print versions, for a bug report.")
+    ] = False,
 ) -> None:
     """Search hyperparameters, and inspect or supervise runs."""
     if version:
@@ -54,7 +60,9 @@ def hpo(
 
 @app.command()
 def init(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A Python script with argparse options.")],
+    script: Annotated[
+        Path, typer.Argument(metavar="SCRIPT", help="A Python script with argparse options.")
+    ],
 ) -> None:
     """Propose a search file for a training script."""
     from hpo.cli.proposal import propose_search
@@ -65,12 +73,19 @@ def init(
 @app.command()
 def top(
     run_dir: RunDirectory,
-    n: Annotated[int, typer.Option("-n", metavar="N", parser=parse_whole_number, help="Individuals per table.")] = 3,
-    failed: Annotated[bool, typer.Option("--failed", help="Print the latest failures instead.")] = False,
+    n: Annotated[
+        int,
+        typer.Option("-n", metavar="N", parser=parse_whole_number, help="Individuals per table."),
+    ] = 3,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Print the latest failures instead.")
+    ] = False,
     storage: Storage = None,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print JSON: summary.json without times, or all about failures."),
+        typer.Option(
+            "--json", help="Print JSON: summary.json without times, or all about failures."
+        ),
     ] = False,
 ) -> None:
     """Print the best individuals, or the failures."""
@@ -102,7 +117,9 @@ def show(
         ),
     ] = None,
     storage: Storage = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object, with all losses.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object, with all losses.")
+    ] = False,
 ) -> None:
     """Print all about one evaluation.
 
@@ -114,7 +131,9 @@ def show(
     from hpo.views.evaluation_text import format_evaluation
 
     lookup = EvaluationLookup.read(RunReader(run_dir, storage))
-    evaluation, why = (lookup.find_evaluation(trial), "") if trial is not None else lookup.choose_evaluation()
+    evaluation, why = (
+        (lookup.find_evaluation(trial), "") if trial is not None else lookup.choose_evaluation()
+    )
     details = lookup.collect_details(evaluation)
     if as_json:
         print(json.dumps(make_json_content(details), indent=2, allow_nan=False))
@@ -129,7 +148,9 @@ def best(
         Optional[str],
         typer.Option(metavar="NAME", help="Print the best by this one of several objectives."),
     ] = None,
-    python: Annotated[bool, typer.Option("--python", help="Print a Python dict instead of JSON.")] = False,
+    python: Annotated[
+        bool, typer.Option("--python", help="Print a Python dict instead of JSON.")
+    ] = False,
     storage: Storage = None,
 ) -> None:
     """Print the best hyperparameters as JSON.
@@ -151,11 +172,19 @@ def best(
 def report(
     run_dir: RunDirectory,
     n: Annotated[
-        int, typer.Option("-n", metavar="N", parser=parse_whole_number, help="Individuals in the table of the best.")
+        int,
+        typer.Option(
+            "-n",
+            metavar="N",
+            parser=parse_whole_number,
+            help="Individuals in the table of the best.",
+        ),
     ] = 10,
     output: Annotated[
         Optional[Path],
-        typer.Option("-o", "--output", metavar="FILE", help="File to write.  [default: RUN_DIR/report.html]"),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="File to write.  [default: RUN_DIR/report.html]"
+        ),
     ] = None,
     overwrite: Overwrite = False,
     storage: Storage = None,
@@ -185,7 +214,9 @@ def export(
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="csv, json or parquet.")],
     output: Annotated[
         Optional[Path],
-        typer.Option("-o", "--output", metavar="FILE", help="File to write.  [default: standard output]"),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="File to write.  [default: standard output]"
+        ),
     ] = None,
     overwrite: Overwrite = False,
     storage: Storage = None,
@@ -224,7 +255,9 @@ def watch(
 def track(
     context: typer.Context,
     run_dir: RunDirectory,
-    trackers: Annotated[list[str], typer.Option("--tracker", metavar="NAME", help=f"{', '.join(TRACKERS)}.")],
+    trackers: Annotated[
+        list[str], typer.Option("--tracker", metavar="NAME", help=f"{', '.join(TRACKERS)}.")
+    ],
     storage: Storage = None,
 ) -> None:
     """Log a run to trackers.
@@ -242,12 +275,16 @@ def supervise(
     context: typer.Context,
     command: Annotated[
         list[str],
-        typer.Argument(metavar="COMMAND...", help="mpirun -n 8 python run_islands.py --run-dir runs/NAME"),
+        typer.Argument(
+            metavar="COMMAND...", help="mpirun -n 8 python run_islands.py --run-dir runs/NAME"
+        ),
     ],
     max_restarts: Annotated[
         int,
         typer.Option(
-            metavar="N", parser=parse_whole_number, help="Give up after N restarts in a row without progress."
+            metavar="N",
+            parser=parse_whole_number,
+            help="Give up after N restarts in a row without progress.",
         ),
     ] = 3,
 ) -> None:
@@ -273,7 +310,10 @@ def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
     if as_json:
         print(
             json.dumps(
-                [make_json_content(lookup.collect_details(evaluation)) for evaluation in failed[:n]],
+                [
+                    make_json_content(lookup.collect_details(evaluation))
+                    for evaluation in failed[:n]
+                ],
                 indent=2,
                 allow_nan=False,
             )
@@ -294,7 +334,8 @@ def _find_mpi() -> str:
     try:
         import mpi4py
 
-        mpi4py.rc.initialize = False  # Otherwise, the import starts MPI, which would have to be finalized.
+        # Otherwise, the import starts MPI, which would have to be finalized.
+        mpi4py.rc.initialize = False
         from hpo.ranks.communicator import describe_mpi
 
         return describe_mpi()

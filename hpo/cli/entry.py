@@ -37,7 +37,8 @@ _Parsed = Union[tuple[Options, Layout], int]
 def main() -> None:
     """Run the command hpo."""
     if sys.argv[1:2] == ["search"]:
-        sys.argv[0] = "hpo"  # as the user typed it, for run.json. Launchers replace it by the whole path.
+        # As the user typed it, for run.json. Launchers replace it by the whole path.
+        sys.argv[0] = "hpo"
         search("hpo search", sys.argv[2:])
     if sys.argv[1:2] == ["check"]:
         check("hpo check", sys.argv[2:])
@@ -50,7 +51,8 @@ def main() -> None:
     fill_closed_streams()
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - A lost output must be an error.
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115 - Otherwise, print writes to stdout.
-    for stream in (sys.stdout, sys.stderr):  # Texts of the user may have characters that the terminal cannot encode.
+    # Texts of the user may have characters that the terminal cannot encode.
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.exit(run_command(lambda: call_app(app, "hpo", sys.argv[1:]), "hpo"))
@@ -71,7 +73,9 @@ def search(program: str, arguments: Sequence[str], default: Path | None = None) 
     def parse(ranks: int) -> _Parsed:
         from hpo.cli.mpi_commands import make_search
 
-        return _parse_command(make_search(default, command), _resolve_search, program, arguments, ranks)
+        return _parse_command(
+            make_search(default, command), _resolve_search, program, arguments, ranks
+        )
 
     def run(options: Options, layout: Layout, job: Job) -> int:
         from hpo.run.run_search import run_search
@@ -116,7 +120,9 @@ def check_cluster(program: str, arguments: Sequence[str]) -> NoReturn:
     def parse(ranks: int) -> _Parsed:
         from hpo.cli.mpi_commands import make_cluster_check
 
-        return _parse_command(make_cluster_check(), _resolve_cluster_check, program, arguments, ranks)
+        return _parse_command(
+            make_cluster_check(), _resolve_cluster_check, program, arguments, ranks
+        )
 
     def run(options: Options, layout: Layout, job: Job) -> int:
         from hpo.check.run_cluster_check import run_cluster_check
@@ -160,8 +166,10 @@ def _run_and_exit(
     from hpo.ranks.job import Job, abort_for_error
     from hpo.ranks.rank_watch import RankWatch
 
-    gc.disable()  # Imports create many permanent objects. `prepare_rank` enables garbage collection again.
-    for stream in (sys.stdout, sys.stderr):  # Objectives may print characters that the terminal cannot encode.
+    # Imports create many permanent objects. `prepare_rank` enables garbage collection again.
+    gc.disable()
+    # Objectives may print characters that the terminal cannot encode.
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     comm = get_world()
@@ -185,8 +193,8 @@ def _run_and_exit(
 def _start_mpi(program: str) -> TemplateProcess | None:
     """Start MPI. On the first rank of each host, first start the template.
 
-    Return the template; None on other ranks. Exit the process with a message if a required package is not installed.
-    End the job with a message if the template cannot be started.
+    Return the template; None on other ranks. Exit the process with a message if a required package
+    is not installed. End the job with a message if the template cannot be started.
     """
     from hpo.process.launcher import is_first_rank
 
@@ -195,7 +203,8 @@ def _start_mpi(program: str) -> TemplateProcess | None:
         check_packages(program)
         from hpo.evaluation.template_client import start_template
 
-        # MPI implementations discourage forks, so the template starts before MPI. It imports torch at the same time.
+        # MPI implementations discourage forks, so the template starts before MPI. It imports torch
+        # at the same time.
         template = start_template()
         _import_mpi()
     except UsageError as error:
@@ -215,7 +224,9 @@ def _start_mpi(program: str) -> TemplateProcess | None:
     return template
 
 
-def _run_on_rank(job: Job, parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]) -> int:
+def _run_on_rank(
+    job: Job, parse: Callable[[int], _Parsed], run: Callable[[Options, Layout, Job], int]
+) -> int:
     from hpo.ranks.hosts import sort_by_host, split_by_host, unlink_shared_memory
 
     host = split_by_host(job.world)
@@ -224,8 +235,12 @@ def _run_on_rank(job: Job, parse: Callable[[int], _Parsed], run: Callable[[Optio
     if isinstance(parsed, int):
         return int(parsed)
     options, layout = parsed
-    logging.basicConfig(level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    return run(options, layout, replace(job, world=sort_by_host(job.world, host, layout.ranks_per_worker)))
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
+    )
+    return run(
+        options, layout, replace(job, world=sort_by_host(job.world, host, layout.ranks_per_worker))
+    )
 
 
 def _parse_command(
@@ -273,10 +288,13 @@ def check_packages(program: str) -> None:
         return
     commands = ["pip install 'hpo-islands[search]'"] if missing != ["propulate"] else []
     if "propulate" in missing and sys.version_info >= (3, 13):
-        # Propulate requires GPy, which has no wheels for Python 3.13 (GPy 1.13.2), and is not used here.
+        # Propulate requires GPy, which has no wheels for Python 3.13 (GPy 1.13.2), and is not used
+        # here.
         commands.append(f"pip install --no-deps '{PROPULATE_REQUIREMENT}'")
     commands = commands or [f"pip install '{PROPULATE_REQUIREMENT}'"]
-    raise UsageError(f"{program} needs {', '.join(missing)}, not installed here. Run: {' && '.join(commands)}")
+    raise UsageError(
+        f"{program} needs {', '.join(missing)}, not installed here. Run: {' && '.join(commands)}"
+    )
 
 
 def _import_mpi() -> None:

@@ -49,7 +49,9 @@ class JobRequest:
     def __post_init__(self) -> None:
         for name in ("nodes", "ranks_per_node", "cpus_per_rank"):
             if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+                raise UsageError(
+                    f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}"
+                )
         if self.gpus_per_node < 0:
             raise UsageError(f"--gpus-per-node must be at least 0, got {self.gpus_per_node}")
         if self.seconds < _MIN_SECONDS:
@@ -64,7 +66,13 @@ class JobRequest:
     @property
     def command(self) -> str:
         """The command of the search, after its launcher."""
-        search = ["hpo", "search", str(self.search_space), "--ranks-per-worker", str(self.layout.ranks_per_worker)]
+        search = [
+            "hpo",
+            "search",
+            str(self.search_space),
+            "--ranks-per-worker",
+            str(self.layout.ranks_per_worker),
+        ]
         return shlex.join([*search, "--run-dir", f"runs/{self.name}", "--resume"])
 
 
@@ -72,9 +80,8 @@ def write_slurm_script(request: JobRequest, mpi: str, environment: str) -> str:
     """Return a job script for SLURM.
 
     Args:
-        request: Resources of the job.
-        mpi: The name of srun's plugin for the MPI, such as "pmix"; an empty text for SLURM's default.
-        environment: Lines that activate the environment.
+        request: Resources of the job. mpi: The name of srun's plugin for the MPI, such as "pmix";
+        an empty text for SLURM's default. environment: Lines that activate the environment.
     """
     directives = [
         f"--job-name={request.name}",
@@ -166,29 +173,51 @@ def add_script_commands(app: typer.Typer) -> None:
         )
     )
     app.command("pbs-script")(
-        _make_command("Print a job script for PBS.", lambda request: write_pbs_script(request, describe_environment()))
+        _make_command(
+            "Print a job script for PBS.",
+            lambda request: write_pbs_script(request, describe_environment()),
+        )
     )
 
 
 def _make_command(summary: str, write: Callable[[JobRequest], str]) -> Callable[..., None]:
     def command(  # noqa: PLR0913 - an argument for each option
-        search_space: Annotated[Path, typer.Argument(metavar="SEARCH_SPACE", help="A search file, or a name.")],
-        time: Annotated[float, typer.Option(metavar="DURATION", parser=parse_duration, help="Time limit of a job.")],
-        nodes: Annotated[int, typer.Option(metavar="N", parser=parse_whole_number, help="Nodes.")] = 1,
-        gpus_per_node: Annotated[int, typer.Option(metavar="N", parser=parse_whole_number, help="GPUs per node.")] = 0,
+        search_space: Annotated[
+            Path, typer.Argument(metavar="SEARCH_SPACE", help="A search file, or a name.")
+        ],
+        time: Annotated[
+            float,
+            typer.Option(metavar="DURATION", parser=parse_duration, help="Time limit of a job."),
+        ],
+        nodes: Annotated[
+            int, typer.Option(metavar="N", parser=parse_whole_number, help="Nodes.")
+        ] = 1,
+        gpus_per_node: Annotated[
+            int, typer.Option(metavar="N", parser=parse_whole_number, help="GPUs per node.")
+        ] = 0,
         ranks_per_node: Annotated[
             Optional[int],
-            typer.Option(metavar="N", parser=parse_whole_number, help="Ranks per node.  [default: one per GPU, or 1]"),
+            typer.Option(
+                metavar="N",
+                parser=parse_whole_number,
+                help="Ranks per node.  [default: one per GPU, or 1]",
+            ),
         ] = None,
         cpus_per_rank: Annotated[
             Optional[int],
             typer.Option(
-                metavar="N", parser=parse_whole_number, help="CPU cores per rank.  [default: 4 with GPUs, otherwise 1]"
+                metavar="N",
+                parser=parse_whole_number,
+                help="CPU cores per rank.  [default: 4 with GPUs, otherwise 1]",
             ),
         ] = None,
         ranks_per_worker: Annotated[
             Optional[int],
-            typer.Option(metavar="N", parser=parse_whole_number, help="Ranks per worker.  [default: 2; 1 if odd]"),
+            typer.Option(
+                metavar="N",
+                parser=parse_whole_number,
+                help="Ranks per worker.  [default: 2; 1 if odd]",
+            ),
         ] = None,
     ) -> None:
         ranks = ranks_per_node if ranks_per_node is not None else max(1, gpus_per_node)

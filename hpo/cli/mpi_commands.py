@@ -51,7 +51,9 @@ def group_parameters(parameters: Iterable[Any]) -> Iterator[tuple[str, list[Any]
     yield from ((heading, found) for heading, found in groups.items() if found)
 
 
-def make_search(default: Path | None = None, program: Sequence[str] | None = None) -> Callable[..., dict[str, Any]]:
+def make_search(
+    default: Path | None = None, program: Sequence[str] | None = None
+) -> Callable[..., dict[str, Any]]:
     """Return the function that typer calls for a search. It returns the given options by name.
 
     Args:
@@ -62,15 +64,18 @@ def make_search(default: Path | None = None, program: Sequence[str] | None = Non
     def search(search_space: Path | None, **given: Any) -> dict[str, Any]:
         """Search hyperparameters with islands of workers.
 
-        Start it with MPI: mpirun -n 8 python run_islands.py, or mpirun -n 8 hpo search SEARCH_SPACE. For a program that
-        is written for torchrun: mpirun -n 8 hpo search --space NAME=PARAMETER --loss REGEX -- train.py --epochs 3
+        Start it with MPI: mpirun -n 8 python run_islands.py, or mpirun -n 8 hpo search
+        SEARCH_SPACE. For a program that is written for torchrun: mpirun -n 8 hpo search --space
+        NAME=PARAMETER --loss REGEX -- train.py --epochs 3
 
         TIME is a number of seconds, or a duration such as 90s, 10m, 1h30m, 2d or 1:30:00.
         """
         is_default = search_space == default and program is not None
         return _collect_given(None if is_default else search_space, program, given)
 
-    help_text = f"A Python file with `space` and `objective`, or one of {', '.join(list_search_spaces())}."
+    help_text = (
+        f"A Python file with `space` and `objective`, or one of {', '.join(list_search_spaces())}."
+    )
     needs_file = default is None and program is None
     argument = _make_argument(help_text, inspect.Parameter.empty if needs_file else default)
     return _add_parameters(search, argument, _ALL_OPTIONS)
@@ -86,9 +91,9 @@ def make_check(program: Sequence[str] | None = None) -> Callable[..., dict[str, 
     def check(search_space: Path | None, **given: Any) -> dict[str, Any]:
         """Find mistakes in a search space or program.
 
-        It evaluates one individual on all ranks, again, and on one rank. Start it with MPI, with as many ranks as a
-        worker has: mpirun -n 2 hpo check SEARCH_SPACE. For a program that is written for torchrun: mpirun -n 2 hpo
-        check --loss REGEX -- train.py --epochs 3
+        It evaluates one individual on all ranks, again, and on one rank. Start it with MPI, with as
+        many ranks as a worker has: mpirun -n 2 hpo check SEARCH_SPACE. For a program that is
+        written for torchrun: mpirun -n 2 hpo check --loss REGEX -- train.py --epochs 3
 
         TIME is a number of seconds, or a duration such as 90s, 10m, 1h30m, 2d or 1:30:00.
         """
@@ -111,11 +116,11 @@ def make_cluster_check() -> Callable[..., dict[str, Any]]:
     def check_cluster(**given: Any) -> dict[str, Any]:
         """Test the hosts, GPUs, network and file system of a job.
 
-        It needs no search space, and takes about 10 seconds, or a minute if hosts do not answer. Start it as you would
-        start a search: srun --mpi=pmi2 hpo check-cluster
+        It needs no search space, and takes about 10 seconds, or a minute if hosts do not answer.
+        Start it as you would start a search: srun --mpi=pmi2 hpo check-cluster
 
-        It prints the hosts and the speed of process groups, and what is wrong, with advice. The status is 0 if nothing
-        is wrong.
+        It prints the hosts and the speed of process groups, and what is wrong, with advice. The
+        status is 0 if nothing is wrong.
 
         TIME is a number of seconds, or a duration such as 90s, 10m, 1h30m, 2d or 1:30:00.
         """
@@ -128,7 +133,9 @@ def make_cluster_check() -> Callable[..., dict[str, Any]]:
             help="Give up if a rank does not answer this long.",
             default_text="20s",
         ),
-        "ranks_per_worker": replace(OPTIONS["ranks_per_worker"], help="As for hpo search.", default_text=""),
+        "ranks_per_worker": replace(
+            OPTIONS["ranks_per_worker"], help="As for hpo search.", default_text=""
+        ),
         "run_dir": replace(
             OPTIONS["run_dir"],
             help="Run directory whose file system is tested.",
@@ -162,7 +169,9 @@ def _collect_given(
 
 def _select_given(parsed: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in parsed.items() if value is not None}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    }
 
 
 def _make_argument(help_text: str, default: Any) -> inspect.Parameter:
@@ -177,7 +186,9 @@ def _add_parameters(
 ) -> Callable[..., dict[str, Any]]:
     """Give a function the signature from which typer makes the command line."""
     parameters = [argument] if argument is not None else []
-    parameters += [_make_parameter(name, _annotate(option), None) for name, option in options.items()]
+    parameters += [
+        _make_parameter(name, _annotate(option), None) for name, option in options.items()
+    ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command

@@ -15,7 +15,8 @@ from hpo.script_objective import Script, find_program
 from hpo.space import SearchSpace
 from hpo.space.parsing import parse_parameter
 
-_UNUSED_NAME = "nothing"  # The name of a hyperparameter that has no effect, for a program without hyperparameters.
+# The name of a hyperparameter that has no effect, for a program without hyperparameters.
+_UNUSED_NAME = "nothing"
 _EXAMPLE = "Write for example --space 'lr=Float(1e-4, 1e-1, log=True)'"
 
 
@@ -28,7 +29,10 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None
 
 
 def find_source(
-    search_space: Path | None, command: Sequence[str] | None, given: Mapping[str, Any], needs_space: bool = True
+    search_space: Path | None,
+    command: Sequence[str] | None,
+    given: Mapping[str, Any],
+    needs_space: bool = True,
 ) -> tuple[Path, bytes | None]:
     """Return the search file that a command line names, or make a search file for the program after ``--``.
 
@@ -39,20 +43,28 @@ def find_source(
         needs_space: Whether a program must have hyperparameters.
 
     Returns:
-        The path of the search file, and None. For a program: its path, and the content of the search file made for it.
+        The path of the search file, and None. For a program: its path, and the content of the
+        search file made for it.
 
     Raises:
-        UsageError: There is neither a search file nor a program, or there are both, or an option is not valid.
+        UsageError: There is neither a search file nor a program, or there are both, or an option is
+        not valid.
     """
     if command is None:
         for name in given:
             flag = PROGRAM_OPTIONS[name].flags
-            raise UsageError(f"{flag} must be used with a program after --, as in -- train.py --epochs 3")
+            raise UsageError(
+                f"{flag} must be used with a program after --, as in -- train.py --epochs 3"
+            )
         if search_space is None:
-            raise UsageError("there must be a search space file, such as my_search.py, or a program after --")
+            raise UsageError(
+                "there must be a search space file, such as my_search.py, or a program after --"
+            )
         return find_search_space(search_space), None
     if search_space is not None:
-        raise UsageError(f"{search_space} and a program after -- exclude each other. Give one of them")
+        raise UsageError(
+            f"{search_space} and a program after -- exclude each other. Give one of them"
+        )
     options = ProgramOptions(**given)
     if not options.space and not needs_space:
         unused = f"{_UNUSED_NAME}=Categorical(False, True)"
@@ -75,11 +87,21 @@ def make_script(command: Sequence[str], options: ProgramOptions) -> Script:
     parts = list(command)
     if parts[:1] in (["python"], ["python3"]) and parts[1:2] == ["-u"]:
         del parts[1]
-    if parts[:1] in (["python"], ["python3"]) and parts[1:2] and not (parts[1].startswith("-") and parts[1] != "-m"):
-        parts = parts[1:]  # Trainers run Python scripts themselves, since they have already imported torch.
+    if (
+        parts[:1] in (["python"], ["python3"])
+        and parts[1:2]
+        and not (parts[1].startswith("-") and parts[1] != "-m")
+    ):
+        # Trainers run Python scripts themselves, since they have already imported torch.
+        parts = parts[1:]
     if not parts:
         raise UsageError("-- must be followed by a command, such as -- train.py --epochs 3")
-    if "/" not in parts[0] and not parts[0].endswith(".py") and parts[0] != "-m" and Path(parts[0]).is_file():
+    if (
+        "/" not in parts[0]
+        and not parts[0].endswith(".py")
+        and parts[0] != "-m"
+        and Path(parts[0]).is_file()
+    ):
         parts[0] = f"./{parts[0]}"
     example = "Write for example --metric 'accuracy=acc: (\\S+)'"
     metrics = dict(_split_assignment(text, "--metric", example) for text in options.metrics)
@@ -131,7 +153,9 @@ def _split_assignment(text: str, option: str, example: str) -> tuple[str, str]:
     name, equals, rest = text.partition("=")
     if equals and "-" in name and name.replace("-", "_").isidentifier():
         identifier = name.replace("-", "_")
-        raise UsageError(f"{option} {text}: write {identifier}={rest}, and --{name} {{{identifier}}} in the command")
+        raise UsageError(
+            f"{option} {text}: write {identifier}={rest}, and --{name} {{{identifier}}} in the command"
+        )
     if not equals or not name.strip().isidentifier() or not rest.strip():
         raise UsageError(f"{option} must be NAME=..., got {text!r}. {example}")
     return name.strip(), rest.strip()

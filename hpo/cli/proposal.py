@@ -14,7 +14,9 @@ from typing import Any
 from hpo.errors import UsageError
 from hpo.script_objective import propose_loss_pattern
 
-_LOG_NAME_PATTERN = re.compile(r"(^|_)(lr|learning_rate|wd|weight_decay|l2|eps|epsilon)($|_)", re.IGNORECASE)
+_LOG_NAME_PATTERN = re.compile(
+    r"(^|_)(lr|learning_rate|wd|weight_decay|l2|eps|epsilon)($|_)", re.IGNORECASE
+)
 _LOSS_PATTERN = re.compile("loss", re.IGNORECASE)
 _DECADE = 10
 
@@ -39,21 +41,24 @@ class _Option:
     def has_other_name(self) -> bool:
         """Whether the option differs from ``--`` followed by `name`, such as ``--batch-size`` from ``--batch_size``.
 
-        The `Script` of the search file must then contain ``--batch-size`` and the placeholder ``{batch_size}``.
+        The `Script` of the search file must then contain ``--batch-size`` and the placeholder
+        ``{batch_size}``.
         """
         return self.flag != f"--{self.name}"
 
     @property
     def hint(self) -> str:
         """A comment for the search file, which shows the placeholder if `has_other_name`; otherwise empty."""
-        return f"  # and {self.flag!r}, '{{{self.name}}}' in the Script" if self.has_other_name else ""
+        return (
+            f"  # and {self.flag!r}, '{{{self.name}}}' in the Script" if self.has_other_name else ""
+        )
 
 
 def propose_search(path: Path) -> str:
     """Return the code of a search file for a Python script.
 
-    Its search space contains the options with choices, and options that are usually searched on a logarithmic scale,
-    such as a learning rate. All other options are in comments.
+    Its search space contains the options with choices, and options that are usually searched on a
+    logarithmic scale, such as a learning rate. All other options are in comments.
 
     Raises:
         UsageError: The script cannot be read, or has no options.
@@ -76,12 +81,19 @@ def propose_search(path: Path) -> str:
         if code
     ]
     chosen = [option for option, _, is_chosen in codes.values() if is_chosen]
-    placed = [part for option in chosen if option.has_other_name for part in (option.flag, f"{{{option.name}}}")]
+    placed = [
+        part
+        for option in chosen
+        if option.has_other_name
+        for part in (option.flag, f"{{{option.name}}}")
+    ]
     switches = [option.name for option in options if option.is_switch]
     parts = [repr(str(path)), *map(repr, placed)]
     loss = propose_loss_pattern(list(_find_printed_losses(tree)))
     parts.append(f"loss=r{loss!r}".replace("\\\\", "\\") if loss else "loss=None")
-    remark = "" if loss else "  # give a pattern with one group, or call hpo.report(loss) in the script"
+    remark = (
+        "" if loss else "  # give a pattern with one group, or call hpo.report(loss) in the script"
+    )
     flags = f"# Add flags={switches} if one of them is searched.\n" if switches else ""
     kinds = {code.partition("(")[0] for _, code, _ in codes.values() if code}
     return (
@@ -93,25 +105,41 @@ def propose_search(path: Path) -> str:
 
 def _find_options(tree: ast.AST) -> Iterator[_Option]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-            flags = [value for argument in node.args if isinstance(value := _evaluate_literal(argument), str)]
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "add_argument"
+        ):
+            flags = [
+                value
+                for argument in node.args
+                if isinstance(value := _evaluate_literal(argument), str)
+            ]
             long = [flag for flag in flags if flag.startswith("--")]
             given = {argument.arg: argument.value for argument in node.keywords if argument.arg}
             if not long:
                 continue
-            default, choices = _evaluate_literal(given.get("default")), _evaluate_literal(given.get("choices"))
+            default, choices = (
+                _evaluate_literal(given.get("default")),
+                _evaluate_literal(given.get("choices")),
+            )
             annotation = given.get("type")
             kind = annotation.id if isinstance(annotation, ast.Name) else type(default).__name__
             is_switch = _evaluate_literal(given.get("action")) in ("store_true", "store_false")
             yield _Option(
-                long[0], kind, default, list(choices) if isinstance(choices, (list, tuple)) else [], is_switch
+                long[0],
+                kind,
+                default,
+                list(choices) if isinstance(choices, (list, tuple)) else [],
+                is_switch,
             )
 
 
 def _make_parameter_code(option: _Option) -> tuple[str, bool]:
     """Return the code of a parameter, and whether the proposed search space contains it.
 
-    If not, the search file contains it as a comment. The code is "" if the range of the parameter is unknown.
+    If not, the search file contains it as a comment. The code is "" if the range of the parameter
+    is unknown.
     """
     default = option.default
     if option.is_switch:
@@ -121,12 +149,17 @@ def _make_parameter_code(option: _Option) -> tuple[str, bool]:
     is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
     if option.kind == "float" and _LOG_NAME_PATTERN.search(option.name):
         middle = float(default) if is_number and default > 0 else 1e-3
-        return f"Float({_round_digits(middle / _DECADE)}, {_round_digits(middle * _DECADE)}, log=True)", True
+        return (
+            f"Float({_round_digits(middle / _DECADE)}, {_round_digits(middle * _DECADE)}, log=True)",
+            True,
+        )
     if option.kind == "float" and is_number and 0 <= default < 1:
         return f"Float(0.0, {0.9 if default < 0.9 else 0.999})", False
     if option.kind in ("float", "int") and is_number and default > 0:
         kind, low = (
-            ("Int", max(1, int(default) // 4)) if option.kind == "int" else ("Float", _round_digits(default / 4))
+            ("Int", max(1, int(default) // 4))
+            if option.kind == "int"
+            else ("Float", _round_digits(default / 4))
         )
         return f"{kind}({low}, {4 * default}, log=True)", False
     return "", False
@@ -150,7 +183,9 @@ def _find_printed_losses(tree: ast.AST) -> Iterator[str]:
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            parts = [part.value if isinstance(part, ast.Constant) else "1.0" for part in node.values]
+            parts = [
+                part.value if isinstance(part, ast.Constant) else "1.0" for part in node.values
+            ]
             text = "".join(map(str, parts))
             if _LOSS_PATTERN.search(text):
                 yield text

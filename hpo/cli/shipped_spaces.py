@@ -13,10 +13,12 @@ def find_search_space(path: Path) -> Path:
     """Return the path of a search file that is given by path or by name.
 
     Args:
-        path: The path of a file, or the name of a search space of the package. If both exist, the file is used.
+        path: The path of a file, or the name of a search space of the package. If both exist, the
+        file is used.
 
     Raises:
-        UsageError: The file does not exist, and the package does not have a search space with this name.
+        UsageError: The file does not exist, and the package does not have a search space with this
+        name.
     """
     shipped = list_search_spaces()
     if str(path) in shipped and not path.is_file():

@@ -81,7 +81,8 @@ class Attempt:
         self.restored_seconds = 0.0  # time of the restored losses
         self.copied_step = 0
         self.has_weights = False
-        self.saves_own_checkpoints = False  # true for programs that write their own files: they can be paused
+        # True for programs that write their own files: they can be paused.
+        self.saves_own_checkpoints = False
         self.drafts: DraftStore | None = None
         self.began_at = clock.now()
         self.verdict: Verdict = RUNNING_VERDICT
@@ -137,7 +138,9 @@ class Attempt:
             if start.info.has_weights and self.drafts is not None and start.path is not None:
                 self.has_weights = self.drafts.restore_weights(start.path)
 
-    def _restore_losses(self, losses: Sequence[float], seconds: float, metrics: Mapping[str, float]) -> None:
+    def _restore_losses(
+        self, losses: Sequence[float], seconds: float, metrics: Mapping[str, float]
+    ) -> None:
         """Restore the losses, seconds and metrics from before the evaluation was interrupted or paused."""
         self.losses = list(losses)
         self.restored_count = len(losses)

@@ -82,7 +82,9 @@ class Checkpointer:
 
     def reject_checkpoint(self, assignment: Assignment, reason: str) -> None:
         """Remove a checkpoint from which its evaluation cannot resume, and print a warning with the reason."""
-        warn(f"warning: trial {assignment.number} restarts, since it cannot resume from its checkpoint: {reason}")
+        warn(
+            f"warning: trial {assignment.number} restarts, since it cannot resume from its checkpoint: {reason}"
+        )
         self._checkpoints.remove_ended(assignment)
 
     @property
@@ -94,7 +96,8 @@ class Checkpointer:
         """Return whether the latest checkpoint of a running evaluation must be copied in memory now."""
         elapsed = clock.now() - self._copied_at
         return self.islands > 0 or (
-            self.is_enabled and (elapsed >= _TIME_RATIO * self._seconds_to_copy or self.is_write_due())
+            self.is_enabled
+            and (elapsed >= _TIME_RATIO * self._seconds_to_copy or self.is_write_due())
         )
 
     def record_copy(self, attempt: Attempt, since: float) -> None:
@@ -123,7 +126,9 @@ class Checkpointer:
         began = clock.now()
         losses = 0
         try:
-            losses = attempt.drafts.make_checkpoint_file(self._checkpoints.make_draft_path(attempt.assignment))
+            losses = attempt.drafts.make_checkpoint_file(
+                self._checkpoints.make_draft_path(attempt.assignment)
+            )
             self._checkpoints.commit_draft(attempt.assignment)
         except (OSError, ValueError) as error:
             self._checkpoints.remove_draft(attempt.assignment)
@@ -143,7 +148,10 @@ class Checkpointer:
         self._checkpoints.remove_ended(assignment)
 
     def _warn_unsaved(self, attempt: Attempt, reason: str) -> None:
-        self.warn_once("states", f"the checkpoint of trial {attempt.assignment.number} cannot be saved: {reason}")
+        self.warn_once(
+            "states",
+            f"the checkpoint of trial {attempt.assignment.number} cannot be saved: {reason}",
+        )
 
     def warn_once(self, topic: str, text: str) -> None:
         """Print a warning, unless this method has printed a warning on the same topic before."""
@@ -155,5 +163,7 @@ class Checkpointer:
         """Return whether the latest checkpoint must be written to its file now."""
         interval = self._interval
         if interval is None:
-            interval = max(_DEFAULT_INTERVAL, _TIME_RATIO * (self._seconds_to_copy + self._seconds_to_write))
+            interval = max(
+                _DEFAULT_INTERVAL, _TIME_RATIO * (self._seconds_to_copy + self._seconds_to_write)
+            )
         return clock.now() - self._written_at >= interval

@@ -94,7 +94,9 @@ class DraftStore:
         replace it.
         """
         try:
-            self._weights = Draft.from_descriptor(os.open(path, os.O_RDONLY | os.O_CLOEXEC), WEIGHTS_PREFIX)
+            self._weights = Draft.from_descriptor(
+                os.open(path, os.O_RDONLY | os.O_CLOEXEC), WEIGHTS_PREFIX
+            )
         except OSError:
             return False
         return True
@@ -143,7 +145,9 @@ class DraftStore:
             sources.append(TensorSource(weights.path, weights.prefix, WEIGHTS_PREFIX))
         tree = _read_tree(self._checkpoint.path)
         has_weights = self._saved_weights is not None
-        info = CheckpointInfo(self._params, **self._checkpoint_info, tree=tree, has_weights=has_weights)
+        info = CheckpointInfo(
+            self._params, **self._checkpoint_info, tree=tree, has_weights=has_weights
+        )
         _write_tensors(path, sources, {"about": json.dumps(asdict(info))}, checked="about")
         return len(info.losses)
 
@@ -190,7 +194,9 @@ def _read_tree(path: Path) -> Any:
         raise ValueError(f"the draft is damaged: {format_error(error)}") from error
 
 
-def _write_tensors(path: Path, sources: list[TensorSource], texts: Mapping[str, str], checked: str = "") -> None:
+def _write_tensors(
+    path: Path, sources: list[TensorSource], texts: Mapping[str, str], checked: str = ""
+) -> None:
     check_space(path, sum(source.path.stat().st_size for source in sources))
     try:
         copy_tensors(path, sources, texts, checked)

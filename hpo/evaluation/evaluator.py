@@ -27,7 +27,8 @@ from hpo.store.checkpoints import read_checkpoint_info
 from hpo.store.evaluations import Assignment
 from hpo.store.run_dir import RunDir
 
-_MAX_SUSPENSIONS = 20  # suspensions of the job in one evaluation, each of which made a rank time out
+# Suspensions of the job in one evaluation, each of which made a rank time out.
+_MAX_SUSPENSIONS = 20
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,9 @@ class Evaluator:
         """Evaluate a claimed individual on all ranks of the worker; call it on the leader."""
         self._group.comm.bcast(assignment)
         attempt = self._evaluate(assignment)
-        return Evaluated(assignment.params, attempt.loss, attempt.metrics, attempt.verdict.state == State.STOPPED)
+        return Evaluated(
+            assignment.params, attempt.loss, attempt.metrics, attempt.verdict.state == State.STOPPED
+        )
 
     def end(self) -> None:
         """Let the other ranks return from `follow`; call it on the leader when nothing is left to evaluate."""
@@ -118,7 +121,8 @@ class Evaluator:
     def _evaluate(self, assignment: Assignment) -> Attempt:
         started = clock.now()
         if assignment.tests is not None:
-            self._group.slot.discard_trainer()  # The test of a suspected worker needs fresh trainers.
+            # The test of a suspected worker needs fresh trainers.
+            self._group.slot.discard_trainer()
         values = self._context.describe_evaluation(assignment)
         attempt = self._evaluate_with_retries(assignment, values)
         if self._leader:
@@ -149,14 +153,20 @@ class Evaluator:
         return attempt
 
     def _run_attempt(
-        self, assignment: Assignment, values: Mapping[str, Any], earlier: float | None, previous_failure: str
+        self,
+        assignment: Assignment,
+        values: Mapping[str, Any],
+        earlier: float | None,
+        previous_failure: str,
     ) -> Attempt:
         """Run one attempt at an evaluation on this rank, until a verdict of all ranks ends it."""
         program = self._context.program
         ticket, start = self._group.connect(
             self._find_start(self._leader, assignment, values) if self._leader else None
         )
-        attempt = Attempt(assignment, self._check_start(assignment, start), earlier, previous_failure)
+        attempt = Attempt(
+            assignment, self._check_start(assignment, start), earlier, previous_failure
+        )
         if self._leader is not None:
             attempt.drafts = DraftStore(values["drafts"] if program else None, assignment.params)
         attempt.saves_own_checkpoints = program is not None and bool(program.script.resume)
@@ -168,12 +178,18 @@ class Evaluator:
         self._is_clean = supervision.is_clean
         self.trace = supervision.trace
         if self._leader and supervision.remains:
-            text = f"it leaves GPU memory behind, so its trainers are replaced: {supervision.remains}"
+            text = (
+                f"it leaves GPU memory behind, so its trainers are replaced: {supervision.remains}"
+            )
             self._leader.warn_once(attempt, text, "remains")
         return attempt
 
     def _start_supervision(
-        self, watched: WatchedEvaluation, attempt: Attempt, ticket: GroupTicket | None, values: Mapping[str, Any]
+        self,
+        watched: WatchedEvaluation,
+        attempt: Attempt,
+        ticket: GroupTicket | None,
+        values: Mapping[str, Any],
     ) -> Supervision:
         self._group.slot.output.forget_errors()
         program = self._context.program
@@ -186,7 +202,9 @@ class Evaluator:
         supervision.start_objective(ticket, values["seed"], values["folder"])
         return supervision
 
-    def _find_start(self, leader: Leader, assignment: Assignment, values: Mapping[str, Any]) -> StartingPoint:
+    def _find_start(
+        self, leader: Leader, assignment: Assignment, values: Mapping[str, Any]
+    ) -> StartingPoint:
         """Return the checkpoint with which an evaluation may begin; call it on the leader."""
         program = self._context.program
         start = leader.find_start(assignment)
@@ -204,7 +222,9 @@ class Evaluator:
             return start
         reason = ""
         try:
-            info = read_checkpoint_info(start.path, assignment.params if start.is_own else None, is_checked=False)
+            info = read_checkpoint_info(
+                start.path, assignment.params if start.is_own else None, is_checked=False
+            )
             start = replace(start, info=info)
         except ValueError as error:
             reason = f"rank {self._group.rank}: {error}"

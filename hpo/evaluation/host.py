@@ -58,7 +58,11 @@ def assign_gpus(gpus_of_ranks: Sequence[tuple[str, ...]], rank: int) -> range:
     index = gpus_of_ranks[:rank].count(gpus)
     ranks = gpus_of_ranks.count(gpus)
     count = len(gpus) // ranks
-    return range(index * count, (index + 1) * count) if count else range(index % len(gpus), index % len(gpus) + 1)
+    return (
+        range(index * count, (index + 1) * count)
+        if count
+        else range(index % len(gpus), index % len(gpus) + 1)
+    )
 
 
 def check_gpus(gpus_of_ranks: Sequence[tuple[str, int, str]]) -> None:
@@ -145,7 +149,9 @@ def make_gpu_variables(
     names = [name.strip() for name in value.split(",") if name.strip()]
     names = names or [str(number) for number in range(len(own.visible))]
     firsts = [peer.own_numbers[0] for peer in peers]
-    order = list(dict.fromkeys([*firsts, *(number for peer in peers for number in peer.own_numbers)]))
+    order = list(
+        dict.fromkeys([*firsts, *(number for peer in peers for number in peer.own_numbers)])
+    )
     visible = ",".join(names[number] for number in order)
     return {own.variables[0]: visible}, [order.index(number) for number in own.own_numbers]
 
@@ -159,9 +165,15 @@ def describe_gpus(gpus_of_ranks: Sequence[Gpus], backends: Sequence[str]) -> str
     used = {gpu_id for gpus in gpus_of_ranks for gpu_id in gpus.own_ids}
     if not used:
         return "on CPUs"
-    models = dict.fromkeys(gpus.names[number] for gpus in gpus_of_ranks for number in gpus.own_numbers if gpus.names)
+    models = dict.fromkeys(
+        gpus.names[number] for gpus in gpus_of_ranks for number in gpus.own_numbers if gpus.names
+    )
     per_rank = len(gpus_of_ranks[0].own_numbers)
-    share = "several ranks on each" if any(gpus.is_shared for gpus in gpus_of_ranks) else f"{per_rank} per rank"
+    share = (
+        "several ranks on each"
+        if any(gpus.is_shared for gpus in gpus_of_ranks)
+        else f"{per_rank} per rank"
+    )
     count = format_count(len(used), "GPU")
     description = f" ({', '.join(models)})" if models else ""
     return f"{count}{description}, {share}, {', '.join(dict.fromkeys(backends))}"
@@ -221,7 +233,11 @@ class Host:
         of_ranks: list[tuple[str, ...]] = self._comm.allgather(seen)
         if not seen:
             return
-        own = [[ids[number] for number in assign_gpus(of_ranks, rank)] for rank, ids in enumerate(of_ranks) if ids]
+        own = [
+            [ids[number] for number in assign_gpus(of_ranks, rank)]
+            for rank, ids in enumerate(of_ranks)
+            if ids
+        ]
         numbers = tuple(assign_gpus(of_ranks, self._comm.rank))
         is_shared = sum(seen[numbers[0]] in ids for ids in own) > 1
         names = tuple(content["names"])

@@ -42,7 +42,9 @@ class Limits:
 def make_target_stop(target_loss: float) -> StopRequest:
     """Return the request to stop a run that has reached its target loss."""
     reason = f"the loss of --target-loss {target_loss:g} is reached"
-    return StopRequest(reason, ExitStatus.BUDGET_SPENT, "a lower --target-loss, or --target-loss off")
+    return StopRequest(
+        reason, ExitStatus.BUDGET_SPENT, "a lower --target-loss, or --target-loss off"
+    )
 
 
 def find_target_stop(evaluations: Sequence[Evaluation], target_loss: float) -> StopRequest | None:
@@ -85,7 +87,9 @@ class Leader:
         if (own := self._checkpointer.find_checkpoint(assignment)) or assignment.parent is None:
             return StartingPoint(own)
         try:
-            return StartingPoint(self._checkpointer.find_parent_checkpoint(assignment.parent), is_own=False)
+            return StartingPoint(
+                self._checkpointer.find_parent_checkpoint(assignment.parent), is_own=False
+            )
         except ValueError as error:
             self._record_lost_parent(assignment, str(error))
             return StartingPoint()
@@ -128,7 +132,9 @@ class Leader:
         seconds = attempt.total_seconds
         self.log_output(attempt, printed)
         if report.mistake:
-            return Verdict(State.FAILED, failure=report.mistake, diverged=not math.isfinite(report.loss))
+            return Verdict(
+                State.FAILED, failure=report.mistake, diverged=not math.isfinite(report.loss)
+            )
         self._record_resumption(attempt)
         # The loss is recorded before the pruner sees it, so that no crash loses a loss that has
         # decided anything.
@@ -143,24 +149,38 @@ class Leader:
         limits = self.limits
         verdict = Verdict(State.RUNNING, report.loss, report.metrics, is_last=report.is_last)
         if missing := self._objectives.find_missing(verdict.metrics):
-            return replace(verdict, state=State.FAILED, failure=_describe_missing_metric(missing, verdict.metrics))
+            return replace(
+                verdict,
+                state=State.FAILED,
+                failure=_describe_missing_metric(missing, verdict.metrics),
+            )
         if report.loss <= limits.target_loss:
             return replace(verdict, state=State.COMPLETE)
         if seconds > limits.evaluation_timeout:
             reason = f"{TIMEOUT_PREFIX}not finished after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
             return replace(verdict, state=State.FAILED, failure=reason)
-        is_judged = limits.has_pruner and len(attempt.losses) + 1 >= limits.first_judged_step and not attempt.is_test
+        is_judged = (
+            limits.has_pruner
+            and len(attempt.losses) + 1 >= limits.first_judged_step
+            and not attempt.is_test
+        )
         return self._apply_pruner(attempt, report, verdict) if is_judged else verdict
 
     def _apply_pruner(self, attempt: Attempt, report: Report, verdict: Verdict) -> Verdict:
         """Apply the pruner to a loss. A pause needs a checkpoint, so an evaluation without one is pruned instead."""
         is_lowest = report.loss < attempt.loss
-        loss, metrics = (report.loss, report.metrics) if is_lowest else (attempt.loss, attempt.metrics)
-        judgement = self._writer.decide_pruning(attempt.assignment, len(attempt.losses) + 1, loss, dict(metrics))
+        loss, metrics = (
+            (report.loss, report.metrics) if is_lowest else (attempt.loss, attempt.metrics)
+        )
+        judgement = self._writer.decide_pruning(
+            attempt.assignment, len(attempt.losses) + 1, loss, dict(metrics)
+        )
         state = State(judgement.state)
         if state != State.PAUSED:
             return replace(verdict, state=state)
-        can_resume = attempt.saves_own_checkpoints or (self._checkpointer.is_enabled and report.has_saved)
+        can_resume = attempt.saves_own_checkpoints or (
+            self._checkpointer.is_enabled and report.has_saved
+        )
         if not can_resume:
             return replace(verdict, state=State.PRUNED)
         return replace(verdict, state=State.PAUSED, save=judgement.may_be_promoted)
@@ -171,7 +191,9 @@ class Leader:
             return False
         if verdict.state not in (State.RUNNING, State.COMPLETE, State.PAUSED):
             return False
-        return report.loss < attempt.loss and saver.is_wanted(attempt.assignment, report.loss, report.metrics)
+        return report.loss < attempt.loss and saver.is_wanted(
+            attempt.assignment, report.loss, report.metrics
+        )
 
     def _wants_checkpoint(self, attempt: Attempt, report: Report, verdict: Verdict) -> bool:
         if not report.has_saved or verdict.state != State.RUNNING or attempt.is_test:
@@ -181,7 +203,9 @@ class Leader:
     def _record_resumption(self, attempt: Attempt) -> None:
         """Record the losses before the interruption, if the evaluation has resumed from its checkpoint."""
         if attempt.restored_count and attempt.is_first and not attempt.has_loss:
-            self._writer.record.record_resume(attempt.assignment, attempt.losses, attempt.restored_seconds)
+            self._writer.record.record_resume(
+                attempt.assignment, attempt.losses, attempt.restored_seconds
+            )
 
     def log_output(self, attempt: Attempt, printed: str) -> None:
         """Append lines that the ranks have printed to the log of the evaluation."""
@@ -191,7 +215,12 @@ class Leader:
     # Copies of weights and checkpoints
 
     def keep_drafts(
-        self, attempt: Attempt, verdict: Verdict, checkpoint: Draft | None, weights: Draft | None, since: float
+        self,
+        attempt: Attempt,
+        verdict: Verdict,
+        checkpoint: Draft | None,
+        weights: Draft | None,
+        since: float,
     ) -> None:
         """Keep the drafts that were written with a loss as the verdict requires, and remove the others.
 
@@ -207,7 +236,11 @@ class Leader:
         elif weights is not None:
             weights.remove()
         if verdict.save and checkpoint is not None:
-            info = {"losses": list(attempt.losses), "metrics": dict(attempt.metrics), "seconds": attempt.total_seconds}
+            info = {
+                "losses": list(attempt.losses),
+                "metrics": dict(attempt.metrics),
+                "seconds": attempt.total_seconds,
+            }
             attempt.drafts.keep_checkpoint(checkpoint, info, attempt.has_weights)
             self._checkpointer.record_copy(attempt, since)
             if verdict.state != State.PAUSED and self._checkpointer.is_write_due():
@@ -220,17 +253,23 @@ class Leader:
         if attempt.copied_step and (losses := self._checkpointer.write_checkpoint(attempt)):
             self._writer.record.record_checkpoint(attempt.assignment, losses)
 
-    def warn_about_copies(self, attempt: Attempt, weights_error: str, checkpoint_error: str) -> None:
+    def warn_about_copies(
+        self, attempt: Attempt, weights_error: str, checkpoint_error: str
+    ) -> None:
         """Warn that weights or a checkpoint could not be copied; the evaluation itself is not affected."""
         if weights_error:
-            self.warn_once(attempt, f"the weights of the best so far cannot be kept: {weights_error}")
+            self.warn_once(
+                attempt, f"the weights of the best so far cannot be kept: {weights_error}"
+            )
         if checkpoint_error:
             self._checkpointer.record_failed_copy(attempt, checkpoint_error)
 
     def warn_about_lost_weights(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
         """Warn if the trainer has ended before it copied the weights of the best loss."""
         if verdict.keep:
-            warn(f"warning: trial {attempt.assignment.number} keeps no weights of its best loss: {reason}")
+            warn(
+                f"warning: trial {attempt.assignment.number} keeps no weights of its best loss: {reason}"
+            )
 
     def warn_once(self, attempt: Attempt, text: str, kind: str = "") -> None:
         """Print a warning about an evaluation, unless the run has printed the same text or the same kind before."""
@@ -273,7 +312,11 @@ class Leader:
             self._writer.record.interrupt(assignment)
             return
         self._record_resumption(attempt)
-        if assignment.parent is not None and not attempt.has_read_parent and not attempt.restored_count:
+        if (
+            assignment.parent is not None
+            and not attempt.has_read_parent
+            and not attempt.restored_count
+        ):
             reason = "the objective has not read worker.parent_checkpoint" if attempt.losses else ""
             self._record_lost_parent(assignment, reason)
         is_parent = verdict.state == State.COMPLETE and self._may_be_inherited(attempt)
@@ -283,7 +326,8 @@ class Leader:
         if is_parent:
             self._writer.drop_superseded(assignment.number)
         elif not verdict.save and self._checkpointer.has_file(assignment):
-            self._writer.commit()  # Otherwise a crash at this point would lose both the result and the checkpoint.
+            # Otherwise a crash at this point would lose both the result and the checkpoint.
+            self._writer.commit()
             self._checkpointer.discard_checkpoint(assignment)
 
     def _may_be_inherited(self, attempt: Attempt) -> bool:
@@ -292,7 +336,10 @@ class Leader:
         if not self._checkpointer.islands:
             return False
         # The checkpoint of the last loss may be a copy, or be in the file already.
-        if len(attempt.losses) not in (attempt.copied_step, self._writer.read_checkpoint_step(number)):
+        if len(attempt.losses) not in (
+            attempt.copied_step,
+            self._writer.read_checkpoint_step(number),
+        ):
             text = f"trial {number} cannot be a parent: it has not called worker.save_checkpoint before its last loss"
             self._checkpointer.warn_once("parent", text)
             return False

@@ -36,7 +36,9 @@ class Program:
         search_file = "" if path == str(Path(script.name)) else path
         return cls(script, problem.setting_values, list(problem.space.parameters), search_file)
 
-    def make_command(self, params: Mapping[str, Any], known: Mapping[str, Any], continues: bool) -> list[str]:
+    def make_command(
+        self, params: Mapping[str, Any], known: Mapping[str, Any], continues: bool
+    ) -> list[str]:
         """Return the command line of an evaluation.
 
         Args:
@@ -47,7 +49,11 @@ class Program:
         others = {**self.settings, **known}
         absent = [name for name in self.hyperparameters if name not in params]
         command = self.script.make_arguments(params, others, absent)
-        return [*command, *self.script.make_resume_arguments({**others, **params})] if continues else command
+        return (
+            [*command, *self.script.make_resume_arguments({**others, **params})]
+            if continues
+            else command
+        )
 
     def can_resume(self, params: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
         """Return whether the evaluation's folder has all checkpoint files from which the program resumes."""
@@ -78,7 +84,10 @@ def advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) -
     if script.loss is not None:
         return f"{found_none}: no line matches '{script.loss}'", f"another {option}"
     option = f"{option} for the lines that it prints"
-    return f"no loss was found: call hpo.report(loss) in the program, or give {option}", "hpo.report(loss) or --loss"
+    return (
+        f"no loss was found: call hpo.report(loss) in the program, or give {option}",
+        "hpo.report(loss) or --loss",
+    )
 
 
 def format_last_lines(lines: Sequence[str]) -> str:

@@ -37,13 +37,11 @@ _MAX_SEARCHED_CHARACTERS = 4000  # length of the part of a line in which a patte
 _MAX_LAST_LINES = 20
 _SECONDS_FOR_A_LINE = 1.0
 _NO_LOSSES_WARNING = "rank 0 saves checkpoints, and reports no losses: report each loss on rank 0, after its checkpoint"
-_NEVER_READ_WARNING = "it saves checkpoints, and never reads hpo.checkpoint: it would restart instead of continuing"
-_LATE_CHECKPOINT_WARNING = (
-    "its last checkpoint belongs to no loss: call hpo.save_checkpoint before the report of its loss, not after"
+_NEVER_READ_WARNING = (
+    "it saves checkpoints, and never reads hpo.checkpoint: it would restart instead of continuing"
 )
-_UNREAD_REPORT_WARNING = (
-    "hpo.report is ignored, since a line has matched --loss before. Use only one of them in all evaluations"
-)
+_LATE_CHECKPOINT_WARNING = "its last checkpoint belongs to no loss: call hpo.save_checkpoint before the report of its loss, not after"
+_UNREAD_REPORT_WARNING = "hpo.report is ignored, since a line has matched --loss before. Use only one of them in all evaluations"
 _NOTE_NAMES = ("checkpoint", "weights", "asked")
 _DRAFT_NAME = re.compile(r"\d+-\d+")  # process and number
 
@@ -63,7 +61,9 @@ class ProgramSupervision(Supervision):
         is_traced: bool,
     ) -> None:
         # Only the files next to the script are code of the user; the search file may be elsewhere.
-        super().__init__(group, watched, attempt, leader, UserFrames(Path(program.script.name)), is_traced)
+        super().__init__(
+            group, watched, attempt, leader, UserFrames(Path(program.script.name)), is_traced
+        )
         self._program = program
         self._reports = ReportReader(program.script)
         self._merger = ReportMerger(group.size)
@@ -109,11 +109,16 @@ class ProgramSupervision(Supervision):
         if self._group.size > 1:
             return {}
         self._reserved_port = reserve_port()
-        return {"MASTER_PORT": str(self._reserved_port.getsockname()[1]), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+        return {
+            "MASTER_PORT": str(self._reserved_port.getsockname()[1]),
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+        }
 
     def _take_news(self) -> RankNews:
         self._trainer.read_lines()
-        news = RankNews(self._group.rank, reports=self._reports.take_new_reports(), first=len(self._own_reports))
+        news = RankNews(
+            self._group.rank, reports=self._reports.take_new_reports(), first=len(self._own_reports)
+        )
         self._own_reports += news.reports
         return news
 
@@ -128,14 +133,18 @@ class ProgramSupervision(Supervision):
             if self._decided is None or is_paused:
                 continue
             if self._watched.cause is None:
-                self._watched.cancel_on_all(self._decided.failure or f"it is {self._decided.state.value}")
+                self._watched.cancel_on_all(
+                    self._decided.failure or f"it is {self._decided.state.value}"
+                )
             return
 
     def _decide_on_report(self, leader: Leader, rank: int, report: Report) -> Verdict:
         """Let the leader decide on a report, and keep the drafts that the program has written with it."""
         if report.mistake and not report.mistake.startswith("rank"):
             report = replace(report, mistake=f"rank {rank}: {report.mistake}")
-        verdict = self._decide(leader, replace(report, has_resumed=self._reports.has_read_checkpoint))
+        verdict = self._decide(
+            leader, replace(report, has_resumed=self._reports.has_read_checkpoint)
+        )
         since = clock.now()
         assert self._attempt.drafts is not None
         take = self._attempt.drafts.take_named
@@ -152,7 +161,9 @@ class ProgramSupervision(Supervision):
         saves = self._leader is not None and self._watched.cause is None
         remark = end.remark or self._reports.find_warning(len(self._own_reports), saves)
         has_resumed = self._reports.has_read_checkpoint
-        return replace(end, reports=tuple(self._own_reports), remark=remark, has_resumed=has_resumed)
+        return replace(
+            end, reports=tuple(self._own_reports), remark=remark, has_resumed=has_resumed
+        )
 
     def _make_end(self, end: ObjectiveEnd) -> RankEnd:
         """Return the end of the program. `_conclude` decides whether an abort at exit is a failure."""
@@ -160,14 +171,18 @@ class ProgramSupervision(Supervision):
         if not end.is_abort or not is_harmless:
             return super()._make_end(end)
         aborted = f"{end.failure}{self._trainer.describe_last_error()}"
-        return RankEnd(self._group.rank, aborted=aborted, remark=f"{end.failure}{_HARMLESS}", at=end.at)
+        return RankEnd(
+            self._group.rank, aborted=aborted, remark=f"{end.failure}{_HARMLESS}", at=end.at
+        )
 
     def _describe_crash(self, ended: TrainerEnd) -> RankEnd:
         """Return the end of a trainer that has ended. Status 0 means that the program called `os._exit(0)`."""
         if ended.status != 0:
             return super()._describe_crash(ended)
         cause = self._watched.cause
-        return RankEnd(self._group.rank, failure=cause, own=False, stopped=cause == RUN_STOPS, at=time.time())
+        return RankEnd(
+            self._group.rank, failure=cause, own=False, stopped=cause == RUN_STOPS, at=time.time()
+        )
 
     def _conclude(self, leader: Leader, ends: Sequence[RankEnd]) -> Verdict:
         """Merge the reports of all ranks, some of which have not been merged yet, and return the final verdict.
@@ -175,7 +190,8 @@ class ProgramSupervision(Supervision):
         A program that aborted while it exited has failed only if no rank has reported a loss.
         """
         self._attempt.record_ends(ends)
-        self._merger.leader_decides = False  # The leader's program has ended, and reports no more losses.
+        # The leader's program has ended, and reports no more losses.
+        self._merger.leader_decides = False
         for end in ends:
             self._process_reports(RankNews(end.rank, reports=end.reports))
         if not self._attempt.losses:
@@ -248,7 +264,9 @@ class ReportReader:
         self._uses_lines: bool | None = None
         self.has_unread = False
         self._found_metrics: dict[str, float] = {}
-        self._drafts: dict[str, dict[str, str]] = {stream: {} for stream in ("file", "stdout", "stderr")}
+        self._drafts: dict[str, dict[str, str]] = {
+            stream: {} for stream in ("file", "stdout", "stderr")
+        }
         self._last_stream = "file"  # source of the last loss
         self.has_read_checkpoint = self._has_saved = False
         self._new_reports: list[Report] = []
@@ -292,7 +310,11 @@ class ReportReader:
             if match := pattern.search(text):
                 with suppress(ValueError, AttributeError):
                     self._found_metrics[name] = _parse_number(match[1])
-        if self._loss is None or self._uses_lines is False or (match := self._loss.search(text)) is None:
+        if (
+            self._loss is None
+            or self._uses_lines is False
+            or (match := self._loss.search(text)) is None
+        ):
             return
         try:
             loss = _parse_number(match[1])
@@ -332,7 +354,10 @@ class ReportReader:
         if size < self._offset:
             self._offset = size
             self._new_reports.append(
-                Report(math.nan, mistake="the file of HPO_METRICS must not be overwritten. Append to it")
+                Report(
+                    math.nan,
+                    mistake="the file of HPO_METRICS must not be overwritten. Append to it",
+                )
             )
 
     def _take_file_line(self, line: bytes) -> None:
@@ -370,7 +395,10 @@ class ReportReader:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             shown = line.decode(errors="replace")[:100]
             self._new_reports.append(
-                Report(math.nan, mistake=f"a report must be a JSON object with a loss and metrics, got {shown}")
+                Report(
+                    math.nan,
+                    mistake=f"a report must be a JSON object with a loss and metrics, got {shown}",
+                )
             )
             return
         self._add_report(loss, metrics, "file")
@@ -420,7 +448,8 @@ class ReportMerger:
     def __init__(self, size: int) -> None:
         self._counts = [0] * size
         self._losses: list[tuple[int, float]] = []
-        self._early_reports: list[tuple[int, Report, int]] = []  # rank, report and number of the report
+        # Rank, report and number of the report.
+        self._early_reports: list[tuple[int, Report, int]] = []
         self.leader_decides = True
 
     def add_reports(self, rank: int, reports: Sequence[Report], first: int) -> list[Report]:
@@ -461,7 +490,12 @@ class ReportMerger:
         first_rank, loss = self._losses[number]
         if math.isclose(report.loss, loss, rel_tol=1e-3, abs_tol=1e-12):
             return []
-        return [Report(report.loss, mistake=_describe_difference(number + 1, (first_rank, loss), (rank, report.loss)))]
+        return [
+            Report(
+                report.loss,
+                mistake=_describe_difference(number + 1, (first_rank, loss), (rank, report.loss)),
+            )
+        ]
 
 
 def _describe_difference(number: int, first: tuple[int, float], second: tuple[int, float]) -> str:

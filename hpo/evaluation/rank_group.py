@@ -39,7 +39,9 @@ class RankGroup:
         trainer: This rank's trainer in an evaluation, set by `connect`.
     """
 
-    def __init__(self, comm: SleepingComm, host: Host, index: int, patience: float, slot: TrainerSlot) -> None:
+    def __init__(
+        self, comm: SleepingComm, host: Host, index: int, patience: float, slot: TrainerSlot
+    ) -> None:
         self.comm = comm
         self.rank: int = comm.rank
         self.size: int = comm.size
@@ -48,17 +50,24 @@ class RankGroup:
         self.slot = slot
         self.compares_collectives = False
         self._group_name = ""  # name of the trainers' process group
-        members = comm.allgather((host.number, socket.gethostname(), identify_pid_namespace(), host.gpus))
+        members = comm.allgather(
+            (host.number, socket.gethostname(), identify_pid_namespace(), host.gpus)
+        )
         self._hosts = [number for number, _, _, _ in members]
         self._host_names = [name for _, name, _, _ in members]
         self._is_on_one_host = len(set(self._hosts)) == 1
-        self._has_shared_files = self._is_on_one_host and len({namespace for _, _, namespace, _ in members}) == 1
+        self._has_shared_files = (
+            self._is_on_one_host and len({namespace for _, _, namespace, _ in members}) == 1
+        )
         self.backend = choose_backend([gpus for *_, gpus in members])
         peers = [rank for rank, number in enumerate(self._hosts) if number == host.number]
         peer_gpus = [members[rank][3] for rank in peers]
-        self._gpu_variables, self._devices = make_gpu_variables(peer_gpus, peers.index(self.rank), os.environ)
+        self._gpu_variables, self._devices = make_gpu_variables(
+            peer_gpus, peers.index(self.rank), os.environ
+        )
         self.has_own_gpu = bool(self._devices) and not host.gpus.is_shared
-        self._rendezvous_file = -1  # through which the trainers of one host connect; open on the leader
+        # Through which the trainers of one host connect; open on the leader.
+        self._rendezvous_file = -1
         self._listener: socket.socket | None = None  # at the port of torch's store, on the leader
         self._store_server: TrainerClient | None = None  # the process that runs the store
         self._address = self._open_store_port()
@@ -73,7 +82,10 @@ class RankGroup:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.slot.end_trainer()
         self.close_store()
@@ -111,7 +123,9 @@ class RankGroup:
             self.slot.discard_trainer()
         self.slot.variables = self._gpu_variables
         self.close_store()
-        self._group_name, file = self.comm.bcast(self._make_rendezvous() if self.rank == 0 else None)
+        self._group_name, file = self.comm.bcast(
+            self._make_rendezvous() if self.rank == 0 else None
+        )
         self.slot.output.set_label(self.index, self.rank)
         self.trainer = self.slot.provide_trainer()
         self.slot.group_name = self._group_name
@@ -162,7 +176,8 @@ class RankGroup:
             self._rendezvous_file = -1
         if not self._has_shared_files:
             return uuid.uuid4().hex, ""
-        self._rendezvous_file = os.memfd_create("hpo-store")  # It has no name on disk, so it needs no removal.
+        # It has no name on disk, so it needs no removal.
+        self._rendezvous_file = os.memfd_create("hpo-store")
         return uuid.uuid4().hex, f"/proc/{os.getpid()}/fd/{self._rendezvous_file}"
 
     def _open_store_port(self) -> tuple[str, int]:
@@ -170,7 +185,9 @@ class RankGroup:
         address = _LOOPBACK
         if not self._is_on_one_host:
             peer = next(
-                name for name, host in zip(self._host_names, self._hosts, strict=True) if host != self._hosts[0]
+                name
+                for name, host in zip(self._host_names, self._hosts, strict=True)
+                if host != self._hosts[0]
             )
             address = self.comm.bcast(find_own_address(peer) if self.rank == 0 else None)
         self._interface = find_interface(address) or ""
@@ -187,10 +204,14 @@ class RankGroup:
         On one host, NCCL chooses an interface itself.
         """
         names = _INTERFACES[:1] if self._is_on_one_host else _INTERFACES
-        return {name: self._interface for name in names if self._interface and not os.environ.get(name)}
+        return {
+            name: self._interface for name in names if self._interface and not os.environ.get(name)
+        }
 
 
-def make_torchrun_variables(rank: int, hosts: Sequence[int], address: tuple[str, int]) -> dict[str, str]:
+def make_torchrun_variables(
+    rank: int, hosts: Sequence[int], address: tuple[str, int]
+) -> dict[str, str]:
     """Return the environment variables that torchrun would set for a rank.
 
     Args:
@@ -245,7 +266,9 @@ def find_interface(address: str) -> str | None:
             own = route.getsockname()[0]
             for _, name in socket.if_nameindex():
                 with suppress(OSError):
-                    request = fcntl.ioctl(route, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                    request = fcntl.ioctl(
+                        route, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15])
+                    )
                     if socket.inet_ntoa(request[20:24]) == own:
                         return name
     except (ImportError, OSError):

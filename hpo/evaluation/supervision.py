@@ -47,7 +47,8 @@ _POLL_SECONDS = 0.5
 # memory to become free.
 SECONDS_TO_JOIN = 340.0
 _CHECKS_PER_WAIT = 4
-_MAX_IDLE_TICKS = 2  # CPU time between two checks in hundredths of a second; to write the stacks takes this much
+# CPU time between two checks in hundredths of a second; to write the stacks takes this much.
+_MAX_IDLE_TICKS = 2
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ class Supervision:
         self._printed = ""  # lines of other ranks that are not logged yet; on the leader
         self._news_count = 0  # messages with news that were sent to the leader, or received by it
         self._log_at = clock.now() + _SECONDS_BETWEEN_LOGS
-        self._decided: Verdict | None = None  # the verdict on a report that ends the evaluation; on the leader
+        # The verdict on a report that ends the evaluation; on the leader.
+        self._decided: Verdict | None = None
         self.is_clean = False
         self.remains = ""  # describes memory that the evaluation has left on the GPU
         self.trace: dict[str, Any] = {}
@@ -106,7 +108,9 @@ class Supervision:
         ends = self._gather_ends(self._receive_end())
         verdict = None
         if self._leader is not None:
-            verdict = self._leader.decide_on_retry(self._attempt, self._conclude(self._leader, ends))
+            verdict = self._leader.decide_on_retry(
+                self._attempt, self._conclude(self._leader, ends)
+            )
         self._attempt.record_verdict(self._group.comm.bcast(verdict))
         self._finish()
 
@@ -161,7 +165,9 @@ class Supervision:
     def _receive_end(self) -> RankEnd:
         """Wait until the objective has ended on this rank. If it has failed, cancel the evaluation on all ranks."""
         found = self._wait_for_objective()
-        end = self._describe_crash(found) if isinstance(found, TrainerEnd) else self._make_end(found)
+        end = (
+            self._describe_crash(found) if isinstance(found, TrainerEnd) else self._make_end(found)
+        )
         self._trainer.read_output()
         if end.failure is not None:
             if self._watched.cause is None:
@@ -201,7 +207,8 @@ class Supervision:
         self._poll()
         if gathering.is_done():
             return True
-        if self._leader is not None:  # The others may have to wait until the leader has written a checkpoint.
+        # The others may have to wait until the leader has written a checkpoint.
+        if self._leader is not None:
             self._limit_wait_for_peers()
         return False
 
@@ -221,9 +228,13 @@ class Supervision:
                     f"evaluation was cancelled {now - self._cancelled_at:.0f} s ago, and one of them has ended"
                 )
         elif now > self._overdue_at:
-            self._watched.cancel_on_all(f"{TIMEOUT_PREFIX}it ran for longer than --evaluation-timeout")
+            self._watched.cancel_on_all(
+                f"{TIMEOUT_PREFIX}it ran for longer than --evaluation-timeout"
+            )
         elif now > self._ended_at + self._seconds_for_peers:
-            self._watched.cancel_on_all(f"{TIMEOUT_PREFIX}rank 0 {_describe_timeout(patience)} at its end")
+            self._watched.cancel_on_all(
+                f"{TIMEOUT_PREFIX}rank 0 {_describe_timeout(patience)} at its end"
+            )
 
     @property
     def _seconds_for_peers(self) -> float:
@@ -243,9 +254,12 @@ class Supervision:
         # A function that the objective has offered may have failed after the verdict on its loss.
         decided = None if any(end.is_offer for end in ends) else self._decided
         if decided is not None and verdict.state != State.STOPPED:
-            verdict = replace(decided, loss=None, keep=False, save=decided.save and decided.state == State.PAUSED)
+            verdict = replace(
+                decided, loss=None, keep=False, save=decided.save and decided.state == State.PAUSED
+            )
         elif verdict.state == State.COMPLETE and cause.startswith(TIMEOUT_PREFIX):
-            verdict = Verdict(State.FAILED, failure=cause)  # The objective has caught the exception.
+            # The objective has caught the exception.
+            verdict = Verdict(State.FAILED, failure=cause)
         leader.log_output(attempt, self._take_printed() + "".join(end.printed for end in ends))
         return verdict
 
@@ -256,9 +270,14 @@ class Supervision:
         """
         is_aborted = self._attempt.is_aborted
         if not self._has_ended:
-            self._kill_at = clock.now() + (_SECONDS_TO_CLEAN_UP if is_aborted else self._group.patience)
+            self._kill_at = clock.now() + (
+                _SECONDS_TO_CLEAN_UP if is_aborted else self._group.patience
+            )
             self._wait_for_end()
-        if self._leader is not None and self._attempt.verdict.state in (State.SUSPENDED, State.REPEATED):
+        if self._leader is not None and self._attempt.verdict.state in (
+            State.SUSPENDED,
+            State.REPEATED,
+        ):
             self._leader.commit_checkpoint(self._attempt)
         if is_aborted:
             self._group.slot.discard_trainer()
@@ -292,7 +311,11 @@ class Supervision:
 
     @property
     def _overdue_at(self) -> float:
-        return self._attempt.began_at + self._leader.limits.evaluation_timeout if self._leader else math.inf
+        return (
+            self._attempt.began_at + self._leader.limits.evaluation_timeout
+            if self._leader
+            else math.inf
+        )
 
     def _enforce_limits(self) -> None:
         """Cancel the objective of a cancelled or overdue evaluation, and kill a trainer that has not ended in time."""
@@ -300,7 +323,11 @@ class Supervision:
             self._watched.cancel_on_all("timeout: no loss within --evaluation-timeout")
         if not self._trainer.has_started:  # It may import the search file first.
             self._must_join_by = clock.now() + max(SECONDS_TO_JOIN, self._group.patience)
-        if not self._has_joined and clock.now() > self._must_join_by and self._watched.cause is None:
+        if (
+            not self._has_joined
+            and clock.now() > self._must_join_by
+            and self._watched.cause is None
+        ):
             self._watched.cancel_on_all(NOT_JOINED)
         if self._watched.cause is not None and self._cancelled_at == math.inf:
             self._watched.clear_event()
@@ -320,8 +347,11 @@ class Supervision:
             self.trace = dict(message.content)
         elif message.kind == "joined":
             self._has_joined = True
-            self._attempt.began_at = clock.now()  # The time to start and connect trainers does not count.
-            self._record_memory(message.content.get("free_memory", 0), message.content.get("warning", ""))
+            # The time to start and connect trainers does not count.
+            self._attempt.began_at = clock.now()
+            self._record_memory(
+                message.content.get("free_memory", 0), message.content.get("warning", "")
+            )
 
     def _record_memory(self, free: int, warning: str) -> None:
         """Record the free memory of the GPU at the start of the first evaluation; print a warning about it."""
@@ -353,7 +383,8 @@ class Supervision:
 
     def _end_hanging_objective(self, frames: Sequence[FrameSummary]) -> ObjectiveEnd:
         """Interrupt an objective that hangs in a collective (see `HangDetector`), and describe its end."""
-        self._cancelled_at = clock.now()  # The signal takes effect when its peers have ended, which ends its wait.
+        # The signal takes effect when its peers have ended, which ends its wait.
+        self._cancelled_at = clock.now()
         self._trainer.interrupt()
         return ObjectiveEnd(
             failure=_describe_timeout(self._group.patience),
@@ -450,7 +481,8 @@ class FunctionSupervision(Supervision):
     waits for the answer.
     """
 
-    _awaited: tuple[Verdict, float] | None = None  # a verdict that requires copies, and the time at which they began
+    # A verdict that requires copies, and the time at which they began.
+    _awaited: tuple[Verdict, float] | None = None
 
     def start_objective(self, ticket: GroupTicket | None, seed: int, folder: Path) -> None:
         """Let the trainer start the objective, after it has joined the process group of `ticket`, if that is given."""
@@ -492,8 +524,14 @@ class FunctionSupervision(Supervision):
         # Twice the limit of a collective, so that a collective which waits for a peer fails first,
         # and names the peer.
         limit = 2 * self._group.patience
-        if self._awaited is not None and clock.now() > self._awaited[1] + limit and self._watched.cause is None:
-            self._watched.cancel_on_all(f"{TIMEOUT_PREFIX}an offered function has not returned after {limit:g} s")
+        if (
+            self._awaited is not None
+            and clock.now() > self._awaited[1] + limit
+            and self._watched.cause is None
+        ):
+            self._watched.cancel_on_all(
+                f"{TIMEOUT_PREFIX}an offered function has not returned after {limit:g} s"
+            )
 
     @property
     def _seconds_for_peers(self) -> float:
@@ -501,14 +539,22 @@ class FunctionSupervision(Supervision):
         # offered.
         return self._group.patience + _SECONDS_TO_ACKNOWLEDGE
 
-    def _keep_copies(self, leader: Leader, awaited: tuple[Verdict, float], message: Message) -> None:
+    def _keep_copies(
+        self, leader: Leader, awaited: tuple[Verdict, float], message: Message
+    ) -> None:
         """Keep the copies of weights and checkpoint that the trainer has made in memory."""
-        drafts = dict(zip(message["kinds"], map(Draft.from_descriptor, message.descriptors), strict=True))
+        drafts = dict(
+            zip(message["kinds"], map(Draft.from_descriptor, message.descriptors), strict=True)
+        )
         verdict, since = awaited
         self._awaited = None
         errors = message["errors"]
-        leader.warn_about_copies(self._attempt, errors.get("weights", ""), errors.get("checkpoint", ""))
-        leader.keep_drafts(self._attempt, verdict, drafts.get("checkpoint"), drafts.get("weights"), since)
+        leader.warn_about_copies(
+            self._attempt, errors.get("weights", ""), errors.get("checkpoint", "")
+        )
+        leader.keep_drafts(
+            self._attempt, verdict, drafts.get("checkpoint"), drafts.get("weights"), since
+        )
 
     def _answer_report(self, leader: Leader, report: Report) -> None:
         """Decide on a report, and send the trainer the answer, with what it must copy."""

@@ -34,7 +34,9 @@ class _OutputFile:
 
     def read_new(self) -> str:
         """Return the output since the previous call."""
-        data = os.pread(self.descriptor, os.fstat(self.descriptor).st_size - self._offset, self._offset)
+        data = os.pread(
+            self.descriptor, os.fstat(self.descriptor).st_size - self._offset, self._offset
+        )
         self._offset += len(data)
         return data.decode(errors="replace")
 
@@ -55,7 +57,8 @@ class TemplateProcess:
     """
 
     def __init__(self) -> None:
-        self.address = f"\0hpo-{uuid.uuid4().hex}"  # an abstract socket of Linux, which leaves no file
+        # An abstract socket of Linux, which leaves no file.
+        self.address = f"\0hpo-{uuid.uuid4().hex}"
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
             listener.listen(1024)
@@ -241,7 +244,9 @@ class TemplateClient:
             return self._receive_answer()
         except ChannelClosed:
             path = content.get("path", "the search file")
-            raise UsageError(f"{path}: the process that imports it {self._describe_exit()}") from None
+            raise UsageError(
+                f"{path}: the process that imports it {self._describe_exit()}"
+            ) from None
 
     def _describe_exit(self) -> str:
         return self._process.describe_exit() if self._process else "has ended"

@@ -77,7 +77,9 @@ class TrainerClient:
     ) -> None:
         self._template = template
         self._output = output
-        self._pipes = [] if options.is_attended else [OutputPipe(output, False), OutputPipe(output, True)]
+        self._pipes = (
+            [] if options.is_attended else [OutputPipe(output, False), OutputPipe(output, True)]
+        )
         self._stack_file = os.memfd_create("hpo-stacks")
         self._memory_kill_count = count_memory_kills()
         self._template_crash_count = template.crash_count
@@ -124,7 +126,10 @@ class TrainerClient:
                     continue
             except ChannelClosed as error:
                 return self._describe_end(str(error))
-            if self._template.has_ended(self.process) or time.monotonic() > self._killed_at + _MAX_SECONDS_TO_EXIT:
+            if (
+                self._template.has_ended(self.process)
+                or time.monotonic() > self._killed_at + _MAX_SECONDS_TO_EXIT
+            ):
                 return self._describe_end("")
             left = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
             pipes = [pipe for pipe in self._pipes if pipe.is_open]
@@ -223,7 +228,9 @@ class TrainerClient:
         """Return whether NCCL's watchdog has ended the process, since a collective took longer than its timeout."""
         words = ("Watchdog caught collective operation timeout", "operation timed out")
         lines = self._output.last_errors
-        return ended.status == -signal.SIGABRT and any(word in line for word in words for line in lines)
+        return ended.status == -signal.SIGABRT and any(
+            word in line for word in words for line in lines
+        )
 
     @property
     def has_lost_template(self) -> bool:
@@ -257,8 +264,14 @@ class TrainerClient:
         text = f"the trainer {describe_status(status)}"
         if status == -signal.SIGKILL and not self.is_killed:
             is_sure = count_memory_kills() > self._memory_kill_count
-            text += ", by the kernel for want of memory" if is_sure else ", perhaps by the kernel for want of memory"
-        elif status == -signal.SIGABRT and any(COLLECTIVES_PATH in frame.filename for frame in frames):
+            text += (
+                ", by the kernel for want of memory"
+                if is_sure
+                else ", perhaps by the kernel for want of memory"
+            )
+        elif status == -signal.SIGABRT and any(
+            COLLECTIVES_PATH in frame.filename for frame in frames
+        ):
             text += (
                 ", most likely because the ranks of its worker were in collectives of different sizes, or in different "
                 "numbers of them (hpo check compares them)"
@@ -269,7 +282,9 @@ class TrainerClient:
 
     def describe_last_error(self) -> str:
         """Return the latest line on standard error as the end of a sentence; empty if there is none."""
-        errors = [line for line in self._output.last_errors if not line.startswith("Fatal Python error")]
+        errors = [
+            line for line in self._output.last_errors if not line.startswith("Fatal Python error")
+        ]
         return f"; its last line on stderr: {errors[-1].strip()}" if errors else ""
 
     def _read_frames(self, start: int) -> Sequence[FrameSummary]:
@@ -288,7 +303,11 @@ class TrainerSlot:
     """
 
     def __init__(
-        self, template: TemplateClient, output: TrainerOutput, options: TrainerOptions, fresh: bool = False
+        self,
+        template: TemplateClient,
+        output: TrainerOutput,
+        options: TrainerOptions,
+        fresh: bool = False,
     ) -> None:
         self._template = template
         self.output = output
@@ -296,7 +315,8 @@ class TrainerSlot:
         self._is_fresh = fresh
         self.variables: dict[str, str] = {}
         self._trainer: TrainerClient | None = None
-        self._ending: TrainerClient | None = None  # It was closed or killed, and may still hold memory of a GPU.
+        # It was closed or killed, and may still hold memory of a GPU.
+        self._ending: TrainerClient | None = None
         self.group_name = ""  # name of the process group that the trainer is in
         self.first_free_memory = 0  # bytes of the GPU when the first evaluation began
         self._has_warned = False
@@ -314,13 +334,17 @@ class TrainerSlot:
         if not self.is_ready:
             self.discard_trainer()
             self._wait_for_exit()
-            self._trainer = TrainerClient(self._template, self.output, self._options, self.variables)
+            self._trainer = TrainerClient(
+                self._template, self.output, self._options, self.variables
+            )
         assert self._trainer is not None
         return self._trainer
 
     def fork_other(self, output: TrainerOutput | None = None) -> TrainerClient:
         """Fork an additional trainer for the caller, which must end it. Its lines go to `output`, if that is given."""
-        return TrainerClient(self._template, output or TrainerOutput(), replace(self._options, is_attended=False))
+        return TrainerClient(
+            self._template, output or TrainerOutput(), replace(self._options, is_attended=False)
+        )
 
     def finish_evaluation(self, is_clean: bool) -> None:
         """Close the trainer after an evaluation, unless it can be reused.

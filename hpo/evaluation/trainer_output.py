@@ -70,7 +70,8 @@ class TrainerOutput:
         shown = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
         if is_error:
             self.last_errors.extend(line for line in shown if line.strip())
-            self._has_traceback |= any(_TRACEBACK in line for line in shown)  # torch puts [rank0]: in front.
+            # Torch puts [rank0]: in front.
+            self._has_traceback |= any(_TRACEBACK in line for line in shown)
         if self.listener is not None:
             for line in shown:
                 self.listener.take_line(line, _get_stream_name(is_error))
@@ -139,12 +140,15 @@ class OutputPipe:
     def _take_lines(self, text: bytes) -> None:
         """Pass on the complete lines of a text, and keep an incomplete last line."""
         *lines, rest = text.split(b"\n")
-        self._partial_line = rest[rest[:-1].rfind(b"\r") + 1 :]  # A carriage return overwrites the text before.
+        # A carriage return overwrites the text before.
+        self._partial_line = rest[rest[:-1].rfind(b"\r") + 1 :]
         if len(self._partial_line) > _MAX_CHARACTERS:
             lines = [*lines, self._partial_line]
             self._partial_line = b""
         if lines:
-            self._output.add_lines([line.decode(errors="replace") for line in lines], self._is_error)
+            self._output.add_lines(
+                [line.decode(errors="replace") for line in lines], self._is_error
+            )
 
     def end_line(self) -> None:
         """Pass on an incomplete line as if it were complete, because no more output is expected."""

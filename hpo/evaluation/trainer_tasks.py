@@ -40,9 +40,13 @@ class ConstraintClient:
             self.close()
             self._end_count += 1
             if found is None:
-                raise RunError(f"the constraints of the search space must answer within {_SECONDS_TO_ANSWER:g} s")
+                raise RunError(
+                    f"the constraints of the search space must answer within {_SECONDS_TO_ANSWER:g} s"
+                )
             if self._end_count > 1:
-                raise RunError(f"the constraints of the search space cannot be evaluated: {found.text}")
+                raise RunError(
+                    f"the constraints of the search space cannot be evaluated: {found.text}"
+                )
 
     def close(self) -> None:
         """End the trainer."""

@@ -56,7 +56,8 @@ class State(Enum):
     """The whole run stops."""
     REPEATED = "repeated"
     """The objective did not cause the failure: a template has crashed, connections broke although no rank of this
-    evaluation has closed them, or the evaluation cannot start from its checkpoint. It is evaluated again."""
+    evaluation has closed them, or the evaluation cannot start from its checkpoint. It is evaluated
+    again."""
     SUSPENDED = "suspended"
     """A rank has timed out because the job was suspended. The individual is evaluated again."""
 
@@ -86,7 +87,11 @@ class Verdict:
 
     def complete_last(self) -> Verdict:
         """Return the verdict after the loss: an evaluation is complete if it has returned with a good loss."""
-        return replace(self, state=State.COMPLETE) if self.is_last and self.state == State.RUNNING else self
+        return (
+            replace(self, state=State.COMPLETE)
+            if self.is_last and self.state == State.RUNNING
+            else self
+        )
 
 
 RUNNING_VERDICT = Verdict(State.RUNNING)
@@ -116,15 +121,21 @@ def _make_failure_verdict(ends: Sequence[RankEnd]) -> Verdict:
         failure = f"rank {first.rank}{position}: {first.failure}"
         is_echo = len(ends) > 1 and all(end.echo or not end.own for end in failures)
         ended = [end.rank for end in ends if end.failure is None]
-        if is_echo and ended:  # The process of a program has ended, while peers still communicate with it.
+        # The process of a program has ended, while peers still communicate with it.
+        if is_echo and ended:
             failure += f"; rank {ended[0]} had ended before"
         is_repeated = not first.has_begun or (is_echo and not ended)
         state = State.REPEATED if is_repeated else State.FAILED
         return Verdict(state, failure=failure, traceback=first.traceback, diverged=first.diverged)
     if not any(end.has_begun for end in failures):
         return Verdict(State.REPEATED, failure=first.failure or "")
-    positions = ", ".join(f"rank {end.rank} was{_describe_position(end) or ' at an unknown place'}" for end in failures)
-    return Verdict(State.FAILED, failure=f"{first.failure}; {positions}", traceback=_join_tracebacks(failures))
+    positions = ", ".join(
+        f"rank {end.rank} was{_describe_position(end) or ' at an unknown place'}"
+        for end in failures
+    )
+    return Verdict(
+        State.FAILED, failure=f"{first.failure}; {positions}", traceback=_join_tracebacks(failures)
+    )
 
 
 def _make_timeout_verdict(waiting: RankEnd, others: Sequence[RankEnd]) -> Verdict:
@@ -151,4 +162,6 @@ def _describe_position(end: RankEnd) -> str:
 
 
 def _join_tracebacks(ends: Sequence[RankEnd]) -> str:
-    return "\n\n".join(f"Rank {end.rank}:\n{end.traceback.rstrip()}" for end in ends if end.traceback)
+    return "\n\n".join(
+        f"Rank {end.rank}:\n{end.traceback.rstrip()}" for end in ends if end.traceback
+    )

@@ -61,12 +61,21 @@ class WeightsSaver:
         draft = make_weights_draft_path(path, assignment.number)
         try:
             path.parent.mkdir(exist_ok=True)
-            metadata = {"trial": assignment.number, "params": assignment.params, "settings": self._settings}
+            metadata = {
+                "trial": assignment.number,
+                "params": assignment.params,
+                "settings": self._settings,
+            }
             if assignment.confirms is not None:
-                metadata |= {"trial": assignment.confirms, "confirmation": assignment.number, "seed": assignment.seed}
+                metadata |= {
+                    "trial": assignment.confirms,
+                    "confirmation": assignment.number,
+                    "seed": assignment.seed,
+                }
             texts = {name: json.dumps(value) for name, value in metadata.items()}
             drafts.make_weights_file(draft, texts)
-        except (OSError, ValueError) as error:  # The evaluation is recorded; a lost file must not fail it.
+        # The evaluation is recorded; a lost file must not fail it.
+        except (OSError, ValueError) as error:
             warn_about_weights(error, path)
             with suppress(OSError):
                 draft.unlink(missing_ok=True)

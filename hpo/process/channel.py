@@ -1,7 +1,7 @@
 """Messages between a rank and its template or trainers, over a Unix socket.
 
-A message is JSON, and its length precedes it. A message is never unpickled, since a trainer runs code of the user,
-which may write any bytes to any descriptor.
+A message is JSON, and its length precedes it. A message is never unpickled, since a trainer runs
+code of the user, which may write any bytes to any descriptor.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Message:
 class Channel:
     """One end of a channel between two processes.
 
-    File descriptors that are sent stay open in this process. The receiver owns the file descriptors that it receives.
+    File descriptors that are sent stay open in this process. The receiver owns the file descriptors
+    that it receives.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -76,7 +77,11 @@ class Channel:
         """
         payload = json.dumps([kind, content]).encode()
         data = memoryview(_HEADER.pack(len(payload), len(descriptors)) + payload)
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        rights = (
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+            if descriptors
+            else []
+        )
         give_up_at = time.monotonic() + _SECONDS_TO_SEND
         try:
             self._check_socket()
@@ -110,7 +115,9 @@ class Channel:
                 if self._read_socket():
                     continue
                 left = None if give_up_at is None else give_up_at - time.monotonic()
-                if (left is not None and left <= 0) or not select.select([self._socket], [], [], left)[0]:
+                if (left is not None and left <= 0) or not select.select(
+                    [self._socket], [], [], left
+                )[0]:
                     return None
             except (OSError, ValueError) as error:
                 raise ChannelClosed(str(error)) from error
@@ -131,7 +138,9 @@ class Channel:
         """Read the available data without waiting; return false if no data are available."""
         space = socket.CMSG_SPACE(_MAX_DESCRIPTORS * array.array("i").itemsize)
         try:
-            data, rights, flags, _ = self._socket.recvmsg(_CHUNK_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+            data, rights, flags, _ = self._socket.recvmsg(
+                _CHUNK_BYTES, space, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return False
         for level, kind, content in rights:
@@ -158,7 +167,11 @@ class Channel:
         del self._buffer[: _HEADER.size + length]
         try:
             kind, content = json.loads(payload)
-            return Message(str(kind), dict(content), tuple(self._descriptors.popleft() for _ in range(descriptors)))
+            return Message(
+                str(kind),
+                dict(content),
+                tuple(self._descriptors.popleft() for _ in range(descriptors)),
+            )
         except (ValueError, TypeError, RecursionError) as error:
             raise ChannelClosed(f"the other end has sent invalid data: {error}") from error
 

@@ -1,6 +1,7 @@
 """A clock that does not count the time in which this process was stopped, perhaps with its whole job.
 
-Schedulers suspend jobs, and resume them later. A rank that waits for a peer must not count that time.
+Schedulers suspend jobs, and resume them later. A rank that waits for a peer must not count that
+time.
 """
 
 from __future__ import annotations
@@ -8,16 +9,18 @@ from __future__ import annotations
 import threading
 import time
 
-_MIN_GAP = 2.0  # seconds without a reading; the thread of the watch reads the clock ten times a second
-# CPU time in a gap, relative to the gap, from which on the process was not stopped. Native code that holds Python's
-# global interpreter lock uses CPU time, and a stopped process does not.
+# Seconds without a reading; the thread of the watch reads the clock ten times a second.
+_MIN_GAP = 2.0
+# CPU time in a gap, relative to the gap, from which on the process was not stopped. Native code
+# that holds Python's global interpreter lock uses CPU time, and a stopped process does not.
 _BUSY_RATIO = 0.2
 
 
 class Clock:
     """Counts the seconds in which this process was not stopped. Any thread may use it.
 
-    A thread must read it at least every 2 seconds, since a longer gap without CPU time counts as a stop.
+    A thread must read it at least every 2 seconds, since a longer gap without CPU time counts as a
+    stop.
     """
 
     def __init__(self) -> None:

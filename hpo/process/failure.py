@@ -12,7 +12,14 @@ from hpo.process.user_frames import remove_program_frames
 from hpo.text_format import cut_text, escape_unencodable, format_error, make_printable
 
 # Variables of torchrun that scripts read. They are set for an objective, and not for `test`.
-_TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TORCHRUN_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 _HINTS = {
     "is not initialized in the world group": "a process group ends with the evaluation that made it: make it in each",
     "not compiled with CUDA": "worker.device is where this rank computes: use .to(worker.device)",
@@ -43,7 +50,11 @@ def find_hint(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, (str, Path)):
         with suppress(OSError):  # The working directory may have been removed.
             relative = not Path(error.filename).is_absolute()
-            hint = f"a relative path, looked for in {make_printable(str(Path.cwd()))}" if relative else hint
+            hint = (
+                f"a relative path, looked for in {make_printable(str(Path.cwd()))}"
+                if relative
+                else hint
+            )
     return hint
 
 
@@ -51,7 +62,8 @@ def format_traceback(error: BaseException, frames: Sequence[traceback.FrameSumma
     """Return the traceback of an objective's exception, from the objective's own frame on.
 
     Args:
-        frames: Frames to show if no frame of the exception belongs to the objective, as after an invalid yielded value.
+        frames: Frames to show if no frame of the exception belongs to the objective, as after an
+        invalid yielded value.
     """
     outer = traceback.TracebackException.from_exception(error)
     seen: set[int] = set()
@@ -59,7 +71,9 @@ def format_traceback(error: BaseException, frames: Sequence[traceback.FrameSumma
     def shorten(exception: traceback.TracebackException | None) -> None:
         if exception is not None and id(exception) not in seen:
             seen.add(id(exception))
-            exception.stack = traceback.StackSummary.from_list(remove_program_frames(exception.stack))
+            exception.stack = traceback.StackSummary.from_list(
+                remove_program_frames(exception.stack)
+            )
             shorten(exception.__cause__)
             shorten(exception.__context__)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from hpo.process.linux import has_gpu_files
 
-# Trainers must not inherit these variables, since libraries for torchrun would use them: Accelerate reads PMI_SIZE,
-# DeepSpeed OMPI_COMM_WORLD_SIZE, and Lightning SLURM_NTASKS.
+# Trainers must not inherit these variables, since libraries for torchrun would use them: Accelerate
+# reads PMI_SIZE, DeepSpeed OMPI_COMM_WORLD_SIZE, and Lightning SLURM_NTASKS.
 _LAUNCHER_PREFIXES = (
     "PMI_",
     "PMIX_",
@@ -47,7 +47,12 @@ _RANK_VARIABLES = (
     "SLURM_PROCID",
 )
 _LOCAL_RANK_VARIABLES = (
-    *("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_LOCAL_RANKID"),
+    *(
+        "MPI_LOCALRANKID",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "PALS_LOCAL_RANKID",
+    ),
     "SLURM_LOCALID",
 )
 
@@ -61,7 +66,8 @@ _TEMPLATE_CODE = (
 def make_plain_environment() -> dict[str, str]:
     """Return this rank's environment without the variables that a launcher sets for a rank.
 
-    PYTHONHASHSEED is set, so that sets have the same order on all ranks. Python reads it when it starts.
+    PYTHONHASHSEED is set, so that sets have the same order on all ranks. Python reads it when it
+    starts.
     """
     tasks = {f"SLURM_{name}" for name in _TASK_VARIABLES}
     kept = {
@@ -77,7 +83,8 @@ def make_template_command(state: Mapping[str, Any]) -> list[str]:
     """Return the command line of a template, which imports modules from the same paths as this process.
 
     Args:
-        state: Descriptor of the listening socket (`listener`) and number of the parent process (`parent`).
+        state: Descriptor of the listening socket (`listener`) and number of the parent process
+        (`parent`).
     """
     return [sys.executable, "-u", "-c", _TEMPLATE_CODE, json.dumps(state), json.dumps(sys.path)]
 
@@ -85,10 +92,13 @@ def make_template_command(state: Mapping[str, Any]) -> list[str]:
 def make_template_environment() -> dict[str, str]:
     """Return the environment variables of a template, which imports with one thread and does not initialise CUDA."""
     environment = make_plain_environment()
-    # torch warns of hosts whose names it cannot resolve, and works without them. It also raises the errors that it
-    # logs, except those of NCCL's watchdog, which then ends the process.
+    # torch warns of hosts whose names it cannot resolve, and works without them. It also raises the
+    # errors that it logs, except those of NCCL's watchdog, which then ends the process.
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if has_gpu_files() else "FATAL")
-    threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM")}
+    threads = {
+        f"{library}_NUM_THREADS": "1"
+        for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM")
+    }
     return {**environment, **threads, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
@@ -104,11 +114,15 @@ def is_first_rank(environment: Mapping[str, str]) -> bool:
 
 def describe_launcher(environment: Mapping[str, str]) -> str:
     """Return the launcher that has started this rank, as far as its variables show it."""
-    if {"HYDI_CONTROL_FD", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK"} & {*environment}:
+    if {"HYDI_CONTROL_FD", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK"} & {
+        *environment
+    }:
         return "mpirun"
     if "PALS_RANKID" in environment:
         return "PALS"
-    if {"SLURM_PROCID", "SLURM_STEP_ID"} <= {*environment} and {"PMI_RANK", "PMIX_RANK"} & {*environment}:
+    if {"SLURM_PROCID", "SLURM_STEP_ID"} <= {*environment} and {"PMI_RANK", "PMIX_RANK"} & {
+        *environment
+    }:
         return "srun"
     return "a launcher with PMI" if {"PMI_RANK", "PMIX_RANK"} & {*environment} else "no launcher"
 
@@ -117,7 +131,12 @@ def describe_scheduler(environment: Mapping[str, str]) -> str:
     """Return the scheduler and the job of this process; an empty text without a scheduler."""
     jobs = {"SLURM": "SLURM_JOB_ID", "PBS": "PBS_JOBID", "LSF": "LSB_JOBID"}
     return next(
-        (f"{name} job {environment[variable]}" for name, variable in jobs.items() if variable in environment), ""
+        (
+            f"{name} job {environment[variable]}"
+            for name, variable in jobs.items()
+            if variable in environment
+        ),
+        "",
     )
 
 

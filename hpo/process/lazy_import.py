@@ -11,12 +11,13 @@ from typing import Any
 class LazyModule(ModuleType):
     """A stand-in for a module. The module is imported when one of the stand-in's attributes is used.
 
-    LazyLoader of the standard library loads too early. The `import` statement itself reads the module's `__spec__`,
-    which makes LazyLoader load (Python 3.10 to 3.12).
+    LazyLoader of the standard library loads too early. The `import` statement itself reads the
+    module's `__spec__`, which makes LazyLoader load (Python 3.10 to 3.12).
     """
 
     def __getattr__(self, name: str) -> Any:
-        # Debuggers and test runners read special names of all modules; only a package's path means that it is used.
+        # Debuggers and test runners read special names of all modules; only a package's path means
+        # that it is used.
         if name.startswith("__") and name != "__path__":
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:

@@ -84,7 +84,11 @@ def count_memory_kills() -> int:
     count = 0
     paths = [Path("/proc/vmstat")]
     with suppress(OSError):
-        groups = [line[4:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::/")]
+        groups = [
+            line[4:]
+            for line in Path("/proc/self/cgroup").read_text().splitlines()
+            if line.startswith("0::/")
+        ]
         paths += [Path("/sys/fs/cgroup", group, "memory.events") for group in groups]
     for path in paths:
         with suppress(OSError, ValueError):

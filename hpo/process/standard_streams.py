@@ -12,8 +12,8 @@ from hpo.text_format import make_printable_lines
 def fill_closed_streams() -> None:
     """Open a null device for each standard stream that was closed.
 
-    Otherwise the next file that is opened, for example a study, gets the descriptor of a closed stream. Native
-    libraries would then print into that file.
+    Otherwise the next file that is opened, for example a study, gets the descriptor of a closed
+    stream. Native libraries would then print into that file.
     """
     while (number := os.open(os.devnull, os.O_RDONLY)) <= 2:
         os.set_inheritable(number, True)

@@ -9,7 +9,8 @@ from typing import Any
 
 HASH_BYTES = 8  # length of the hash of a sample
 
-# For each parameter, its norm and its product with a fixed vector. Parameters that agree in both are equal.
+# For each parameter, its norm and its product with a fixed vector. Parameters that agree in both
+# are equal.
 Fingerprint = tuple[tuple[float, float], ...]
 
 
@@ -17,9 +18,9 @@ Fingerprint = tuple[tuple[float, float], ...]
 class Trace:
     """The trace of one evaluation on one rank.
 
-    Parameters are tensors that an optimizer trains, not hyperparameters. A fingerprint is a short description of
-    parameters or of their gradients. Equal parameters have equal fingerprints, and different parameters almost always
-    have different ones.
+    Parameters are tensors that an optimizer trains, not hyperparameters. A fingerprint is a short
+    description of parameters or of their gradients. Equal parameters have equal fingerprints, and
+    different parameters almost always have different ones.
     """
 
     steps: int = 0
@@ -31,10 +32,10 @@ class Trace:
     networks: dict[tuple[int, int, bool], Fingerprint] = field(default_factory=dict)
     """Fingerprints of the parameters that each network trains, at several times.
 
-    The key is the number of the network, the number of optimizer steps before, and whether the network is in training
-    mode. The fingerprints are taken before the first step, after 1, 2, 4, 8... steps, at any step in validation, and at
-    losses. They may differ from `weights`, since an optimizer may have other parameters, such as a rank's part of one
-    flat tensor.
+    The key is the number of the network, the number of optimizer steps before, and whether the
+    network is in training mode. The fingerprints are taken before the first step, after 1, 2, 4,
+    8... steps, at any step in validation, and at losses. They may differ from `weights`, since an
+    optimizer may have other parameters, such as a rank's part of one flat tensor.
     """
     network_shapes: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes of the parameters that the networks train."""
@@ -89,19 +90,26 @@ class Trace:
         return Trace(
             **{
                 **data,
-                "weights": {number: _make_fingerprint(weights) for number, weights in data["weights"]},
+                "weights": {
+                    number: _make_fingerprint(weights) for number, weights in data["weights"]
+                },
                 "networks": {
                     (number, steps, trains): _make_fingerprint(weights)
                     for number, steps, trains, weights in data["networks"]
                 },
                 "network_shapes": [tuple(shape) for shape in data["network_shapes"]],
                 "at_loss": [_make_fingerprint(weights) for weights in data["at_loss"]],
-                "gradients": {number: _make_fingerprint(gradients) for number, gradients in data["gradients"]},
+                "gradients": {
+                    number: _make_fingerprint(gradients) for number, gradients in data["gradients"]
+                },
                 "shapes": [tuple(shape) for shape in data["shapes"]],
                 "random_layers": Counter(data["random_layers"]),
                 "normalization_layers": Counter(data["normalization_layers"]),
                 "synchronized_layers": Counter(data["synchronized_layers"]),
-                "samples": [(steps, _split_hashes(bytes.fromhex(hashes))) for steps, hashes in data["samples"]],
+                "samples": [
+                    (steps, _split_hashes(bytes.fromhex(hashes)))
+                    for steps, hashes in data["samples"]
+                ],
             }
         )
 
@@ -117,10 +125,14 @@ def _split_hashes(hashes: bytes) -> list[bytes]:
 def compute_distance(first: Fingerprint, second: Fingerprint) -> float:
     """Return the distance between two fingerprints, relative to the larger norm (see `compute_norm`).
 
-    Both fingerprints must describe the same number of parameters. The distance is 0 if the fingerprints are equal.
+    Both fingerprints must describe the same number of parameters. The distance is 0 if the
+    fingerprints are equal.
     """
     scale = max(sum(norm**2 for norm, _ in first), sum(norm**2 for norm, _ in second)) ** 0.5
-    distance = sum((a - c) ** 2 + (b - d) ** 2 for (a, b), (c, d) in zip(first, second, strict=True)) ** 0.5
+    distance = (
+        sum((a - c) ** 2 + (b - d) ** 2 for (a, b), (c, d) in zip(first, second, strict=True))
+        ** 0.5
+    )
     return distance / scale if scale else 0.0
 
 

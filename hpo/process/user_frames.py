@@ -1,7 +1,7 @@
 """Find the frames of the user's own code in stacks, which also have frames of libraries and of this program.
 
-Stacks come from exceptions, from the running thread, and from faulthandler, which writes the stacks of a trainer that
-crashes, or is asked for its stack.
+Stacks come from exceptions, from the running thread, and from faulthandler, which writes the stacks
+of a trainer that crashes, or is asked for its stack.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _TRAINING_FOLDER = _PACKAGE / "training"
 _STANDARD_LIBRARY = Path(traceback.__file__).parent
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
 
-# Go's runtime interrupts its threads with this signal for the same reasons. It has no effect on a process without a
-# handler, and neither libraries nor debuggers use it (golang.org/design/24543-non-cooperative-preemption).
+# Go's runtime interrupts its threads with this signal for the same reasons. It has no effect on a
+# process without a handler, and neither libraries nor debuggers use it
+# (golang.org/design/24543-non-cooperative-preemption).
 INTERRUPT = signal.SIGURG
 WRITE_STACKS = signal.SIGRTMIN + 9
 
@@ -53,8 +54,8 @@ class UserFrames:
     def find_position(self, frames: Sequence[traceback.FrameSummary]) -> str:
         """Return the innermost line of the user's code in a stack, such as `my_search.py:33`.
 
-        If there is none, return the innermost line of a library. If the stack is empty or has only frames of this
-        program, return an empty string.
+        If there is none, return the innermost line of a library. If the stack is empty or has only
+        frames of this program, return an empty string.
 
         Args:
             frames: The stack, the outermost frame first.
@@ -73,7 +74,11 @@ class UserFrames:
 def _name_user_file(filename: str, folder: Path) -> str:
     """Return the path of a file relative to the user's folder; empty if it has no code of the user."""
     path = Path(filename)
-    if not path.is_relative_to(folder) or path.is_relative_to(_PACKAGE) or path.is_relative_to(_STANDARD_LIBRARY):
+    if (
+        not path.is_relative_to(folder)
+        or path.is_relative_to(_PACKAGE)
+        or path.is_relative_to(_STANDARD_LIBRARY)
+    ):
         return ""
     relative = path.relative_to(folder)
     return "" if any(part in _LIBRARY_FOLDERS for part in relative.parts) else str(relative)
@@ -94,13 +99,16 @@ def extract_error_frames(error: BaseException) -> list[traceback.FrameSummary]:
 def extract_current_frames() -> list[traceback.FrameSummary]:
     """Return the current stack, without the frames of this program that call the objective."""
     outermost_first = reversed(list(traceback.walk_stack(sys._getframe())))
-    return remove_program_frames(traceback.StackSummary.extract(outermost_first, lookup_lines=False))
+    return remove_program_frames(
+        traceback.StackSummary.extract(outermost_first, lookup_lines=False)
+    )
 
 
 def extract_generator_frames(generator: Generator[Any, Any, Any]) -> list[traceback.FrameSummary]:
     """Return the frames of a generator that waits at a `yield`; empty if the generator has ended.
 
-    If it delegates to other generators (`yield from`), their frames follow if they are written in Python.
+    If it delegates to other generators (`yield from`), their frames follow if they are written in
+    Python.
     """
     frames = []
     inner: Any = generator
@@ -111,7 +119,9 @@ def extract_generator_frames(generator: Generator[Any, Any, Any]) -> list[traceb
     return frames
 
 
-def select_objective_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+def select_objective_frames(
+    frames: Sequence[traceback.FrameSummary],
+) -> list[traceback.FrameSummary]:
     """Return the frames of a stack that belong to an objective; empty if the stack runs no objective."""
     return remove_program_frames(frames) if any(map(_is_caller, frames)) else []
 
@@ -127,7 +137,8 @@ def are_in_collective(frames: Sequence[traceback.FrameSummary]) -> bool:
 def remove_program_frames(frames: Sequence[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """Return frames without the frames of this program that call an objective or interrupt it.
 
-    Frames of `hpo.training` stay, since objectives call it. Frames between frames of the objective also stay.
+    Frames of `hpo.training` stay, since objectives call it. Frames between frames of the objective
+    also stay.
     """
     called = next((index + 1 for index, frame in enumerate(frames) if _is_caller(frame)), 0)
     inside = list(frames[called:])
@@ -165,8 +176,11 @@ def find_frames(header: str, dump: str) -> Sequence[traceback.FrameSummary]:
     _, found, stack = dump.rpartition(thread)
     if not found:
         return []
-    stack = _ESCAPE_PATTERN.sub(lambda code: chr(int(code[code.lastindex or 0], 16)), stack.partition("\n\n")[0])
+    stack = _ESCAPE_PATTERN.sub(
+        lambda code: chr(int(code[code.lastindex or 0], 16)), stack.partition("\n\n")[0]
+    )
     frames = [
-        traceback.FrameSummary(name, int(line), code) for name, line, code in reversed(_FRAME_PATTERN.findall(stack))
+        traceback.FrameSummary(name, int(line), code)
+        for name, line, code in reversed(_FRAME_PATTERN.findall(stack))
     ]
     return select_objective_frames(frames)

@@ -102,7 +102,9 @@ class SleepingComm(MPI.Intracomm):
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Return the object of rank `root` on all ranks."""
-        block, rest = _pack_object(obj) if self.rank == root else (bytearray(_BLOCK_BYTES), bytearray())
+        block, rest = (
+            _pack_object(obj) if self.rank == root else (bytearray(_BLOCK_BYTES), bytearray())
+        )
         self._wait_for_request(self.Ibcast(block, root=root))
         if length := _compute_rest_length(block):
             rest = rest or bytearray(length)
@@ -146,7 +148,8 @@ class SleepingComm(MPI.Intracomm):
         rank.
         """
         pending = self._get_pending()
-        if len(pending) >= self._max_pending:  # To test all of them at each send would take quadratic time.
+        # To test all of them at each send would take quadratic time.
+        if len(pending) >= self._max_pending:
             pending = [request for request in pending if not request.Test()]
             self._max_pending = max(_MIN_PENDING, 2 * len(pending))
         pending.append(self.issend(obj, dest=dest, tag=tag))
@@ -179,7 +182,9 @@ class SleepingComm(MPI.Intracomm):
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         if not sleep_until(lambda: not MPI.Is_finalized() and done(), self.patience):
-            raise TimeoutError(f"{TIMEOUT_MESSAGE} {self.patience:g} s in a call of an MPI communicator")
+            raise TimeoutError(
+                f"{TIMEOUT_MESSAGE} {self.patience:g} s in a call of an MPI communicator"
+            )
 
 
 class Gathering:
@@ -201,11 +206,16 @@ class Gathering:
 
     def unpack_objects(self) -> list[Any]:
         """Return the objects of all ranks, in the order of the ranks. Call it after `is_done` is true."""
-        blocks = [self._blocks[start : start + _BLOCK_BYTES] for start in range(0, len(self._blocks), _BLOCK_BYTES)]
+        blocks = [
+            self._blocks[start : start + _BLOCK_BYTES]
+            for start in range(0, len(self._blocks), _BLOCK_BYTES)
+        ]
         lengths = [_compute_rest_length(block) for block in blocks]
         rests = bytearray(sum(lengths))
         if rests:
-            self._comm._wait_for_request(self._comm.Iallgatherv(self._rest, [rests, (lengths, None), MPI.BYTE]))
+            self._comm._wait_for_request(
+                self._comm.Iallgatherv(self._rest, [rests, (lengths, None), MPI.BYTE])
+            )
         ends = itertools.accumulate(lengths)
         parts = zip(blocks, lengths, ends, strict=True)
         return [_unpack_object(block, rests[end - length : end]) for block, length, end in parts]

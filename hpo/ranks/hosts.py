@@ -44,6 +44,8 @@ def unlink_shared_memory(host: SleepingComm) -> None:
     """
     if host.rank == 0:
         with suppress(OSError):  # Only Linux has /proc.
-            mapped = re.findall(r" (/dev/shm/mpich_shm_\w+)$", Path("/proc/self/maps").read_text(), re.MULTILINE)
+            mapped = re.findall(
+                r" (/dev/shm/mpich_shm_\w+)$", Path("/proc/self/maps").read_text(), re.MULTILINE
+            )
             for path in set(mapped):
                 Path(path).unlink(missing_ok=True)

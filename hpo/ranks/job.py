@@ -8,7 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from hpo.errors import CollectiveUsageError, ExitStatus, RunError, StorageUnavailableError, UsageError
+from hpo.errors import (
+    CollectiveUsageError,
+    ExitStatus,
+    RunError,
+    StorageUnavailableError,
+    UsageError,
+)
 from hpo.ranks.communicator import SleepingComm
 from hpo.ranks.rank_watch import RankWatch
 
@@ -36,7 +42,11 @@ class Job:
 
 def abort_for_error(watch: RankWatch, error: BaseException) -> None:
     """End the whole job at once because of an error, and print its message, or its traceback if it is a bug."""
-    stopped = watch.active_stop.status if watch.active_stop and isinstance(error, StorageUnavailableError) else 0
+    stopped = (
+        watch.active_stop.status
+        if watch.active_stop and isinstance(error, StorageUnavailableError)
+        else 0
+    )
     is_expected = isinstance(error, (UsageError, RunError))
     text = f"error: {error}" if is_expected else "".join(traceback.format_exception(error)).rstrip()
     watch.abort_job(text, stopped or ExitStatus.CRASHED)

@@ -160,7 +160,9 @@ class RankWatch:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         if error is not None and not isinstance(error, CollectiveUsageError):
             return  # The job is about to end, and the watch helps to end it.
         self._has_ended = True
@@ -191,7 +193,9 @@ class RankWatch:
         self._peers = Peers(leader, others, self.control_channel.name, other_names, patience)
         self._evaluation_count = max(worker.allgather(self._evaluation_count))
 
-    def set_stop_callbacks(self, on_stop: Callable[[], None], summarize_late: Callable[[], int]) -> None:
+    def set_stop_callbacks(
+        self, on_stop: Callable[[], None], summarize_late: Callable[[], int]
+    ) -> None:
         """Set callbacks for a stop of the run, on the first rank.
 
         Args:
@@ -220,7 +224,9 @@ class RankWatch:
         assert self._peers is not None
         with self._evaluation_lock:
             self._evaluation_count += 1
-            watched = WatchedEvaluation(self._evaluation_count, self._event, self._peers, self._queue_message)
+            watched = WatchedEvaluation(
+                self._evaluation_count, self._event, self._peers, self._queue_message
+            )
             self._evaluation = watched
             # A peer may have begun this evaluation before this rank, and its messages may be here
             # already.
@@ -242,7 +248,8 @@ class RankWatch:
         if not self._run_stop.begin_stop(stop):
             return
         if stop.status != ExitStatus.BUDGET_SPENT:
-            with suppress(Exception):  # If this fails, running evaluations count as possible causes of a crash.
+            # If this fails, running evaluations count as possible causes of a crash.
+            with suppress(Exception):
                 self._on_stop()
         for rank in range(1, self.control_channel.size) if self.control_channel.rank == 0 else [0]:
             self._queue_message(rank, "stop", stop)
@@ -321,7 +328,9 @@ class RankWatch:
         if self.active_stop and self._run_stop.measure_seconds() > _SECONDS_TO_STOP:
             self._abort_late_stop(self.active_stop)
         patience = self._peers.patience if self._peers else math.inf
-        if (silence := self.control_channel.measure_silence()) > max(patience, _MIN_SILENCE) + _SECONDS_TO_ABORT:
+        if (silence := self.control_channel.measure_silence()) > max(
+            patience, _MIN_SILENCE
+        ) + _SECONDS_TO_ABORT:
             why = "its host may be down, or the process is stopped"
             self.abort_job(
                 f"error: nothing has come from {self.control_channel.previous_name} for {silence:.0f} s "
@@ -338,9 +347,13 @@ class RankWatch:
             status = stopping.status or ExitStatus.UNFINISHED  # The run may have more to do.
             with suppress(Exception):
                 status = self._summarize_late() if self._summarize_late else status
-            self._abort_now(f"stopped ({stopping.reason}), although some ranks did not stop in time", status)
+            self._abort_now(
+                f"stopped ({stopping.reason}), although some ranks did not stop in time", status
+            )
         if self._run_stop.measure_seconds() > _SECONDS_TO_STOP + _SECONDS_TO_SUMMARIZE:
-            self._abort_now(f"stopped ({stopping.reason})", stopping.status or ExitStatus.UNFINISHED)
+            self._abort_now(
+                f"stopped ({stopping.reason})", stopping.status or ExitStatus.UNFINISHED
+            )
 
     # Called by both threads
 
@@ -371,7 +384,8 @@ class RankWatch:
 class _WakeupPipe:
     """A pipe by which signals and other threads wake a thread, even while the main thread is busy.
 
-    It receives signals inside `with`, and wakes the thread that calls `wait`. The main thread must enter the `with`.
+    It receives signals inside `with`, and wakes the thread that calls `wait`. The main thread must
+    enter the `with`.
 
     Inside `with`, the usual handlers of the signals are not called.
     """
@@ -384,7 +398,9 @@ class _WakeupPipe:
         self._read_end.setblocking(False)
 
     def __enter__(self) -> _WakeupPipe:
-        self._previous_handlers = {number: signal.signal(number, lambda *_: None) for number in self._signals}
+        self._previous_handlers = {
+            number: signal.signal(number, lambda *_: None) for number in self._signals
+        }
         signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
         return self
 

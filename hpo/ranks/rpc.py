@@ -17,7 +17,8 @@ from hpo.ranks.communicator import SleepingComm, sleep_briefly, sleep_until
 _CALL_TAG = 0  # tag of calls; the tags of answers are higher
 _MAX_TAGS = 32767  # the minimum that MPI guarantees
 
-# Seconds between two checks for calls. Each check takes Python's global interpreter lock from the main thread.
+# Seconds between two checks for calls. Each check takes Python's global interpreter lock from the
+# main thread.
 _MAX_SLEEP = 1e-2
 _MAX_BATCH_CALLS = 64  # number of calls between two calls of `settle`
 
@@ -41,7 +42,8 @@ class RpcClient:
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Call a function of the first rank by its name, and return its result, or raise its DuplicateError."""
         tag = self._send_call(None, name, arguments, options)
-        sleep_until(lambda: bool(self._comm.iprobe(source=0, tag=tag)))  # If the first rank ends, so does the job.
+        # If the first rank ends, so does the job.
+        sleep_until(lambda: bool(self._comm.iprobe(source=0, tag=tag)))
         is_known, answer = self._comm.recv(source=0, tag=tag)
         if is_known:
             raise DuplicateError
@@ -58,9 +60,9 @@ class RpcServer:
     """Answers the calls of all ranks inside `with`, in a separate thread of the first rank.
 
     Args:
-        comm: Communicator that is used for calls alone.
-        answer: Called as `answer(name, *arguments, **options)` for each call.
-        settle: Completes the work of answered calls, such as a commit. Called after each batch of at most 64 calls,
+        comm: Communicator that is used for calls alone. answer: Called as `answer(name, *arguments,
+        **options)` for each call. settle: Completes the work of answered calls, such as a commit.
+        Called after each batch of at most 64 calls,
             and repeatedly while no call is pending.
         working: Context manager in which the thread answers calls.
         on_error: Called with the error if calls can no longer be answered.
@@ -106,7 +108,9 @@ class RpcServer:
         last_call_at = clock.now()
         while True:
             is_last = self._closed.is_set()
-            count = sum(itertools.takewhile(bool, (self._answer_next() for _ in range(_MAX_BATCH_CALLS))))
+            count = sum(
+                itertools.takewhile(bool, (self._answer_next() for _ in range(_MAX_BATCH_CALLS)))
+            )
             self._settle()
             if count:
                 last_call_at = clock.now()

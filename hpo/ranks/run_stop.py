@@ -44,7 +44,9 @@ class RunStop:
     def is_final(self, stop: StopRequest) -> bool:
         """Return whether the run stops already, for a reason that `stop` does not replace."""
         ends_well = self.reason is not None and self.reason.status == ExitStatus.BUDGET_SPENT
-        return self.reason is not None and not (ends_well and stop.status != ExitStatus.BUDGET_SPENT)
+        return self.reason is not None and not (
+            ends_well and stop.status != ExitStatus.BUDGET_SPENT
+        )
 
     def measure_seconds(self) -> float:
         """Return the seconds since the run began to stop; negative infinity if it does not stop."""

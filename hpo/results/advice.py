@@ -34,7 +34,8 @@ from hpo.text_format import (
 _MAX_REASON_LENGTH = 80
 _MAX_NAME_LENGTH = 28
 
-_MAX_RELATIVE_GAP = 0.02  # Share of a loss. Other seeds may easily swap two evaluations that are so close.
+# Share of a loss. Other seeds may easily swap two evaluations that are so close.
+_MAX_RELATIVE_GAP = 0.02
 _MIN_SEEDS, _MAX_SEEDS = 3, 30  # Seeds for each of the best.
 
 _CURVE_COUNT = 5  # Number of best evaluations whose loss curves are used.
@@ -43,7 +44,8 @@ _MIN_EPOCH_GAIN = 0.02  # Share of the loss that twice as many epochs must gain.
 
 _MIN_BUSY_FRACTION = 0.5
 _MIN_SESSION_SECONDS = 60.0  # Shorter sessions have no time that is worth saving.
-_SHORT_EVALUATION_SECONDS = 1.0  # Shorter evaluations do not take long compared with the pauses between them.
+# Shorter evaluations do not take long compared with the pauses between them.
+_SHORT_EVALUATION_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -79,13 +81,16 @@ def _advise_on_broken_workers(result: RunResult) -> Advice | None:
     if not result.broken_workers:
         return None
     evidence = " ".join(f"{description}." for description in result.broken_workers)
-    return Advice("worker", "Repair or exclude the hosts or GPUs of workers that have left the run.", evidence)
+    return Advice(
+        "worker", "Repair or exclude the hosts or GPUs of workers that have left the run.", evidence
+    )
 
 
 def _find_failure_region(result: RunResult) -> tuple[FailureRegion | None, bool]:
     """Return the region in which most failures lie, and whether it is the region of one of several reasons.
 
-    It is the region of the most frequent reason that has a region, and otherwise the region of all failures.
+    It is the region of the most frequent reason that has a region, and otherwise the region of all
+    failures.
     """
     kinds = find_failure_kinds(result.evaluations, result.distributions)
     kind = next((kind for kind in kinds if kind.region is not None), None)
@@ -98,7 +103,10 @@ def _find_failure_region(result: RunResult) -> tuple[FailureRegion | None, bool]
 def _advise_on_failures(result: RunResult, region: FailureRegion, is_of_one_reason: bool) -> Advice:
     """Advise to exclude the region in which most failures lie, or to make its evaluations possible."""
     last = region.failed[-1]
-    conditions, reason = format_list(region.conditions), cut_text(last.failure or "", _MAX_REASON_LENGTH)
+    conditions, reason = (
+        format_list(region.conditions),
+        cut_text(last.failure or "", _MAX_REASON_LENGTH),
+    )
     all_failed = f"{region.all_failed} failures" + (" for one reason" if is_of_one_reason else "")
     return Advice(
         "failures",
@@ -126,7 +134,11 @@ def _advise_confirmation(result: RunResult) -> Advice | None:
     ):
         return None
     if select_comparable(entries):
-        return None if result.manifest.objectives.is_multi_objective else _advise_after_comparison(result, entries)
+        return (
+            None
+            if result.manifest.objectives.is_multi_objective
+            else _advise_after_comparison(result, entries)
+        )
     seeds = result.manifest.confirm_seeds
     if seeds >= _MIN_SEEDS or entries[1].failed > entries[0].failed:
         return None
@@ -141,19 +153,31 @@ def _advise_confirmation(result: RunResult) -> Advice | None:
 def _advise_first_confirmation(result: RunResult) -> Advice | None:
     """Advise to confirm the best individual if the loss of the second best is close.
 
-    Give no such advice for several objectives, because a Pareto front has several best individuals anyway.
+    Give no such advice for several objectives, because a Pareto front has several best individuals
+    anyway.
     """
     if result.manifest.objectives.is_multi_objective:
         return None
     best = result.rank_complete()[:2]
-    if len(best) < 2 or not result.is_spent or result.manifest.confirm_seeds or result.has_inheritance:
+    if (
+        len(best) < 2
+        or not result.is_spent
+        or result.manifest.confirm_seeds
+        or result.has_inheritance
+    ):
         return None
     distance = _compute_relative_gap(best[0].loss, best[1].loss)
     if distance > _MAX_RELATIVE_GAP:
         return None
     losses = f"The losses of trials {best[0].trial} and {best[1].trial}"
-    differ = f"{losses} differ by {format_percent(distance)}" if distance else f"{losses} are the same"
-    hint = " The script must take the seed, as --seed or by another option." if result.lacks_seed else ""
+    differ = (
+        f"{losses} differ by {format_percent(distance)}" if distance else f"{losses} are the same"
+    )
+    hint = (
+        " The script must take the seed, as --seed or by another option."
+        if result.lacks_seed
+        else ""
+    )
     return Advice(
         "confirm",
         "Train the best again with other seeds before you rely on the winner.",
@@ -162,10 +186,13 @@ def _advise_first_confirmation(result: RunResult) -> Advice | None:
     )
 
 
-def _advise_after_comparison(result: RunResult, entries: Sequence[ConfirmedIndividual]) -> Advice | None:
+def _advise_after_comparison(
+    result: RunResult, entries: Sequence[ConfirmedIndividual]
+) -> Advice | None:
     """Advise to choose among several individuals that are equally good, see `compute_margin`.
 
-    Give no advice if only one individual is certainly as good as the best. If none is, advise to use more seeds.
+    Give no advice if only one individual is certainly as good as the best. If none is, advise to
+    use more seeds.
     """
     seeds, first, margin = result.manifest.confirm_seeds, entries[0], compute_margin(entries) or 0.0
     given = f"With {format_count(seeds, 'other seed')} each"
@@ -181,14 +208,25 @@ def _advise_after_comparison(result: RunResult, entries: Sequence[ConfirmedIndiv
         return None
     choice = f"take trial {first.trial}"
     if first.worse_by_at_most is not None:
-        choice += f", which is worse than the best by {format_number(first.worse_by_at_most)} at most"
+        choice += (
+            f", which is worse than the best by {format_number(first.worse_by_at_most)} at most"
+        )
     possible = format_list(entry.trial for entry in entries if entry.may_be_best)
     why = f"{given}, trials {possible} may be the best, and none is certain to be as good within {deviation}."
     most = max(_MAX_SEEDS, 2 * seeds)
     needed = count_seeds_needed(entries, most)
     if needed is None:
-        return Advice("confirm", f"{choice[0].upper()}{choice[1:]}.", f"{why} That would need more than {most} seeds.")
-    return Advice("confirm", f"Confirm with {needed} seeds, or {choice}.", why, result.format_confirm_command(needed))
+        return Advice(
+            "confirm",
+            f"{choice[0].upper()}{choice[1:]}.",
+            f"{why} That would need more than {most} seeds.",
+        )
+    return Advice(
+        "confirm",
+        f"Confirm with {needed} seeds, or {choice}.",
+        why,
+        result.format_confirm_command(needed),
+    )
 
 
 def _advise_wider_space(result: RunResult, failure_region: FailureRegion | None) -> Advice | None:
@@ -199,8 +237,16 @@ def _advise_wider_space(result: RunResult, failure_region: FailureRegion | None)
     if result.manifest.objectives.is_multi_objective:
         return None  # The ends of a front lie at bounds naturally.
     founders = [evaluation for evaluation in result.rank_complete() if evaluation.inherits is None]
-    failing = {condition.split()[0] for condition in failure_region.conditions} if failure_region else set()
-    found = [edge for edge in find_crowded_bounds(founders, result.distributions) if edge.name not in failing]
+    failing = (
+        {condition.split()[0] for condition in failure_region.conditions}
+        if failure_region
+        else set()
+    )
+    found = [
+        edge
+        for edge in find_crowded_bounds(founders, result.distributions)
+        if edge.name not in failing
+    ]
     if not found:
         return None
     after = ", after you have changed --space" if result.has_space_in_command else ""
@@ -226,12 +272,15 @@ def _describe_beyond(edge: CrowdedBound) -> str:
 def _advise_more_epochs(result: RunResult) -> Advice | None:
     """Advise to train for more epochs, if the five best losses still fall and twice as many epochs would lower them.
 
-    False alarms are rare. After 4 epochs or more, a curve that has stopped falling may be lowest at its final epoch by
-    chance. The probability is at most 1/4. For all five curves, it is at most 4^-5 = 1/1,024.
+    False alarms are rare. After 4 epochs or more, a curve that has stopped falling may be lowest at
+    its final epoch by chance. The probability is at most 1/4. For all five curves, it is at most
+    4^-5 = 1/1,024.
     """
     if result.has_inheritance:
         return None  # The training of parents continues in their offspring.
-    own = [evaluation for evaluation in result.rank_complete() if not evaluation.imported_from][:_CURVE_COUNT]
+    own = [evaluation for evaluation in result.rank_complete() if not evaluation.imported_from][
+        :_CURVE_COUNT
+    ]
     curves = [[evaluation.curve[epoch] for epoch in sorted(evaluation.curve)] for evaluation in own]
     if len(curves) < _CURVE_COUNT or not all(map(_is_falling, curves)):
         return None
@@ -239,7 +288,11 @@ def _advise_more_epochs(result: RunResult) -> Advice | None:
         return None
     falls = [_compute_relative_gap(curve[-1 - len(curve) // 4], curve[-1]) for curve in curves]
     epochs = result.manifest.settings.get("epochs")
-    twice = 2 * epochs if type(epochs) is int and epochs > 0 and "epochs" not in result.distributions else 0
+    twice = (
+        2 * epochs
+        if type(epochs) is int and epochs > 0 and "epochs" not in result.distributions
+        else 0
+    )
     return Advice(
         "epochs",
         "Train for more epochs, in a new run, because losses after more epochs cannot be compared with these.",
@@ -250,17 +303,22 @@ def _advise_more_epochs(result: RunResult) -> Advice | None:
 
 
 def _is_falling(curve: Sequence[float]) -> bool:
-    return len(curve) >= _MIN_EPOCHS and all(map(math.isfinite, curve)) and curve[-1] < min(curve[:-1])
+    return (
+        len(curve) >= _MIN_EPOCHS and all(map(math.isfinite, curve)) and curve[-1] < min(curve[:-1])
+    )
 
 
 def _estimate_epoch_gain(curve: Sequence[float]) -> float:
     """Estimate the share by which twice as many epochs reduce the loss.
 
-    The gain of each quarter of the epochs is assumed to be a constant fraction of the previous quarter's gain.
+    The gain of each quarter of the epochs is assumed to be a constant fraction of the previous
+    quarter's gain.
     """
     quarter = len(curve) // 4
     scale = max(map(abs, curve))
-    before, then, now = (loss / scale for loss in (curve[-1 - 2 * quarter], curve[-1 - quarter], curve[-1]))
+    before, then, now = (
+        loss / scale for loss in (curve[-1 - 2 * quarter], curve[-1 - quarter], curve[-1])
+    )
     if then >= before or not now:
         return 0.0
     ratio = min(1.0, (then - now) / (before - then))
@@ -275,19 +333,30 @@ def _compute_relative_gap(first: float, second: float) -> float:
 def _advise_on_idle_workers(result: RunResult) -> Advice | None:
     """Advise to use fewer workers if those of the latest session were idle for most of the time.
 
-    There are too many if they waited at the end, or if evaluations are so short that workers wait for each other.
+    There are too many if they waited at the end, or if evaluations are so short that workers wait
+    for each other.
     """
-    busy, wall = (_to_float(result.last_summary.get(name)) for name in ("worker_busy_fraction", "wall_seconds"))
+    busy, wall = (
+        _to_float(result.last_summary.get(name))
+        for name in ("worker_busy_fraction", "wall_seconds")
+    )
     workers, size = result.manifest.layout.workers, result.manifest.layout.ranks_per_worker
     ours = [
         evaluation
         for evaluation in result.select_session()
         if math.isfinite(evaluation.started) and math.isfinite(evaluation.ended)
     ]
-    if not (0 <= busy < _MIN_BUSY_FRACTION and wall >= _MIN_SESSION_SECONDS and 1 < workers < len(ours)):
+    if not (
+        0 <= busy < _MIN_BUSY_FRACTION and wall >= _MIN_SESSION_SECONDS and 1 < workers < len(ours)
+    ):
         return None
-    first, last = min(evaluation.started for evaluation in ours), max(evaluation.ended for evaluation in ours)
-    ends = {evaluation.worker: evaluation.ended for evaluation in sorted(ours, key=lambda e: e.ended)}
+    first, last = (
+        min(evaluation.started for evaluation in ours),
+        max(evaluation.ended for evaluation in ours),
+    )
+    ends = {
+        evaluation.worker: evaluation.ended for evaluation in sorted(ours, key=lambda e: e.ended)
+    }
     at_the_end = sum(last - ends.get(worker, first) for worker in range(workers))
     between = (1 - busy) * workers * (last - first) - at_the_end
     rarely = f"Workers were busy {format_percent(busy)} of the time"
@@ -296,10 +365,13 @@ def _advise_on_idle_workers(result: RunResult) -> Advice | None:
     fewer = result.format_new_command("--ranks-per-worker", str(2 * size)) if can_halve else ""
     if at_the_end >= between:
         why = f"{rarely}. They were mostly idle at the end, while other workers ran the last evaluations."
-        return Advice("idle", "Use fewer workers of more ranks each, or more evaluations.", why, fewer)
+        return Advice(
+            "idle", "Use fewer workers of more ranks each, or more evaluations.", why, fewer
+        )
     seconds = statistics.median(evaluation.ended - evaluation.started for evaluation in ours)
     if seconds >= _SHORT_EVALUATION_SECONDS:
-        return None  # The cause of the pauses is not known: start-up, a slow disk, or a busy database.
+        # The cause of the pauses is not known: start-up, a slow disk, or a busy database.
+        return None
     text = "Use fewer workers of more ranks each: evaluations are too short for this many workers."
     pause = format_duration(between / len(ours))
     takes = f"an evaluation takes {format_duration(seconds)}, and then its worker waits for {pause}"

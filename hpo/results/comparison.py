@@ -1,10 +1,11 @@
 """Compare several mean losses with the lowest one, by simultaneous confidence bounds.
 
-The method is Hsu's (Constrained simultaneous confidence intervals for multiple comparisons with the best, Annals of
-Statistics 12, 1984). For each pair of samples, it computes a bound on the error of the difference of their means. The
-results are wrong only if an error exceeds its bound, in a pair that contains the truly lowest mean. Bonferroni's
-inequality limits the probability of this to 5%, even if variances differ. For each sample, the larger of its own and
-the pooled variance is used, because few losses can have a small variance by chance.
+The method is Hsu's (Constrained simultaneous confidence intervals for multiple comparisons with the
+best, Annals of Statistics 12, 1984). For each pair of samples, it computes a bound on the error of
+the difference of their means. The results are wrong only if an error exceeds its bound, in a pair
+that contains the truly lowest mean. Bonferroni's inequality limits the probability of this to 5%,
+even if variances differ. For each sample, the larger of its own and the pooled variance is used,
+because few losses can have a small variance by chance.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95  # Probability that all statements about a set of samples hold together.
-ROUNDING = 1e-12  # Relative to the largest loss: equal losses may have been summed in another order.
+# Relative to the largest loss: equal losses may have been summed in another order.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def compare_with_lowest(samples: Sequence[LossSample]) -> list[MeanBound]:
     Returns:
         One bound for each sample. All bounds hold together with a probability of 95%.
     """
-    from scipy.special import stdtrit  # Takes 0.05 s to import. Runs without confirmations do not need it.
+    # Takes 0.05 s to import. Runs without confirmations do not need it.
+    from scipy.special import stdtrit
 
     pooled = pool_variances(samples)
     freedom = sum(sample.size - 1 for sample in samples)
@@ -68,14 +71,20 @@ def compare_with_lowest(samples: Sequence[LossSample]) -> list[MeanBound]:
         return quantile * math.sqrt(sum(parts))
 
     def may_be_lowest(sample: LossSample) -> bool:
-        return all(sample.mean - rival.mean <= compute_width(sample, rival) + ROUNDING for rival in samples)
+        return all(
+            sample.mean - rival.mean <= compute_width(sample, rival) + ROUNDING for rival in samples
+        )
 
     lowest = [sample for sample in samples if may_be_lowest(sample)]
     return [
         MeanBound(
             any(sample is rival for rival in lowest),
             max(
-                (sample.mean - rival.mean + compute_width(sample, rival) for rival in lowest if rival is not sample),
+                (
+                    sample.mean - rival.mean + compute_width(sample, rival)
+                    for rival in lowest
+                    if rival is not sample
+                ),
                 default=0.0,
             ),
         )

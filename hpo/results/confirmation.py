@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class ConfirmationPlan:
     """The number of seeds with which each of the best individuals is confirmed, and how the seeds are drawn.
 
-    Seeds are large random numbers, so that they differ from the seeds of runs. Individuals have different seeds, so
-    that their losses are independent. Other settings give other seeds, so that losses under different settings are
-    never compared.
+    Seeds are large random numbers, so that they differ from the seeds of runs. Individuals have
+    different seeds, so that their losses are independent. Other settings give other seeds, so that
+    losses under different settings are never compared.
     """
 
     count: int
@@ -63,11 +63,18 @@ class ConfirmationPlan:
             for evaluation in group
         ]
 
-    def count_remaining(self, best: Sequence[Evaluation], confirmations: Sequence[Evaluation]) -> int:
+    def count_remaining(
+        self, best: Sequence[Evaluation], confirmations: Sequence[Evaluation]
+    ) -> int:
         """Return how many planned confirmations of the individuals in `best` have not finished yet."""
-        return len(self._pair_with_seeds(best).keys() - {(e.confirms, e.seed) for e in confirmations if e.is_finished})
+        return len(
+            self._pair_with_seeds(best).keys()
+            - {(e.confirms, e.seed) for e in confirmations if e.is_finished}
+        )
 
-    def enqueue_planned(self, record: Record, best: Sequence[Evaluation], space: SearchSpace) -> int:
+    def enqueue_planned(
+        self, record: Record, best: Sequence[Evaluation], space: SearchSpace
+    ) -> int:
         """Enqueue the planned confirmations that the record lacks, and cancel waiting ones that are not planned.
 
         Args:
@@ -77,16 +84,22 @@ class ConfirmationPlan:
             The number of confirmations in the record, without interrupted ones.
         """
         planned, distributions = self._pair_with_seeds(best), space.make_distributions()
-        for waiting in [evaluation for evaluation in record.read_evaluations() if evaluation.state == "waiting"]:
+        for waiting in [
+            evaluation for evaluation in record.read_evaluations() if evaluation.state == "waiting"
+        ]:
             if (waiting.confirms, waiting.seed) not in planned:
                 record.cancel_waiting(waiting)
         recorded = {(e.confirms, e.seed) for e in record.read_evaluations() if _is_counted(e)}
         for (trial, seed), params in planned.items():
             if (trial, seed) not in recorded:
-                record.enqueue(params, distributions, confirms=trial, seed=seed, propagator="--confirm-seeds")
+                record.enqueue(
+                    params, distributions, confirms=trial, seed=seed, propagator="--confirm-seeds"
+                )
         return sum(map(_is_counted, record.read_evaluations()))
 
-    def _pair_with_seeds(self, best: Sequence[Evaluation]) -> dict[tuple[int | None, int | None], dict[str, Any]]:
+    def _pair_with_seeds(
+        self, best: Sequence[Evaluation]
+    ) -> dict[tuple[int | None, int | None], dict[str, Any]]:
         """Return the hyperparameters to train, by pairs of a trial number and a seed."""
         return {
             (evaluation.trial, seed): evaluation.params
@@ -106,7 +119,9 @@ def make_plan(run: Manifest) -> ConfirmationPlan:
     return ConfirmationPlan(
         run.confirm_seeds,
         basis,
-        min((count for count in counts if 0 < count <= run.confirm_seeds), default=run.confirm_seeds),
+        min(
+            (count for count in counts if 0 < count <= run.confirm_seeds), default=run.confirm_seeds
+        ),
     )
 
 
@@ -153,8 +168,9 @@ class SeedNoise:
 def compare_confirmed(confirmations: Sequence[Evaluation]) -> list[ConfirmedIndividual]:
     """Compare the confirmed individuals, and sort them by the number of failures and then by the mean loss.
 
-    Individuals with fewer seeds than others come last, because few losses may be low by luck. The mean losses are
-    compared by `hpo.results.comparison`. Only individuals with as many failures as the first one take part.
+    Individuals with fewer seeds than others come last, because few losses may be low by luck. The
+    mean losses are compared by `hpo.results.comparison`. Only individuals with as many failures as
+    the first one take part.
 
     Args:
         confirmations: The planned confirmations. Unfinished ones are ignored.
@@ -192,7 +208,8 @@ def _make_sort_key(entry: ConfirmedIndividual, most: int) -> tuple[bool, int, fl
 def select_comparable(entries: Sequence[ConfirmedIndividual]) -> list[ConfirmedIndividual]:
     """Return the first entry and the entries that can be compared with it; empty if there are none.
 
-    Entries can be compared if they have as many failures as the first entry, and at least two losses.
+    Entries can be compared if they have as many failures as the first entry, and at least two
+    losses.
     """
     failed = entries[0].failed if entries else 0
     rivals = [entry for entry in entries if entry.failed == failed and len(entry.losses) > 1]
@@ -202,8 +219,8 @@ def select_comparable(entries: Sequence[ConfirmedIndividual]) -> list[ConfirmedI
 def compute_margin(entries: Sequence[ConfirmedIndividual]) -> float | None:
     """Return the largest difference to the best mean loss that counts as equally good; None without a comparison.
 
-    The margin is a standard deviation of losses over seeds: the first individual's own, or the pooled one if it is
-    smaller.
+    The margin is a standard deviation of losses over seeds: the first individual's own, or the
+    pooled one if it is smaller.
     """
     samples, scale = _make_samples(select_comparable(entries))
     return scale * _compute_scaled_margin(samples) if samples else None
@@ -212,7 +229,8 @@ def compute_margin(entries: Sequence[ConfirmedIndividual]) -> float | None:
 def count_seeds_needed(entries: Sequence[ConfirmedIndividual], most: int) -> int | None:
     """Estimate how many seeds each individual needs to show that the first one is as good as the best.
 
-    The first individual has the lowest mean loss so far, but the true mean of another individual may be lower.
+    The first individual has the lowest mean loss so far, but the true mean of another individual
+    may be lower.
 
     Args:
         entries: The result of `compare_confirmed`.
@@ -224,7 +242,10 @@ def count_seeds_needed(entries: Sequence[ConfirmedIndividual], most: int) -> int
     samples, _ = _make_samples(select_comparable(entries))
     margin = _compute_scaled_margin(samples)
     for count in range(samples[0].size + 1, most + 1):
-        if compare_with_lowest([replace(sample, size=count) for sample in samples])[0].excess <= margin + ROUNDING:
+        if (
+            compare_with_lowest([replace(sample, size=count) for sample in samples])[0].excess
+            <= margin + ROUNDING
+        ):
             return count
     return None
 
@@ -232,7 +253,9 @@ def count_seeds_needed(entries: Sequence[ConfirmedIndividual], most: int) -> int
 def _make_samples(entries: Sequence[ConfirmedIndividual]) -> tuple[list[LossSample], float]:
     """Return the losses of each individual as a sample, divided by a common scale, and this scale."""
     scale = _find_scale([loss for entry in entries for loss in entry.losses])
-    return [LossSample.from_losses([loss / scale for loss in entry.losses]) for entry in entries], scale
+    return [
+        LossSample.from_losses([loss / scale for loss in entry.losses]) for entry in entries
+    ], scale
 
 
 def _compute_scaled_margin(samples: Sequence[LossSample]) -> float:
@@ -242,8 +265,8 @@ def _compute_scaled_margin(samples: Sequence[LossSample]) -> float:
 def estimate_seed_noise(groups: Sequence[Sequence[float]]) -> SeedNoise | None:
     """Estimate how much the seed changes the loss, by an analysis of variance with random effects.
 
-    The method is described by Searle, Casella and McCulloch, Variance components, 1992, section 3.6. A negative
-    variance between individuals counts as 0.
+    The method is described by Searle, Casella and McCulloch, Variance components, 1992, section
+    3.6. A negative variance between individuals counts as 0.
 
     Args:
         groups: The losses of each individual, one for each seed.
@@ -259,8 +282,17 @@ def estimate_seed_noise(groups: Sequence[Sequence[float]]) -> SeedNoise | None:
     scale = _find_scale([loss for losses in groups for loss in losses])
     scaled = [[loss / scale for loss in losses] for losses in groups]
     means, overall = list(map(statistics.fmean, scaled)), statistics.fmean(itertools.chain(*scaled))
-    within = sum((loss - mean) ** 2 for losses, mean in zip(scaled, means, strict=True) for loss in losses) / freedom
-    between = sum(size * (mean - overall) ** 2 for size, mean in zip(sizes, means, strict=True)) / (len(groups) - 1)
+    within = (
+        sum(
+            (loss - mean) ** 2
+            for losses, mean in zip(scaled, means, strict=True)
+            for loss in losses
+        )
+        / freedom
+    )
+    between = sum(size * (mean - overall) ** 2 for size, mean in zip(sizes, means, strict=True)) / (
+        len(groups) - 1
+    )
     size = (count - sum(size**2 for size in sizes) / count) / (len(groups) - 1)
     total = within + max(between - within, 0.0) / size
     if math.sqrt(total) <= ROUNDING:

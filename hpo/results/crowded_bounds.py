@@ -19,19 +19,22 @@ _MIN_COMPLETE = 20
 BEST_COUNT, _MIN_ON_BOUND = 5, 3  # At least 3 of the 5 best evaluations must lie at a bound.
 _RANGE_PARTS = 50  # A value in the first or the last fiftieth of a range lies at a bound.
 
-# If a hyperparameter does not matter, the best of a random search lie anywhere in its range. Each lies at a given bound
-# with a probability of 2%, and at least three of five with 10 * 0.02^3 = 8e-5 (the tail of a binomial distribution).
-# Multiplied by the number of all bounds (Bonferroni), this is the probability of a false alarm, which must be below 1%.
-# An Int with few values has more values at a bound by chance. In a range from 1 to 6, all five must lie there
-# (6^-5 = 1.3e-4). In a range from 1 to 3, not even five are enough if there is another number.
+# If a hyperparameter does not matter, the best of a random search lie anywhere in its range. Each
+# lies at a given bound with a probability of 2%, and at least three of five with 10 * 0.02^3 = 8e-5
+# (the tail of a binomial distribution). Multiplied by the number of all bounds (Bonferroni), this
+# is the probability of a false alarm, which must be below 1%. An Int with few values has more
+# values at a bound by chance. In a range from 1 to 6, all five must lie there (6^-5 = 1.3e-4). In a
+# range from 1 to 3, not even five are enough if there is another number.
 _MAX_FALSE_ALARM_RATE = 0.01
 
-# A search that learns has crowded bounds without a cause. Unimportant values are inherited together with important
-# ones, and a surrogate explores the edges. So the second condition is that losses are lower near the bound, adjusted
-# for all other hyperparameters, by this t statistic. Only the first evaluations are used, before the search converges.
-# In simulated searches by `ga`, with 7 hyperparameters and up to 256 evaluations, 2 to 6% of the searches got wrong
-# advice, mostly about bounds close to the optimum. Without the second condition, 9 to 71% of them would get it.
-_FIRST_EVALUATIONS, _FIRST_PER_PARAMETER = 48, 4  # Evaluations in all, or for each hyperparameter: the larger number.
+# A search that learns has crowded bounds without a cause. Unimportant values are inherited together
+# with important ones, and a surrogate explores the edges. So the second condition is that losses
+# are lower near the bound, adjusted for all other hyperparameters, by this t statistic. Only the
+# first evaluations are used, before the search converges. In simulated searches by `ga`, with 7
+# hyperparameters and up to 256 evaluations, 2 to 6% of the searches got wrong advice, mostly about
+# bounds close to the optimum. Without the second condition, 9 to 71% of them would get it.
+# Evaluations in all, or for each hyperparameter: the larger number.
+_FIRST_EVALUATIONS, _FIRST_PER_PARAMETER = 48, 4
 _MIN_T_STATISTIC = 3.0
 _ROUNDING = 1e-9
 
@@ -50,11 +53,13 @@ class CrowdedBound:
     """How many of the 5 best evaluations lie at the bound."""
 
 
-def find_crowded_bounds(ranked: Sequence[Evaluation], distributions: Mapping[str, Any]) -> list[CrowdedBound]:
+def find_crowded_bounds(
+    ranked: Sequence[Evaluation], distributions: Mapping[str, Any]
+) -> list[CrowdedBound]:
     """Return the bounds of hyperparameters at which the best evaluations lie.
 
-    At least 3 of the 5 best evaluations must lie at a bound, which must be unlikely by chance. Losses must also be
-    significantly lower near the best value of the hyperparameter.
+    At least 3 of the 5 best evaluations must lie at a bound, which must be unlikely by chance.
+    Losses must also be significantly lower near the best value of the hyperparameter.
 
     Args:
         ranked: All complete evaluations, best first.
@@ -62,29 +67,45 @@ def find_crowded_bounds(ranked: Sequence[Evaluation], distributions: Mapping[str
     """
     if len(ranked) < _MIN_COMPLETE:
         return []
-    numbers = {name: kind for name, kind in distributions.items() if hasattr(kind, "low") and kind.low < kind.high}
+    numbers = {
+        name: kind
+        for name, kind in distributions.items()
+        if hasattr(kind, "low") and kind.low < kind.high
+    }
     crowded = [
         CrowdedBound(
-            name, kind.high if upper else kind.low, upper, _count_on_bound(ranked[:BEST_COUNT], name, kind, upper)
+            name,
+            kind.high if upper else kind.low,
+            upper,
+            _count_on_bound(ranked[:BEST_COUNT], name, kind, upper),
         )
         for name, kind in numbers.items()
         for upper in (False, True)
         if _can_widen(kind, upper)
     ]
-    found = [edge for edge in crowded if _is_significant(edge, numbers[edge.name], 2 * len(numbers))]
-    return [edge for edge in found if _compute_t_statistic(ranked, distributions, edge.name) > _MIN_T_STATISTIC]
+    found = [
+        edge for edge in crowded if _is_significant(edge, numbers[edge.name], 2 * len(numbers))
+    ]
+    return [
+        edge
+        for edge in found
+        if _compute_t_statistic(ranked, distributions, edge.name) > _MIN_T_STATISTIC
+    ]
 
 
 def _can_widen(distribution: Any, upper: bool) -> bool:
     """Return whether a range can be widened at its upper or lower bound. Integers on a logarithmic scale begin at 1."""
-    return upper or not (distribution.log and isinstance(distribution.low, int) and distribution.low <= 1)
+    return upper or not (
+        distribution.log and isinstance(distribution.low, int) and distribution.low <= 1
+    )
 
 
 def _is_significant(edge: CrowdedBound, distribution: Any, bounds: int) -> bool:
     steps = _count_steps(distribution)
     share = 1 / _RANGE_PARTS if steps is None else (steps // _RANGE_PARTS + 1) / (steps + 1)
     tail = sum(
-        math.comb(BEST_COUNT, k) * share**k * (1 - share) ** (BEST_COUNT - k) for k in range(edge.count, BEST_COUNT + 1)
+        math.comb(BEST_COUNT, k) * share**k * (1 - share) ** (BEST_COUNT - k)
+        for k in range(edge.count, BEST_COUNT + 1)
     )
     return edge.count >= _MIN_ON_BOUND and tail * bounds < _MAX_FALSE_ALARM_RATE
 
@@ -111,23 +132,30 @@ def _scale_value(value: float, distribution: Any) -> float:
     return (value / 2 - low / 2) / width if width else 0.5
 
 
-def _compute_t_statistic(ranked: Sequence[Evaluation], distributions: Mapping[str, Any], name: str) -> float:
+def _compute_t_statistic(
+    ranked: Sequence[Evaluation], distributions: Mapping[str, Any], name: str
+) -> float:
     """Return the t statistic of one hyperparameter in a linear model of the losses.
 
-    The model replaces each loss by its position in the sorted losses. It predicts the position from the distances to
-    the best evaluation, one for each hyperparameter. The result is 0 if there are too few evaluations, or if the
-    distances in this hyperparameter are a linear combination of the other distances.
+    The model replaces each loss by its position in the sorted losses. It predicts the position from
+    the distances to the best evaluation, one for each hyperparameter. The result is 0 if there are
+    too few evaluations, or if the distances in this hyperparameter are a linear combination of the
+    other distances.
     """
     import numpy as np
 
     count = max(_FIRST_EVALUATIONS, _FIRST_PER_PARAMETER * len(distributions))
     first = sorted(evaluation.trial for evaluation in ranked)[:count]
     early = [evaluation for evaluation in ranked if evaluation.trial <= first[-1]]
-    distances = {key: _compute_distances(early, ranked[0], key, kind) for key, kind in distributions.items()}
+    distances = {
+        key: _compute_distances(early, ranked[0], key, kind) for key, kind in distributions.items()
+    }
     own = np.array(distances.pop(name))
     others = np.array([[1.0] * len(early), *distances.values()]).T
     freedom = len(early) - others.shape[1] - 1
-    rest, losses = (_compute_residuals(others, values) for values in (own, np.arange(len(early), dtype=float)))
+    rest, losses = (
+        _compute_residuals(others, values) for values in (own, np.arange(len(early), dtype=float))
+    )
     lengths = [float(np.linalg.norm(values)) for values in (rest, losses)]
     if freedom < 1 or min(lengths) < _ROUNDING:
         return 0.0
@@ -148,8 +176,8 @@ def _compute_distances(
 ) -> list[float]:
     """Return the distances of evaluations from the best in one hyperparameter, from 0 to 1.
 
-    The distance is 0 if the hyperparameter is inactive in one of the two evaluations. Then the two differ in
-    another hyperparameter, on which its condition depends.
+    The distance is 0 if the hyperparameter is inactive in one of the two evaluations. Then the two
+    differ in another hyperparameter, on which its condition depends.
     """
     target: Any = best.params.get(name)
     values = [evaluation.params.get(name, target) for evaluation in evaluations]
@@ -157,4 +185,7 @@ def _compute_distances(
         return [0.0] * len(values)
     if not hasattr(distribution, "low"):
         return [float(value != target) for value in values]
-    return [abs(_scale_value(value, distribution) - _scale_value(target, distribution)) for value in values]
+    return [
+        abs(_scale_value(value, distribution) - _scale_value(target, distribution))
+        for value in values
+    ]

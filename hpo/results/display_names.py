@@ -19,7 +19,9 @@ def make_distinct(wanted: Mapping[str, str], taken: Collection[str], prefix: str
     """
     shown: dict[str, str] = {}
     used = set(taken)
-    for name in sorted(wanted, key=lambda name: (wanted[name] in taken, wanted[name] != name, name)):
+    for name in sorted(
+        wanted, key=lambda name: (wanted[name] in taken, wanted[name] != name, name)
+    ):
         shown[name] = wanted[name]
         while shown[name] in used:
             shown[name] = prefix + shown[name]
@@ -44,10 +46,16 @@ def name_params(params: Iterable[str], taken: Collection[str]) -> dict[str, str]
     return make_distinct({name: name for name in params}, taken, PARAM_PREFIX)
 
 
-def name_metrics(metrics: Iterable[str], params: Iterable[str], taken: Collection[str]) -> dict[str, str]:
+def name_metrics(
+    metrics: Iterable[str], params: Iterable[str], taken: Collection[str]
+) -> dict[str, str]:
     """Return the text to show for each metric, so that it differs from hyperparameters and from names in `taken`."""
     param_names = name_params(params, taken)
-    return make_distinct({name: name for name in metrics}, {*taken, *param_names, *param_names.values()}, METRIC_PREFIX)
+    return make_distinct(
+        {name: name for name in metrics},
+        {*taken, *param_names, *param_names.values()},
+        METRIC_PREFIX,
+    )
 
 
 def merge_params_and_metrics(

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from hpo.store.evaluations import Evaluation
 
-# Numbers, sizes and addresses in the text of a reason, except line numbers, statuses, and digits of names.
+# Numbers, sizes and addresses in the text of a reason, except line numbers, statuses, and digits of
+# names.
 _NUMBER = re.compile(r"(?<![\w:.])(?<!status )(?:0x[0-9a-f]+|\d[\d.,]*(?: ?[KMGT]i?B)?)")
 
 
@@ -34,7 +35,9 @@ def summarize_failures(evaluations: Sequence[Evaluation]) -> list[FailureReason]
         evaluations: The evaluations of the search and the confirmations.
     """
     return [
-        FailureReason(reason, len(group), group[-1].trial, group[-1].confirms, bool(group[-1].traceback))
+        FailureReason(
+            reason, len(group), group[-1].trial, group[-1].confirms, bool(group[-1].traceback)
+        )
         for reason, group in group_by_reason(evaluations)
     ]
 
@@ -42,8 +45,8 @@ def summarize_failures(evaluations: Sequence[Evaluation]) -> list[FailureReason]
 def group_by_reason(evaluations: Sequence[Evaluation]) -> list[tuple[str, list[Evaluation]]]:
     """Return the failed evaluations in groups with the same reason, the most frequent first, each sorted by the end.
 
-    Reasons that differ only in numbers are the same: each message of an exhausted memory has another number of bytes.
-    The text is the reason of the latest evaluation of the group.
+    Reasons that differ only in numbers are the same: each message of an exhausted memory has
+    another number of bytes. The text is the reason of the latest evaluation of the group.
     """
     groups: dict[str, list[Evaluation]] = {}
     for evaluation in evaluations:

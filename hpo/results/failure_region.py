@@ -21,8 +21,8 @@ _MIN_FAILED = 4
 _MIN_COVERED = 0.6  # Share of all failures that must lie in the region.
 _MIN_FAILURE_SHARE = 0.5  # Share of the evaluations in the region that must have failed.
 _MOST_LIMITS = 12  # Limits of a hyperparameter that are tried in each direction.
-# Probability of a region if failures do not depend on hyperparameters. It is divided by the number of all regions that
-# are tried (Bonferroni).
+# Probability of a region if failures do not depend on hyperparameters. It is divided by the number
+# of all regions that are tried (Bonferroni).
 _MAX_FALSE_ALARM_RATE = 0.01
 
 
@@ -52,12 +52,14 @@ class FailureKind:
     """The region in which most of them lie; None if no region is significant."""
 
 
-def find_failure_kinds(evaluations: Sequence[Evaluation], distributions: Mapping[str, Any]) -> list[FailureKind]:
+def find_failure_kinds(
+    evaluations: Sequence[Evaluation], distributions: Mapping[str, Any]
+) -> list[FailureKind]:
     """Return the failures by reason, the most frequent first, each reason with its region.
 
     Args:
-        evaluations: The evaluations of the search, and confirmations. Regions are derived from the search alone.
-        distributions: The Optuna distribution of each hyperparameter by its name.
+        evaluations: The evaluations of the search, and confirmations. Regions are derived from the
+        search alone. distributions: The Optuna distribution of each hyperparameter by its name.
     """
     searched = [evaluation for evaluation in evaluations if evaluation.confirms is None]
     groups = group_by_reason(evaluations)
@@ -76,15 +78,16 @@ def find_failure_region(
 ) -> FailureRegion | None:
     """Return the region that separates failures from the other evaluations best; None if none does so significantly.
 
-    Regions are compared by a likelihood ratio. One model has different probabilities of failure in the region and
-    elsewhere, the other has one probability everywhere (Wilks 1938: twice the logarithm of the ratio has a chi-squared
-    distribution).
+    Regions are compared by a likelihood ratio. One model has different probabilities of failure in
+    the region and elsewhere, the other has one probability everywhere (Wilks 1938: twice the
+    logarithm of the ratio has a chi-squared distribution).
 
     Args:
         evaluations: The evaluations of the search. Evaluations that have not ended are ignored.
-        distributions: The Optuna distribution of each hyperparameter by its name.
-        failures: The failed evaluations. Evaluations that failed for other reasons count as others.
-        tests: The number of regions that are searched for in the same run. The rate of false alarms is for all of them.
+        distributions: The Optuna distribution of each hyperparameter by its name. failures: The
+        failed evaluations. Evaluations that failed for other reasons count as others. tests: The
+        number of regions that are searched for in the same run. The rate of false alarms is for all
+        of them.
     """
     import numpy as np
 
@@ -108,7 +111,10 @@ def find_failure_region(
     number = len(texts)
     # A second condition must be worth the larger number of regions among which the best is chosen.
     gains -= np.where(np.eye(number, dtype=bool), math.log(number), 2 * math.log(number))
-    gains[(failed_counts < _MIN_COVERED * failed.sum()) | (failed_counts < _MIN_FAILURE_SHARE * counts)] = -math.inf
+    gains[
+        (failed_counts < _MIN_COVERED * failed.sum())
+        | (failed_counts < _MIN_FAILURE_SHARE * counts)
+    ] = -math.inf
     first, second = np.unravel_index(np.argmax(gains), gains.shape)
     if math.exp(-gains[first, second]) > _MAX_FALSE_ALARM_RATE / tests:
         return None
@@ -125,10 +131,17 @@ def _list_conditions(
     import numpy as np
 
     values = [evaluation.params.get(name) for evaluation in ended]
-    of_failed = [value for value, is_failed in zip(values, failed, strict=True) if is_failed and value is not None]
+    of_failed = [
+        value
+        for value, is_failed in zip(values, failed, strict=True)
+        if is_failed and value is not None
+    ]
     if hasattr(distribution, "choices"):
         return [
-            (f"{name} = {format_value(value)}", np.array([own is not None and own == value for own in values], bool))
+            (
+                f"{name} = {format_value(value)}",
+                np.array([own is not None and own == value for own in values], bool),
+            )
             for value in dict.fromkeys(of_failed)
         ]
     numbers = np.array([math.nan if value is None else value for value in values], float)
@@ -143,7 +156,9 @@ def _list_conditions(
 def _compute_log_ratios(failures: Any, counts: Any, all_failures: int, all_counts: int) -> Any:
     """Return the logarithm of the likelihood ratio of each region, shape `(regions,)`."""
     outside_failures, outside = all_failures - failures, all_counts - counts
-    separate = _compute_log_likelihood(failures, counts) + _compute_log_likelihood(outside_failures, outside)
+    separate = _compute_log_likelihood(failures, counts) + _compute_log_likelihood(
+        outside_failures, outside
+    )
     return separate - _compute_log_likelihood(all_failures, all_counts)
 
 

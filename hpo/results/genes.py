@@ -33,10 +33,16 @@ def select_complete(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     The loss of an evaluation with a parent does not depend on its hyperparameters alone.
     """
     founders = [evaluation for evaluation in evaluations if evaluation.inherits is None]
-    return [evaluation for evaluation in founders if evaluation.state == "complete" and math.isfinite(evaluation.loss)]
+    return [
+        evaluation
+        for evaluation in founders
+        if evaluation.state == "complete" and math.isfinite(evaluation.loss)
+    ]
 
 
-def compute_genes(params: Sequence[Mapping[str, Any]], space: SearchSpace) -> tuple[Vector, npt.NDArray[np.bool_]]:
+def compute_genes(
+    params: Sequence[Mapping[str, Any]], space: SearchSpace
+) -> tuple[Vector, npt.NDArray[np.bool_]]:
     """Return the genes (one number for each parameter) of individuals, and whether each parameter is active.
 
     Both have the shape `(individuals, parameters)`. The gene of an inactive parameter is 0.
@@ -48,4 +54,6 @@ def compute_genes(params: Sequence[Mapping[str, Any]], space: SearchSpace) -> tu
         ]
         for individual in params
     ]
-    return np.array(genes), np.array([[name in individual for name in space.parameters] for individual in params])
+    return np.array(genes), np.array(
+        [[name in individual for name in space.parameters] for individual in params]
+    )

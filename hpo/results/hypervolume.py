@@ -1,6 +1,7 @@
 """Compute the hypervolume of a Pareto front: the share of a reference box that the front dominates.
 
-A cost is the value of an objective, negated if the objective is maximised. So a lower cost is better.
+A cost is the value of an objective, negated if the objective is maximised. So a lower cost is
+better.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ _MAX_FLOAT = np.finfo(float).max
 class ReferenceBox:
     """A box in the space of costs. Its opposite corners are the ideal point and the reference point of a front.
 
-    In each objective, the reference is a tenth farther from the ideal than the higher of two costs. They are the
-    highest cost of the front, and the median cost of all complete evaluations. The median is robust even if up to half
-    of all individuals have diverged. An individual of the front may have diverged in one objective. Therefore a cost of
-    the front is ignored if it is more than 100 times as far from the ideal as the median.
+    In each objective, the reference is a tenth farther from the ideal than the higher of two costs.
+    They are the highest cost of the front, and the median cost of all complete evaluations. The
+    median is robust even if up to half of all individuals have diverged. An individual of the front
+    may have diverged in one objective. Therefore a cost of the front is ignored if it is more than
+    100 times as far from the ideal as the median.
     """
 
     ideal: Costs
@@ -42,9 +44,10 @@ class ReferenceBox:
     def compute_gain(self, own: Costs, known: Costs) -> float:
         """Return the share of the box that one individual dominates and the known individuals do not.
 
-        The method is the exclusive hypervolume (While et al., A fast way of calculating exact hypervolumes, 2012). The
-        costs of known individuals are raised to at least `own`. Most of the raised costs are dominated by others, and
-        are dropped. So this is much faster than computing the whole share.
+        The method is the exclusive hypervolume (While et al., A fast way of calculating exact
+        hypervolumes, 2012). The costs of known individuals are raised to at least `own`. Most of
+        the raised costs are dominated by others, and are dropped. So this is much faster than
+        computing the whole share.
 
         Args:
             own: The costs of the individual, shape `(1, objectives)`.
@@ -52,10 +55,13 @@ class ReferenceBox:
         """
         corner = self._normalize(own)
         inside = np.maximum(self._normalize(known), corner)
-        return float(np.prod(np.clip(1.0 - corner, 0.0, None))) - compute_hypervolume(inside, np.ones(len(self.ideal)))
+        return float(np.prod(np.clip(1.0 - corner, 0.0, None))) - compute_hypervolume(
+            inside, np.ones(len(self.ideal))
+        )
 
     def _normalize(self, costs: Costs) -> Costs:
-        sides = self.reference / 2 - self.ideal / 2  # Halves, because the difference of two floats may overflow.
+        # Halves, because the difference of two floats may overflow.
+        sides = self.reference / 2 - self.ideal / 2
         within: Costs = np.clip((costs / 2 - self.ideal / 2) / sides, 0.0, None)
         return within
 
@@ -65,7 +71,9 @@ def make_box(evaluations: Sequence[Evaluation], objectives: Objectives) -> Refer
     best = compute_costs(find_front(evaluations, objectives), objectives)
     if not objectives.is_multi_objective or not len(best):
         return None
-    complete = compute_costs([evaluation for evaluation in evaluations if evaluation.state == "complete"], objectives)
+    complete = compute_costs(
+        [evaluation for evaluation in evaluations if evaluation.state == "complete"], objectives
+    )
     complete = complete[np.isfinite(complete).all(axis=1)]
     ideal = best.min(axis=0)
     with np.errstate(over="ignore"):
@@ -86,32 +94,41 @@ class Hypervolume:
     reference: list[float]
 
 
-def summarize_hypervolume(evaluations: Sequence[Evaluation], objectives: Objectives) -> Hypervolume | None:
+def summarize_hypervolume(
+    evaluations: Sequence[Evaluation], objectives: Objectives
+) -> Hypervolume | None:
     """Return the hypervolume of the front; None without a box, see `make_box`."""
     box = make_box(evaluations, objectives)
     if box is None:
         return None
-    share = box.compute_share(np.unique(compute_costs(find_front(evaluations, objectives), objectives), axis=0))
+    share = box.compute_share(
+        np.unique(compute_costs(find_front(evaluations, objectives), objectives), axis=0)
+    )
     # The cost of a cost is the value: each maximised objective is negated twice.
     ideal = list(objectives.compute_costs(box.ideal.tolist()))
     return Hypervolume(share, ideal, list(objectives.compute_costs(box.reference.tolist())))
 
 
-def compute_shares_over_time(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[tuple[int, float]]:
+def compute_shares_over_time(
+    evaluations: Sequence[Evaluation], objectives: Objectives
+) -> list[tuple[int, float]]:
     """Return how the hypervolume has grown during a run.
 
     Args:
         evaluations: The evaluations of the run. Imported evaluations count from the beginning.
 
     Returns:
-        One pair for each growth of the front: the number of evaluations that had ended by then, and the share of the
-        reference box. The number excludes imported evaluations. Empty without a box, see `make_box`.
+        One pair for each growth of the front: the number of evaluations that had ended by then, and
+        the share of the reference box. The number excludes imported evaluations. Empty without a
+        box, see `make_box`.
     """
     box = make_box(evaluations, objectives)
     if box is None:
         return []
     archive, grown = (
-        FrontArchive(objectives, [evaluation for evaluation in evaluations if evaluation.imported_from]),
+        FrontArchive(
+            objectives, [evaluation for evaluation in evaluations if evaluation.imported_from]
+        ),
         [],
     )
     share = box.compute_share(archive.costs)

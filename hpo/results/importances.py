@@ -1,8 +1,8 @@
 """Estimate how much each hyperparameter matters for the loss, over the whole search space.
 
-A search mostly evaluates individuals with low losses. In them, unimportant hyperparameters are inherited together with
-important ones. Therefore the importances are computed from a model of the whole space, and not directly from the
-evaluations.
+A search mostly evaluates individuals with low losses. In them, unimportant hyperparameters are
+inherited together with important ones. Therefore the importances are computed from a model of the
+whole space, and not directly from the evaluations.
 """
 
 from __future__ import annotations
@@ -26,15 +26,20 @@ from hpo.store.evaluations import Evaluation
 
 _MIN_COMPLETE = 20
 _MAX_EVALUATIONS = 128  # The time of the model grows with the cube of the number of evaluations.
-_CHAINS, _BURN_IN, _DRAWS = 3, 12, 16  # Chains of the sampler; discarded sweeps and draws of each chain.
+# Chains of the sampler; discarded sweeps and draws of each chain.
+_CHAINS, _BURN_IN, _DRAWS = 3, 12, 16
 _INTERVAL = (0.05, 0.95)
 _OFFSETS = (0.1, 0.3, 1.0, 3.0, 10.0)  # Added before the logarithm is taken, see `_transform`.
-# Prior log odds of untransformed losses. The sampler rarely leaves a transformation once the effects fit it.
+# Prior log odds of untransformed losses. The sampler rarely leaves a transformation once the
+# effects fit it.
 _IDENTITY_LOG_ODDS = 20.0
-_MAX_DISTANCE = 1e100  # Limit of the distance from the lowest loss, in units of the median distance.
-_SPACE_SAMPLES = 500  # Points of the space, to estimate how often conditional parameters are active.
+# Limit of the distance from the lowest loss, in units of the median distance.
+_MAX_DISTANCE = 1e100
+# Points of the space, to estimate how often conditional parameters are active.
+_SPACE_SAMPLES = 500
 
-_KnownLoss = tuple[tuple[tuple[str, Any], ...], float]  # The hyperparameters and the loss of an evaluation.
+# The hyperparameters and the loss of an evaluation.
+_KnownLoss = tuple[tuple[tuple[str, Any], ...], float]
 
 
 @dataclass(frozen=True)
@@ -56,17 +61,20 @@ class Importance:
         return self.low > 0
 
 
-def compute_importances(evaluations: Sequence[Evaluation], described: Mapping[str, str]) -> list[Importance]:
+def compute_importances(
+    evaluations: Sequence[Evaluation], described: Mapping[str, str]
+) -> list[Importance]:
     """Estimate the importance of each hyperparameter by a functional ANOVA, see `hpo.results.anova`.
 
-    Constraints of the search space are ignored. Evaluations that started from a parent's checkpoint are left out,
-    because their losses do not depend on their hyperparameters alone.
+    Constraints of the search space are ignored. Evaluations that started from a parent's checkpoint
+    are left out, because their losses do not depend on their hyperparameters alone.
 
     Args:
         described: The definition of each parameter by its name, as in run.json.
 
     Returns:
-        The importances, the highest first. Empty if fewer than 20 evaluations are complete or all losses are equal.
+        The importances, the highest first. Empty if fewer than 20 evaluations are complete or all
+        losses are equal.
 
     Raises:
         ValueError: If a definition is not valid, or a value is not valid for its parameter.
@@ -79,7 +87,9 @@ def compute_importances(evaluations: Sequence[Evaluation], described: Mapping[st
 
 
 @lru_cache(maxsize=1)  # At the end of a run, the summary and the report need the same importances.
-def _compute_cached(known: tuple[_KnownLoss, ...], described: tuple[tuple[str, str], ...]) -> Sequence[Importance]:
+def _compute_cached(
+    known: tuple[_KnownLoss, ...], described: tuple[tuple[str, str], ...]
+) -> Sequence[Importance]:
     space = read_space(dict(described))
     complete = [dict(params) for params, _ in known]
     genes, existing = compute_genes(complete, space)
@@ -95,29 +105,37 @@ def _compute_cached(known: tuple[_KnownLoss, ...], described: tuple[tuple[str, s
     return sorted(found, key=lambda importance: -importance.share)
 
 
-def _draw_shares(space: SearchSpace, genes: Vector, existing: npt.NDArray[np.bool_], losses: Vector) -> Vector:
+def _draw_shares(
+    space: SearchSpace, genes: Vector, existing: npt.NDArray[np.bool_], losses: Vector
+) -> Vector:
     """Draw the shares of the parameters in the variance of the loss, shape `(draws, parameters)`."""
     parameters = space.parameters.values()
-    effects = [_make_effect(*column) for column in zip(parameters, genes.T, existing.T, strict=True)]
+    effects = [
+        _make_effect(*column) for column in zip(parameters, genes.T, existing.T, strict=True)
+    ]
     overlap, (values, log_odds) = _estimate_overlap(space), _transform(losses)
     # The matrices are small, so threads would only wait for each other.
     with threadpool_limits(1, user_api="blas"):
         chains = [
-            AnovaSampler(effects, overlap, values, log_odds, np.random.default_rng(seed)) for seed in range(_CHAINS)
+            AnovaSampler(effects, overlap, values, log_odds, np.random.default_rng(seed))
+            for seed in range(_CHAINS)
         ]
         variances = np.concatenate([chain.sample(_BURN_IN, _DRAWS) for chain in chains])
     totals = variances.sum(axis=1, keepdims=True)
-    shares: npt.NDArray[np.float64] = np.divide(variances, totals, out=np.zeros_like(variances), where=totals > 0)
+    shares: npt.NDArray[np.float64] = np.divide(
+        variances, totals, out=np.zeros_like(variances), where=totals > 0
+    )
     return shares
 
 
 def _transform(losses: Vector) -> tuple[Vector, Vector]:
     """Return several transformations of the losses, and the log odds of each transformation.
 
-    The first transformation is the identity. The others are log(distance + offset), with the offsets in `_OFFSETS`. The
-    distance of a loss from the lowest loss is in units of the median distance. The transformed losses have the shape
-    `(transformations, losses)`, and each row has the mean 0 and the variance 1. The log odds are the logarithm of the
-    determinant of the Jacobian. The identity gets a bonus, so that the model prefers it.
+    The first transformation is the identity. The others are log(distance + offset), with the
+    offsets in `_OFFSETS`. The distance of a loss from the lowest loss is in units of the median
+    distance. The transformed losses have the shape `(transformations, losses)`, and each row has
+    the mean 0 and the variance 1. The log odds are the logarithm of the determinant of the
+    Jacobian. The identity gets a bonus, so that the model prefers it.
     """
     distances = np.minimum(losses - losses.min(), 1e300)
     distances = np.minimum(distances / (np.median(distances) or distances.mean()), _MAX_DISTANCE)
@@ -148,12 +166,18 @@ def _estimate_overlap(space: SearchSpace) -> Vector:
     Both must be active. The share is 0 if one parameter depends on the other by its condition.
     """
     names, rng = list(space.parameters), Random(0)
-    drawn = [[name in params for name in names] for params in (space.draw(rng) for _ in range(_SPACE_SAMPLES))]
+    drawn = [
+        [name in params for name in names]
+        for params in (space.draw(rng) for _ in range(_SPACE_SAMPLES))
+    ]
     existing = np.array(drawn, float)
     overlap: Vector = existing.T @ existing / len(existing)
-    before: dict[str, set[str]] = {}  # All parameters on which a parameter depends, directly or not.
+    # All parameters on which a parameter depends, directly or not.
+    before: dict[str, set[str]] = {}
     for name in names:
-        before[name] = set(space.conditions[name]).union(*(before[parent] for parent in space.conditions[name]))
+        before[name] = set(space.conditions[name]).union(
+            *(before[parent] for parent in space.conditions[name])
+        )
         for parent in before[name]:
             row, column = names.index(name), names.index(parent)
             overlap[row, column] = overlap[column, row] = 0.0

@@ -15,7 +15,8 @@ from hpo.results.genes import compute_genes, read_space
 from hpo.space import Value
 from hpo.store.evaluations import Evaluation
 
-_SIGNIFICANT = 1.645  # Standard deviations that a correlation exceeds by chance in one of twenty cases.
+# Standard deviations that a correlation exceeds by chance in one of twenty cases.
+_SIGNIFICANT = 1.645
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,18 @@ class PriorAgreement:
     correlation: float
     """Spearman's correlation of the ranks of the prior density and of success.
 
-    It is positive if losses are lower near the expected value, and 0 for fewer than 5 evaluations. Failed evaluations
-    are the worst.
+    It is positive if losses are lower near the expected value, and 0 for fewer than 5 evaluations.
+    Failed evaluations are the worst.
     """
     verdict: str
     """Whether evaluations "agree", "contradict" or are "undecided". Chance decides in at most one of ten cases."""
 
 
 def compare_priors(
-    evaluations: Sequence[Evaluation], space: Mapping[str, str], priors: Mapping[str, str], objectives: Objectives
+    evaluations: Sequence[Evaluation],
+    space: Mapping[str, str],
+    priors: Mapping[str, str],
+    objectives: Objectives,
 ) -> list[PriorAgreement]:
     """Return for each prior whether the evaluations agree with it.
 
@@ -61,8 +65,16 @@ def compare_priors(
         genes, active = compute_genes([evaluation.params for evaluation in compared], whole)
         correlations, deviations = PriorModel(whole).compare(genes, active, costs)
     return [
-        PriorAgreement(name, value, whole.parameters[name].confidence, float(correlation), _judge(float(distance)))
-        for (name, value), correlation, distance in zip(whole.priors.items(), correlations, deviations, strict=True)
+        PriorAgreement(
+            name,
+            value,
+            whole.parameters[name].confidence,
+            float(correlation),
+            _judge(float(distance)),
+        )
+        for (name, value), correlation, distance in zip(
+            whole.priors.items(), correlations, deviations, strict=True
+        )
     ]
 
 
@@ -77,4 +89,10 @@ def _select_compared(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 
 
 def _judge(deviations: float) -> str:
-    return "undecided" if abs(deviations) < _SIGNIFICANT else "agree" if deviations > 0 else "contradict"
+    return (
+        "undecided"
+        if abs(deviations) < _SIGNIFICANT
+        else "agree"
+        if deviations > 0
+        else "contradict"
+    )

@@ -24,7 +24,12 @@ from hpo.store.manifest import Manifest
 from hpo.store.pareto_front import find_front
 from hpo.store.run_dir import RunDir
 from hpo.store.storage_url import mask_password
-from hpo.store.study import check_objectives, convert_storage_errors, open_confirmations, open_existing_study
+from hpo.store.study import (
+    check_objectives,
+    convert_storage_errors,
+    open_confirmations,
+    open_existing_study,
+)
 from hpo.text_format import cut_text
 
 if TYPE_CHECKING:
@@ -43,7 +48,8 @@ class RunReader:
     """Read access to a run. All methods return the current content of its study.
 
     Args:
-        storage: The URL of the study's storage. Needed only if it has a password, which run.json does not keep.
+        storage: The URL of the study's storage. Needed only if it has a password, which run.json
+        does not keep.
 
     Attributes:
         run_dir: The run directory.
@@ -82,7 +88,9 @@ class RunReader:
 
     def find_winner(self) -> Evaluation | None:
         """Return the evaluation that the run recommends; None if no evaluation has succeeded yet."""
-        return find_winner(self.read_evaluations(), self.read_confirmations(), self.manifest.objectives)
+        return find_winner(
+            self.read_evaluations(), self.read_confirmations(), self.manifest.objectives
+        )
 
     def find_best_by(self, name: str) -> Evaluation | None:
         """Return the evaluation of the Pareto front that is best in one objective; None if none has succeeded yet.
@@ -169,7 +177,11 @@ def _check_trials(trials: Sequence[FrozenTrial], space: Mapping[str, Any], stora
             if name not in trial.params and may_be_missing:
                 continue
             if name not in space or not _has_valid_param(trial, name, distributions):
-                found = f"{trial.params[name]!r} of {trial.distributions[name]}" if name in trial.params else "missing"
+                found = (
+                    f"{trial.params[name]!r} of {trial.distributions[name]}"
+                    if name in trial.params
+                    else "missing"
+                )
                 raise UsageError(
                     f"{mask_password(storage)}: trial {trial.number} is not of this run's search space: parameter "
                     f"{name!r} is {cut_text(found)}"
@@ -187,7 +199,11 @@ def _has_valid_param(trial: FrozenTrial, name: str, distributions: Mapping[str, 
     if type(value) not in (bool, int, float, str):
         return False
     choices = getattr(distribution, "choices", None)
-    return value in choices if choices is not None else bool(distribution.low <= value <= distribution.high)
+    return (
+        value in choices
+        if choices is not None
+        else bool(distribution.low <= value <= distribution.high)
+    )
 
 
 @dataclass(frozen=True)
@@ -230,14 +246,20 @@ class RunFollower:
         Raises:
             UsageError: If the run cannot be read any more.
         """
-        in_use = self._run_dir.is_in_use  # Read first: if the run has ended by now, its record is complete.
-        manifest = self._run_dir.read_manifest()  # Read again: a session that resumes the run rewrites it.
+        # Read first: if the run has ended by now, its record is complete.
+        in_use = self._run_dir.is_in_use
+        # Read again: a session that resumes the run rewrites it.
+        manifest = self._run_dir.read_manifest()
         plan = make_plan(manifest)
         with convert_storage_errors(self._storage):
             evaluations = self._search.read_evaluations()
-            confirmations = plan.select_planned(self._read_confirmations(manifest)) if plan.count else []
+            confirmations = (
+                plan.select_planned(self._read_confirmations(manifest)) if plan.count else []
+            )
         stop = ("", "") if in_use else self._read_stop_reason()
-        return RunSnapshot(time.time(), manifest, evaluations, confirmations, in_use, self._run_dir.holder, *stop)
+        return RunSnapshot(
+            time.time(), manifest, evaluations, confirmations, in_use, self._run_dir.holder, *stop
+        )
 
     def _read_confirmations(self, manifest: Manifest) -> list[Evaluation]:
         if self._confirmations is None:

@@ -25,7 +25,13 @@ from hpo.text_format import make_printable
 RunTest = Callable[[dict[str, Any], Path], Iterator[Mapping[str, Any]]]
 """Function that tests the network with these hyperparameters and weights, and yields the parts of the result."""
 
-_SAMPLE_FIELDS: dict[str, type] = {"image": str, "label": str, "predicted": str, "confidence": float, "wrong": bool}
+_SAMPLE_FIELDS: dict[str, type] = {
+    "image": str,
+    "label": str,
+    "predicted": str,
+    "confidence": float,
+    "wrong": bool,
+}
 
 
 class FailedTestError(Exception):
@@ -36,21 +42,28 @@ class FailedTestError(Exception):
 
 
 def find_winner(
-    evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation], objectives: Objectives = ONLY_LOSS
+    evaluations: Sequence[Evaluation],
+    confirmations: Sequence[Evaluation],
+    objectives: Objectives = ONLY_LOSS,
 ) -> Evaluation | None:
     """Return the evaluation that a run recommends.
 
     If all planned confirmations have finished, it is the evaluation that `compare_confirmed` ranks
-    first. Otherwise, it is the evaluation with the lowest loss. With several objectives, it is always on the Pareto
-    front.
+    first. Otherwise, it is the evaluation with the lowest loss. With several objectives, it is
+    always on the Pareto front.
 
     Returns:
         The evaluation; None if no evaluation has succeeded.
     """
-    confirmed = compare_confirmed(confirmations) if all(evaluation.is_finished for evaluation in confirmations) else []
+    confirmed = (
+        compare_confirmed(confirmations)
+        if all(evaluation.is_finished for evaluation in confirmations)
+        else []
+    )
     best = find_front(evaluations, objectives)
     candidates = {
-        evaluation.trial: evaluation for evaluation in (best if objectives.is_multi_objective else evaluations)
+        evaluation.trial: evaluation
+        for evaluation in (best if objectives.is_multi_objective else evaluations)
     }
     first = next((entry for entry in confirmed if entry.trial in candidates), None)
     if first is not None and first.mean is not None:
@@ -58,11 +71,14 @@ def find_winner(
     return next(iter(best), None)
 
 
-def find_best_by(name: str, evaluations: Sequence[Evaluation], objectives: Objectives) -> Evaluation | None:
+def find_best_by(
+    name: str, evaluations: Sequence[Evaluation], objectives: Objectives
+) -> Evaluation | None:
     """Return the evaluation of the Pareto front that is best in one objective.
 
     Returns:
-        The evaluation; the lowest loss decides between equal values. None if no evaluation has succeeded.
+        The evaluation; the lowest loss decides between equal values. None if no evaluation has
+        succeeded.
 
     Raises:
         UsageError: If the run has no such objective.
@@ -71,7 +87,9 @@ def find_best_by(name: str, evaluations: Sequence[Evaluation], objectives: Objec
         close = difflib.get_close_matches(name, objectives.names, n=1)
         hint = f". Did you mean {close[0]}?" if close else ""
         several = f"an objective of this run ({', '.join(map(make_printable, objectives.names))})"
-        condition = several if objectives.is_multi_objective else f"{LOSS}, the only objective of this run"
+        condition = (
+            several if objectives.is_multi_objective else f"{LOSS}, the only objective of this run"
+        )
         raise UsageError(f"--by must be {condition}, got {make_printable(name)}{hint}")
     index = objectives.names.index(name)
     return min(
@@ -81,19 +99,24 @@ def find_best_by(name: str, evaluations: Sequence[Evaluation], objectives: Objec
     )
 
 
-def find_confirmed_entry(chosen: Evaluation, confirmations: Sequence[Evaluation]) -> ConfirmedIndividual | None:
+def find_confirmed_entry(
+    chosen: Evaluation, confirmations: Sequence[Evaluation]
+) -> ConfirmedIndividual | None:
     """Return the entry for an evaluation in the result of `compare_confirmed`.
 
     Args:
         chosen: The evaluation of the search.
 
     Returns:
-        The entry; None if the evaluation was not confirmed, or if some confirmations have not finished.
+        The entry; None if the evaluation was not confirmed, or if some confirmations have not
+        finished.
     """
     if not all(evaluation.is_finished for evaluation in confirmations):
         return None
     entries = compare_confirmed(confirmations)
-    return next((entry for entry in entries if entry.trial == chosen.trial and entry.mean is not None), None)
+    return next(
+        (entry for entry in entries if entry.trial == chosen.trial and entry.mean is not None), None
+    )
 
 
 def run_winner_test(
@@ -105,8 +128,8 @@ def run_winner_test(
 ) -> dict[str, Any] | None:
     """Test the network of the winner of a run on the test data, and write the result to test.json.
 
-    Test data must not be used to choose a network. Otherwise, the result is too optimistic. Weights that an earlier
-    session trained with other settings are not tested.
+    Test data must not be used to choose a network. Otherwise, the result is too optimistic. Weights
+    that an earlier session trained with other settings are not tested.
 
     Args:
         problem: The objective of the run and its test.
@@ -114,7 +137,8 @@ def run_winner_test(
         run_test: The function that runs the test, such as `hpo.trainer.final_test.run_test`.
 
     Returns:
-        The content of test.json; None without a test or suitable weights, or if this network was tested earlier.
+        The content of test.json; None without a test or suitable weights, or if this network was
+        tested earlier.
 
     Raises:
         FailedTestError: If the test fails.
@@ -131,7 +155,13 @@ def run_winner_test(
     content: dict[str, Any] | None = None
     for part in run_test(dict(winner.params), network.path.absolute()):
         if part["kind"] == "metrics":
-            content = {**tested, "times": times, "metrics": _parse_metrics(part), "predictions": [], "texts": []}
+            content = {
+                **tested,
+                "times": times,
+                "metrics": _parse_metrics(part),
+                "predictions": [],
+                "texts": [],
+            }
         elif part["kind"] == "samples" and content is not None:
             content |= _parse_samples(part)
         else:
@@ -149,9 +179,9 @@ def read_winner_test(run_dir: RunDir, winner: Evaluation) -> dict[str, Any] | No
         winner: The evaluation that the run recommends.
 
     Returns:
-        A dict with the `metrics`, `predictions` and `texts` of the test. `times` is the number of networks of this run
-        that had been tested by then. `confirmation` is the confirmation trial that trained the network; None if the
-        search trained it.
+        A dict with the `metrics`, `predictions` and `texts` of the test. `times` is the number of
+        networks of this run that had been tested by then. `confirmation` is the confirmation trial
+        that trained the network; None if the search trained it.
     """
     content = _read_test_json(run_dir)
     return content if content is not None and content["trial"] == winner.trial else None
@@ -161,9 +191,25 @@ def _read_test_json(run_dir: RunDir) -> dict[str, Any] | None:
     try:
         content = json.loads(run_dir.test_json.read_text(encoding="utf-8"))
         confirmation = content.get("confirmation")
-        tested = {"trial": int(content["trial"]), "confirmation": None if confirmation is None else int(confirmation)}
-        return {**tested, "times": int(content["times"]), "metrics": _parse_metrics(content), **_parse_samples(content)}
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+        tested = {
+            "trial": int(content["trial"]),
+            "confirmation": None if confirmation is None else int(confirmation),
+        }
+        return {
+            **tested,
+            "times": int(content["times"]),
+            "metrics": _parse_metrics(content),
+            **_parse_samples(content),
+        }
+    except (
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ):
         return None  # The file is missing, or a user has edited it.
 
 
@@ -172,8 +218,14 @@ def _parse_metrics(content: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _parse_samples(content: Mapping[str, Any]) -> dict[str, list[Any]]:
-    predictions, texts = content["predictions"][:MOST_PREDICTIONS], content.get("texts", [])[:MOST_TEXTS]
+    predictions, texts = (
+        content["predictions"][:MOST_PREDICTIONS],
+        content.get("texts", [])[:MOST_TEXTS],
+    )
     return {
-        "predictions": [{name: kind(sample[name]) for name, kind in _SAMPLE_FIELDS.items()} for sample in predictions],
+        "predictions": [
+            {name: kind(sample[name]) for name, kind in _SAMPLE_FIELDS.items()}
+            for sample in predictions
+        ],
         "texts": [shorten_text(str(sample["prompt"]), str(sample["text"])) for sample in texts],
     }

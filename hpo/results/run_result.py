@@ -1,6 +1,7 @@
 """The result of a run, from which advice is derived, and the commands that continue or change it.
 
-A session is one start of the run. A script is a training program that follows `--` on the command line.
+A session is one start of the run. A script is a training program that follows `--` on the command
+line.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ class RunResult:
     @property
     def is_target_reached(self) -> bool:
         """Whether an evaluation has reached the target loss of the latest session."""
-        found, target = find_best(self.evaluations), from_json("target_loss", self.options.get("target_loss"))
+        found, target = (
+            find_best(self.evaluations),
+            from_json("target_loss", self.options.get("target_loss")),
+        )
         return found is not None and target is not None and found.loss <= target
 
     @property
@@ -85,13 +89,16 @@ class RunResult:
         return [
             evaluation
             for evaluation in (*self.evaluations, *self.confirmations)
-            if evaluation.has_ended and not evaluation.imported_from and evaluation.started >= self.session_start
+            if evaluation.has_ended
+            and not evaluation.imported_from
+            and evaluation.started >= self.session_start
         ]
 
     def format_resume_command(self, *options: str) -> str:
         """Return the command that resumes the run with `options`; empty if it is too long.
 
-        It repeats the options of the latest session that `--resume` does not keep, such as `--ranks-per-worker`.
+        It repeats the options of the latest session that `--resume` does not keep, such as
+        `--ranks-per-worker`.
         """
         storage = self.manifest.storage
         kept = {name for name, option in RECORDED_OPTIONS.items() if option.is_kept}
@@ -104,7 +111,8 @@ class RunResult:
     def format_confirm_command(self, seeds: int) -> str:
         """Return the command that trains the best individuals again with other seeds.
 
-        If the run trains a script without the placeholder `{seed}`, the arguments `--seed '{seed}'` are added.
+        If the run trains a script without the placeholder `{seed}`, the arguments `--seed '{seed}'`
+        are added.
         """
         command = self.format_resume_command("--confirm-seeds", str(seeds))
         return f"{command} --seed '{{seed}}'" if command and self.lacks_seed else command
@@ -131,7 +139,9 @@ class RunResult:
         """
         values = [f"{name}={text}" for name, text in {**self.manifest.set, **settings}.items()]
         without = {name for name, option in RECORDED_OPTIONS.items() if option.name in options}
-        again = self._list_given_options(without | ({"target_loss"} if self.is_target_reached else set()))
+        again = self._list_given_options(
+            without | ({"target_loss"} if self.is_target_reached else set())
+        )
         storage = ["--storage", self.manifest.storage] if is_url(self.manifest.storage) else []
         return self._format_command(
             *(word for value in values for word in ("--set", value)), *again, *storage, *options
@@ -143,7 +153,9 @@ class RunResult:
         for name in (name for name in self.options if name in RECORDED_OPTIONS.keys() - without):
             option, value = RECORDED_OPTIONS[name], from_json(name, self.options[name])
             if value not in (None, option.default):
-                words += [option.name] if isinstance(value, bool) else [option.name, format_value(value)]
+                words += (
+                    [option.name] if isinstance(value, bool) else [option.name, format_value(value)]
+                )
         return words
 
     def _format_command(self, *options: str) -> str:
@@ -163,7 +175,11 @@ class RunResult:
         search_space = self.manifest.search_space
         pairs = [pair for pair in itertools.pairwise(words) if pair[0] in _SCRIPT_OPTIONS]
         of_script = list(itertools.chain.from_iterable(pairs))
-        of_script += [word for word in words if word.startswith(tuple(f"{option}=" for option in _SCRIPT_OPTIONS))]
+        of_script += [
+            word
+            for word in words
+            if word.startswith(tuple(f"{option}=" for option in _SCRIPT_OPTIONS))
+        ]
         if of_script:
             return [*words[:2], *of_script] if words[0] == "hpo" else [words[0], *of_script]
         if words[:2] == ["hpo", "search"]:

@@ -17,19 +17,28 @@ def find_improvements(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     Their losses are also lower than those of all evaluations that were imported before them.
     """
     found, lowest = [], math.inf
-    imported = [evaluation for evaluation in evaluations if evaluation.imported_from and evaluation.state == "complete"]
+    imported = [
+        evaluation
+        for evaluation in evaluations
+        if evaluation.imported_from and evaluation.state == "complete"
+    ]
     for evaluation in sort_by_end(evaluations):
-        lowest = min([lowest, *(source.loss for source in imported if source.trial < evaluation.trial)])
+        lowest = min(
+            [lowest, *(source.loss for source in imported if source.trial < evaluation.trial)]
+        )
         if evaluation.state == "complete" and evaluation.loss < lowest:
             lowest = evaluation.loss
             found.append(evaluation)
     return found
 
 
-def find_front_additions(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[Evaluation]:
+def find_front_additions(
+    evaluations: Sequence[Evaluation], objectives: Objectives
+) -> list[Evaluation]:
     """Return the evaluations that joined the Pareto front when they ended, in the order in which they ended.
 
-    They are compared with earlier evaluations of this run, and with evaluations that were imported before them.
+    They are compared with earlier evaluations of this run, and with evaluations that were imported
+    before them.
     """
     archive, found = FrontArchive(objectives), []
     imported = deque(

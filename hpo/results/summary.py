@@ -109,7 +109,9 @@ class Summary:
     @cached_property
     def counts(self) -> dict[str, int]:
         """The number of evaluations in each state, and the budget. Imported evaluations are left out."""
-        states = Counter(evaluation.state for evaluation in self.evaluations if not evaluation.imported_from)
+        states = Counter(
+            evaluation.state for evaluation in self.evaluations if not evaluation.imported_from
+        )
         return {**{state: states[state] for state in COUNTED_STATES}, "budget": self.run.budget}
 
     @property
@@ -212,10 +214,13 @@ class Summary:
         """The priors, and whether evaluations agree with them."""
         if not self.run.priors:
             return []
-        from hpo.results.prior_agreement import compare_priors  # Imports numpy, which only leaders need.
+        # Imports numpy, which only leaders need.
+        from hpo.results.prior_agreement import compare_priors
 
         try:
-            return compare_priors(self.evaluations, self.run.space, self.run.priors, self.run.objectives)
+            return compare_priors(
+                self.evaluations, self.run.space, self.run.priors, self.run.objectives
+            )
         except ValueError:  # A user has edited run.json.
             return []
 
@@ -269,7 +274,8 @@ def make_summary_content(summary: Summary) -> dict[str, Any]:
         "propagators": list(map(asdict, summary.propagators)),
         "rungs": list(map(asdict, summary.rungs)),
         "lineage": [
-            {"trial": e.trial, "epochs": len(e.curve), "loss": e.loss, "params": e.params} for e in summary.lineage
+            {"trial": e.trial, "epochs": len(e.curve), "loss": e.loss, "params": e.params}
+            for e in summary.lineage
         ],
         "best": _describe(summary.best) if summary.best else None,
         "top": list(map(_describe, summary.top)),
@@ -279,9 +285,13 @@ def make_summary_content(summary: Summary) -> dict[str, Any]:
         "hypervolume": asdict(summary.hypervolume) if summary.hypervolume else None,
         "expected_loss": asdict(summary.expected_loss) if summary.expected_loss else None,
         "importances": [
-            {**asdict(importance), "significant": importance.is_significant} for importance in summary.importances
+            {**asdict(importance), "significant": importance.is_significant}
+            for importance in summary.importances
         ],
-        "islands": [{"island": island, "top": list(map(_describe, best))} for island, best in summary.islands.items()],
+        "islands": [
+            {"island": island, "top": list(map(_describe, best))}
+            for island, best in summary.islands.items()
+        ],
         "imported": summary.imported,
         "confirmed": [
             {**_describe(summary.get_evaluation(individual.trial)), **asdict(individual)}
@@ -311,7 +321,9 @@ def _describe(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def summarize_propagators(evaluations: Sequence[Evaluation], objectives: Objectives) -> list[PropagatorResult]:
+def summarize_propagators(
+    evaluations: Sequence[Evaluation], objectives: Objectives
+) -> list[PropagatorResult]:
     """Return the results of each propagator, in the order in which their first evaluations ended."""
     if objectives.is_multi_objective:
         better = find_front_additions(evaluations, objectives)
@@ -357,26 +369,33 @@ def _find_next(halving: HalvingSchedule, rung: Rung) -> NextPromotion | None:
     if rung.next_paused is None:
         return None
     position, evaluation = rung.next_paused
-    return NextPromotion(evaluation.trial, _drop_infinite(evaluation.loss), halving.count_needed(position))
+    return NextPromotion(
+        evaluation.trial, _drop_infinite(evaluation.loss), halving.count_needed(position)
+    )
 
 
 def _drop_infinite(loss: float) -> float | None:
     return loss if math.isfinite(loss) else None
 
 
-def compute_busy_fraction(evaluations: Sequence[Evaluation], workers: int, since: float) -> float | None:
+def compute_busy_fraction(
+    evaluations: Sequence[Evaluation], workers: int, since: float
+) -> float | None:
     """Return the share of time that workers spent in evaluations, between the first start and the last end.
 
     Args:
         since: The start of the session in seconds since the epoch. Earlier evaluations are ignored.
 
     Returns:
-        The share, from 0 to 1. None if no evaluation has ended, or if the clock was set back during the session.
+        The share, from 0 to 1. None if no evaluation has ended, or if the clock was set back during
+        the session.
     """
     ours = [e for e in evaluations if e.has_ended and not e.imported_from and e.started >= since]
     if not ours:
         return None
-    span = max(evaluation.ended for evaluation in ours) - min(evaluation.started for evaluation in ours)
+    span = max(evaluation.ended for evaluation in ours) - min(
+        evaluation.started for evaluation in ours
+    )
     if span < 0:
         return None
     session_seconds = [evaluation.seconds - evaluation.seconds_before for evaluation in ours]

@@ -10,7 +10,13 @@ from pathlib import Path
 from hpo.errors import UsageError
 from hpo.store.evaluations import Evaluation
 from hpo.store.run_dir import RunDir
-from hpo.store.weights import WeightsInfo, find_weights, make_weights_path, read_weights_info, read_weights_trial
+from hpo.store.weights import (
+    WeightsInfo,
+    find_weights,
+    make_weights_path,
+    read_weights_info,
+    read_weights_trial,
+)
 
 
 @dataclass(frozen=True)
@@ -28,11 +34,17 @@ class TrainedNetwork:
     def name(self) -> str:
         """The text to show, which is the trial, with the seed if a confirmation has trained the network."""
         trained_by = self.trained_by
-        seed = "" if trained_by.confirms is None else f" with seed {trained_by.seed} ({trained_by.label})"
+        seed = (
+            ""
+            if trained_by.confirms is None
+            else f" with seed {trained_by.seed} ({trained_by.label})"
+        )
         return f"trial {self.info.trial}{seed}"
 
 
-def find_network(run_dir: RunDir, chosen: Evaluation, confirmations: Sequence[Evaluation]) -> TrainedNetwork | None:
+def find_network(
+    run_dir: RunDir, chosen: Evaluation, confirmations: Sequence[Evaluation]
+) -> TrainedNetwork | None:
     """Return the saved network of an individual; if there are several, the network with the lowest loss.
 
     The search or a confirmation has trained it. Networks that were trained with the
@@ -44,7 +56,10 @@ def find_network(run_dir: RunDir, chosen: Evaluation, confirmations: Sequence[Ev
     Returns:
         The network; None if the individual has no saved weights that can be read.
     """
-    own, confirmed = find_weights(run_dir, chosen.trial), make_weights_path(run_dir.confirmed_weights, chosen.trial)
+    own, confirmed = (
+        find_weights(run_dir, chosen.trial),
+        make_weights_path(run_dir.confirmed_weights, chosen.trial),
+    )
     found: list[TrainedNetwork] = []
     for path in (own, confirmed if read_weights_trial(confirmed) == chosen.trial else None):
         with suppress(UsageError):  # Damaged weights are ignored.
@@ -58,4 +73,8 @@ def find_network(run_dir: RunDir, chosen: Evaluation, confirmations: Sequence[Ev
                 if info.confirmation in (None, evaluation.trial)
             ]
     settings = run_dir.read_manifest().settings
-    return min(found, key=lambda network: (network.info.settings != settings, network.trained_by.loss), default=None)
+    return min(
+        found,
+        key=lambda network: (network.info.settings != settings, network.trained_by.loss),
+        default=None,
+    )

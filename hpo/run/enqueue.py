@@ -23,7 +23,8 @@ def read_enqueued(path: Path, space: SearchSpace, seed: int) -> list[dict[str, V
         seed: Seed of the random numbers for missing values.
 
     Raises:
-        UsageError: The file cannot be read, or an entry is not valid. The message has the number of the entry.
+        UsageError: The file cannot be read, or an entry is not valid. The message has the number of
+        the entry.
     """
     try:
         entries = json.loads(path.read_text())
@@ -31,13 +32,17 @@ def read_enqueued(path: Path, space: SearchSpace, seed: int) -> list[dict[str, V
         raise UsageError(f"--enqueue {path}: cannot be read: {error}") from error
     if not isinstance(entries, list) or not entries:
         example = json.dumps([space.draw(random.Random(0))])
-        raise UsageError(f"--enqueue {path}: the file must have a list of objects, such as {example}")
+        raise UsageError(
+            f"--enqueue {path}: the file must have a list of objects, such as {example}"
+        )
     enqueued: list[dict[str, Value]] = []
     for number, entry in enumerate(entries, start=1):
         try:
             params = _complete_params(entry, space, random.Random(f"{seed}/{number}"))
         except ValueError as error:
-            raise UsageError(f"--enqueue {path}: entry {number}: {cut_text(str(error), LONGEST_MISTAKE)}") from error
+            raise UsageError(
+                f"--enqueue {path}: entry {number}: {cut_text(str(error), LONGEST_MISTAKE)}"
+            ) from error
         if params not in enqueued:
             enqueued.append(params)
     return enqueued
@@ -49,7 +54,10 @@ def convert_params(params: Mapping[str, Any], space: SearchSpace) -> dict[str, A
     A float that differs from a valid value only by rounding becomes this value.
     """
     known = space.parameters
-    return {name: known[name].convert(value) if name in known else value for name, value in params.items()}
+    return {
+        name: known[name].convert(value) if name in known else value
+        for name, value in params.items()
+    }
 
 
 def _complete_params(entry: Any, space: SearchSpace, rng: random.Random) -> dict[str, Value]:

@@ -38,7 +38,8 @@ from hpo.text_format import cut_text, format_count
 from hpo.trackers.tracker_processes import TrackerProcesses
 from hpo.views.progress import ProgressPrinter
 
-_SECONDS_TO_COUNT = 60.0  # to count the individuals of a space in which the search found nothing new
+# To count the individuals of a space in which the search found nothing new.
+_SECONDS_TO_COUNT = 60.0
 _NICENESS_OF_TRACKERS = 5  # A tracker may share a core with a rank, which has priority.
 _SECONDS_FOR_TRACKERS = 10.0
 _SECONDS_FOR_TRACKERS_AT_A_STOP = 3.0  # The watch ends a run that has not stopped after 7 s.
@@ -57,7 +58,12 @@ class FirstRank:
     """
 
     def __init__(
-        self, options: Options, job: Job, session: Session, ready: RankState, places: Sequence[RankPlace]
+        self,
+        options: Options,
+        job: Job,
+        session: Session,
+        ready: RankState,
+        places: Sequence[RankPlace],
     ) -> None:
         self._options = options
         self._job = job
@@ -72,17 +78,22 @@ class FirstRank:
         job.watch.set_stop_callbacks(self.files.mark_ended, self._report_once)
         self._places = places
         layout = self.manifest.layout
-        self._hosts_of_workers = [places[layout.list_ranks(worker)[0]].host for worker in range(layout.workers)]
+        self._hosts_of_workers = [
+            places[layout.list_ranks(worker)[0]].host for worker in range(layout.workers)
+        ]
         self._left_workers: set[int] = set()
         print(session.headline, flush=True)
-        self._tracking = TrackerProcesses(options.trackers, self.files.path, niceness=_NICENESS_OF_TRACKERS)
+        self._tracking = TrackerProcesses(
+            options.trackers, self.files.path, niceness=_NICENESS_OF_TRACKERS
+        )
         self._tracking.add_study(session.storage, session.manifest.study)
 
     def is_search_over(self) -> bool:
         """Return whether the search is over: the budget is spent, or the target is reached."""
         evaluations = self._session.open_record().read_evaluations()
         return (
-            self._is_budget_spent(evaluations) or find_target_stop(evaluations, self._options.target_loss) is not None
+            self._is_budget_spent(evaluations)
+            or find_target_stop(evaluations, self._options.target_loss) is not None
         )
 
     def make_search_writer(self) -> StudyWriter:
@@ -97,7 +108,9 @@ class FirstRank:
             CheckpointStore(self.files.checkpoints),
             mirror,
             pruner=make_pruner(run.pruner, run.budget, run.objectives),
-            inheritance=InheritancePolicy(record, space, run.layout.islands, CheckpointStore(self.files.checkpoints))
+            inheritance=InheritancePolicy(
+                record, space, run.layout.islands, CheckpointStore(self.files.checkpoints)
+            )
             if run.pbt
             else None,
             weights=BestWeights(self.files, run.objectives),
@@ -108,8 +121,8 @@ class FirstRank:
         """Enqueue the evaluations that confirm the best with other seeds.
 
         Returns:
-            The number of all these evaluations, including ended ones. 0 if none is left to run, or if the run is being
-            stopped.
+            The number of all these evaluations, including ended ones. 0 if none is left to run, or
+            if the run is being stopped.
         """
         session, space = self._session, self._space
         evaluations = session.open_record().read_evaluations()
@@ -135,21 +148,29 @@ class FirstRank:
         weights = ConfirmedWeights(self.files, self.manifest.settings)
         checkpoints = CheckpointStore(self.files.checkpoints, CONFIRMATION_PREFIX)
         gate = self._make_health_gate(record)
-        return StudyWriter(record, claims, log, checkpoints, mirror, weights=weights, health_gate=gate)
+        return StudyWriter(
+            record, claims, log, checkpoints, mirror, weights=weights, health_gate=gate
+        )
 
     def show_progress(self, writer: StudyWriter, budget: int) -> AbstractContextManager[object]:
         """Return a context manager that prints, from a thread, each change that `writer` commits."""
         objectives = self.manifest.objectives
-        return ProgressPrinter(writer.take_committed, budget, on_error=self._job.watch.abort_job, objectives=objectives)
+        return ProgressPrinter(
+            writer.take_committed, budget, on_error=self._job.watch.abort_job, objectives=objectives
+        )
 
     def conclude(self) -> int:
         """Print the summary, test the winner, write the report, wait for trackers, and return the exit status."""
         self._tracking.finish()
         status, stopping = self.report_outcome(), self._job.watch.active_stop
         self._remove_checkpoints()
-        run_test = partial(run_test_in_trainer, self._ready.slot.fork_other) if stopping is None else None
+        run_test = (
+            partial(run_test_in_trainer, self._ready.slot.fork_other) if stopping is None else None
+        )
         finalize_run(self.files.path, self._session.storage, self._ready.problem, run_test)
-        self._tracking.wait(_SECONDS_FOR_TRACKERS if stopping is None else _SECONDS_FOR_TRACKERS_AT_A_STOP)
+        self._tracking.wait(
+            _SECONDS_FOR_TRACKERS if stopping is None else _SECONDS_FOR_TRACKERS_AT_A_STOP
+        )
         return status
 
     def report_outcome(self) -> int:
@@ -198,7 +219,9 @@ class FirstRank:
         seconds = round(time.time() - started, 3)
         times = (seconds, busy) if busy is not None else self._read_previous_times(seconds)
         remedy = stopped.remedy if stopped else ""
-        session = SessionOutcome(stopped.reason if stopped else None, remedy or None, is_exhausted, *times)
+        session = SessionOutcome(
+            stopped.reason if stopped else None, remedy or None, is_exhausted, *times
+        )
         summary = Summary(
             evaluations,
             self.manifest,
@@ -214,9 +237,14 @@ class FirstRank:
         return summary
 
     def _count_individuals(self, evaluations: Sequence[Evaluation]) -> int | None:
-        # A space in which the search found nothing new before its budget was spent is worth a longer count.
-        if (individuals := self._space.all_individuals) is None and not self._is_budget_spent(evaluations):
-            individuals = list_individuals(self._space, math.inf, _SECONDS_TO_COUNT, self._is_stopping)
+        # A space in which the search found nothing new before its budget was spent is worth a
+        # longer count.
+        if (individuals := self._space.all_individuals) is None and not self._is_budget_spent(
+            evaluations
+        ):
+            individuals = list_individuals(
+                self._space, math.inf, _SECONDS_TO_COUNT, self._is_stopping
+            )
         return None if individuals is None else len(individuals)
 
     def _is_budget_spent(self, evaluations: Sequence[Evaluation]) -> bool:
@@ -228,7 +256,8 @@ class FirstRank:
     ) -> StopRequest | None:
         """Return the request that stopped the run, or None.
 
-        No request counts if the budget is spent and all confirmations of the best individuals have ended.
+        No request counts if the budget is spent and all confirmations of the best individuals have
+        ended.
         """
         session, stopping = self._session, self._job.watch.active_stop
         reached = find_target_stop(evaluations, self._options.target_loss)
@@ -244,7 +273,9 @@ class FirstRank:
         session = self._session
         if not session.confirmation_plan.count or not session.has_confirmations():
             return []
-        return session.confirmation_plan.select_planned(session.open_confirmations().read_evaluations())
+        return session.confirmation_plan.select_planned(
+            session.open_confirmations().read_evaluations()
+        )
 
     def _read_previous_times(self, seconds: float) -> tuple[Any, Any]:
         """Return the wall time and the busy fraction of the previous summary.json.
@@ -265,7 +296,9 @@ class FirstRank:
         # A search that is not over needs its checkpoints when it is resumed.
         checkpoints = CheckpointStore(self.files.checkpoints)
         if self._is_search_done:
-            checkpoints.remove_all_except(self._session.find_roots_to_inherit(self._session.open_record()))
+            checkpoints.remove_all_except(
+                self._session.find_roots_to_inherit(self._session.open_record())
+            )
         checkpoints.remove_empty_folder()
 
     def _make_health_gate(self, record: Record) -> HealthGate:
@@ -276,8 +309,13 @@ class FirstRank:
         """Let other workers retry the failures of a broken worker, which leaves the run, and print its name."""
         for evaluation in failures:
             record.retry_failed(evaluation)
-        ranks = [f"rank {rank} on {self._places[rank].describe()}" for rank in self.manifest.layout.list_ranks(worker)]
-        reasons = "; ".join(dict.fromkeys(cut_text(evaluation.failure or "", 200) for evaluation in failures))
+        ranks = [
+            f"rank {rank} on {self._places[rank].describe()}"
+            for rank in self.manifest.layout.list_ranks(worker)
+        ]
+        reasons = "; ".join(
+            dict.fromkeys(cut_text(evaluation.failure or "", 200) for evaluation in failures)
+        )
         trials = f"trial{'s' * (len(failures) > 1)} {', '.join(str(evaluation.trial) for evaluation in failures)}"
         description = (
             f"worker {worker} ({'; '.join(ranks)}) has left the run, since it fails where others succeed. "

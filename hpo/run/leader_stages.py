@@ -33,10 +33,10 @@ class LeaderStages:
     """The stages of a run on a leader. Collective: call each method on all leaders.
 
     Args:
-        run: The options, the manifest and the directory of the run.
-        watch: Knows whether the run is being stopped.
-        leaders: The communicator of all leaders. The rank of a leader in it is the index of its worker.
-        make_evaluator: A function that returns an evaluator, which runs evaluations on all ranks of this worker.
+        run: The options, the manifest and the directory of the run. watch: Knows whether the run is
+        being stopped. leaders: The communicator of all leaders. The rank of a leader in it is the
+        index of its worker. make_evaluator: A function that returns an evaluator, which runs
+        evaluations on all ranks of this worker.
     """
 
     def __init__(
@@ -54,7 +54,9 @@ class LeaderStages:
         self._make_evaluator = make_evaluator
         self._timeout = run.options.evaluation_timeout
 
-    def search(self, connection: WriterConnection, space: SearchSpace, script: Script | None) -> None:
+    def search(
+        self, connection: WriterConnection, space: SearchSpace, script: Script | None
+    ) -> None:
         """Breed individuals, claim them (reserve them in the study), and evaluate them until the search is over.
 
         Args:
@@ -64,9 +66,13 @@ class LeaderStages:
         options, run = self._options, self._manifest
         study = self._make_study_client(connection)
         prunes, first = run.pruner != "none", script.first_report if script else 1
-        limits = Limits(self._timeout, options.max_failures or None, options.target_loss, prunes, first)
+        limits = Limits(
+            self._timeout, options.max_failures or None, options.target_loss, prunes, first
+        )
         checkpointer = Checkpointer(
-            CheckpointStore(self._files.checkpoints), options.checkpoint_every, run.layout.islands if run.pbt else 0
+            CheckpointStore(self._files.checkpoints),
+            options.checkpoint_every,
+            run.layout.islands if run.pbt else 0,
         )
         weights_saver = WeightsSaver(study, run.settings)
         leader = Leader(study, limits, self._watch.stop_run, checkpointer, weights_saver)
@@ -95,13 +101,18 @@ class LeaderStages:
         """
         study = self._make_study_client(connection)
         checkpointer = Checkpointer(
-            CheckpointStore(self._files.checkpoints, CONFIRMATION_PREFIX), self._options.checkpoint_every
+            CheckpointStore(self._files.checkpoints, CONFIRMATION_PREFIX),
+            self._options.checkpoint_every,
         )
         weights_saver = WeightsSaver(study, self._manifest.settings)
-        leader = Leader(study, Limits(self._timeout), self._watch.stop_run, checkpointer, weights_saver)
+        leader = Leader(
+            study, Limits(self._timeout), self._watch.stop_run, checkpointer, weights_saver
+        )
         evaluator = self._make_evaluator(leader)
         worker = self._leaders.rank
-        claim = partial(study.claim_waiting, island=self._manifest.layout.find_island(worker), worker=worker)
+        claim = partial(
+            study.claim_waiting, island=self._manifest.layout.find_island(worker), worker=worker
+        )
         self._leaders.barrier()  # The first rank must show progress before an evaluation ends.
         while (assignment := claim()) is not None:
             if evaluator.evaluate(assignment).is_stopped:

@@ -42,13 +42,17 @@ class RankState:
 
 @contextmanager
 def prepare_rank(
-    options: Options, layout: Layout, job: Job, is_attended: bool = False, shows_progress: bool = False
+    options: Options,
+    layout: Layout,
+    job: Job,
+    is_attended: bool = False,
+    shows_progress: bool = False,
 ) -> Iterator[RankState]:
     """Load the search file and its data, and yield the data of this rank. Collective: call on all ranks.
 
-    The first rank of the job checks all options before other ranks load the file, so that a mistake is reported early.
-    The first rank also calls the user's `prepare` before other ranks do. If hosts share a file system, other hosts then
-    find the files that `prepare` has downloaded.
+    The first rank of the job checks all options before other ranks load the file, so that a mistake
+    is reported early. The first rank also calls the user's `prepare` before other ranks do. If
+    hosts share a file system, other hosts then find the files that `prepare` has downloaded.
 
     Args:
         layout: The layout of all ranks.
@@ -65,7 +69,9 @@ def prepare_rank(
     with ExitStack() as resources:
         template, is_first_of_template = share_template(job.template, comm)
         resources.callback(template.close)
-        trainer_options = TrainerOptions(share_threads(comm), options.log_level.upper(), is_attended)
+        trainer_options = TrainerOptions(
+            share_threads(comm), options.log_level.upper(), is_attended
+        )
         slot = TrainerSlot(template, TrainerOutput(), trainer_options, options.fresh_trainers)
         constraint_client = ConstraintClient(slot.fork_other)
         resources.callback(constraint_client.close)
@@ -81,7 +87,10 @@ def prepare_rank(
         request = run_on_all(world, resolve_on_root)
         data = world.bcast(request.problem.data if request else None)
         problem = request.problem if request else Problem.from_data(data, constraints=constraints)
-        run_on_all(world, lambda: _load_search_file(template, problem, is_first_of_template and request is None))
+        run_on_all(
+            world,
+            lambda: _load_search_file(template, problem, is_first_of_template and request is None),
+        )
         for package, danger in [
             *([("it", template.unsafe_reason)] if template.unsafe_reason else []),
             *template.skipped_packages.items(),
@@ -94,7 +103,12 @@ def prepare_rank(
                 print("preparing data", flush=True)
             run_on_all(world, lambda: _prepare_data(problem, slot, template) if request else None)
             run_on_all(
-                world, lambda: _prepare_data(problem, slot, template) if is_first_of_template and not request else None
+                world,
+                lambda: (
+                    _prepare_data(problem, slot, template)
+                    if is_first_of_template and not request
+                    else None
+                ),
             )
             if not is_first_of_template:
                 template.fetch_data()
@@ -110,9 +124,9 @@ def prepare_rank(
 def _load_search_file(template: TemplateClient, problem: Problem, is_to_load: bool) -> None:
     """Let the template load the search file that the first rank has read.
 
-    `is_to_load` is true on one rank per template, and false if the template has loaded the file already. The template
-    receives the content and does not read the file, because the file may change during a run, and hosts may see
-    different files.
+    `is_to_load` is true on one rank per template, and false if the template has loaded the file
+    already. The template receives the content and does not read the file, because the file may
+    change during a run, and hosts may see different files.
     """
     requests = [("load", problem.file.data), ("bind", {"assignments": list(problem.assignments)})]
     for kind, content in requests if is_to_load else ():
@@ -123,7 +137,8 @@ def _load_search_file(template: TemplateClient, problem: Problem, is_to_load: bo
 def _prepare_data(problem: Problem, slot: TrainerSlot, template: TemplateClient) -> None:
     """Let a trainer call the user's `prepare`, and pass the returned data to the template.
 
-    A trainer is a process that runs user code. The template is the process that trainers are forked from.
+    A trainer is a process that runs user code. The template is the process that trainers are forked
+    from.
     """
     from hpo.evaluation.trainer_client import TrainerEnd
 

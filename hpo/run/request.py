@@ -49,13 +49,16 @@ class RunRequest:
     """The evaluations to import; None without --warm-start."""
 
 
-def make_request(options: Options, layout: Layout, ask: AskTemplate, constraints: ConstraintSet) -> RunRequest:
+def make_request(
+    options: Options, layout: Layout, ask: AskTemplate, constraints: ConstraintSet
+) -> RunRequest:
     """Load the search file, and check that the options fit it.
 
     Args:
         ask: Sends requests to the template: "load", "check_setting" for each setting, and "bind"
             once, with all settings.
-        constraints: Checks the constraints of the space. It can be used only after the request "bind".
+        constraints: Checks the constraints of the space. It can be used only after the request
+        "bind".
 
     Raises:
         UsageError: An option, a setting or the search file is not valid.
@@ -67,7 +70,10 @@ def make_request(options: Options, layout: Layout, ask: AskTemplate, constraints
     before = _read_previous_manifest(options, file)
     for assignment in options.settings:
         file.check_setting(assignment)
-    texts = {**(before.set if before else {}), **dict(text.split("=", 1) for text in options.settings)}
+    texts = {
+        **(before.set if before else {}),
+        **dict(text.split("=", 1) for text in options.settings),
+    }
     problem = file.bind_settings(_format_assignments(texts))
     check_space(options.propagators, file.space)
     check_objectives(options.propagators, file.objectives)
@@ -112,7 +118,11 @@ def _read_previous_manifest(options: Options, file: SearchDescription) -> Manife
 
     Raise a UsageError if its search space or objectives differ from the search file.
     """
-    if not options.resume or options.run_dir is None or not RunDir(options.run_dir).run_json.exists():
+    if (
+        not options.resume
+        or options.run_dir is None
+        or not RunDir(options.run_dir).run_json.exists()
+    ):
         return None
     run_dir = RunDir(options.run_dir)
     manifest = run_dir.read_manifest()
@@ -133,7 +143,8 @@ def _read_previous_manifest(options: Options, file: SearchDescription) -> Manife
             )
     if manifest.objectives != file.objectives:
         names_before, names_now = (
-            ", ".join(objectives.describe()) for objectives in (manifest.objectives, file.objectives)
+            ", ".join(objectives.describe())
+            for objectives in (manifest.objectives, file.objectives)
         )
         raise UsageError(
             f"--resume: the run in {run_dir.path} has other objectives: they were {names_before}, and are {names_now} "
@@ -142,7 +153,9 @@ def _read_previous_manifest(options: Options, file: SearchDescription) -> Manife
     return manifest
 
 
-def _check_settings(manifest: Manifest, options: Options, file: SearchDescription, run_dir: RunDir) -> None:
+def _check_settings(
+    manifest: Manifest, options: Options, file: SearchDescription, run_dir: RunDir
+) -> None:
     """Raise a UsageError if the search file no longer accepts a setting of an earlier session."""
     given_again = {assignment.split("=", 1)[0] for assignment in options.settings}
     try:
@@ -166,14 +179,20 @@ def check_script(options: Options, file: SearchDescription) -> None:
             f"--pbt must not be given for a program, got {file.script.name}. Only objective functions save "
             "checkpoints that other individuals can use"
         )
-    if file.script is not None and options.confirm_seeds and not file.script.has_placeholder("seed"):
+    if (
+        file.script is not None
+        and options.confirm_seeds
+        and not file.script.has_placeholder("seed")
+    ):
         raise UsageError(
             f"--confirm-seeds {options.confirm_seeds}: the command of {file.script.name} must have a placeholder for "
             "the seed, such as --seed {seed}"
         )
 
 
-def check_pbt(file: SearchDescription, propagators: Sequence[str], checkpoint_every: float | None) -> None:
+def check_pbt(
+    file: SearchDescription, propagators: Sequence[str], checkpoint_every: float | None
+) -> None:
     """Raise a UsageError if this search does not support population based training (--pbt)."""
     space = file.space
     if file.objectives.is_multi_objective:
@@ -237,7 +256,8 @@ def check_space(propagators: Sequence[str], space: SearchSpace) -> None:
     """Raise a UsageError if the constraints fail or exclude nearly the whole space, or a propagator does not fit it."""
     try:
         space.check_constraints()
-    except (ValueError, RunError) as error:  # They are unsound, or crash the process in which they run.
+    # They are unsound, or crash the process in which they run.
+    except (ValueError, RunError) as error:
         raise UsageError(str(error)) from error
     for propagator in propagators:
         for name, parameter in space.parameters.items():

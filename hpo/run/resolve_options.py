@@ -71,7 +71,9 @@ def _read_last_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
             return {}
         options = RunDir(run_dir).read_manifest().sessions[-1].options
         if missing := sorted(RECORDED_OPTIONS.keys() - options.keys()):
-            raise UsageError(f"{path}: 'options' of the last session must have {', '.join(missing)}. Restore the file")
+            raise UsageError(
+                f"{path}: 'options' of the last session must have {', '.join(missing)}. Restore the file"
+            )
         return options
     return {}
 
@@ -92,7 +94,9 @@ def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
             hint = ": losses may not be comparable" if name == "seed" else ""
             then = _describe_value(name, before[name])
             lines.append(
-                make_printable(f"{option.name} was {then} before, and is {_describe_value(name, now[name])} now{hint}")
+                make_printable(
+                    f"{option.name} was {then} before, and is {_describe_value(name, now[name])} now{hint}"
+                )
             )
     return lines
 

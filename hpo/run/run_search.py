@@ -56,8 +56,8 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
         The exit status.
 
     Raises:
-        UsageError: An option, a setting or the search file is not valid. The error is raised on all ranks, before the
-            run starts.
+        UsageError: An option, a setting or the search file is not valid. The error is raised on all
+            ranks, before the run starts.
     """
     world = job.world
     index, patience = layout.find_worker(world.rank), options.collective_timeout
@@ -73,7 +73,10 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
     with prepare_rank(options, layout, job, shows_progress=True) as ready, ExitStack() as resources:
         places = world.allgather(ready.host.place)
         root = run_on_all(
-            world, lambda: _begin_session(options, job, ready, places, resources) if job.is_first else None
+            world,
+            lambda: (
+                _begin_session(options, job, ready, places, resources) if job.is_first else None
+            ),
         )
         run = RunContext(options, *world.bcast((root.manifest, root.files) if root else None))
         group = resources.enter_context(
@@ -96,7 +99,9 @@ def _begin_session(
 
     assert ready.request is not None
     resources.enter_context(cache_journals())
-    run_dir = enter_run_dir(options.run_dir, ready.problem.file.path.stem, options.resume, resources)
+    run_dir = enter_run_dir(
+        options.run_dir, ready.problem.file.path.stem, options.resume, resources
+    )
     return FirstRank(options, job, begin_session(run_dir, ready.request, places), ready, places)
 
 
@@ -142,16 +147,21 @@ class RunStages:
         if run_on_root(self._job.world, lambda: root.is_search_over() if root else None):
             return
         self._group.fork_ahead()
-        with self._connect_writer(root.make_search_writer if root else None, self._manifest.budget) as connection:
+        with self._connect_writer(
+            root.make_search_writer if root else None, self._manifest.budget
+        ) as connection:
             if leader_stages:
-                leader_stages.search(connection, self._ready.problem.space, self._ready.problem.file.script)
+                leader_stages.search(
+                    connection, self._ready.problem.space, self._ready.problem.file.script
+                )
             else:
                 self._make_evaluator().follow()
         self._share_stop_request()
 
     def confirm(self) -> None:
         """Train the best individuals again with other seeds, if ``--confirm-seeds`` is given and the search is over."""
-        self._job.watch.cancel_stop(make_target_stop(self._options.target_loss))  # It ends only the search.
+        # It ends only the search.
+        self._job.watch.cancel_stop(make_target_stop(self._options.target_loss))
         root, leader_stages = self._root, self._leader_stages
         if not self._manifest.confirm_seeds:
             return
@@ -174,8 +184,13 @@ class RunStages:
         return int(self._job.world.bcast(self._root.conclude() if self._root else None))
 
     @contextmanager
-    def _connect_writer(self, make_writer: Callable[[], StudyWriter] | None, budget: int) -> Iterator[RpcClient]:
-        with connect_writer(self._job, make_writer) as (connection, writer), ExitStack() as resources:
+    def _connect_writer(
+        self, make_writer: Callable[[], StudyWriter] | None, budget: int
+    ) -> Iterator[RpcClient]:
+        with (
+            connect_writer(self._job, make_writer) as (connection, writer),
+            ExitStack() as resources,
+        ):
             if self._root and writer:
                 resources.enter_context(self._root.show_progress(writer, budget))
             yield connection
@@ -216,7 +231,13 @@ def connect_writer(
     client = RpcClient(comm)
     if make_writer is not None:
         writer, watch = make_writer(), job.watch
-        server = RpcServer(comm, writer, writer.commit_if_due, writer.batch_writes(), partial(abort_for_error, watch))
+        server = RpcServer(
+            comm,
+            writer,
+            writer.commit_if_due,
+            writer.batch_writes(),
+            partial(abort_for_error, watch),
+        )
         with server:
             yield client, writer
     else:
@@ -227,7 +248,9 @@ def connect_writer(
 def _limit_time(options: Options, watch: RankWatch) -> None:
     """Schedule a stop of the run at its time limit, and before the end of its job."""
     if options.time_limit is not None:
-        watch.schedule_stop(options.time_limit, f"--time-limit {format_duration(options.time_limit)}")
+        watch.schedule_stop(
+            options.time_limit, f"--time-limit {format_duration(options.time_limit)}"
+        )
     _, job_end = find_job_end(os.environ)
     if job_end is not None:
         watch.schedule_stop(job_end - time.time() - _SECONDS_BEFORE_JOB_ENDS, "the end of the job")
@@ -240,6 +263,11 @@ def find_job_end(environment: Mapping[str, str]) -> tuple[str, int | None]:
     """
     for name in ("HPO_JOB_END_TIME", "SLURM_JOB_END_TIME"):
         if job_end := environment.get(name):
-            # A time in the past belongs to another job, or to this job before its time limit was extended.
-            return (name, int(job_end)) if job_end.isdigit() and int(job_end) > time.time() else ("", None)
+            # A time in the past belongs to another job, or to this job before its time limit was
+            # extended.
+            return (
+                (name, int(job_end))
+                if job_end.isdigit() and int(job_end) > time.time()
+                else ("", None)
+            )
     return "", None

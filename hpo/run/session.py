@@ -1,7 +1,7 @@
 """A session: one start of a run, on the first rank.
 
-It enters the run directory, creates or resumes the study, and writes run.json. Later, it selects the
-checkpoints to keep, and the individuals to confirm.
+It enters the run directory, creates or resumes the study, and writes run.json. Later, it selects
+the checkpoints to keep, and the individuals to confirm.
 """
 
 from __future__ import annotations
@@ -91,18 +91,22 @@ class Session:
             The study, and the storage that caches it in this process.
         """
         storage = open_storage(self.storage, self.patience)
-        cached_storage = CachedStorage(storage, storage.get_study_id_from_name(study), self.patience)
+        cached_storage = CachedStorage(
+            storage, storage.get_study_id_from_name(study), self.patience
+        )
         return Record(cached_storage, study), cached_storage
 
     def find_roots_to_inherit(self, record: Record) -> set[int]:
         """Return the trials whose checkpoints must be kept, because other evaluations can inherit them.
 
-        An evaluation that was resumed or promoted has several trials. Its checkpoint has the number of the first of
-        them. The set is empty without population based training.
+        An evaluation that was resumed or promoted has several trials. Its checkpoint has the number
+        of the first of them. The set is empty without population based training.
         """
         islands = self.manifest.layout.islands
         return (
-            record.find_roots(find_trials_to_keep(record.read_evaluations(), islands)) if self.manifest.pbt else set()
+            record.find_roots(find_trials_to_keep(record.read_evaluations(), islands))
+            if self.manifest.pbt
+            else set()
         )
 
     def select_best(self, evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
@@ -120,21 +124,28 @@ class Session:
             n: The number of individuals to confirm.
 
         Returns:
-            The n best, and the individuals that earlier sessions confirmed. If n has changed since the previous
-            session, only the n best.
+            The n best, and the individuals that earlier sessions confirmed. If n has changed since
+            the previous session, only the n best.
         """
         best = self.select_best(evaluations, n)
         if any(session.options.get("top_n", n) != n for session in self.manifest.sessions[-2:]):
             return best
         finished = [confirmation for confirmation in confirmations if confirmation.is_finished]
-        confirmed = {confirmation.confirms for confirmation in self.confirmation_plan.select_planned(finished)}
+        confirmed = {
+            confirmation.confirms
+            for confirmation in self.confirmation_plan.select_planned(finished)
+        }
         # An individual with fewer seeds was not among the best of a later session.
         seeds = Counter(
             confirmation.confirms
             for confirmation in self.confirmation_plan.select_planned(confirmations)
             if confirmation.confirms in confirmed
         )
-        others = [trial for trial, count in seeds.items() if trial is not None and count == max(seeds.values())]
+        others = [
+            trial
+            for trial, count in seeds.items()
+            if trial is not None and count == max(seeds.values())
+        ]
         return [*best, *(evaluations[trial] for trial in others if evaluations[trial] not in best)]
 
     def has_confirmations(self) -> bool:
@@ -145,9 +156,13 @@ class Session:
         """Create the study that confirms the best, unless it exists."""
         name = self.manifest.confirmation_study
         existing = self.open_confirmations() if self.has_confirmations() else None
-        if existing is None or not ("space" in existing.read_attributes() or existing.read_evaluations()):
+        if existing is None or not (
+            "space" in existing.read_attributes() or existing.read_evaluations()
+        ):
             run = self.manifest
-            Record.create(self.storage, name, space.describe(), confirms=run.study, objectives=run.objectives)
+            Record.create(
+                self.storage, name, space.describe(), confirms=run.study, objectives=run.objectives
+            )
 
 
 def enter_run_dir(run_dir: Path | None, name: str, resume: bool, resources: ExitStack) -> RunDir:
@@ -168,7 +183,9 @@ def enter_run_dir(run_dir: Path | None, name: str, resume: bool, resources: Exit
         resources.enter_context(entered.hold_lock())
     except OSError as error:
         path = error.filename or entered.path
-        raise UsageError(f"--run-dir {entered.path}: {path} cannot be used: {error.strerror}") from error
+        raise UsageError(
+            f"--run-dir {entered.path}: {path} cannot be used: {error.strerror}"
+        ) from error
     entered.check_usable(resume)  # Another run may have used it since the first check.
     return entered
 
@@ -192,7 +209,9 @@ def begin_session(run_dir: RunDir, request: RunRequest, places: Sequence[RankPla
     earlier = before.sessions if before else ()
     options = to_json(request.options)
     entry = dataclasses.replace(
-        keep_source(run_dir, problem.file, earlier, manifest.started), options=options, settings=manifest.settings
+        keep_source(run_dir, problem.file, earlier, manifest.started),
+        options=options,
+        settings=manifest.settings,
     )
     manifest = dataclasses.replace(manifest, sessions=(*earlier, entry))
     session = dataclasses.replace(session, manifest=manifest)
@@ -201,32 +220,53 @@ def begin_session(run_dir: RunDir, request: RunRequest, places: Sequence[RankPla
         f"{format_count(len(names), 'host')}, {_describe_devices(request.layout, places)}; "
         f"{', '.join(manifest.propagators[: request.layout.islands])}; seed {manifest.seed}",
         f"in {run_dir.path}{progress}",
-        *filter(None, [describe_spanning_workers([place.host for place in places], request.layout.ranks_per_worker)]),
+        *filter(
+            None,
+            [
+                describe_spanning_workers(
+                    [place.host for place in places], request.layout.ranks_per_worker
+                )
+            ],
+        ),
         *_describe_separated_gpus(request.layout, places),
         *describe_source_changes(run_dir, problem.file, earlier, entry),
         *describe_changes(earlier[-1].options if earlier else {}, options),
-        *describe_setting_changes(before.settings if before else {}, "before", manifest.settings, "now"),
+        *describe_setting_changes(
+            before.settings if before else {}, "before", manifest.settings, "now"
+        ),
     ]
     if request.options.checkpoint_every != math.inf:
         lines += filter(
-            None, [CheckpointStore(run_dir.checkpoints).describe_shortage(_count_most_checkpoints(request))]
+            None,
+            [
+                CheckpointStore(run_dir.checkpoints).describe_shortage(
+                    _count_most_checkpoints(request)
+                )
+            ],
         )
     with convert_storage_errors(session.storage):
         evaluations = session.open_record().read_evaluations()
-        lines += filter(None, [describe_blind_spot(manifest.pruner, manifest.objectives, evaluations)])
+        lines += filter(
+            None, [describe_blind_spot(manifest.pruner, manifest.objectives, evaluations)]
+        )
         write_json(run_dir.run_json, manifest.to_json())
         lines += _enqueue_given(session, request)
     return dataclasses.replace(session, headline="\n".join(lines))
 
 
 def _describe_devices(layout: Layout, places: Sequence[RankPlace]) -> str:
-    workers = [[places[rank].gpus for rank in layout.list_ranks(worker)] for worker in range(layout.workers)]
+    workers = [
+        [places[rank].gpus for rank in layout.list_ranks(worker)]
+        for worker in range(layout.workers)
+    ]
     return describe_gpus([place.gpus for place in places], list(map(choose_backend, workers)))
 
 
 def _describe_separated_gpus(layout: Layout, places: Sequence[RankPlace]) -> list[str]:
     """Return a warning if ranks of a worker on one host do not see each other's GPUs."""
-    if not has_separated_worker(layout, [place.host for place in places], [place.gpus for place in places]):
+    if not has_separated_worker(
+        layout, [place.host for place in places], [place.gpus for place in places]
+    ):
         return []
     return [
         "warning: ranks of one worker see different GPUs, so NVLink between these GPUs may not be used. "
@@ -235,18 +275,25 @@ def _describe_separated_gpus(layout: Layout, places: Sequence[RankPlace]) -> lis
 
 
 def _count_most_checkpoints(request: RunRequest) -> int:
-    # Each worker needs space for two, since its next checkpoint is complete before the last one is removed.
+    # Each worker needs space for two, since its next checkpoint is complete before the last one is
+    # removed.
     options = request.options
     halving = HALVING_SCHEDULES.get(options.pruner)
     kept = PARENTS_PER_ISLAND * request.layout.islands if options.pbt else 0
-    paused = halving.compute_max_paused(options.evaluations, request.problem.file.objectives) if halving else 0
+    paused = (
+        halving.compute_max_paused(options.evaluations, request.problem.file.objectives)
+        if halving
+        else 0
+    )
     return 2 * request.layout.workers + kept + paused
 
 
 def _locate_storage(run_dir: RunDir, request: RunRequest) -> str:
     storage = request.storage or run_dir.journal.name
     if has_hidden_password(storage):
-        raise UsageError(f"the study of {run_dir.path} is in {storage}: give --storage URL again, with the password")
+        raise UsageError(
+            f"the study of {run_dir.path} is in {storage}: give --storage URL again, with the password"
+        )
     return run_dir.locate_storage(storage)
 
 
@@ -286,7 +333,8 @@ def _check_storage(session: Session, resumes: bool) -> None:
         with convert_storage_errors(storage):
             StorageRetry(mask_password(storage), warn).call(partial(list_studies, storage))
     if session.manifest.confirm_seeds:
-        open_confirmations(storage, study)  # It raises an error if that study belongs to another run.
+        # It raises an error if that study belongs to another run.
+        open_confirmations(storage, study)
 
 
 def _create_study(session: Session, space: SearchSpace) -> str:
@@ -303,7 +351,9 @@ def _create_study(session: Session, space: SearchSpace) -> str:
         with convert_storage_errors(storage):
             Record.create(storage, study, space.describe(), objectives=session.manifest.objectives)
     elif record.read_evaluations() or record.read_attributes().get("space") != space.describe():
-        missing = f"{run_dir.run_json} is missing; restore it, or " if run_dir.journal.exists() else ""
+        missing = (
+            f"{run_dir.run_json} is missing; restore it, or " if run_dir.journal.exists() else ""
+        )
         raise UsageError(
             f"{mask_password(storage)} already has a study named {study!r}: {missing}give another --run-dir, since a "
             "study has the name of its run directory"
@@ -358,7 +408,10 @@ def _check_trials(record: Record, session: Session, space: SearchSpace) -> None:
 
 def _check_heirs(record: Record, session: Session) -> None:
     """Raise a UsageError if evaluations have inherited weights, and an option cannot be used with such evaluations."""
-    heir = next((evaluation for evaluation in record.read_evaluations() if evaluation.inherits is not None), None)
+    heir = next(
+        (evaluation for evaluation in record.read_evaluations() if evaluation.inherits is not None),
+        None,
+    )
     if heir is not None:
         reason = f"trial {heir.trial}, which inherits from trial {heir.inherits},"
         remedy = f"start another run with --warm-start {session.run_dir.path}"
@@ -371,9 +424,16 @@ def _enqueue_given(session: Session, request: RunRequest) -> list[str]:
     record, space, manifest = session.open_record(), request.problem.space, session.manifest
     lines: list[str] = []
     if request.warm_start is not None:
-        lines = record_warm_start(request.warm_start, record, space, request.layout, manifest.settings)
-    elif manifest.warm_start is not None and manifest.warm_start not in record.read_attributes().get("taken_over", []):
-        lines = [f"only a part of {manifest.warm_start} was imported. Give --warm-start again to import the rest"]
+        lines = record_warm_start(
+            request.warm_start, record, space, request.layout, manifest.settings
+        )
+    elif (
+        manifest.warm_start is not None
+        and manifest.warm_start not in record.read_attributes().get("taken_over", [])
+    ):
+        lines = [
+            f"only a part of {manifest.warm_start} was imported. Give --warm-start again to import the rest"
+        ]
     known = [evaluation.params for evaluation in record.read_evaluations()]
     expected = {name: value for name, value in request.prior_params.items() if name in space.priors}
     # Parameters without a prior may have any values.

@@ -25,7 +25,8 @@ _SECONDS_TO_ANSWER = 5.0  # enough for a large repository on a slow file system
 # Without these options, git may write to the repository, and start a process that stays.
 _GIT_OPTIONS = ("--no-optional-locks", "-c", "core.fsmonitor=false")
 _STATUS_COMMAND = ("status", "--porcelain=v2", "--branch", "--untracked-files=no")
-_REPOSITORY_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # In a git hook, they name another repository.
+# In a git hook, they name another repository.
+_REPOSITORY_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ def describe_source_changes(
     before = earlier[-1]
     if before.sha256 != now.sha256:
         files = ", ".join(dict.fromkeys(session.file for session in earlier))
-        difference, lines = _describe_difference(search, before.sha256, run_dir.path / before.file, now.file)
+        difference, lines = _describe_difference(
+            search, before.sha256, run_dir.path / before.file, now.file
+        )
         return [
             f"{search.path} has changed since the last session{difference}; earlier evaluations used {files} in "
             f"{run_dir.path}: losses may not be comparable",
@@ -88,25 +91,32 @@ def _keep_copy(run_dir: RunDir, source: bytes, earlier: Sequence[SessionEntry]) 
         if _read_bytes(path) == source:
             return path
     names = [*(path.name for path in copies), *(session.file for session in earlier)]
-    number = 1 + max((int(match[1]) for match in map(SEARCH_FILE_PATTERN.fullmatch, names) if match), default=0)
+    number = 1 + max(
+        (int(match[1]) for match in map(SEARCH_FILE_PATTERN.fullmatch, names) if match), default=0
+    )
     path = run_dir.path / f"search_space-{number}.py"
     write_atomically(path, source)
     return path
 
 
-def _describe_difference(search: SearchDescription, sha256: str, before: Path, now: str) -> tuple[str, list[str]]:
+def _describe_difference(
+    search: SearchDescription, sha256: str, before: Path, now: str
+) -> tuple[str, list[str]]:
     """Compare the search file with its copy `before`, whose SHA-256 hash must be `sha256`.
 
-    Return the numbers of added and removed lines as text, and the first changed lines. `now` is the name of the new
-    copy.
+    Return the numbers of added and removed lines as text, and the first changed lines. `now` is the
+    name of the new copy.
     """
     source = _read_bytes(before)
     if source is None or hashlib.sha256(source).hexdigest() != sha256:
         return f", and its copy {before} is missing or was edited", []
-    difference = list(difflib.unified_diff(_split_lines(source), _split_lines(search.source), n=0, lineterm=""))[2:]
+    difference = list(
+        difflib.unified_diff(_split_lines(source), _split_lines(search.source), n=0, lineterm="")
+    )[2:]
     added, removed = (sum(line.startswith(sign) for line in difference) for sign in "+-")
     lines = [
-        f"  {cut_text(make_printable(line.expandtabs(4)))}".rstrip() for line in difference[:_MOST_DIFFERENCE_LINES]
+        f"  {cut_text(make_printable(line.expandtabs(4)))}".rstrip()
+        for line in difference[:_MOST_DIFFERENCE_LINES]
     ]
     if len(difference) > _MOST_DIFFERENCE_LINES:
         command = shlex.join(["diff", str(before), str(before.with_name(now))])
@@ -132,14 +142,24 @@ def _make_commit(session: SessionEntry) -> Commit | None:
 def find_commit(path: Path) -> Commit | None:
     """Return the commit of the repository that contains a file; None if no repository contains it, or if git fails."""
     git = shutil.which("git")
-    lines = _read_output_lines([git, *_GIT_OPTIONS, *_STATUS_COMMAND], path.resolve().parent) if git else []
-    found = [match[1] for match in (re.fullmatch("# branch.oid ([0-9a-f]{40,64})", line) for line in lines) if match]
+    lines = (
+        _read_output_lines([git, *_GIT_OPTIONS, *_STATUS_COMMAND], path.resolve().parent)
+        if git
+        else []
+    )
+    found = [
+        match[1]
+        for match in (re.fullmatch("# branch.oid ([0-9a-f]{40,64})", line) for line in lines)
+        if match
+    ]
     return Commit(found[0], any(not line.startswith("#") for line in lines)) if found else None
 
 
 def _read_output_lines(command: list[str], folder: Path) -> list[str]:
     """Return the lines that a command prints, or [] if it fails or takes too long."""
-    environment = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES
+    }
     try:
         process = subprocess.Popen(
             command,
@@ -148,7 +168,8 @@ def _read_output_lines(command: list[str], folder: Path) -> list[str]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # The command and all processes that it starts can then be killed together.
+            # The command and all processes that it starts can then be killed together.
+            start_new_session=True,
             encoding="utf-8",
             errors="replace",
         )

@@ -48,11 +48,12 @@ class WarmStart:
 def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> WarmStart:
     """Return the complete, pruned and paused evaluations of another run or study.
 
-    Evaluations with inherited weights are left out, since their losses do not depend on their hyperparameters alone.
+    Evaluations with inherited weights are left out, since their losses do not depend on their
+    hyperparameters alone.
 
     Args:
-        source: A run directory, or the URL or the file of an Optuna storage. If the storage has several studies, it
-            must be followed by ``#`` and the name of a study.
+        source: A run directory, or the URL or the file of an Optuna storage. If the storage has
+            several studies, it must be followed by ``#`` and the name of a study.
         objectives: The objectives of this run. The source may have them only as metrics.
 
     Raises:
@@ -74,7 +75,9 @@ def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> 
         and all(map(math.isfinite, (evaluation.loss, evaluation.started, evaluation.ended)))
     ]
     founders = [evaluation for evaluation in succeeded if evaluation.inherits is None]
-    candidates = [_clean_evaluation(evaluation, space, theirs, objectives) for evaluation in founders]
+    candidates = [
+        _clean_evaluation(evaluation, space, theirs, objectives) for evaluation in founders
+    ]
     checked = [
         (candidate, misfit or _describe_missing_objective(candidate, objectives))
         for candidate, misfit in zip(candidates, find_misfits(candidates, space), strict=True)
@@ -83,12 +86,18 @@ def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> 
     misfits = [misfit for _, misfit in checked if misfit]
     if not valid:
         reason = misfits[0] if misfits else "it has none"
-        raise UsageError(f"--warm-start {shown}: no finished evaluation is valid in this search space: {reason}")
+        raise UsageError(
+            f"--warm-start {shown}: no finished evaluation is valid in this search space: {reason}"
+        )
     return WarmStart(shown, valid, misfits, settings, len(succeeded) - len(founders))
 
 
 def record_warm_start(
-    warm_start: WarmStart, record: Record, space: SearchSpace, layout: Layout, settings: Mapping[str, Any]
+    warm_start: WarmStart,
+    record: Record,
+    space: SearchSpace,
+    layout: Layout,
+    settings: Mapping[str, Any],
 ) -> list[str]:
     """Record the imported evaluations that the study does not have yet, distributed over islands and workers.
 
@@ -108,21 +117,29 @@ def record_warm_start(
             "imported_from": f"trial {evaluation.trial} of {warm_start.source}",
             "propagator": "--warm-start",
             "island": island,
-            "worker": layout.find_first_worker(island) + index % layout.count_island_workers(island),
+            "worker": layout.find_first_worker(island)
+            + index % layout.count_island_workers(island),
         }
 
-    imported = record.import_evaluations(warm_start.evaluations, space.make_distributions(), make_attributes)
+    imported = record.import_evaluations(
+        warm_start.evaluations, space.make_distributions(), make_attributes
+    )
     record.remember_source(warm_start.source)
     if not imported:
         return []
     best = "".join(
-        f", the best {format_number(evaluation.loss)}" for evaluation in rank_evaluations(warm_start.evaluations, 1)
+        f", the best {format_number(evaluation.loss)}"
+        for evaluation in rank_evaluations(warm_start.evaluations, 1)
     )
-    lines = [make_printable(f"with {format_count(imported, 'evaluation')} of {warm_start.source}{best}")]
+    lines = [
+        make_printable(f"with {format_count(imported, 'evaluation')} of {warm_start.source}{best}")
+    ]
     if misfits := warm_start.misfits:
         are = "is" if len(misfits) == 1 else "are"
         example = cut_text(make_printable(misfits[0]))
-        lines.append(f"without {len(misfits)} that {are} not valid in this search space, such as {example}")
+        lines.append(
+            f"without {len(misfits)} that {are} not valid in this search space, such as {example}"
+        )
     if warm_start.heir_count:
         count = format_count(warm_start.heir_count, "evaluation")
         lines.append(
@@ -131,7 +148,9 @@ def record_warm_start(
     return [*lines, *describe_setting_changes(warm_start.settings, "there", settings, "here")]
 
 
-def describe_setting_changes(before: Mapping[str, Any], then: str, settings: Mapping[str, Any], now: str) -> list[str]:
+def describe_setting_changes(
+    before: Mapping[str, Any], then: str, settings: Mapping[str, Any], now: str
+) -> list[str]:
     """Return a line of text for each setting that has different values in two sessions or runs.
 
     Args:
@@ -140,7 +159,9 @@ def describe_setting_changes(before: Mapping[str, Any], then: str, settings: Map
         now: The word for `settings` in the text, such as "now".
     """
     return [
-        make_printable(f"{name} was {value} {then}, and is {settings[name]} {now}: losses may not be comparable")
+        make_printable(
+            f"{name} was {value} {then}, and is {settings[name]} {now}: losses may not be comparable"
+        )
         for name, value in before.items()
         if name in settings and settings[name] != value
     ]
@@ -158,8 +179,8 @@ def find_misfits(evaluations: Sequence[Evaluation], space: SearchSpace) -> list[
 def _find_study_objectives(record: Record, ours: Objectives) -> Objectives:
     """Return the objectives of a study.
 
-    A study without names of objectives has the objectives `ours` if its directions (minimise or maximise) are the same.
-    Otherwise its only objective is the loss.
+    A study without names of objectives has the objectives `ours` if its directions (minimise or
+    maximise) are the same. Otherwise its only objective is the loss.
     """
     names = record.study.metric_names
     if names is not None and LOSS in names[1:]:
@@ -175,19 +196,28 @@ def _describe_missing_objective(evaluation: Evaluation, objectives: Objectives) 
     return f"trial {evaluation.trial}: its {missing[0]!r} is not known" if missing else ""
 
 
-def _clean_evaluation(evaluation: Evaluation, space: SearchSpace, theirs: Objectives, ours: Objectives) -> Evaluation:
+def _clean_evaluation(
+    evaluation: Evaluation, space: SearchSpace, theirs: Objectives, ours: Objectives
+) -> Evaluation:
     """Return an evaluation of another study as this run records evaluations.
 
     The objectives of the other study are `theirs`, and the objectives of this run are `ours`.
     """
-    metrics = {**evaluation.metrics, **dict(zip(theirs.metric_names, evaluation.other_values, strict=False))}
+    metrics = {
+        **evaluation.metrics,
+        **dict(zip(theirs.metric_names, evaluation.other_values, strict=False)),
+    }
     metrics = {name: float(metric) for name, metric in metrics.items() if math.isfinite(metric)}
     between = evaluation.ended - evaluation.started  # It is negative if the clock was changed.
     seconds = evaluation.seconds
     return dataclasses.replace(
         evaluation,
         params=convert_params(evaluation.params, space),
-        seconds=seconds if math.isfinite(seconds) and seconds > 0 else between if between >= 0 else math.nan,
+        seconds=seconds
+        if math.isfinite(seconds) and seconds > 0
+        else between
+        if between >= 0
+        else math.nan,
         curve={epoch + (0 in evaluation.curve): loss for epoch, loss in evaluation.curve.items()},
         metrics=metrics,
         other_values=ours.select_metric_values(metrics),
@@ -198,7 +228,9 @@ def _open_run(run_dir: RunDir) -> tuple[Record, Mapping[str, Any]]:
     manifest = run_dir.read_manifest()
     storage = run_dir.locate_storage(manifest.storage)
     if has_hidden_password(storage):
-        raise UsageError(f"its study is in {storage}. Give that URL instead, with the password and #{manifest.study}")
+        raise UsageError(
+            f"its study is in {storage}. Give that URL instead, with the password and #{manifest.study}"
+        )
     check_readable(storage)
     return open_existing_study(run_dir, storage, manifest.study), manifest.settings
 
@@ -217,8 +249,12 @@ def _open_study(source: str) -> tuple[Record, Mapping[str, Any]]:
         if not searches:
             raise UsageError("it has no study. Give a storage with a study, or a run directory")
         names = cut_text(", ".join(map(repr, searches)))
-        raise UsageError(f"it has the studies {names}. Name one of them, as in {mask_password(storage)}#NAME")
+        raise UsageError(
+            f"it has the studies {names}. Name one of them, as in {mask_password(storage)}#NAME"
+        )
     if found[name][0] != StudyDirection.MINIMIZE:
-        raise UsageError(f"the study {name!r} must minimise a loss, as a search does. Name another study")
+        raise UsageError(
+            f"the study {name!r} must minimise a loss, as a search does. Name another study"
+        )
     with convert_storage_errors(storage):
         return Record(storage, name), {}

@@ -4,4 +4,14 @@ from hpo.space.constraints import ConstraintSet
 from hpo.space.parameters import Categorical, Float, Gene, Int, Ordinal, Parameter, Value
 from hpo.space.search_space import SearchSpace
 
-__all__ = ["Categorical", "ConstraintSet", "Float", "Gene", "Int", "Ordinal", "Parameter", "SearchSpace", "Value"]
+__all__ = [
+    "Categorical",
+    "ConstraintSet",
+    "Float",
+    "Gene",
+    "Int",
+    "Ordinal",
+    "Parameter",
+    "SearchSpace",
+    "Value",
+]

@@ -11,8 +11,10 @@ from typing import Any, Protocol, TypeVar
 
 _MOST_DRAWS = 10_000
 _LEAST_ALLOWED = 10  # draws that must satisfy all constraints: one in a thousand
-_LEAST_DRAWS = 200  # Constraints are checked with at least this many draws, so that their errors show.
-_MOST_IN_BATCH = 64  # candidates. A request to another process takes 0.1 ms, and 5 us for each candidate.
+# Constraints are checked with at least this many draws, so that their errors show.
+_LEAST_DRAWS = 200
+# Candidates. A request to another process takes 0.1 ms, and 5 us for each candidate.
+_MOST_IN_BATCH = 64
 
 T = TypeVar("T")
 
@@ -41,8 +43,8 @@ class Constraint:
     def allows(self, params: Mapping[str, Any]) -> bool:
         """Return whether the constraint allows hyperparameters.
 
-        The constraint is skipped, and the answer is True, if the function reads an inactive parameter. The answer is
-        False if the function fails.
+        The constraint is skipped, and the answer is True, if the function reads an inactive
+        parameter. The answer is False if the function fails.
         """
         try:
             return self.call_function(params) is not False
@@ -59,10 +61,18 @@ class Constraint:
             answer: Any = self.function(dict(params))
         except (Exception, SystemExit) as error:
             missing = error.args[0] if isinstance(error, KeyError) and error.args else None
-            if isinstance(missing, str) and missing in self.parameter_names and missing not in params:
+            if (
+                isinstance(missing, str)
+                and missing in self.parameter_names
+                and missing not in params
+            ):
                 return None
-            reason = f"there is no parameter {error}" if isinstance(error, KeyError) else repr(error)
-            raise ValueError(f"the constraint {self.text!r} failed for {dict(params)!r}: {reason}") from error
+            reason = (
+                f"there is no parameter {error}" if isinstance(error, KeyError) else repr(error)
+            )
+            raise ValueError(
+                f"the constraint {self.text!r} failed for {dict(params)!r}: {reason}"
+            ) from error
         with suppress(Exception):
             answer = answer.item()  # numpy's True
         if type(answer) is not bool:
@@ -76,7 +86,8 @@ class LocalConstraints:
     """Constraints whose functions are called in this process.
 
     Args:
-        draw: A function that returns random hyperparameters, whether or not they satisfy the constraints.
+        draw: A function that returns random hyperparameters, whether or not they satisfy the
+        constraints.
     """
 
     def __init__(self, draw: Callable[[Random], Mapping[str, Any]]) -> None:
@@ -90,7 +101,14 @@ class LocalConstraints:
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
         """Return, for each set of hyperparameters, the index of the first violated constraint, or None."""
         return [
-            next((index for index, constraint in enumerate(self._constraints) if not constraint.allows(params)), None)
+            next(
+                (
+                    index
+                    for index, constraint in enumerate(self._constraints)
+                    if not constraint.allows(params)
+                ),
+                None,
+            )
             for params in batch
         ]
 
@@ -100,11 +118,13 @@ class LocalConstraints:
         return find_constraint_problem(self._constraints, lambda: self._draw(rng))
 
 
-def iterate_batches(items: Iterable[T], first_size: int = 1, most_items: int = _MOST_IN_BATCH) -> Iterator[list[T]]:
+def iterate_batches(
+    items: Iterable[T], first_size: int = 1, most_items: int = _MOST_IN_BATCH
+) -> Iterator[list[T]]:
     """Yield items in lists. Each list is twice as long as the previous list.
 
-    The first list has `first_size` items, and no list has more than `most_items`. Items are taken from `items` only
-    when the next list is requested.
+    The first list has `first_size` items, and no list has more than `most_items`. Items are taken
+    from `items` only when the next list is requested.
     """
     size, source = first_size, iter(items)
     while batch := list(islice(source, size)):
@@ -112,32 +132,44 @@ def iterate_batches(items: Iterable[T], first_size: int = 1, most_items: int = _
         size = min(2 * size, most_items)
 
 
-def find_constraint_problem(constraints: Sequence[Constraint], draw: Callable[[], Mapping[str, Any]]) -> str:
+def find_constraint_problem(
+    constraints: Sequence[Constraint], draw: Callable[[], Mapping[str, Any]]
+) -> str:
     """Return why constraints are unsound, or "" if they are sound.
 
-    A constraint is unsound if it fails, if it returns different answers for the same hyperparameters, or if it always
-    reads an inactive parameter. Constraints are unsound together if they allow nothing or next to nothing of the space.
+    A constraint is unsound if it fails, if it returns different answers for the same
+    hyperparameters, or if it always reads an inactive parameter. Constraints are unsound together
+    if they allow nothing or next to nothing of the space.
 
     Args:
         draw: A function that returns random hyperparameters from the whole space.
     """
     allowed_counts, applied = [0] * len(constraints), [False] * len(constraints)
     kept = drawn = 0
-    while drawn < _MOST_DRAWS and (drawn < _LEAST_DRAWS or kept < _LEAST_ALLOWED or not all(applied)):
+    while drawn < _MOST_DRAWS and (
+        drawn < _LEAST_DRAWS or kept < _LEAST_ALLOWED or not all(applied)
+    ):
         params = draw()
         try:
             answers = [constraint.call_function(params) for constraint in constraints]
             second_answers = [constraint.call_function(params) for constraint in constraints]
         except ValueError as error:
             return str(error)
-        for constraint, answer, second_answer in zip(constraints, answers, second_answers, strict=True):
+        for constraint, answer, second_answer in zip(
+            constraints, answers, second_answers, strict=True
+        ):
             if second_answer != answer:
                 return (
                     f"the constraint {constraint.text!r} must always return the same for the same hyperparameters, "
                     f"got two answers for {params!r}"
                 )
-        allowed_counts = [count + (answer is not False) for count, answer in zip(allowed_counts, answers, strict=True)]
-        applied = [before or answer is not None for before, answer in zip(applied, answers, strict=True)]
+        allowed_counts = [
+            count + (answer is not False)
+            for count, answer in zip(allowed_counts, answers, strict=True)
+        ]
+        applied = [
+            before or answer is not None for before, answer in zip(applied, answers, strict=True)
+        ]
         kept += False not in answers
         drawn += 1
     for constraint, has_applied in zip(constraints, applied, strict=True):
@@ -148,7 +180,8 @@ def find_constraint_problem(constraints: Sequence[Constraint], draw: Callable[[]
             )
     if kept < _LEAST_ALLOWED:
         counts = ", ".join(
-            f"{constraint.text!r} {count}" for constraint, count in zip(constraints, allowed_counts, strict=True)
+            f"{constraint.text!r} {count}"
+            for constraint, count in zip(constraints, allowed_counts, strict=True)
         )
         return (
             f"the constraints of this space leave {'next to ' if kept else ''}nothing: of {drawn} individuals drawn at "

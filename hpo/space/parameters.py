@@ -1,7 +1,7 @@
 """Hyperparameters: the values that each can have, and how a value is encoded.
 
-A value is encoded as a *gene*, the number that Propulate breeds. Each parameter has an Optuna distribution, which is
-stored in the study.
+A value is encoded as a *gene*, the number that Propulate breeds. Each parameter has an Optuna
+distribution, which is stored in the study.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _LARGEST_INT = 2**53
 # Relative to the larger bound. If steps are smaller, Optuna confuses neighbouring values.
 _SMALLEST_RELATIVE_STEP = 1e-7
 _RELATIVE_ROUNDING = 1e-9  # A value that differs by less from a step is taken as this step.
-# A resumed run must have the same search space, but these arguments may differ. So the `repr` omits them.
+# A resumed run must have the same search space, but these arguments may differ. So the `repr` omits
+# them.
 _CHANGEABLE = ("mutable", "prior", "confidence")
 
 
@@ -51,10 +52,20 @@ class BaseParameter:
         object.__setattr__(self, "when", normalize_condition(self.when))
 
     def __repr__(self) -> str:
-        shown = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _CHANGEABLE}
+        shown = {
+            name: getattr(self, name)
+            for name in self.__dataclass_fields__
+            if name not in _CHANGEABLE
+        }
         shown["when"] = shown.pop("when")  # moved to the end
-        positional = shown.pop("choices") if "choices" in shown else (shown.pop("low"), shown.pop("high"))
-        options = [f"{name}={v!r}" for name, v in shown.items() if v != self.__dataclass_fields__[name].default]
+        positional = (
+            shown.pop("choices") if "choices" in shown else (shown.pop("low"), shown.pop("high"))
+        )
+        options = [
+            f"{name}={v!r}"
+            for name, v in shown.items()
+            if v != self.__dataclass_fields__[name].default
+        ]
         return f"{type(self).__name__}({', '.join([*map(repr, positional), *options])})"
 
 
@@ -63,13 +74,12 @@ class Int(BaseParameter):
     """An integer hyperparameter.
 
     Args:
-        low: The lowest value.
-        high: The highest value (included). `high - low` must be a multiple of `step`.
-        log: Draw and mutate on a logarithmic scale; `low` must then be positive. Default: False.
-        step: The distance between two neighbouring values. Default: 1; with `log`, it must be 1.
-        mutable: Whether the value can change while a network trains, see Float. Default: False.
-        when: The condition under which the parameter is active, see Float. Default: None, always active.
-        prior: The value that is expected to be good, see Float. Default: None.
+        low: The lowest value. high: The highest value (included). `high - low` must be a multiple
+        of `step`. log: Draw and mutate on a logarithmic scale; `low` must then be positive.
+        Default: False. step: The distance between two neighbouring values. Default: 1; with `log`,
+        it must be 1. mutable: Whether the value can change while a network trains, see Float.
+        Default: False. when: The condition under which the parameter is active, see Float. Default:
+        None, always active. prior: The value that is expected to be good, see Float. Default: None.
         confidence: How sure the prior is, see Float. Default: "medium".
 
     Example:
@@ -93,12 +103,17 @@ class Int(BaseParameter):
             return f"the bounds of an Int must be integers (a Float's need not be), got {format_with_type(wrong[0])}"
         if not self.low < self.high:
             return "low must be less than high"
-        if max(abs(self.low), abs(self.high), self.high - self.low) > _LARGEST_INT:  # Optuna subtracts floats.
+        # Optuna subtracts floats.
+        if max(abs(self.low), abs(self.high), self.high - self.low) > _LARGEST_INT:
             return f"the bounds of an Int must be within ±2**53, and at most 2**53 ({_LARGEST_INT}) apart"
         if type(self.step) is not int or self.step < 1:
-            return f"the step of an Int must be a positive integer, got {format_with_type(self.step)}"
+            return (
+                f"the step of an Int must be a positive integer, got {format_with_type(self.step)}"
+            )
         if (self.high - self.low) % self.step:
-            return _suggest_high(self.low + (self.high - self.low) // self.step * self.step, self.low + self.step)
+            return _suggest_high(
+                self.low + (self.high - self.low) // self.step * self.step, self.low + self.step
+            )
         return _find_scale_problem(self)
 
     @property
@@ -111,7 +126,8 @@ class Int(BaseParameter):
         """The lowest and the highest gene (number that encodes a value)."""
         if not self.log:
             return self.low, self.low + self.size - 1
-        # The limits are half a value wider, so that the lowest and the highest value are drawn as often as others.
+        # The limits are half a value wider, so that the lowest and the highest value are drawn as
+        # often as others.
         return math.log(self.low - 0.5), math.log(self.high + 0.5)
 
     @property
@@ -125,7 +141,11 @@ class Int(BaseParameter):
 
     def accepts(self, value: object) -> bool:
         """Return whether this parameter can have a value. The type must match too."""
-        return type(value) is int and self.low <= value <= self.high and (value - self.low) % self.step == 0
+        return (
+            type(value) is int
+            and self.low <= value <= self.high
+            and (value - self.low) % self.step == 0
+        )
 
     def convert(self, value: Any) -> Any:
         """Return a whole float as an int. Other values are returned unchanged."""
@@ -139,7 +159,11 @@ class Int(BaseParameter):
         """Return the value that a gene encodes. A gene outside the limits counts as the nearest limit."""
         low, high = self.limits
         nearest = min(max(gene, low), high)
-        value = round(math.exp(nearest)) if self.log else self.low + (round(nearest) - self.low) * self.step
+        value = (
+            round(math.exp(nearest))
+            if self.log
+            else self.low + (round(nearest) - self.low) * self.step
+        )
         return min(max(value, self.low), self.high)
 
     def make_distribution(self) -> BaseDistribution:
@@ -153,24 +177,28 @@ class Int(BaseParameter):
 class Float(BaseParameter):
     """A floating-point hyperparameter.
 
-    Values have at most 12 significant digits. Bounds with more digits are rounded towards the inside of the range.
+    Values have at most 12 significant digits. Bounds with more digits are rounded towards the
+    inside of the range.
 
     Args:
-        low: The lowest value.
-        high: The highest value (included). With a `step`, `high - low` must be a multiple of it.
-        log: Draw and mutate on a logarithmic scale; `low` must then be positive. Default: False.
-        step: The distance between two neighbouring values. `step` and `log` exclude each other. Default: None,
+        low: The lowest value. high: The highest value (included). With a `step`, `high - low` must
+        be a multiple of it. log: Draw and mutate on a logarithmic scale; `low` must then be
+        positive. Default: False. step: The distance between two neighbouring values. `step` and
+        `log` exclude each other. Default: None,
             continuous.
-        mutable: Whether the value can change while a network trains, as a learning rate can. With ``--pbt``, an
-            individual and the parent whose weights it starts from differ only in mutable parameters. Default: False.
-        when: The condition: the parameter is active only if each parameter that `when` names is active, and has the
-            given value or one of the given values. These parameters must come before this one in the space, and must
-            have discrete values. Default: None, always active.
-        prior: The value that is expected to be good. The search begins with the priors of all parameters, and prefers
-            values near them until evaluations contradict. Default: None.
-        confidence: How sure the prior is: "low", "medium" or "high". The standard deviation of good values around the
-            prior is expected to be 1/2, 1/4 or 1/8 of the range. Of choices, the prior is expected to be 2, 4 or 6
-            times as likely as any other choice. Default: "medium".
+        mutable: Whether the value can change while a network trains, as a learning rate can. With
+            ``--pbt``, an individual and the parent whose weights it starts from differ only in
+            mutable parameters. Default: False.
+        when: The condition: the parameter is active only if each parameter that `when` names is
+            active, and has the given value or one of the given values. These parameters must come
+            before this one in the space, and must have discrete values. Default: None, always
+            active.
+        prior: The value that is expected to be good. The search begins with the priors of all
+            parameters, and prefers values near them until evaluations contradict. Default: None.
+        confidence: How sure the prior is: "low", "medium" or "high". The standard deviation of good
+            values around the prior is expected to be 1/2, 1/4 or 1/8 of the range. Of choices, the
+            prior is expected to be 2, 4 or 6 times as likely as any other choice. Default:
+            "medium".
 
     Example:
         ::
@@ -225,9 +253,14 @@ class Float(BaseParameter):
     def limits(self) -> tuple[Gene, Gene]:
         """The lowest and the highest gene (number that encodes a value).
 
-        They are the bounds, the logarithms of the bounds with `log`, or 0 and the number of steps with a `step`.
+        They are the bounds, the logarithms of the bounds with `log`, or 0 and the number of steps
+        with a `step`.
         """
-        return (0, int(self.size) - 1) if self.step else (self.encode(self.low), self.encode(self.high))
+        return (
+            (0, int(self.size) - 1)
+            if self.step
+            else (self.encode(self.low), self.encode(self.high))
+        )
 
     @property
     def size(self) -> float:
@@ -240,7 +273,11 @@ class Float(BaseParameter):
 
     def accepts(self, value: object) -> bool:
         """Return whether this parameter can have a value. The type must match too."""
-        if type(value) is not float or not self.low <= value <= self.high or value != round_float(value):
+        if (
+            type(value) is not float
+            or not self.low <= value <= self.high
+            or value != round_float(value)
+        ):
             return False
         return self.step is None or value == self.decode(self.encode(value))
 
@@ -292,8 +329,9 @@ def _suggest_high(below: float, at_least: float) -> str:
 
 @dataclass(frozen=True, init=False, repr=False)
 class _Choices(BaseParameter):
-    # The gene is the index of the choice. Propulate's own one-hot encoding of strings loses mutations: setting one
-    # clears the wrong slice of an individual's position (propulate 1.2.2, `Individual.__setitem__`).
+    # The gene is the index of the choice. Propulate's own one-hot encoding of strings loses
+    # mutations: setting one clears the wrong slice of an individual's position (propulate 1.2.2,
+    # `Individual.__setitem__`).
     choices: tuple[Value, ...]
 
     def __init__(
@@ -372,11 +410,11 @@ class Categorical(_Choices):
     """A hyperparameter that is one of several choices without an order.
 
     Args:
-        *choices: The choices, one argument each: strings, numbers or booleans.
-        mutable: Whether the value can change while a network trains, see Float. Default: False.
-        when: The condition under which the parameter is active, see Float. Default: None, always active.
-        prior: The choice that is expected to be good, see Float. Default: None.
-        confidence: How sure the prior is, see Float. Default: "medium".
+        *choices: The choices, one argument each: strings, numbers or booleans. mutable: Whether the
+        value can change while a network trains, see Float. Default: False. when: The condition
+        under which the parameter is active, see Float. Default: None, always active. prior: The
+        choice that is expected to be good, see Float. Default: None. confidence: How sure the prior
+        is, see Float. Default: "medium".
 
     Example:
         ::
@@ -393,9 +431,9 @@ class Ordinal(_Choices):
     Args:
         *choices: The choices in their order, one argument each: strings, numbers or booleans.
         mutable: Whether the value can change while a network trains, see Float. Default: False.
-        when: The condition under which the parameter is active, see Float. Default: None, always active.
-        prior: The choice that is expected to be good, see Float. Default: None.
-        confidence: How sure the prior is, see Float. Default: "medium".
+        when: The condition under which the parameter is active, see Float. Default: None, always
+        active. prior: The choice that is expected to be good, see Float. Default: None. confidence:
+        How sure the prior is, see Float. Default: "medium".
 
     Example:
         ::
@@ -421,7 +459,8 @@ def find_middle_gene(parameter: Parameter) -> Gene:
 def format_parameter(parameter: Any) -> str:
     """Return a parameter as Python code, with all its arguments.
 
-    The `repr` of a parameter omits the arguments that may differ in a resumed run: `mutable`, `prior`, `confidence`.
+    The `repr` of a parameter omits the arguments that may differ in a resumed run: `mutable`,
+    `prior`, `confidence`.
     """
     changeable = (("mutable", False), ("prior", None), ("confidence", "medium"))
     options = [

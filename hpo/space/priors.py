@@ -1,8 +1,9 @@
 """Priors: values of hyperparameters that the user expects to be good, and how close to them good values are expected.
 
-A prior of a number is a normal distribution of the gene (number that encodes the value) around the expected value. The
-range of the parameter cuts it off. A prior of a categorical parameter makes the expected choice more likely than each
-other choice. The widths are those of NePS (https://github.com/automl/neps).
+A prior of a number is a normal distribution of the gene (number that encodes the value) around the
+expected value. The range of the parameter cuts it off. A prior of a categorical parameter makes the
+expected choice more likely than each other choice. The widths are those of NePS
+(https://github.com/automl/neps).
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def draw_prior_gene(parameter: Parameter, rng: Random) -> Gene:
     low, high = parameter.limits
     if isinstance(parameter, Categorical):
         odds = ODDS[parameter.confidence]
-        return expected if rng.random() * (high + odds) < odds else _draw_other(expected, int(high), rng)
+        return (
+            expected
+            if rng.random() * (high + odds) < odds
+            else _draw_other(expected, int(high), rng)
+        )
     deviation = compute_deviation(parameter)
     while True:
         gene = rng.gauss(expected, deviation)
@@ -55,4 +60,6 @@ def _draw_other(expected: Gene, highest: int, rng: Random) -> Gene:
 
 def describe_priors(parameters: Mapping[str, Parameter]) -> dict[str, str]:
     """Return each parameter that has a prior as text, with its prior. A resumed run may have other priors."""
-    return {name: format_parameter(each) for name, each in parameters.items() if each.prior is not None}
+    return {
+        name: format_parameter(each) for name, each in parameters.items() if each.prior is not None
+    }

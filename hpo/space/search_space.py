@@ -31,16 +31,17 @@ _NOTHING: Mapping[str, Value] = MappingProxyType({})
 class SearchSpace:
     """The hyperparameters of a search, their ranges, and the constraints between them.
 
-    The hyperparameters of an individual are a dict with the values of its active parameters. A parameter without a
-    condition (`when`) is always active.
+    The hyperparameters of an individual are a dict with the values of its active parameters. A
+    parameter without a condition (`when`) is always active.
 
     Args:
-        **parameters: The parameters by name: Int, Float, Ordinal or Categorical. A name must be a Python identifier
-            without a leading underscore. A conditional parameter must come after the parameters in its condition.
+        **parameters: The parameters by name: Int, Float, Ordinal or Categorical. A name must be a
+            Python identifier without a leading underscore. A conditional parameter must come after
+            the parameters in its condition.
 
     Raises:
-        ValueError: The space has no parameters, or the name, range or condition of a parameter is not valid. The
-            message names the parameter.
+        ValueError: The space has no parameters, or the name, range or condition of a parameter is
+            not valid. The message names the parameter.
         TypeError: A parameter is not an Int, Float, Ordinal or Categorical.
 
     Example:
@@ -58,7 +59,9 @@ class SearchSpace:
 
     def __init__(self, **parameters: Parameter) -> None:
         if not parameters:
-            raise ValueError("a search space needs at least one parameter, e.g. SearchSpace(lr=Float(1e-4, 1e-1))")
+            raise ValueError(
+                "a search space needs at least one parameter, e.g. SearchSpace(lr=Float(1e-4, 1e-1))"
+            )
         self.conditions: dict[str, Condition] = {}
         for name, parameter in parameters.items():
             check_parameter(name, parameter)
@@ -73,12 +76,12 @@ class SearchSpace:
     def require(self, constraint: Callable[[dict[str, Any]], bool], text: str) -> None:
         """Add a constraint: allow only hyperparameters for which a function returns True.
 
-        A constraint that reads an inactive parameter is skipped. If the function raises an exception during a search,
-        the hyperparameters are not allowed.
+        A constraint that reads an inactive parameter is skipped. If the function raises an
+        exception during a search, the hyperparameters are not allowed.
 
         Args:
-            constraint: A function of a dict with the active hyperparameters, which returns True or False. It must
-                always return the same for the same hyperparameters.
+            constraint: A function of a dict with the active hyperparameters, which returns True or
+                False. It must always return the same for the same hyperparameters.
             text: The constraint in words, for messages.
 
         Raises:
@@ -95,7 +98,9 @@ class SearchSpace:
                 'require(lambda p: p["width"] % p["heads"] == 0, "heads must divide width"), '
                 f"got {constraint!r}, {text!r}"
             )
-        assert isinstance(self._constraints, LocalConstraints), "constraints are added in the process that checks them"
+        assert isinstance(self._constraints, LocalConstraints), (
+            "constraints are added in the process that checks them"
+        )
         self._constraints.add(Constraint(constraint, text, frozenset(self.parameters)))
         self.constraint_texts = (*self.constraint_texts, text)
 
@@ -112,7 +117,11 @@ class SearchSpace:
     @property
     def priors(self) -> dict[str, Value]:
         """The values that are expected to be good, of the parameters that have a prior."""
-        return {name: value for name, parameter in self.parameters.items() if (value := parameter.prior) is not None}
+        return {
+            name: value
+            for name, parameter in self.parameters.items()
+            if (value := parameter.prior) is not None
+        }
 
     @property
     def immutable_names(self) -> list[str]:
@@ -165,7 +174,10 @@ class SearchSpace:
 
     def round_genes(self, genes: Mapping[str, Gene]) -> dict[str, Gene]:
         """Return the genes that encode the nearest valid values of all parameters, active or inactive."""
-        return {name: parameter.encode(parameter.decode(genes[name])) for name, parameter in self.parameters.items()}
+        return {
+            name: parameter.encode(parameter.decode(genes[name]))
+            for name, parameter in self.parameters.items()
+        }
 
     def check(self, params: Mapping[str, object]) -> None:
         """Raise a ValueError unless the search space and its constraints allow hyperparameters.
@@ -174,7 +186,8 @@ class SearchSpace:
             params: The values of all active parameters.
 
         Raises:
-            ValueError: A parameter is not valid, or a constraint is violated. The message names the first of them.
+            ValueError: A parameter is not valid, or a constraint is violated. The message names the
+            first of them.
         """
         if mistake := self.find_mistakes([params])[0]:
             raise ValueError(mistake)
@@ -183,7 +196,9 @@ class SearchSpace:
         """Return, for each set of hyperparameters, why it is not valid or not allowed; "" if it is allowed."""
         mistakes = [self._validation.find_wrong_value(params) for params in batch]
         valid = [index for index, mistake in enumerate(mistakes) if not mistake]
-        for index, violated in zip(valid, self.find_violated([batch[index] for index in valid]), strict=True):
+        for index, violated in zip(
+            valid, self.find_violated([batch[index] for index in valid]), strict=True
+        ):
             if violated is not None:
                 mistakes[index] = f"{self.constraint_texts[violated]}, got {batch[index]!r}"
         return mistakes
@@ -198,7 +213,11 @@ class SearchSpace:
 
     def find_violated(self, batch: Sequence[Mapping[str, object]]) -> list[int | None]:
         """Return, for each set of hyperparameters, the index of the first violated constraint, or None."""
-        return self._constraints.find_violated(batch) if self.constraint_texts and batch else [None] * len(batch)
+        return (
+            self._constraints.find_violated(batch)
+            if self.constraint_texts and batch
+            else [None] * len(batch)
+        )
 
     def check_constraints(self) -> None:
         """Raise a ValueError if a constraint fails, or if the constraints allow next to nothing of the space."""
@@ -208,7 +227,8 @@ class SearchSpace:
     def draw(self, rng: Random, given: Mapping[str, Value] | None = None) -> dict[str, Value]:
         """Return random hyperparameters that satisfy all constraints.
 
-        Each value is drawn uniformly from its range, or from the logarithms of its range if its scale is logarithmic.
+        Each value is drawn uniformly from its range, or from the logarithms of its range if its
+        scale is logarithmic.
 
         Args:
             rng: The random number generator.
@@ -218,11 +238,14 @@ class SearchSpace:
             The values of all active parameters.
 
         Raises:
-            ValueError: A given value is not valid, or no draw with these values satisfies the constraints.
+            ValueError: A given value is not valid, or no draw with these values satisfies the
+            constraints.
         """
         return next(self.iterate_draws(rng, given))
 
-    def iterate_draws(self, rng: Random, given: Mapping[str, Value] | None = None) -> Iterator[dict[str, Value]]:
+    def iterate_draws(
+        self, rng: Random, given: Mapping[str, Value] | None = None
+    ) -> Iterator[dict[str, Value]]:
         """Yield random hyperparameters that satisfy all constraints, without end. The arguments are those of `draw`."""
         given = given or {}
         if mistake := next(filter(None, starmap(self._validation.find_mistake, given.items())), ""):
@@ -232,14 +255,16 @@ class SearchSpace:
     def draw_priors(self, rng: Random) -> dict[str, Value]:
         """Return hyperparameters in which each active parameter with a prior has the expected value.
 
-        Other values are drawn at random. The constraints are satisfied. Of several draws, that with the most active
-        priors is returned.
+        Other values are drawn at random. The constraints are satisfied. Of several draws, that with
+        the most active priors is returned.
 
         Raises:
             ValueError: No draw with the expected values satisfies the constraints.
         """
         priors = self.priors
-        drawn = islice(self._iterate_allowed(lambda: self._draw_unconstrained(rng, priors)), _PRIOR_DRAWS)
+        drawn = islice(
+            self._iterate_allowed(lambda: self._draw_unconstrained(rng, priors)), _PRIOR_DRAWS
+        )
         return max(drawn, key=lambda params: len(params.keys() & priors.keys()))
 
     def draw_from_priors(self, rng: Random, count: int) -> list[dict[str, Value]]:
@@ -261,7 +286,11 @@ class SearchSpace:
         """
         drawn = iter(draw, None)
         nearest, failed = None, 0
-        for batch in iterate_batches(drawn) if self.constraint_texts else iterate_batches(drawn, most_items=1):
+        for batch in (
+            iterate_batches(drawn)
+            if self.constraint_texts
+            else iterate_batches(drawn, most_items=1)
+        ):
             complete = [params for params in batch if params.keys() >= given.keys()]
             allowed = list(compress(complete, self.are_allowed(complete)))
             yield from allowed
@@ -269,7 +298,9 @@ class SearchSpace:
             failed = 0 if allowed else failed + len(batch)
             if failed >= _MOST_FAILED_DRAWS:
                 self.check({**(nearest or batch[-1]), **given})
-                raise ValueError(f"of {failed} individuals drawn at random, none satisfies all constraints")
+                raise ValueError(
+                    f"of {failed} individuals drawn at random, none satisfies all constraints"
+                )
 
     @cached_property
     def all_individuals(self) -> list[dict[str, Value]] | None:
@@ -302,24 +333,29 @@ class SearchSpace:
 
 
 def list_individuals(
-    space: SearchSpace, most_candidates: float, most_seconds: float, is_stopping: Callable[[], bool] = lambda: False
+    space: SearchSpace,
+    most_candidates: float,
+    most_seconds: float,
+    is_stopping: Callable[[], bool] = lambda: False,
 ) -> list[dict[str, Value]] | None:
     """Return the hyperparameters of every individual that the constraints of a space allow.
 
     Args:
-        most_candidates: Give up after this number of candidates, whether or not constraints allow them.
-        most_seconds: Give up after this time, since constraints may be slow.
-        is_stopping: A function that returns whether to give up now.
+        most_candidates: Give up after this number of candidates, whether or not constraints allow
+        them. most_seconds: Give up after this time, since constraints may be slow. is_stopping: A
+        function that returns whether to give up now.
 
     Returns:
-        The hyperparameters of all individuals. None if there are infinitely many or too many, or if the list takes too
-        long.
+        The hyperparameters of all individuals. None if there are infinitely many or too many, or if
+        the list takes too long.
     """
     if any(parameter.size == math.inf for parameter in space.parameters.values()):
         return None
     found: list[dict[str, Value]] = []
     candidate_count, deadline = 0, time.monotonic() + most_seconds
-    for batch in iterate_batches(_list_remaining(space, list(space.parameters), {}), most_items=_MOST_IN_BATCH):
+    for batch in iterate_batches(
+        _list_remaining(space, list(space.parameters), {}), most_items=_MOST_IN_BATCH
+    ):
         found += compress(batch, space.are_allowed(batch))
         candidate_count += len(batch)
         is_late = time.monotonic() > deadline or is_stopping()
@@ -328,7 +364,9 @@ def list_individuals(
     return found
 
 
-def _list_remaining(space: SearchSpace, names: Sequence[str], before: dict[str, Value]) -> Iterator[dict[str, Value]]:
+def _list_remaining(
+    space: SearchSpace, names: Sequence[str], before: dict[str, Value]
+) -> Iterator[dict[str, Value]]:
     if not names:
         yield before
     elif space.is_active(names[0], before):

@@ -10,24 +10,42 @@ from contextlib import suppress
 from itertools import starmap
 from typing import Any
 
-from hpo.space.parameters import Categorical, Float, Int, Ordinal, Parameter, Value, format_parameter
+from hpo.space.parameters import (
+    Categorical,
+    Float,
+    Int,
+    Ordinal,
+    Parameter,
+    Value,
+    format_parameter,
+)
 from hpo.space.priors import DEVIATIONS
 from hpo.space.values import convert_to_plain, format_with_type, list_elements, round_float
 
-_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_BOOLEANS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
 _LARGEST_WHOLE = 2**53  # A float64 cannot represent all integers above it.
 _MOST_VALUES = 10_000  # values of one parameter in a condition
 _MOST_SHOWN = 10  # values of a condition in a message
 
-Condition = Mapping[str, frozenset[Value]]  # For each parent parameter, the values that it must have.
+# For each parent parameter, the values that it must have.
+Condition = Mapping[str, frozenset[Value]]
 
 
 def check_parameter(name: str, parameter: object) -> None:
     """Raise an error if the name or the range of a parameter is not valid. Its condition is not checked.
 
     Raises:
-        ValueError: The name or the range is not valid. The message proposes a valid parameter if the intention is
-            clear.
+        ValueError: The name or the range is not valid. The message proposes a valid parameter if
+            the intention is clear.
         TypeError: `parameter` is not a parameter.
     """
     # Propulate keeps names with a leading underscore for itself.
@@ -36,7 +54,9 @@ def check_parameter(name: str, parameter: object) -> None:
             f"a parameter name must be a Python identifier without a leading underscore, such as 'lr', got {name!r}"
         )
     if not isinstance(parameter, (Int, Float, Ordinal, Categorical)):
-        raise TypeError(f"parameter {name!r} must be an Int, Float, Ordinal or Categorical, got {parameter!r}")
+        raise TypeError(
+            f"parameter {name!r} must be an Int, Float, Ordinal or Categorical, got {parameter!r}"
+        )
     problem = parameter.find_problem()
     if not problem and type(parameter.mutable) is not bool:
         problem = f"mutable must be True or False, got {parameter.mutable!r}"
@@ -53,7 +73,9 @@ def check_parameter(name: str, parameter: object) -> None:
 def _find_prior_problem(parameter: Parameter) -> str:
     """Return why the prior of a parameter or its confidence is not valid, or "" if they are."""
     if not isinstance(parameter.confidence, str) or parameter.confidence not in DEVIATIONS:
-        return f"confidence must be {', '.join(map(repr, DEVIATIONS))}, got {parameter.confidence!r}"
+        return (
+            f"confidence must be {', '.join(map(repr, DEVIATIONS))}, got {parameter.confidence!r}"
+        )
     if parameter.prior is None:
         return "" if parameter.confidence == "medium" else "confidence needs a prior"
     if parameter.accepts(parameter.prior):
@@ -77,10 +99,23 @@ def _correct_parameter(parameter: Parameter) -> Parameter | None:
     if mutable is None:
         return None
     if hasattr(given, "choices"):
-        choices = ["none" if choice is None else convert_to_plain(choice) for choice in _flatten_choices(given.choices)]
-        positions = [index for index, choice in enumerate(given.choices) if repr(choice) == repr(given.prior) != "None"]
-        prior = choices[positions[0]] if positions and len(choices) == len(given.choices) else given.prior
-        candidate = type(given)(*choices, mutable=mutable, when=given.when, prior=prior, confidence=given.confidence)
+        choices = [
+            "none" if choice is None else convert_to_plain(choice)
+            for choice in _flatten_choices(given.choices)
+        ]
+        positions = [
+            index
+            for index, choice in enumerate(given.choices)
+            if repr(choice) == repr(given.prior) != "None"
+        ]
+        prior = (
+            choices[positions[0]]
+            if positions and len(choices) == len(given.choices)
+            else given.prior
+        )
+        candidate = type(given)(
+            *choices, mutable=mutable, when=given.when, prior=prior, confidence=given.confidence
+        )
     else:
         low, high = _parse_number(given.low), _parse_number(given.high)
         if low is None or high is None:
@@ -98,15 +133,17 @@ def _correct_parameter(parameter: Parameter) -> Parameter | None:
 def _flatten_choices(choices: Collection[Any]) -> list[Any]:
     """Replace the collections among choices, and return the new choices. Other choices stay unchanged.
 
-    If the only choice is a collection, its elements become the choices. If each collection has only one element, the
-    element replaces the collection. Otherwise, a name replaces each collection, see `_name_choices`.
+    If the only choice is a collection, its elements become the choices. If each collection has only
+    one element, the element replaces the collection. Otherwise, a name replaces each collection,
+    see `_name_choices`.
     """
     collections = [list_elements(choice) for choice in choices]
     if len(collections) == 1 and collections[0] is not None:
         return _name_choices(collections[0])
     if all(len(elements) == 1 for elements in collections if elements is not None):
         return [
-            choice if elements is None else elements[0] for choice, elements in zip(choices, collections, strict=True)
+            choice if elements is None else elements[0]
+            for choice, elements in zip(choices, collections, strict=True)
         ]
     return _name_choices(list(choices))
 
@@ -139,7 +176,11 @@ def _find_lookup(given: Any, instead: Any) -> str:
     if all(len(elements) == 1 for elements in map(list_elements, values) if elements is not None):
         values = [None if value is None else "" for value in values]
     pairs = dict(zip(instead.choices, values, strict=False)) if values else {}
-    named = {name: value for name, value in pairs.items() if value is None or list_elements(value) is not None}
+    named = {
+        name: value
+        for name, value in pairs.items()
+        if value is None or list_elements(value) is not None
+    }
     return repr(named) if named and all(type(name) is str for name in named) else ""
 
 
@@ -166,14 +207,16 @@ def make_condition(name: str, parameter: Parameter, earlier: Mapping[str, Parame
         earlier: The parameters before it in the space, by name.
 
     Raises:
-        ValueError: `when` is not a dict, names a parameter that is not in `earlier` or is not discrete, or gives a
-            value that the named parameter cannot have.
+        ValueError: `when` is not a dict, names a parameter that is not in `earlier` or is not
+            discrete, or gives a value that the named parameter cannot have.
     """
     when: Any = parameter.when
     if when is None:
         return {}
     if not isinstance(when, Mapping) or not when:
-        raise ValueError(f"parameter {name!r}: when must be a dict such as {{'optimizer': 'sgd'}}, got {when!r}")
+        raise ValueError(
+            f"parameter {name!r}: when must be a dict such as {{'optimizer': 'sgd'}}, got {when!r}"
+        )
     condition = {}
     for parent, values in when.items():
         if parent not in earlier:
@@ -205,17 +248,22 @@ class ParamsValidation:
     """Checks the values of hyperparameters. It does not know constraints.
 
     Args:
-        parameters: The parameters of the space by name.
-        conditions: The condition of each parameter by name; empty if the parameter is always active.
+        parameters: The parameters of the space by name. conditions: The condition of each parameter
+        by name; empty if the parameter is always active.
     """
 
-    def __init__(self, parameters: Mapping[str, Parameter], conditions: Mapping[str, Condition]) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Parameter], conditions: Mapping[str, Condition]
+    ) -> None:
         self._parameters = parameters
         self._conditions = conditions
 
     def is_active(self, name: str, params: Mapping[str, object]) -> bool:
         """Return whether a parameter is active, given the hyperparameters before it in the space."""
-        return all(parent in params and params[parent] in values for parent, values in self._conditions[name].items())
+        return all(
+            parent in params and params[parent] in values
+            for parent, values in self._conditions[name].items()
+        )
 
     def find_wrong_value(self, params: Mapping[str, object]) -> str:
         """Return the first mistake in a complete set of hyperparameters, or "" if there is none."""
@@ -238,7 +286,8 @@ class ParamsValidation:
 
     def _format_condition(self, condition: Condition) -> str:
         return " and ".join(
-            f"{parent!r} is {self._format_alternatives(parent, values)}" for parent, values in condition.items()
+            f"{parent!r} is {self._format_alternatives(parent, values)}"
+            for parent, values in condition.items()
         )
 
     def _format_alternatives(self, name: str, values: frozenset[Value]) -> str:

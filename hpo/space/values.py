@@ -10,8 +10,9 @@ from typing import Any
 _LARGEST_FLOAT = sys.float_info.max
 _MOST_CHOICES = 100  # A message does not list more choices than these.
 
-# The relative error of exp(log(x)) is at most about 1e-13 for float64. With 12 digits, a value that is encoded and
-# decoded does not change. Two individuals are different if they differ in these digits.
+# The relative error of exp(log(x)) is at most about 1e-13 for float64. With 12 digits, a value that
+# is encoded and decoded does not change. Two individuals are different if they differ in these
+# digits.
 _SIGNIFICANT_DIGITS = 12
 
 
@@ -56,8 +57,8 @@ def list_elements(value: object) -> list[Any] | None:
 def normalize_condition(when: Any) -> Any:
     """Return a condition whose values are plain Python values, lists and ranges.
 
-    Sets become sorted lists. Ranges are not converted, because they may be long. If `when` is not a dict, it is
-    returned unchanged.
+    Sets become sorted lists. Ranges are not converted, because they may be long. If `when` is not a
+    dict, it is returned unchanged.
     """
     if not isinstance(when, Mapping):
         return when

@@ -27,18 +27,21 @@ def _delegate(name: str) -> Callable[..., Any]:
 class CachedStorage(BaseStorage):
     """Cache one study of an Optuna storage, for the only process of the run that writes to this study.
 
-    The study is read once, because reads are slow: a database needs a round trip, and a journal copies all trials.
-    After that, each change is made in memory and in the storage. A program outside the run may add trials. They appear
-    here when this process adds its next trial.
+    The study is read once, because reads are slow: a database needs a round trip, and a journal
+    copies all trials. After that, each change is made in memory and in the storage. A program
+    outside the run may add trials. They appear here when this process adds its next trial.
 
-    Losses are durable (on disk) after `commit`. Inside `batch_writes`, all changes of a journal are durable after
-    `commit`. All other changes are durable at once.
+    Losses are durable (on disk) after `commit`. Inside `batch_writes`, all changes of a journal are
+    durable after `commit`. All other changes are durable at once.
 
     Args:
-        retry: Repeats writes of losses while a database is unavailable; None to raise the error at once.
+        retry: Repeats writes of losses while a database is unavailable; None to raise the error at
+        once.
     """
 
-    def __init__(self, storage: BaseStorage, study_id: int, retry: StorageRetry | None = None) -> None:
+    def __init__(
+        self, storage: BaseStorage, study_id: int, retry: StorageRetry | None = None
+    ) -> None:
         self._storage = storage
         self._study_id = study_id
         self._retry = retry
@@ -69,12 +72,18 @@ class CachedStorage(BaseStorage):
         trial_id = self._storage.create_new_trial(study_id, template_trial)
         trial = self._storage.get_trial(trial_id)
         if trial.number > len(self._trials):  # Another program has added trials.
-            self._trials += self._storage.get_all_trials(study_id, deepcopy=False)[len(self._trials) : trial.number]
+            self._trials += self._storage.get_all_trials(study_id, deepcopy=False)[
+                len(self._trials) : trial.number
+            ]
         self._trials.append(trial)
-        self._numbers.update({added._trial_id: added.number for added in self._trials[len(self._numbers) :]})
+        self._numbers.update(
+            {added._trial_id: added.number for added in self._trials[len(self._numbers) :]}
+        )
         return trial_id
 
-    def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
+    def set_trial_state_values(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+    ) -> bool:
         """Set the state of a trial and, when it ends, its objective values.
 
         Return False if the trial is already running and `state` is RUNNING. Otherwise, return True.
@@ -90,7 +99,9 @@ class CachedStorage(BaseStorage):
         self._update_trial(trial_id, state=state, **times, **found)
         return is_set
 
-    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
+    def set_trial_intermediate_value(
+        self, trial_id: int, step: int, intermediate_value: float
+    ) -> None:
         """Add the loss of a step. It is written at the next commit, or before the next change that is not a loss."""
         self._pending_values.append((trial_id, step, intermediate_value))
         known = self.get_trial(trial_id).intermediate_values
@@ -124,11 +135,16 @@ class CachedStorage(BaseStorage):
     ) -> list[FrozenTrial]:
         """Return the trials of a study, optionally only in some states.
 
-        Without `deepcopy` and `states`, the result is the cached list itself. Trials that are added later appear in it.
+        Without `deepcopy` and `states`, the result is the cached list itself. Trials that are added
+        later appear in it.
         """
         if study_id != self._study_id:
             return self._storage.get_all_trials(study_id, deepcopy, states)
-        found = self._trials if states is None else [trial for trial in self._trials if trial.state in states]
+        found = (
+            self._trials
+            if states is None
+            else [trial for trial in self._trials if trial.state in states]
+        )
         return copy.deepcopy(found) if deepcopy else found
 
     def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
@@ -136,7 +152,8 @@ class CachedStorage(BaseStorage):
         assert study_id == self._study_id
         return self._trials[trial_number]._trial_id
 
-    # These methods need no cache: studies do not change here, and trials are created with all hyperparameters.
+    # These methods need no cache: studies do not change here, and trials are created with all
+    # hyperparameters.
     create_new_study = _delegate("create_new_study")
     delete_study = _delegate("delete_study")
     set_study_user_attr = _delegate("set_study_user_attr")
@@ -159,9 +176,9 @@ def set_intermediate_values(
 ) -> None:
     """Write losses to a storage.
 
-    Optuna writes each loss in its own transaction, and flushes the disk after each transaction. If the storage is a
-    database, this function uses one transaction for all losses. `retry` repeats the transaction while the database is
-    unavailable; None raises the error at once.
+    Optuna writes each loss in its own transaction, and flushes the disk after each transaction. If
+    the storage is a database, this function uses one transaction for all losses. `retry` repeats
+    the transaction while the database is unavailable; None raises the error at once.
     """
     if isinstance(storage, _CachedStorage) and len(values) > 1:
         step = partial(_set_in_one_transaction, storage._backend, values)

@@ -13,8 +13,8 @@ from hpo.store.trials import find_retried_trial, make_evaluation
 class ChangeLog:
     """Convert the trials of a study to evaluations, and log each change of a state.
 
-    A trial that has ended changes only when another trial continues it, and a changed trial is another object. So
-    an update compares only the trials that have not ended.
+    A trial that has ended changes only when another trial continues it, and a changed trial is
+    another object. So an update compares only the trials that have not ended.
 
     Args:
         read_trials: Returns all trials of the study, ordered by number.
@@ -24,10 +24,11 @@ class ChangeLog:
         self._read_trials = read_trials
         self._evaluations: list[Evaluation] = []
         self._unfinished: dict[int, FrozenTrial] = {}  # As they were read last.
-        # Their trials have new losses or attributes. They are converted when they are read, because conversions are
-        # slow, and most of these evaluations change again before.
+        # Their trials have new losses or attributes. They are converted when they are read, because
+        # conversions are slow, and most of these evaluations change again before.
         self._outdated: set[int] = set()
-        self.entries: list[int] = []  # The trials that changed, in this order. Superseded evaluations are forgotten.
+        # The trials that changed, in this order. Superseded evaluations are forgotten.
+        self.entries: list[int] = []
 
     def update(self) -> None:
         """Read the trials, and log the evaluations that were added, or changed their state."""
@@ -35,8 +36,12 @@ class ChangeLog:
         new = range(len(self._evaluations), len(trials))
         retried = (find_retried_trial(trials[number]) for number in new)
         repeated = {number for number in retried if number is not None}
-        changed = [number for number, seen in self._unfinished.items() if trials[number] is not seen]
-        moved = [number for number in changed if trials[number].state != self._unfinished[number].state]
+        changed = [
+            number for number, seen in self._unfinished.items() if trials[number] is not seen
+        ]
+        moved = [
+            number for number in changed if trials[number].state != self._unfinished[number].state
+        ]
         self._outdated.update(changed)
         for number in (*changed, *new):
             self._unfinished[number] = trials[number]
@@ -60,7 +65,8 @@ class ChangeLog:
     def list_changed(self, first: int) -> list[Evaluation]:
         """Return the evaluations of the entries from `first` on, each once, in its present state.
 
-        Newer losses are not converted: leaders ask for changes often, and need no losses of running evaluations.
+        Newer losses are not converted: leaders ask for changes often, and need no losses of running
+        evaluations.
         """
         return [self._evaluations[number] for number in dict.fromkeys(self.entries[first:])]
 
@@ -104,10 +110,16 @@ class Follower:
         changes = self._log.list_evaluations() if first is None else self._log.list_changed(first)
         if not self._with_losses:
             return changes
-        latest = {evaluation.trial: evaluation for evaluation in [*changes, *self._find_new_losses()]}
+        latest = {
+            evaluation.trial: evaluation for evaluation in [*changes, *self._find_new_losses()]
+        }
         return list(latest.values())
 
     def _find_new_losses(self) -> list[Evaluation]:
         before = self._running
         self._running = {evaluation.trial: evaluation for evaluation in self._log.list_running()}
-        return [evaluation for trial, evaluation in self._running.items() if evaluation is not before.get(trial)]
+        return [
+            evaluation
+            for trial, evaluation in self._running.items()
+            if evaluation is not before.get(trial)
+        ]

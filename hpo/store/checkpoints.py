@@ -1,6 +1,7 @@
 """Store checkpoints of evaluations, one safetensors file for each individual.
 
-A new checkpoint replaces the file atomically. Files are read without pickle, so they cannot execute code.
+A new checkpoint replaces the file atomically. Files are read without pickle, so they cannot execute
+code.
 """
 
 from __future__ import annotations
@@ -31,12 +32,11 @@ class CheckpointInfo:
     """Describe the progress of an evaluation when its checkpoint was saved.
 
     Attributes:
-        params: Hyperparameters of the evaluation.
-        losses: Losses that were reported before the checkpoint, ordered by step.
-        metrics: Metrics that were reported with the lowest of these losses.
-        seconds: Duration of the evaluation before the checkpoint.
-        tree: State that the objective saved. Each tensor is replaced by its name in the file.
-        has_weights: Whether the file also contains the network weights that reached the lowest loss.
+        params: Hyperparameters of the evaluation. losses: Losses that were reported before the
+        checkpoint, ordered by step. metrics: Metrics that were reported with the lowest of these
+        losses. seconds: Duration of the evaluation before the checkpoint. tree: State that the
+        objective saved. Each tensor is replaced by its name in the file. has_weights: Whether the
+        file also contains the network weights that reached the lowest loss.
     """
 
     params: dict[str, Any]
@@ -119,10 +119,14 @@ class CheckpointStore:
     def remove_all_except(self, roots: Collection[int]) -> None:
         """Remove all checkpoints and drafts, except the checkpoints of these individuals.
 
-        `roots` are the numbers of their first trials. No process may write a checkpoint during this call.
+        `roots` are the numbers of their first trials. No process may write a checkpoint during this
+        call.
         """
         kept = {self.get_path(root) for root in roots}
-        for path in [*self._folder.glob(f"{self._prefix}[0-9]*.safetensors"), *self._folder.glob(".*.safetensors")]:
+        for path in [
+            *self._folder.glob(f"{self._prefix}[0-9]*.safetensors"),
+            *self._folder.glob(".*.safetensors"),
+        ]:
             if path not in kept:
                 path.unlink(missing_ok=True)
 
@@ -146,7 +150,9 @@ def check_space(path: Path, size: int) -> None:
     """Raise OSError if the disk lacks space for a new file of `size` bytes and for the record of the run."""
     if (free := shutil.disk_usage(path.parent).free) < size + _RESERVED_BYTES:
         reserved = f"{_RESERVED_BYTES / 1e6:.0f} MB must stay free for the record of the run"
-        raise OSError(f"it needs {size / 1e6:.0f} MB, but {free / 1e6:.0f} MB are free and {reserved}")
+        raise OSError(
+            f"it needs {size / 1e6:.0f} MB, but {free / 1e6:.0f} MB are free and {reserved}"
+        )
 
 
 def read_checkpoint_info(
@@ -155,9 +161,9 @@ def read_checkpoint_info(
     """Read the description of the evaluation from a checkpoint file.
 
     Args:
-        path: Checkpoint file.
-        params: Hyperparameters that the evaluation must have; None for any.
-        is_checked: Whether to read the whole file and verify its checksum. Otherwise, only its size is verified.
+        path: Checkpoint file. params: Hyperparameters that the evaluation must have; None for any.
+        is_checked: Whether to read the whole file and verify its checksum. Otherwise, only its size
+        is verified.
 
     Returns:
         The description of the evaluation.
@@ -175,7 +181,9 @@ def read_checkpoint_info(
                 parts = ((name, pieces[name].read_chunks()) for name in sorted(pieces))
                 if metadata["checksum"] != compute_checksum(metadata["about"], parts):
                     raise ValueError("its checksum does not match")
-            elif file.seek(0, 2) != start + max((entry["data_offsets"][1] for entry in header.values()), default=0):
+            elif file.seek(0, 2) != start + max(
+                (entry["data_offsets"][1] for entry in header.values()), default=0
+            ):
                 raise ValueError("it is incomplete")
     except (OSError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {format_error(error)}") from error
@@ -190,7 +198,11 @@ def parse_checkpoint_info(content: dict[str, Any]) -> CheckpointInfo:
     Raises ValueError or TypeError if it is invalid.
     """
     info = CheckpointInfo(**content)
-    is_valid = is_mapping(info.params) and is_mapping_of(is_number)(info.metrics) and is_number(info.seconds)
+    is_valid = (
+        is_mapping(info.params)
+        and is_mapping_of(is_number)(info.metrics)
+        and is_number(info.seconds)
+    )
     if not is_valid or not isinstance(info.losses, list) or not all(map(is_number, info.losses)):
         raise ValueError("its description of the evaluation is invalid")
     return info

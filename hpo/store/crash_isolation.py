@@ -1,10 +1,11 @@
 """Find the individual that crashes the job, by retrying the individuals in small groups.
 
-This is group testing in two stages (Dorfman, "The detection of defective members of large populations", 1943). All
-individuals that were running at a crash are suspects. In the first stage, sqrt(n) of n suspects are retried at the same
-time, next to new individuals. The second stage is for individuals that were running at two crashes in a row. They are
-retried at the end of the run, one at a time. If the job then crashes again, the only running individual is the cause,
-and fails. A suspect is cleared when it saves a checkpoint at a later step than it started from.
+This is group testing in two stages (Dorfman, "The detection of defective members of large
+populations", 1943). All individuals that were running at a crash are suspects. In the first stage,
+sqrt(n) of n suspects are retried at the same time, next to new individuals. The second stage is for
+individuals that were running at two crashes in a row. They are retried at the end of the run, one
+at a time. If the job then crashes again, the only running individual is the cause, and fails. A
+suspect is cleared when it saves a checkpoint at a later step than it started from.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ def select_next_waiting(
     suspects = [trial for trial in waiting if trial.crash_count == 1]
     running_suspects = sum(trial.crash_count > 0 for trial in running)
     if suspects:
-        return suspects[0] if running_suspects < math.isqrt(len(suspects) + running_suspects) else None
+        return (
+            suspects[0] if running_suspects < math.isqrt(len(suspects) + running_suspects) else None
+        )
     return waiting[0] if is_last and not running else None
 
 
 def has_progressed(evaluation: Evaluation) -> bool:
     """Return whether an evaluation has saved a checkpoint at a later step than it started from.
 
-    If it has, its individual stops being a suspect. If the individual crashes the job at a later step, its retries make
-    no further progress. So it becomes a suspect again.
+    If it has, its individual stops being a suspect. If the individual crashes the job at a later
+    step, its retries make no further progress. So it becomes a suspect again.
     """
     return evaluation.checkpoint_step > evaluation.resumed_from_step

@@ -12,7 +12,8 @@ LEAVE = "leave"  # Answer to a worker that leaves the run.
 WAIT = "wait"  # Answer to a worker that must wait before it claims the next trial.
 CONFIRMATION_PREFIX = "confirm-"  # Prefix of trial numbers in the confirmation study.
 
-# Fields that are sent to all leaders: only the fields that propagators need, to keep messages small.
+# Fields that are sent to all leaders: only the fields that propagators need, to keep messages
+# small.
 SHARED_FIELDS = (
     *("trial", "state", "loss", "other_values", "params", "island", "worker", "generation"),
     *("seconds", "ended", "imported_from", "retry_of", "inherits", "checkpoint_step"),
@@ -30,33 +31,29 @@ class Evaluation:
             broken, and another trial retries it; or it was the test of a worker. A promoted trial
             was paused at a rung, and another trial trains its individual further.
         loss: Lowest loss; infinite unless the state is complete, pruned, paused or promoted.
-        params: Values of the active hyperparameters.
-        island: Island that the individual belongs to.
-        worker: Worker that started the evaluation.
-        generation: Generation of the individual, counted by its worker.
-        seconds: Duration of the evaluation; 0 before it ends, NaN if it is unknown.
-        metrics: Metrics reported with the lowest loss.
-        failure: Reason of a failure in one line.
-        traceback: Traceback of a failure.
-        propagator: Name of the propagator that made the individual.
-        started: Start, in seconds since the epoch. The host's clock may have been changed since.
-        ended: End, in seconds since the epoch.
-        curve: Loss of each step; steps count from 1.
-        imported_from: Run that the evaluation was imported from; empty for the run's own evaluations.
-        confirms: Trial of the search that this evaluation confirms; None for a trial of the search.
-        seed: Seed of the evaluation; None before it starts.
-        immigrants: Number of individuals that the island had received when the evaluation started, by source island.
+        params: Values of the active hyperparameters. island: Island that the individual belongs to.
+        worker: Worker that started the evaluation. generation: Generation of the individual,
+        counted by its worker. seconds: Duration of the evaluation; 0 before it ends, NaN if it is
+        unknown. metrics: Metrics reported with the lowest loss. failure: Reason of a failure in one
+        line. traceback: Traceback of a failure. propagator: Name of the propagator that made the
+        individual. started: Start, in seconds since the epoch. The host's clock may have been
+        changed since. ended: End, in seconds since the epoch. curve: Loss of each step; steps count
+        from 1. imported_from: Run that the evaluation was imported from; empty for the run's own
+        evaluations. confirms: Trial of the search that this evaluation confirms; None for a trial
+        of the search. seed: Seed of the evaluation; None before it starts. immigrants: Number of
+        individuals that the island had received when the evaluation started, by source island.
         tests: Trial that this one repeats on a suspected worker; None if it is not such a test.
-        retry_of: Interrupted or paused trial that this evaluation continues; None for an individual's first trial.
-        crash_count: Number of times in a row that the job crashed while this individual was running.
-        resumed_from_step: Number of losses taken over from the trial `retry_of`.
-        checkpoint_step: Step of the latest checkpoint; 0 without one.
-        seconds_before: Part of `seconds` that was spent in the trial `retry_of`.
-        paused_after: Number of losses after which the evaluation was paused; 0 if it was not paused.
-        cut_after: Number of losses after which the evaluation ended at the target loss; 0 if it did not end there.
-        inherits: Trial from whose checkpoint the evaluation started (population based training); None without one.
-        other_values: Values of all objectives except the loss; empty if there are none.
-        at_rungs: Values of all objectives at each rung, by number of losses; empty if the loss is the only objective.
+        retry_of: Interrupted or paused trial that this evaluation continues; None for an
+        individual's first trial. crash_count: Number of times in a row that the job crashed while
+        this individual was running. resumed_from_step: Number of losses taken over from the trial
+        `retry_of`. checkpoint_step: Step of the latest checkpoint; 0 without one. seconds_before:
+        Part of `seconds` that was spent in the trial `retry_of`. paused_after: Number of losses
+        after which the evaluation was paused; 0 if it was not paused. cut_after: Number of losses
+        after which the evaluation ended at the target loss; 0 if it did not end there. inherits:
+        Trial from whose checkpoint the evaluation started (population based training); None without
+        one. other_values: Values of all objectives except the loss; empty if there are none.
+        at_rungs: Values of all objectives at each rung, by number of losses; empty if the loss is
+        the only objective.
     """
 
     trial: int
@@ -145,14 +142,13 @@ class Assignment:
     """Describe a trial that a worker has to run.
 
     Attributes:
-        trial_id: Id of the trial in the storage.
-        number: Number of the trial in its study.
-        params: Values of the active hyperparameters.
-        root: Number of the individual's first trial, which identifies the checkpoint.
-        seed: Seed of the evaluation; None for the seed of the run.
-        parent: First trial of the individual from whose checkpoint this trial starts; None without one.
-        confirms: Trial of the search that this trial confirms with another seed; None for a trial of the search.
-        tests: Trial that this one repeats on a suspected worker; None if it is not such a test.
+        trial_id: Id of the trial in the storage. number: Number of the trial in its study. params:
+        Values of the active hyperparameters. root: Number of the individual's first trial, which
+        identifies the checkpoint. seed: Seed of the evaluation; None for the seed of the run.
+        parent: First trial of the individual from whose checkpoint this trial starts; None without
+        one. confirms: Trial of the search that this trial confirms with another seed; None for a
+        trial of the search. tests: Trial that this one repeats on a suspected worker; None if it is
+        not such a test.
     """
 
     trial_id: int
@@ -182,22 +178,30 @@ def group_by_individual(evaluations: Iterable[Evaluation]) -> dict[int, list[Eva
 def find_root(evaluation: Evaluation, roots: dict[int, int]) -> int:
     """Return the number of the first trial of an evaluation's individual, and store it in `roots`.
 
-    `roots` maps trials to the first trials of their individuals. If `roots` lacks the previous trial of the individual,
-    the given trial counts as the first.
+    `roots` maps trials to the first trials of their individuals. If `roots` lacks the previous
+    trial of the individual, the given trial counts as the first.
     """
     before = evaluation.retry_of
-    roots[evaluation.trial] = evaluation.trial if before is None else roots.get(before, evaluation.trial)
+    roots[evaluation.trial] = (
+        evaluation.trial if before is None else roots.get(before, evaluation.trial)
+    )
     return roots[evaluation.trial]
 
 
 def rank_evaluations(evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
     """Return the `n` complete evaluations with the lowest losses, lowest first."""
-    return sorted((e for e in evaluations if e.state == "complete"), key=lambda e: (e.loss, e.trial))[:n]
+    return sorted(
+        (e for e in evaluations if e.state == "complete"), key=lambda e: (e.loss, e.trial)
+    )[:n]
 
 
 def find_best(evaluations: Iterable[Evaluation]) -> Evaluation | None:
     """Return the complete evaluation with the lowest loss; None if there is none."""
-    return min((one for one in evaluations if one.state == "complete"), key=lambda e: (e.loss, e.trial), default=None)
+    return min(
+        (one for one in evaluations if one.state == "complete"),
+        key=lambda e: (e.loss, e.trial),
+        default=None,
+    )
 
 
 def sort_by_end(evaluations: Sequence[Evaluation]) -> list[Evaluation]:

@@ -1,7 +1,8 @@
 """Decide from which trial's checkpoint a new individual starts.
 
-This is population based training (Jaderberg et al., 2017), asynchronous and on islands. The parent (the trial whose
-checkpoint is used) must be one of the best of the island. Parent and individual may differ only in mutable parameters.
+This is population based training (Jaderberg et al., 2017), asynchronous and on islands. The parent
+(the trial whose checkpoint is used) must be one of the best of the island. Parent and individual
+may differ only in mutable parameters.
 """
 
 from __future__ import annotations
@@ -17,16 +18,21 @@ if TYPE_CHECKING:
     from hpo.store.checkpoints import CheckpointStore
     from hpo.store.record import Record
 
-PARENTS_PER_ISLAND = 10  # The best of each island. The propagator `ga` selects parents from the same number.
+# The best of each island. The propagator `ga` selects parents from the same number.
+PARENTS_PER_ISLAND = 10
 
 
-def rank_heritable(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
+def rank_heritable(
+    evaluations: Sequence[Evaluation], island: int, islands: int
+) -> list[Evaluation]:
     """Return the complete evaluations of an island with a checkpoint of their final step, lowest loss first."""
     own = [e for e in evaluations if e.island % islands == island and can_be_inherited(e)]
     return sorted(own, key=lambda e: (e.loss, e.trial))
 
 
-def select_parents(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
+def select_parents(
+    evaluations: Sequence[Evaluation], island: int, islands: int
+) -> list[Evaluation]:
     """Return the best evaluations of an island, best first. New individuals may start from their checkpoints."""
     return rank_heritable(evaluations, island, islands)[:PARENTS_PER_ISLAND]
 
@@ -41,22 +47,34 @@ def can_be_inherited(evaluation: Evaluation) -> bool:
     )
 
 
-def find_parent(params: Mapping[str, Any], best: Sequence[Evaluation], space: SearchSpace) -> Evaluation | None:
+def find_parent(
+    params: Mapping[str, Any], best: Sequence[Evaluation], space: SearchSpace
+) -> Evaluation | None:
     """Return the first evaluation in `best` with the same immutable parameters as `params`; None if there is none."""
     names = space.immutable_names
-    return next((e for e in best if all(e.params.get(name) == params.get(name) for name in names)), None)
+    return next(
+        (e for e in best if all(e.params.get(name) == params.get(name) for name in names)), None
+    )
 
 
-def find_superseded(evaluations: Sequence[Evaluation], island: int, islands: int) -> list[Evaluation]:
+def find_superseded(
+    evaluations: Sequence[Evaluation], island: int, islands: int
+) -> list[Evaluation]:
     """Return up to `PARENTS_PER_ISLAND` evaluations that rank next behind the parents of an island.
 
-    Their checkpoints are not needed any more. Evaluations from which a running or waiting evaluation inherits are left
-    out.
+    Their checkpoints are not needed any more. Evaluations from which a running or waiting
+    evaluation inherits are left out.
     """
-    used = {evaluation.inherits for evaluation in evaluations if evaluation.state in ("running", "waiting")}
+    used = {
+        evaluation.inherits
+        for evaluation in evaluations
+        if evaluation.state in ("running", "waiting")
+    }
     return [
         evaluation
-        for evaluation in rank_heritable(evaluations, island, islands)[PARENTS_PER_ISLAND : 2 * PARENTS_PER_ISLAND]
+        for evaluation in rank_heritable(evaluations, island, islands)[
+            PARENTS_PER_ISLAND : 2 * PARENTS_PER_ISLAND
+        ]
         if evaluation.trial not in used
     ]
 
@@ -71,17 +89,28 @@ def has_inheritance(evaluations: Iterable[Evaluation]) -> bool:
 
 def find_trials_to_keep(evaluations: Sequence[Evaluation], islands: int) -> list[int]:
     """Return the trials whose checkpoints are needed: possible parents, and the parents of waiting trials."""
-    best = [parent.trial for island in range(islands) for parent in select_parents(evaluations, island, islands)]
-    return best + [e.inherits for e in evaluations if e.state == "waiting" and e.inherits is not None]
+    best = [
+        parent.trial
+        for island in range(islands)
+        for parent in select_parents(evaluations, island, islands)
+    ]
+    return best + [
+        e.inherits for e in evaluations if e.state == "waiting" and e.inherits is not None
+    ]
 
 
-def trace_lineage(evaluation: Evaluation, evaluations: Mapping[int, Evaluation]) -> list[Evaluation]:
+def trace_lineage(
+    evaluation: Evaluation, evaluations: Mapping[int, Evaluation]
+) -> list[Evaluation]:
     """Return the ancestors of an evaluation, oldest first, and finally the evaluation itself.
 
-    The ancestors are its parent (the evaluation from whose checkpoint it started), the parent of its parent, and so on.
+    The ancestors are its parent (the evaluation from whose checkpoint it started), the parent of
+    its parent, and so on.
     """
     lineage = [evaluation]
-    while (parent := evaluations.get(-1 if lineage[0].inherits is None else lineage[0].inherits)) is not None:
+    while (
+        parent := evaluations.get(-1 if lineage[0].inherits is None else lineage[0].inherits)
+    ) is not None:
         lineage.insert(0, parent)
     return lineage
 

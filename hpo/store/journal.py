@@ -23,7 +23,8 @@ from hpo.process import clock
 from hpo.store.json_values import is_mapping, is_mapping_of, is_number, is_text, is_whole_number
 from hpo.text_format import format_repr
 
-# Other programs, such as Optuna's dashboard, write lines without a checksum. The next checksum covers such lines, too.
+# Other programs, such as Optuna's dashboard, write lines without a checksum. The next checksum
+# covers such lines, too.
 _CRC = re.compile(rb',"crc":(\d{1,10})\}\n')
 
 
@@ -58,14 +59,22 @@ def parse_entry(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise ValueError(f"is not JSON: {line[:40]!r}") from None
     operation = entry.get("op_code") if isinstance(entry, dict) else None
-    if not isinstance(entry, dict) or type(operation) is not int or not 0 <= operation < len(_REQUIRED_FIELDS):
+    if (
+        not isinstance(entry, dict)
+        or type(operation) is not int
+        or not 0 <= operation < len(_REQUIRED_FIELDS)
+    ):
         raise ValueError(f"is not an entry of a journal: {line[:40]!r}")
     for name, fits in _REQUIRED_FIELDS[operation].items():
         if name not in entry or not fits(entry[name]):
-            raise ValueError(f"is not an entry of a journal: {name!r} is {_describe_field(entry, name)}")
+            raise ValueError(
+                f"is not an entry of a journal: {name!r} is {_describe_field(entry, name)}"
+            )
     for name, fits in _OPTIONAL_FIELDS.items():
         if name in entry and not fits(entry[name]):
-            raise ValueError(f"is not an entry of a journal: {name!r} is {_describe_field(entry, name)}")
+            raise ValueError(
+                f"is not an entry of a journal: {name!r} is {_describe_field(entry, name)}"
+            )
     return entry
 
 
@@ -107,7 +116,9 @@ _OPTIONAL_FIELDS: _Fields = {
     "worker_id": is_text,
     "state": is_whole_number,
     "value": _allow_null(is_number),
-    "values": _allow_null(lambda value: type(value) is list and bool(value) and all(map(is_number, value))),
+    "values": _allow_null(
+        lambda value: type(value) is list and bool(value) and all(map(is_number, value))
+    ),
     "params": is_mapping_of(_is_finite),
     "intermediate_values": is_mapping_of(is_number),
     "distributions": is_mapping_of(is_text),
@@ -123,9 +134,10 @@ _MAX_SLEEP = 1.0
 class FileLock(JournalFileSymlinkLock):
     """Lock a file by creating the symbolic link PATH.lock, as all programs that use Optuna do.
 
-    If the file has not changed for `stale_after` seconds, a waiting process removes the lock, because its owner has
-    probably crashed. The time in which the waiting process is suspended does not count. Optuna's own lock counts this
-    time, so ranks would remove each other's locks after a suspension.
+    If the file has not changed for `stale_after` seconds, a waiting process removes the lock,
+    because its owner has probably crashed. The time in which the waiting process is suspended does
+    not count. Optuna's own lock counts this time, so ranks would remove each other's locks after a
+    suspension.
     """
 
     def __init__(self, path: Path, stale_after: float = math.inf) -> None:
@@ -153,7 +165,8 @@ class FileLock(JournalFileSymlinkLock):
         """Release the lock. Raises RuntimeError if another process has removed it."""
         mine = self._link.with_name(f"{self._link.name}.{os.getpid()}.rename")
         try:
-            self._link.rename(mine)  # If several processes remove a stale lock, only one rename succeeds.
+            # If several processes remove a stale lock, only one rename succeeds.
+            self._link.rename(mine)
             mine.unlink()
         except OSError as error:
             raise RuntimeError(f"{self._link} was taken away") from error
@@ -172,8 +185,9 @@ class FileLock(JournalFileSymlinkLock):
             return math.nan  # NaN never equals the time before.
 
 
-# Seconds after which the lock of another program is removed, since the program may have crashed. A rank that is
-# suspended for a shorter time keeps its lock. Without the lock, it would later write lines that do not fit the file.
+# Seconds after which the lock of another program is removed, since the program may have crashed. A
+# rank that is suspended for a shorter time keeps its lock. Without the lock, it would later write
+# lines that do not fit the file.
 _STALE_LOCK_SECONDS = 3600.0
 
 # A writer releases the lock after this time without new entries, so that other programs can write.
@@ -185,21 +199,28 @@ _MAX_LOCK_SECONDS = 5.0
 class Journal(JournalFileBackend):
     """Store a study in a journal file (one entry per line), with a checksum in each line.
 
-    A writer that is killed, or whose disk is full, leaves an incomplete line. Optuna's backend would append the next
-    entry to this line, and the file would become unreadable. This class removes an incomplete line before it writes. If
-    writing its own lines fails, it removes the written part.
+    A writer that is killed, or whose disk is full, leaves an incomplete line. Optuna's backend
+    would append the next entry to this line, and the file would become unreadable. This class
+    removes an incomplete line before it writes. If writing its own lines fails, it removes the
+    written part.
 
-    Optuna numbers trials by counting lines, so a lost line would change the numbers of all later trials. To detect
-    this, each line contains a checksum of the file up to this line, and readers verify it.
+    Optuna numbers trials by counting lines, so a lost line would change the numbers of all later
+    trials. To detect this, each line contains a checksum of the file up to this line, and readers
+    verify it.
 
-    An entry is on disk when `append_logs` returns. Inside `batch_writes`, it is on disk when the batch is committed.
+    An entry is on disk when `append_logs` returns. Inside `batch_writes`, it is on disk when the
+    batch is committed.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path.absolute()
         self._guard = FileLock(self._path, _STALE_LOCK_SECONDS)
         super().__init__(str(self._path), self._guard)
-        self._written_sum, self._read_sum, self._lines_read = RunningChecksum(), RunningChecksum(), 0
+        self._written_sum, self._read_sum, self._lines_read = (
+            RunningChecksum(),
+            RunningChecksum(),
+            0,
+        )
         self._group_commit: GroupCommit | None = None
 
     @contextmanager
@@ -243,7 +264,8 @@ class Journal(JournalFileBackend):
 
     def _parse_lines(self, lines: Iterable[bytes], end: int) -> Iterator[dict[str, Any]]:
         for line in lines:
-            # The line is incomplete: it is being written, its writer has crashed, or another writer has cut it off.
+            # The line is incomplete: it is being written, its writer has crashed, or another writer
+            # has cut it off.
             if not line.endswith(b"\n") or self._read_sum.offset + len(line) > end:
                 return
             yield self._parse_line(line)
@@ -253,11 +275,15 @@ class Journal(JournalFileBackend):
         try:
             entry = parse_entry(line)
             if not self._read_sum.matches(line):
-                raise ValueError("does not match its checksum, so this line or one before it was changed or lost")
+                raise ValueError(
+                    "does not match its checksum, so this line or one before it was changed or lost"
+                )
         except ValueError as error:
             # A study begins with two lines.
             keep = f", or keep the lines before it: head -n {number - 1}" if number > 2 else ""
-            raise RunError(f"{self._path} is damaged: line {number} {error}. Restore the file{keep}") from None
+            raise RunError(
+                f"{self._path} is damaged: line {number} {error}. Restore the file{keep}"
+            ) from None
         self._read_sum.add(line)
         self._lines_read = number
         return entry
@@ -304,9 +330,10 @@ class Journal(JournalFileBackend):
 class GroupCommit:
     """Collect entries of a journal, and write them together with one flush.
 
-    The process reads its own entries before they are written, so no other program may add entries in between. Therefore
-    the journal is locked when an entry is added. It stays locked for a few seconds, or until no entry has been added
-    for a while. Locking it for each entry would be as slow as flushing each entry.
+    The process reads its own entries before they are written, so no other program may add entries
+    in between. Therefore the journal is locked when an entry is added. It stays locked for a few
+    seconds, or until no entry has been added for a while. Locking it for each entry would be as
+    slow as flushing each entry.
     """
 
     def __init__(self, journal: Journal, file: FileIO) -> None:
@@ -322,13 +349,15 @@ class GroupCommit:
     def add(self, logs: list[dict[str, Any]]) -> None:
         """Add entries to the next commit."""
         if not self._has_lock:
-            self._take_lock()  # It reads the lines of other programs first, which come before these entries.
+            # It reads the lines of other programs first, which come before these entries.
+            self._take_lock()
         for log in logs:
             line = self._journal._read_sum.format_line(log)
             self._journal._read_sum.add(line)
             self._journal._lines_read += 1
             self._lines += line
-            # Parsed from the line, so that this process reads the same values as all other readers of the file.
+            # Parsed from the line, so that this process reads the same values as all other readers
+            # of the file.
             self._unread.append(json.loads(line))
         self._added_at = clock.now()
 
@@ -373,17 +402,21 @@ class GroupCommit:
                 raise self._make_error("changed")
             self._end_offset = _cut_torn_line(self._file)
             foreign_lines = os.pread(
-                self._file.fileno(), self._end_offset - journal._read_sum.offset, journal._read_sum.offset
+                self._file.fileno(),
+                self._end_offset - journal._read_sum.offset,
+                journal._read_sum.offset,
             )
-        self._unread += journal._parse_lines(foreign_lines.splitlines(keepends=True), self._end_offset)
+        self._unread += journal._parse_lines(
+            foreign_lines.splitlines(keepends=True), self._end_offset
+        )
 
     def _release_lock(self) -> None:
         self._has_lock = False
         self._journal._guard.release()
 
     def _check_end(self) -> None:
-        # Another program may have changed the file in spite of the lock. There is only one call, because a shared file
-        # system may take a millisecond for each.
+        # Another program may have changed the file in spite of the lock. There is only one call,
+        # because a shared file system may take a millisecond for each.
         try:
             status = self._journal._path.stat()
         except FileNotFoundError:
@@ -394,7 +427,9 @@ class GroupCommit:
             raise self._make_error("changed")
 
     def _make_error(self, change: str) -> RunError:
-        return RunError(f"{self._journal._path} was {change} while this run wrote to it. Restore it and add --resume")
+        return RunError(
+            f"{self._journal._path} was {change} while this run wrote to it. Restore it and add --resume"
+        )
 
 
 def _open_file(path: Path) -> FileIO:

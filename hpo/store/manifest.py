@@ -50,32 +50,24 @@ class SessionEntry:
 class Manifest:
     """Hold the content of run.json, which describes a run.
 
-    Fields with a default may be missing in run.json. A session is one start or resume of the run. All fields except
-    `warm_start`, `pbt`, `objectives`, `set` and `sessions` describe the latest session.
+    Fields with a default may be missing in run.json. A session is one start or resume of the run.
+    All fields except `warm_start`, `pbt`, `objectives`, `set` and `sessions` describe the latest
+    session.
 
     Attributes:
-        format: Version of the format of the run directory.
-        search_space: Search space file.
-        space: Description of each parameter of the search space, by name.
-        priors: Description of each parameter that has a prior, with its prior, by name.
-        layout: Numbers of ranks, ranks per worker and islands.
-        hosts: Names of the hosts.
-        versions: Versions of the packages.
-        started: Start of the latest session, as text in ISO 8601 format.
-        settings: Values of all settings, as JSON.
-        set: Values given with --set in any session, as text.
-        budget: Number of evaluations.
-        seed: Seed of the run.
-        propagators: Names of the propagators.
-        pruner: Name of the pruner.
-        confirm_seeds: Number of other seeds with which each of the best individuals is trained again.
-        pbt: Whether individuals start from checkpoints of others (population based training).
-        objectives: Objectives of the search space file.
-        warm_start: Run that was imported; None without one.
-        storage: URL of the study's storage without its password, or name of a journal file in the run directory.
-        study: Name of the study in the storage.
-        sessions: Sessions of the run, oldest first.
-        command: Command line of the run.
+        format: Version of the format of the run directory. search_space: Search space file. space:
+        Description of each parameter of the search space, by name. priors: Description of each
+        parameter that has a prior, with its prior, by name. layout: Numbers of ranks, ranks per
+        worker and islands. hosts: Names of the hosts. versions: Versions of the packages. started:
+        Start of the latest session, as text in ISO 8601 format. settings: Values of all settings,
+        as JSON. set: Values given with --set in any session, as text. budget: Number of
+        evaluations. seed: Seed of the run. propagators: Names of the propagators. pruner: Name of
+        the pruner. confirm_seeds: Number of other seeds with which each of the best individuals is
+        trained again. pbt: Whether individuals start from checkpoints of others (population based
+        training). objectives: Objectives of the search space file. warm_start: Run that was
+        imported; None without one. storage: URL of the study's storage without its password, or
+        name of a journal file in the run directory. study: Name of the study in the storage.
+        sessions: Sessions of the run, oldest first. command: Command line of the run.
     """
 
     format: int = FORMAT
@@ -164,22 +156,38 @@ def _is_list_of(fits: Callable[[object], bool]) -> Callable[[object], bool]:
 
 
 def _is_objectives(value: object) -> bool:
-    if not isinstance(value, dict) or not all(_is_list_of(is_text)(value.get(key)) for key in ("names", "maximized")):
+    if not isinstance(value, dict) or not all(
+        _is_list_of(is_text)(value.get(key)) for key in ("names", "maximized")
+    ):
         return False
     names = value["names"]
-    return names[:1] == [LOSS] and len({*names}) == len(names) and {*value["maximized"]} <= {*names[1:]}
+    return (
+        names[:1] == [LOSS]
+        and len({*names}) == len(names)
+        and {*value["maximized"]} <= {*names[1:]}
+    )
 
 
 def _is_session(entry: object) -> bool:
     def is_like(key: str, pattern: str) -> bool:
-        return isinstance(entry, dict) and is_text(entry.get(key)) and bool(re.fullmatch(pattern, entry[key]))
+        return (
+            isinstance(entry, dict)
+            and is_text(entry.get(key))
+            and bool(re.fullmatch(pattern, entry[key]))
+        )
 
     if not (
-        isinstance(entry, dict) and is_like("file", SEARCH_FILE_PATTERN.pattern) and is_like("sha256", "[0-9a-f]{64}")
+        isinstance(entry, dict)
+        and is_like("file", SEARCH_FILE_PATTERN.pattern)
+        and is_like("sha256", "[0-9a-f]{64}")
     ):
         return False
     options, settings = entry.get("options", {}), entry.get("settings", {})
-    if not (is_mapping(options) and all(itertools.starmap(is_valid_json, options.items())) and is_mapping(settings)):
+    if not (
+        is_mapping(options)
+        and all(itertools.starmap(is_valid_json, options.items()))
+        and is_mapping(settings)
+    ):
         return False
     return entry.get("commit") is None or is_like("commit", "[0-9a-f]{40,64}")
 
@@ -188,7 +196,9 @@ def _parse_session(entry: Mapping[str, Any]) -> SessionEntry:
     commit = entry.get("commit")
     dirty = bool(entry.get("dirty")) if commit else None
     asked = {key: entry.get(key, {}) for key in ("options", "settings")}
-    return SessionEntry(str(entry.get("started", "")), entry["file"], entry["sha256"], commit, dirty, **asked)
+    return SessionEntry(
+        str(entry.get("started", "")), entry["file"], entry["sha256"], commit, dirty, **asked
+    )
 
 
 _FieldRule = tuple[str, Callable[[Any], bool], Callable[[Any], Any]]
@@ -197,11 +207,19 @@ _TEXTS: _FieldRule = ("an object of texts", is_mapping_of(is_text), dict)
 # For each field: the allowed values in words, the check of a value, and its conversion.
 _FIELDS: dict[str, _FieldRule] = {
     "format": (str(FORMAT), lambda value: value == FORMAT, int),
-    "space": ("an object of texts", lambda value: bool(value) and is_mapping_of(is_text)(value), dict),
+    "space": (
+        "an object of texts",
+        lambda value: bool(value) and is_mapping_of(is_text)(value),
+        dict,
+    ),
     "priors": _TEXTS,
     "budget": ("a whole number from 1", _is_whole_from(1), int),
     "seed": ("a whole number from 0", _is_whole_from(0), int),
-    "propagators": ("a list of propagators", lambda value: bool(value) and _is_list_of(is_text)(value), tuple),
+    "propagators": (
+        "a list of propagators",
+        lambda value: bool(value) and _is_list_of(is_text)(value),
+        tuple,
+    ),
     "pruner": ("the name of a pruner", lambda value: is_text(value) and value != "", str),
     "pbt": ("true or false", lambda value: type(value) is bool, bool),
     "objectives": (
@@ -219,8 +237,16 @@ _FIELDS: dict[str, _FieldRule] = {
         lambda value: bool(value) and _is_list_of(_is_session)(value),
         lambda value: tuple(map(_parse_session, value)),
     ),
-    "layout": ("an object of ranks, ranks_per_worker and islands", _is_layout, lambda value: Layout(**value)),
-    "warm_start": ("a text or null", lambda value: value is None or is_text(value), lambda value: value),
+    "layout": (
+        "an object of ranks, ranks_per_worker and islands",
+        _is_layout,
+        lambda value: Layout(**value),
+    ),
+    "warm_start": (
+        "a text or null",
+        lambda value: value is None or is_text(value),
+        lambda value: value,
+    ),
     "started": _TEXT,
     "search_space": _TEXT,
     "hosts": ("a list of texts", _is_list_of(is_text), tuple),

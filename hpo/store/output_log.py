@@ -39,8 +39,8 @@ class OutputLog:
     def write(self) -> None:
         """Append the added lines to the files, and warn once if that fails.
 
-        If too many files are open, keep the lines for the next call. An objective may use all file descriptors for a
-        while.
+        If too many files are open, keep the lines for the next call. An objective may use all file
+        descriptors for a while.
         """
         while self._pending:
             trial, content = next(iter(self._pending.items()))
@@ -54,7 +54,9 @@ class OutputLog:
                     return
                 self._has_failed = True
                 self._pending.clear()
-                warn(f"warning: the output of evaluations cannot be stored: {path}: {error.strerror}")
+                warn(
+                    f"warning: the output of evaluations cannot be stored: {path}: {error.strerror}"
+                )
             self._pending.pop(trial, None)
 
 

@@ -8,7 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hpo.dominance import Costs, compute_crowding_distances, compute_domination_ranks, find_non_dominated
+from hpo.dominance import (
+    Costs,
+    compute_crowding_distances,
+    compute_domination_ranks,
+    find_non_dominated,
+)
 from hpo.objectives import Objectives
 from hpo.store.evaluations import Evaluation, rank_evaluations
 
@@ -49,11 +54,13 @@ def drop_equal_values(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     return list(earliest.values())
 
 
-def select_top(evaluations: Sequence[Evaluation], n: int, objectives: Objectives) -> list[Evaluation]:
+def select_top(
+    evaluations: Sequence[Evaluation], n: int, objectives: Objectives
+) -> list[Evaluation]:
     """Return the `n` best complete evaluations by non-dominated sorting: the front first, then the next layers.
 
-    The next layer is the front of the remaining evaluations, and so on. Evaluations of one layer are ordered by their
-    losses.
+    The next layer is the front of the remaining evaluations, and so on. Evaluations of one layer
+    are ordered by their losses.
     """
     complete = rank_evaluations(evaluations, len(evaluations))
     if not objectives.is_multi_objective:
@@ -66,7 +73,10 @@ def select_spread(
     evaluations: Sequence[Evaluation], objectives: Objectives, limit: int = MAX_FRONT_WEIGHTS
 ) -> list[Evaluation]:
     """Select at most `limit` evaluations of a front with values as different as possible, and keep their order."""
-    return [evaluations[index] for index in select_far_apart(compute_costs(evaluations, objectives), limit)]
+    return [
+        evaluations[index]
+        for index in select_far_apart(compute_costs(evaluations, objectives), limit)
+    ]
 
 
 def select_far_apart(costs: Costs, limit: int) -> list[int]:
@@ -106,7 +116,9 @@ class FrontArchive:
         own = self._objectives.compute_costs(values)
         behind = (self.costs <= own).all(axis=1)
         equals = np.flatnonzero((self.costs == own).all(axis=1))
-        return not behind.any() or (len(equals) > 0 and all(self.front[index].trial > trial for index in equals))
+        return not behind.any() or (
+            len(equals) > 0 and all(self.front[index].trial > trial for index in equals)
+        )
 
     def add(self, evaluation: Evaluation) -> bool:
         """Add an evaluation, remove the evaluations that it dominates, and return whether it joined the front."""

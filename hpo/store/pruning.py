@@ -1,10 +1,10 @@
 """Stop or pause evaluations that are worse than others.
 
-Optuna's pruners stop them. Successive halving pauses them at a rung, and promotes a paused evaluation
-when it is among the best of its rung. This is ASHA, with promotion as in its algorithm 2 (Li et al.,
-"A system for massively parallel hyperparameter tuning", 2020) and with Hyperband's brackets. The
-pruner "one-epoch" has one rung (Egele et al., "Is one epoch all you need for multi-fidelity
-hyperparameter optimization?", 2023). Several objectives are compared by dominance
+Optuna's pruners stop them. Successive halving pauses them at a rung, and promotes a paused
+evaluation when it is among the best of its rung. This is ASHA, with promotion as in its algorithm 2
+(Li et al., "A system for massively parallel hyperparameter tuning", 2020) and with Hyperband's
+brackets. The pruner "one-epoch" has one rung (Egele et al., "Is one epoch all you need for
+multi-fidelity hyperparameter optimization?", 2023). Several objectives are compared by dominance
 (`hpo.store.ranking`).
 """
 
@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 class HalvingSchedule:
     """Define rungs after `first`, `first * factor`, `first * factor**2`, ... epochs, at which only the best continue.
 
-    A bracket is a series of rungs with its own `first`. Individuals are assigned to brackets so that each bracket gets
-    about the same number of epochs (Li et al., "Hyperband", 2018), and they compete within their bracket.
+    A bracket is a series of rungs with its own `first`. Individuals are assigned to brackets so
+    that each bracket gets about the same number of epochs (Li et al., "Hyperband", 2018), and they
+    compete within their bracket.
 
     Attributes:
         factor: At each rung, one in `factor` individuals continues, but at least one individual.
-        first_rungs: First rung of each bracket, in epochs.
-        promotion_limit: Number of individuals that continue if there is only one rung; None for rungs by `factor`.
+        first_rungs: First rung of each bracket, in epochs. promotion_limit: Number of individuals
+        that continue if there is only one rung; None for rungs by `factor`.
     """
 
     factor: int = 3
@@ -53,8 +54,13 @@ class HalvingSchedule:
     @cached_property
     def _bracket_cycle(self) -> list[int]:
         """Brackets to which consecutive individuals are assigned, evenly mixed. The sequence repeats."""
-        shares = [self.factor ** (len(self.first_rungs) - 1 - bracket) for bracket in range(len(self.first_rungs))]
-        turns = sorted(((turn + 0.5) / share, b) for b, share in enumerate(shares) for turn in range(share))
+        shares = [
+            self.factor ** (len(self.first_rungs) - 1 - bracket)
+            for bracket in range(len(self.first_rungs))
+        ]
+        turns = sorted(
+            ((turn + 0.5) / share, b) for b, share in enumerate(shares) for turn in range(share)
+        )
         return [bracket for _, bracket in turns]
 
     def list_rungs(self, bracket: int, epochs: int) -> list[int]:
@@ -72,12 +78,15 @@ class HalvingSchedule:
 
     def count_promoted(self, reached: int) -> int:
         """Return how many individuals continue if `reached` individuals have reached a rung."""
-        return max(1, reached // self.factor) if self.promotion_limit is None else self.promotion_limit
+        return (
+            max(1, reached // self.factor) if self.promotion_limit is None else self.promotion_limit
+        )
 
     def compute_max_paused(self, budget: int, objectives: Objectives) -> int:
         """Return the maximum number of paused individuals that can still be promoted in a run of `budget` evaluations.
 
-        With several objectives, these may be all individuals, because all may be on one Pareto front.
+        With several objectives, these may be all individuals, because all may be on one Pareto
+        front.
         """
         if objectives.is_multi_objective:
             return budget
@@ -103,13 +112,12 @@ class Rung:
     """Describe the rung of a bracket after `epochs`. The number of its first trial identifies an individual.
 
     Attributes:
-        is_effective: Whether only the best continue. If not, all continue, and only individuals that paused here are
-            listed.
-        ranking: Individuals, ordered by their costs at this rung. The costs of failed individuals are infinite.
-        promoted_count: Number of individuals that continue.
-        continued: Individuals that have been trained further.
-        paused: Last evaluation of each paused individual, by first trial.
-        stopped: Individuals that never continue.
+        is_effective: Whether only the best continue. If not, all continue, and only individuals
+            that paused here are listed.
+        ranking: Individuals, ordered by their costs at this rung. The costs of failed individuals
+        are infinite. promoted_count: Number of individuals that continue. continued: Individuals
+        that have been trained further. paused: Last evaluation of each paused individual, by first
+        trial. stopped: Individuals that never continue.
     """
 
     bracket: int
@@ -131,12 +139,17 @@ class Rung:
 
         An individual that was trained further and then lost its checkpoint continues, too.
         """
-        return root in self.continued or self.ranking.is_best(root, self.promoted_count, self.paused, self.stopped)
+        return root in self.continued or self.ranking.is_best(
+            root, self.promoted_count, self.paused, self.stopped
+        )
 
     @property
     def promotable(self) -> list[Evaluation]:
         """Paused evaluations that are now among the best, so that they should be promoted."""
-        return [self.paused[root] for root in self.ranking.select_best(self.promoted_count, self.paused, self.stopped)]
+        return [
+            self.paused[root]
+            for root in self.ranking.select_best(self.promoted_count, self.paused, self.stopped)
+        ]
 
     @property
     def next_paused(self) -> tuple[int, Evaluation] | None:
@@ -179,9 +192,10 @@ class _RungMembers:
 class SuccessiveHalving:
     """Maintain the rungs of a search. The cost of an update does not grow with the number of evaluations.
 
-    At an effective rung, only the best continue. A rung is effective only if the longest complete evaluation reaches
-    the next rung. If there is only one rung, this evaluation must reach twice the epochs of the rung. All rungs are
-    effective while no evaluation is complete. Imported evaluations are on no rung.
+    At an effective rung, only the best continue. A rung is effective only if the longest complete
+    evaluation reaches the next rung. If there is only one rung, this evaluation must reach twice
+    the epochs of the rung. All rungs are effective while no evaluation is complete. Imported
+    evaluations are on no rung.
     """
 
     def __init__(self, halving: HalvingSchedule, objectives: Objectives = ONLY_LOSS) -> None:
@@ -189,15 +203,21 @@ class SuccessiveHalving:
         self._objectives = objectives
         self._seen_count = 0  # Number of evaluations.
         self._roots: dict[int, int] = {}  # First trial of the individual, by trial.
-        self._group_indices: dict[int, list[int]] = {}  # Indices of an individual's evaluations, by first trial.
+        # Indices of an individual's evaluations, by first trial.
+        self._group_indices: dict[int, list[int]] = {}
         self._unfinished: dict[int, Evaluation] = {}
         self._members: dict[tuple[int, int], _RungMembers] = {}
-        self._rung_costs: dict[int, dict[tuple[int, int], tuple[float, ...]]] = {}  # Costs by first trial and rung.
+        # Costs by first trial and rung.
+        self._rung_costs: dict[int, dict[tuple[int, int], tuple[float, ...]]] = {}
         self._longest_complete: int | None = None  # Epochs of the longest complete evaluation.
 
     def update(self, evaluations: Sequence[Evaluation]) -> SuccessiveHalving:
         """Add the changes since the last call, and return this object. `evaluations` must be all of the search."""
-        changed = [index for index, evaluation in self._unfinished.items() if evaluations[index] is not evaluation]
+        changed = [
+            index
+            for index, evaluation in self._unfinished.items()
+            if evaluations[index] is not evaluation
+        ]
         moved = set()
         for index in (*changed, *range(self._seen_count, len(evaluations))):
             evaluation = evaluations[index]
@@ -224,9 +244,14 @@ class SuccessiveHalving:
         latest, longest = group[-1], max(group, key=lambda evaluation: len(evaluation.curve))
         bracket, most = self._halving.find_bracket(root), max(longest.curve, default=0)
         before, now = self._rung_costs.get(root, {}), {}
-        others = next((evaluation.other_values for evaluation in reversed(group) if evaluation.other_values), ())
+        others = next(
+            (evaluation.other_values for evaluation in reversed(group) if evaluation.other_values),
+            (),
+        )
         for epochs in self._halving.list_rungs(bracket, most):
-            now[bracket, epochs] = self._compute_costs(longest, epochs, others, latest.state == "failed")
+            now[bracket, epochs] = self._compute_costs(
+                longest, epochs, others, latest.state == "failed"
+            )
         for key in before.keys() - now.keys():
             self._members[key].remove(root)
         for key, costs in now.items():
@@ -243,10 +268,14 @@ class SuccessiveHalving:
     ) -> tuple[float, ...]:
         """Return the costs of an individual at the rung after `epochs`: infinite if it has failed.
 
-        Otherwise, the costs come from the values at its lowest loss up to this rung. `longest` is its longest
-        evaluation. `others`, the latest values of the other objectives, replace values that the rung does not have.
+        Otherwise, the costs come from the values at its lowest loss up to this rung. `longest` is
+        its longest evaluation. `others`, the latest values of the other objectives, replace values
+        that the rung does not have.
         """
-        lowest = min((_replace_nan(loss) for epoch, loss in longest.curve.items() if epoch <= epochs), default=math.inf)
+        lowest = min(
+            (_replace_nan(loss) for epoch, loss in longest.curve.items() if epoch <= epochs),
+            default=math.inf,
+        )
         if not self._objectives.is_multi_objective:
             return (math.inf if has_failed else lowest,)
         values = longest.at_rungs.get(epochs, (lowest, *others))
@@ -261,15 +290,31 @@ class SuccessiveHalving:
         ranking, continued = reached.ranking, reached.continued
         is_effective = self._longest_complete is None or epochs <= self._longest_complete / factor
         if not is_effective:
-            ranking, continued = ranking.restrict_to(reached.last_paused), continued & reached.last_paused
+            ranking, continued = (
+                ranking.restrict_to(reached.last_paused),
+                continued & reached.last_paused,
+            )
             if not len(ranking):
                 return None
         count = self._halving.count_promoted(len(ranking)) if is_effective else len(ranking)
-        return Rung(bracket, epochs, is_effective, ranking, count, continued, reached.paused, reached.stopped)
+        return Rung(
+            bracket,
+            epochs,
+            is_effective,
+            ranking,
+            count,
+            continued,
+            reached.paused,
+            reached.stopped,
+        )
 
     def list_rungs(self) -> list[Rung]:
         """Return the rungs that were reached, ordered by bracket and epochs."""
-        found = (self.find_rung(*key) for key, reached in sorted(self._members.items()) if len(reached.ranking))
+        found = (
+            self.find_rung(*key)
+            for key, reached in sorted(self._members.items())
+            if len(reached.ranking)
+        )
         return [rung for rung in found if rung is not None]
 
     def find_promotable(self) -> list[Evaluation]:
@@ -286,14 +331,23 @@ def compute_rungs(
 
 
 def find_promotable(
-    halving: HalvingSchedule | None, evaluations: Sequence[Evaluation], objectives: Objectives = ONLY_LOSS
+    halving: HalvingSchedule | None,
+    evaluations: Sequence[Evaluation],
+    objectives: Objectives = ONLY_LOSS,
 ) -> list[Evaluation]:
     """Return the paused evaluations to promote, highest rungs first; none without a schedule."""
-    return SuccessiveHalving(halving, objectives).update(evaluations).find_promotable() if halving else []
+    return (
+        SuccessiveHalving(halving, objectives).update(evaluations).find_promotable()
+        if halving
+        else []
+    )
 
 
 def is_search_over(
-    evaluations: Sequence[Evaluation], budget: float, pruner: str, objectives: Objectives = ONLY_LOSS
+    evaluations: Sequence[Evaluation],
+    budget: float,
+    pruner: str,
+    objectives: Objectives = ONLY_LOSS,
 ) -> bool:
     """Return whether a search has used its budget and has no paused evaluation to promote."""
     spent = sum(evaluation.counts_for_budget for evaluation in evaluations) >= budget
@@ -327,7 +381,9 @@ class StoppingPruner:
 
     def decide_pruning(self, record: Record, assignment: Assignment, *_: object) -> PruningDecision:
         """Decide whether to stop an evaluation by comparing it with all other evaluations in the record."""
-        return PruningDecision("pruned" if record.should_prune(assignment, self.pruner) else "running")
+        return PruningDecision(
+            "pruned" if record.should_prune(assignment, self.pruner) else "running"
+        )
 
 
 @dataclass(frozen=True)
@@ -355,8 +411,9 @@ class PausingPruner:
     ) -> PruningDecision:
         """Decide whether to pause an evaluation that has reported `epochs` losses.
 
-        The evaluation is compared with all others in the record. With several objectives, `values` must be the values
-        of all objectives at the lowest loss so far. They are recorded. With one objective, `values` is not used.
+        The evaluation is compared with all others in the record. With several objectives, `values`
+        must be the values of all objectives at the lowest loss so far. They are recorded. With one
+        objective, `values` is not used.
         """
         if not self.halving.has_rung(assignment.root, epochs):
             return PruningDecision("running")
@@ -404,11 +461,13 @@ def make_pruner(name: str, budget: int, objectives: Objectives = ONLY_LOSS) -> P
     )
 
 
-def describe_blind_spot(name: str, objectives: Objectives, evaluations: Sequence[Evaluation]) -> str:
+def describe_blind_spot(
+    name: str, objectives: Objectives, evaluations: Sequence[Evaluation]
+) -> str:
     """Return a warning if a pruner cannot compare all objectives; an empty string otherwise.
 
-    Some pruners compare only the loss. The others need all values at rungs, but earlier sessions may have recorded only
-    the loss.
+    Some pruners compare only the loss. The others need all values at rungs, but earlier sessions
+    may have recorded only the loss.
     """
     if name == "none" or not objectives.is_multi_objective:
         return ""
@@ -417,8 +476,12 @@ def describe_blind_spot(name: str, objectives: Objectives, evaluations: Sequence
             f"warning: --pruner {name} compares only the loss, but the objectives are "
             f"{', '.join(objectives.describe())}. Use asha, hyperband or one-epoch, which compare by dominance"
         )
-    own = group_by_individual([evaluation for evaluation in evaluations if not evaluation.imported_from])
-    unknown = sum(_has_unknown_rung(HALVING_SCHEDULES[name], root, group) for root, group in own.items())
+    own = group_by_individual(
+        [evaluation for evaluation in evaluations if not evaluation.imported_from]
+    )
+    unknown = sum(
+        _has_unknown_rung(HALVING_SCHEDULES[name], root, group) for root, group in own.items()
+    )
     if not unknown:
         return ""
     return (

@@ -21,8 +21,9 @@ from hpo.dominance import Costs
 class Ranking(Protocol):
     """Rank individuals by their costs; lower is better. The first trial of an individual identifies it.
 
-    Individuals in `candidates` are paused. Individuals in `stopped` never continue. All others have continued. All
-    three kinds are ranked together. `stopped` matters only with several objectives: see `_DominanceRanking`.
+    Individuals in `candidates` are paused. Individuals in `stopped` never continue. All others have
+    continued. All three kinds are ranked together. `stopped` matters only with several objectives:
+    see `_DominanceRanking`.
     """
 
     def __len__(self) -> int: ...
@@ -40,13 +41,19 @@ class Ranking(Protocol):
     def is_behind(self, root: int, count: int) -> bool:
         """Return whether at least `count` individuals rank before this one. Later additions cannot change this."""
 
-    def is_best(self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]) -> bool:
+    def is_best(
+        self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]
+    ) -> bool:
         """Return whether an individual is among the best `count`, as if it were a candidate."""
 
-    def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
+    def select_best(
+        self, count: int, candidates: Collection[int], stopped: Collection[int]
+    ) -> list[int]:
         """Return the individuals in `candidates` that are among the best `count` of all individuals, best first."""
 
-    def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
+    def find_next(
+        self, candidates: Collection[int], stopped: Collection[int]
+    ) -> tuple[int, int] | None:
         """Return how many individuals rank before the best candidate, and its first trial; None without candidates."""
 
     def find_behind(self, count: int) -> list[int]:
@@ -56,7 +63,8 @@ class Ranking(Protocol):
         """Return a new ranking with only the individuals in `roots`."""
 
 
-_BEHIND_LIMIT = 16  # One addition moves one individual behind the best, and two removals at once are rare.
+# One addition moves one individual behind the best, and two removals at once are rare.
+_BEHIND_LIMIT = 16
 
 
 class _LossRanking:
@@ -80,14 +88,32 @@ class _LossRanking:
     def is_behind(self, root: int, count: int) -> bool:
         return self._count_ahead(root) >= count
 
-    def is_best(self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]) -> bool:  # noqa: ARG002
+    def is_best(
+        self,
+        root: int,
+        count: int,
+        candidates: Collection[int],  # noqa: ARG002
+        stopped: Collection[int],  # noqa: ARG002
+    ) -> bool:
         return self._count_ahead(root) < count
 
-    def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:  # noqa: ARG002
+    def select_best(
+        self,
+        count: int,
+        candidates: Collection[int],
+        stopped: Collection[int],  # noqa: ARG002
+    ) -> list[int]:
         return [root for _, root in self.entries[:count] if root in candidates]
 
-    def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:  # noqa: ARG002
-        return next(((index, root) for index, (_, root) in enumerate(self.entries) if root in candidates), None)
+    def find_next(
+        self,
+        candidates: Collection[int],
+        stopped: Collection[int],  # noqa: ARG002
+    ) -> tuple[int, int] | None:
+        return next(
+            ((index, root) for index, (_, root) in enumerate(self.entries) if root in candidates),
+            None,
+        )
 
     def find_behind(self, count: int) -> list[int]:
         return [root for _, root in self.entries[count : count + _BEHIND_LIMIT]]
@@ -119,18 +145,25 @@ class _Layer:
     def dominates(self, costs: Costs) -> npt.NDArray[np.bool_]:
         """Return for each row of costs whether an individual of this layer dominates it."""
         own = self.costs[:, None]
-        found: npt.NDArray[np.bool_] = ((own <= costs).all(axis=2) & (own < costs).any(axis=2)).any(axis=0)
+        found: npt.NDArray[np.bool_] = ((own <= costs).all(axis=2) & (own < costs).any(axis=2)).any(
+            axis=0
+        )
         return found
 
-    def split_candidates(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[_Layer, _Layer]:
+    def split_candidates(
+        self, candidates: Collection[int], stopped: Collection[int]
+    ) -> tuple[_Layer, _Layer]:
         others, waiting = self.split([root in candidates for root in self.roots])
         continued, _ = others.split([root in stopped for root in others.roots])
         return waiting, continued
 
-    def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
+    def select_best(
+        self, count: int, candidates: Collection[int], stopped: Collection[int]
+    ) -> list[int]:
         """Return the candidates among the best `count` individuals of this layer, best first.
 
-        Individuals that are neither in `candidates` nor in `stopped` have been trained further. They come first.
+        Individuals that are neither in `candidates` nor in `stopped` have been trained further.
+        They come first.
         """
         waiting, continued = self.split_candidates(candidates, stopped)
         if count >= len(self.roots):
@@ -145,11 +178,13 @@ class _Layer:
 class _DominanceRanking:
     """Rank individuals by non-dominated sorting: the Pareto front first, then the next layers.
 
-    The next layer is the front of the remaining individuals, and so on. If only a part of a layer is among the best
-    `count`, individuals that have been trained further come first. Then candidates are selected one by one, each as far
-    as possible from the selected ones (Schmucker et al., "Multi-objective asynchronous successive halving", 2021).
-    Individuals in `stopped` come last. An addition moves only the individuals that it displaces (Li et al., "Efficient
-    nondomination level update method for steady-state evolutionary multiobjective optimization", 2017).
+    The next layer is the front of the remaining individuals, and so on. If only a part of a layer
+    is among the best `count`, individuals that have been trained further come first. Then
+    candidates are selected one by one, each as far as possible from the selected ones (Schmucker et
+    al., "Multi-objective asynchronous successive halving", 2021). Individuals in `stopped` come
+    last. An addition moves only the individuals that it displaces (Li et al., "Efficient
+    nondomination level update method for steady-state evolutionary multiobjective optimization",
+    2017).
     """
 
     def __init__(self) -> None:
@@ -167,8 +202,8 @@ class _DominanceRanking:
     def add(self, root: int, costs: tuple[float, ...]) -> None:
         """Add an individual to its layer.
 
-        The individuals of this layer that it dominates move to the next layer. There, they displace the individuals
-        that they dominate in the same way.
+        The individuals of this layer that it dominates move to the next layer. There, they displace
+        the individuals that they dominate in the same way.
         """
         self._costs[root] = costs
         moved, index = _Layer([root], np.array([costs])), self._find_layer(costs)
@@ -186,11 +221,13 @@ class _DominanceRanking:
     def remove(self, root: int) -> None:
         """Remove an individual from its layer.
 
-        Individuals of the next layer move up if no individual of this layer dominates them any more. Then the next
-        layer is filled in the same way.
+        Individuals of the next layer move up if no individual of this layer dominates them any
+        more. Then the next layer is filled in the same way.
         """
         index = self._find_layer(self._costs.pop(root))
-        layer, _ = self._layers[index].split([member == root for member in self._layers[index].roots])
+        layer, _ = self._layers[index].split(
+            [member == root for member in self._layers[index].roots]
+        )
         while layer.roots and index + 1 < len(self._layers):
             behind = self._layers[index + 1]
             left, risen = behind.split((~layer.dominates(behind.costs)).tolist())
@@ -203,12 +240,15 @@ class _DominanceRanking:
     def is_behind(self, root: int, count: int) -> bool:
         """Return whether at least `count` individuals dominate this one.
 
-        Other individuals that rank before this one do not count, because additions may move them behind it.
+        Other individuals that rank before this one do not count, because additions may move them
+        behind it.
         """
         costs, own = np.vstack([layer.costs for layer in self._layers]), np.array(self._costs[root])
         return int(((costs <= own).all(axis=1) & (costs < own).any(axis=1)).sum()) >= count
 
-    def is_best(self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]) -> bool:
+    def is_best(
+        self, root: int, count: int, candidates: Collection[int], stopped: Collection[int]
+    ) -> bool:
         index = self._find_layer(self._costs[root])
         count -= sum(len(layer.roots) for layer in self._layers[:index])
         layer = self._layers[index]
@@ -217,7 +257,9 @@ class _DominanceRanking:
         waiting = {root, *(member for member in layer.roots if member in candidates)}
         return root in layer.select_best(count, waiting, stopped)
 
-    def select_best(self, count: int, candidates: Collection[int], stopped: Collection[int]) -> list[int]:
+    def select_best(
+        self, count: int, candidates: Collection[int], stopped: Collection[int]
+    ) -> list[int]:
         found: list[int] = []
         for layer in self._layers:
             if count <= 0:
@@ -227,17 +269,22 @@ class _DominanceRanking:
             count -= len(layer.roots)
         return found
 
-    def find_next(self, candidates: Collection[int], stopped: Collection[int]) -> tuple[int, int] | None:
+    def find_next(
+        self, candidates: Collection[int], stopped: Collection[int]
+    ) -> tuple[int, int] | None:
         ahead = 0
         for layer in self._layers:
             waiting, continued = layer.split_candidates(candidates, stopped)
             if waiting.roots:
-                return ahead + len(continued.roots), _select_farthest(waiting, continued.costs, 1)[0]
+                return ahead + len(continued.roots), _select_farthest(waiting, continued.costs, 1)[
+                    0
+                ]
             ahead += len(layer.roots)
         return None
 
     def find_behind(self, count: int) -> list[int]:  # noqa: ARG002
-        return []  # To find them, each addition would have to compare all individuals with each other.
+        # To find them, each addition would have to compare all individuals with each other.
+        return []
 
     def restrict_to(self, roots: Collection[int]) -> _DominanceRanking:
         some = _DominanceRanking()
@@ -255,8 +302,8 @@ class _DominanceRanking:
 def _select_farthest(layer: _Layer, taken: Costs, count: int) -> list[int]:
     """Return `count` individuals of a layer, selected one by one, each as far as possible from all selected before.
 
-    `taken` are the costs of individuals that count as selected at the start. Distances are relative to the range of
-    each objective. If no individual has been selected, the lowest loss comes first.
+    `taken` are the costs of individuals that count as selected at the start. Distances are relative
+    to the range of each objective. If no individual has been selected, the lowest loss comes first.
     """
     order = np.lexsort((np.array(layer.roots), layer.costs[:, 0]))
     roots, costs = [layer.roots[index] for index in order], layer.costs[order]

@@ -47,17 +47,21 @@ class Record:
     The attribute `objectives` holds the objectives of the study.
 
     Args:
-        storage: Path of a journal file, URL of an Optuna storage, or an open storage.
-        retry: Repeats storage calls while a database is unavailable; None to raise the error at once.
+        storage: Path of a journal file, URL of an Optuna storage, or an open storage. retry:
+        Repeats storage calls while a database is unavailable; None to raise the error at once.
     """
 
-    def __init__(self, storage: str | Path | BaseStorage, study_name: str, retry: StorageRetry | None = None) -> None:
+    def __init__(
+        self, storage: str | Path | BaseStorage, study_name: str, retry: StorageRetry | None = None
+    ) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._storage = open_storage(storage, retry)
         self._study_id = self._storage.get_study_id_from_name(study_name)
         self._study = optuna.load_study(study_name=study_name, storage=self._storage)
         self.objectives = read_objectives(self._study)
-        self._initially_finished = {trial.number for trial in self.read_trials() if trial.state.is_finished()}
+        self._initially_finished = {
+            trial.number for trial in self.read_trials() if trial.state.is_finished()
+        }
         self._log = ChangeLog(self.read_trials)
 
     @classmethod
@@ -71,7 +75,8 @@ class Record:
     ) -> Record:
         """Create a study, and return its record. `space` describes each parameter by name.
 
-        `confirms` names the study that is confirmed; empty for a search. Raises ValueError if the study exists.
+        `confirms` names the study that is confirmed; empty for a search. Raises ValueError if the
+        study exists.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         opened = open_storage(storage)
@@ -107,7 +112,10 @@ class Record:
         return self._storage.get_all_trials(self._study_id, deepcopy=False)
 
     def start_trial(
-        self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
+        self,
+        params: Mapping[str, Any],
+        distributions: Mapping[str, BaseDistribution],
+        attributes: Mapping[str, Any],
     ) -> Assignment:
         """Create a running trial. The caller (`hpo.store.study_writer`) checks the budget and rejects duplicates."""
         template = make_trial(TrialState.RUNNING, params, distributions, attributes)
@@ -140,7 +148,9 @@ class Record:
 
     def end_test(self, assignment: Assignment, failure: str) -> None:
         """Record the end of a trial that tests a worker; `failure` is empty if the worker has passed."""
-        self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED, test_failure=failure)
+        self._end_trial(
+            assignment, TrialState.FAIL, None, failure=INTERRUPTED, test_failure=failure
+        )
 
     def retry_failed(self, evaluation: Evaluation) -> None:
         """Enqueue a failed evaluation again, since its worker was broken. Then it no longer counts.
@@ -167,9 +177,13 @@ class Record:
 
     def find_resumable_roots(self) -> set[int]:
         """Return the numbers of the first trials of all individuals that are waiting or paused."""
-        return self.find_roots(e.trial for e in self.read_evaluations() if e.state in ("waiting", "paused"))
+        return self.find_roots(
+            e.trial for e in self.read_evaluations() if e.state in ("waiting", "paused")
+        )
 
-    def record_resume(self, assignment: Assignment, losses: Sequence[float], seconds: float) -> None:
+    def record_resume(
+        self, assignment: Assignment, losses: Sequence[float], seconds: float
+    ) -> None:
         """Record the losses and the seconds that a resumed evaluation takes over from its previous trial."""
         for step, loss in enumerate(losses, 1):
             self.report(assignment, step, loss)
@@ -194,33 +208,58 @@ class Record:
         """Record the loss of a step."""
         self._storage.set_trial_intermediate_value(assignment.trial_id, step, loss)
 
-    def record_rung_values(self, assignment: Assignment, losses: int, values: Sequence[float]) -> None:
+    def record_rung_values(
+        self, assignment: Assignment, losses: int, values: Sequence[float]
+    ) -> None:
         """Record the values of all objectives at the rung after this number of losses."""
         before = self._storage.get_trial(assignment.trial_id).user_attrs.get("at_rungs", {})
-        self._storage.set_trial_user_attr(assignment.trial_id, "at_rungs", {**before, str(losses): list(values)})
+        self._storage.set_trial_user_attr(
+            assignment.trial_id, "at_rungs", {**before, str(losses): list(values)}
+        )
 
     def complete(
-        self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
+        self,
+        assignment: Assignment,
+        loss: float,
+        seconds: float,
+        metrics: Mapping[str, float],
+        **attributes: int,
     ) -> None:
         """Record that an evaluation is complete; `attributes` may contain `cut_after`, see `Evaluation`."""
-        self._end_with_loss(assignment, TrialState.COMPLETE, loss, metrics, seconds=seconds, **attributes)
+        self._end_with_loss(
+            assignment, TrialState.COMPLETE, loss, metrics, seconds=seconds, **attributes
+        )
 
     def prune(
-        self, assignment: Assignment, loss: float, seconds: float, metrics: Mapping[str, float], **attributes: int
+        self,
+        assignment: Assignment,
+        loss: float,
+        seconds: float,
+        metrics: Mapping[str, float],
+        **attributes: int,
     ) -> None:
         """Record that an evaluation was pruned, or that it was paused if `attributes` contain `paused_after`."""
-        self._end_with_loss(assignment, TrialState.PRUNED, loss, metrics, seconds=seconds, **attributes)
+        self._end_with_loss(
+            assignment, TrialState.PRUNED, loss, metrics, seconds=seconds, **attributes
+        )
 
     def should_prune(self, assignment: Assignment, pruner: BasePruner) -> bool:
         """Return whether one of Optuna's pruners stops an evaluation, given the recorded losses of all evaluations."""
-        return pruner.prune(LossOnlyStudy(self._study), self._storage.get_trial(assignment.trial_id))
+        return pruner.prune(
+            LossOnlyStudy(self._study), self._storage.get_trial(assignment.trial_id)
+        )
 
     def fail(self, assignment: Assignment, reason: str, traceback: str, seconds: float) -> None:
         """Record that an evaluation failed; `reason` must be one line."""
-        self._end_trial(assignment, TrialState.FAIL, None, seconds=seconds, failure=reason, traceback=traceback)
+        self._end_trial(
+            assignment, TrialState.FAIL, None, seconds=seconds, failure=reason, traceback=traceback
+        )
 
     def enqueue(
-        self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], **attributes: Any
+        self,
+        params: Mapping[str, Any],
+        distributions: Mapping[str, BaseDistribution],
+        **attributes: Any,
     ) -> None:
         """Add a waiting trial. Workers start waiting trials before they start new individuals."""
         template = make_trial(TrialState.WAITING, params, distributions, attributes)
@@ -234,19 +273,22 @@ class Record:
     ) -> int:
         """Import evaluations of another run, and return their number. Skip hyperparameters that this study has already.
 
-        Imported evaluations do not count against the budget. No other process may start trials during this call.
+        Imported evaluations do not count against the budget. No other process may start trials
+        during this call.
 
         Args:
-            evaluations: Complete, pruned and paused evaluations of the other run.
-            distributions: Distributions of the search space.
-            make_attributes: Function that returns the attributes to record for an evaluation. Its second argument is
+            evaluations: Complete, pruned and paused evaluations of the other run. distributions:
+            Distributions of the search space. make_attributes: Function that returns the attributes
+            to record for an evaluation. Its second argument is
                 the number of evaluations that this call has imported before.
         """
         count, known = 0, {frozenset(trial.params.items()) for trial in self.read_trials()}
         for evaluation in evaluations:
             if (params := frozenset(evaluation.params.items())) in known:
                 continue
-            trial = make_imported_trial(evaluation, distributions, make_attributes(evaluation, count))
+            trial = make_imported_trial(
+                evaluation, distributions, make_attributes(evaluation, count)
+            )
             self._storage.create_new_trial(self._study_id, template_trial=trial)
             known.add(params)
             count += 1
@@ -254,15 +296,17 @@ class Record:
 
     def cancel_waiting(self, waiting: Evaluation) -> None:
         """End a waiting trial, so that it is never evaluated. No other process may start trials during this call."""
-        trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, waiting.trial)
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(
+            self._study_id, waiting.trial
+        )
         assignment = Assignment(trial_id, waiting.trial, waiting.params, waiting.trial)
         self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
 
     def interrupt(self, assignment: Assignment, crashed: bool = False) -> None:
         """Record that a trial was interrupted, and enqueue a new trial that retries it.
 
-        The retry is recorded before the end of the trial, so that a crash between the two steps loses nothing.
-        `crashed` states whether the job crashed, and the trial may be the cause.
+        The retry is recorded before the end of the trial, so that a crash between the two steps
+        loses nothing. `crashed` states whether the job crashed, and the trial may be the cause.
         """
         trial = self._storage.get_trial(assignment.trial_id)
         evaluation = make_evaluation(trial)
@@ -270,14 +314,21 @@ class Record:
         retried = {waiting.user_attrs.get("retry_of") for waiting in self._read_waiting()}
         if evaluation.tests is None and assignment.number not in retried:
             copied = copy_retry_attributes(trial)
-            self.enqueue(trial.params, trial.distributions, retry_of=trial.number, crash_count=crash_count, **copied)
+            self.enqueue(
+                trial.params,
+                trial.distributions,
+                retry_of=trial.number,
+                crash_count=crash_count,
+                **copied,
+            )
         self._end_trial(assignment, TrialState.FAIL, None, failure=INTERRUPTED)
 
     def requeue_interrupted(self, crashed: bool = True) -> int:
         """Interrupt all trials that an ended run has left in the state running, and return their number.
 
-        No process may run the study. If the job crashed (`crashed`), one of these trials may be the cause. Crash
-        isolation (`hpo.store.crash_isolation`) finds this trial after repeated crashes. Then it fails, without a retry.
+        No process may run the study. If the job crashed (`crashed`), one of these trials may be the
+        cause. Crash isolation (`hpo.store.crash_isolation`) finds this trial after repeated
+        crashes. Then it fails, without a retry.
         """
         running = [trial for trial in self.read_trials() if trial.state == TrialState.RUNNING]
         for trial in running:
@@ -286,9 +337,7 @@ class Record:
             suspected = crashed and not has_progressed(evaluation) and evaluation.tests is None
             crash_count = evaluation.crash_count + suspected
             if suspected and crash_count >= MAX_CRASHES:
-                reason = (
-                    f"the job crashed {crash_count} times during this evaluation, the last time with no other running"
-                )
+                reason = f"the job crashed {crash_count} times during this evaluation, the last time with no other running"
                 self._end_trial(assignment, TrialState.FAIL, None, failure=reason)
             else:
                 self.interrupt(assignment, suspected)
@@ -297,9 +346,14 @@ class Record:
     def count_initial_failures(self) -> int:
         """Return the number of evaluations that failed since this record was opened; 0 if any evaluation succeeded."""
         evaluations = self.read_evaluations()
-        if any(evaluation.counts_for_budget and evaluation.state != "failed" for evaluation in evaluations):
+        if any(
+            evaluation.counts_for_budget and evaluation.state != "failed"
+            for evaluation in evaluations
+        ):
             return 0
-        return sum(e.state == "failed" and e.trial not in self._initially_finished for e in evaluations)
+        return sum(
+            e.state == "failed" and e.trial not in self._initially_finished for e in evaluations
+        )
 
     def read_evaluations(self) -> list[Evaluation]:
         """Return all evaluations, ordered by trial number."""
@@ -315,16 +369,27 @@ class Record:
         return Follower(self._log, with_losses)
 
     def _read_waiting(self) -> list[FrozenTrial]:
-        return self._storage.get_all_trials(self._study_id, deepcopy=False, states=(TrialState.WAITING,))
+        return self._storage.get_all_trials(
+            self._study_id, deepcopy=False, states=(TrialState.WAITING,)
+        )
 
     def _end_with_loss(
-        self, assignment: Assignment, state: TrialState, loss: float, metrics: Mapping[str, float], **attributes: float
+        self,
+        assignment: Assignment,
+        state: TrialState,
+        loss: float,
+        metrics: Mapping[str, float],
+        **attributes: float,
     ) -> None:
         values = [loss, *self.objectives.select_metric_values(metrics)]
         self._end_trial(assignment, state, values, **attributes, **make_metrics_attribute(metrics))
 
     def _end_trial(
-        self, assignment: Assignment, state: TrialState, values: Sequence[float] | None, **attributes: Any
+        self,
+        assignment: Assignment,
+        state: TrialState,
+        values: Sequence[float] | None,
+        **attributes: Any,
     ) -> None:
         for name, value in attributes.items():
             self._storage.set_trial_user_attr(assignment.trial_id, name, value)
@@ -342,8 +407,9 @@ def make_directions(objectives: Objectives) -> list[StudyDirection]:
 def make_study(storage: BaseStorage, name: str, objectives: Objectives) -> int:
     """Create a study with these objectives, and return its id.
 
-    The names of the objectives are stored for Optuna's plots and dashboard. If the study exists with these objectives,
-    but has neither a search space nor trials, its creation was interrupted. Then its id is returned.
+    The names of the objectives are stored for Optuna's plots and dashboard. If the study exists
+    with these objectives, but has neither a search space nor trials, its creation was interrupted.
+    Then its id is returned.
 
     Returns:
         The id of the study.
@@ -356,12 +422,18 @@ def make_study(storage: BaseStorage, name: str, objectives: Objectives) -> int:
     except optuna.exceptions.DuplicatedStudyError as error:
         study_id = storage.get_study_id_from_name(name)
         is_same = storage.get_study_directions(study_id) == make_directions(objectives)
-        if not is_same or "space" in storage.get_study_user_attrs(study_id) or storage.get_n_trials(study_id):
+        if (
+            not is_same
+            or "space" in storage.get_study_user_attrs(study_id)
+            or storage.get_n_trials(study_id)
+        ):
             raise ValueError(f"the storage already holds a study named {name!r}") from error
     if objectives.is_multi_objective:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            optuna.load_study(study_name=name, storage=storage).set_metric_names(list(objectives.names))
+            optuna.load_study(study_name=name, storage=storage).set_metric_names(
+                list(objectives.names)
+            )
     return study_id
 
 
@@ -370,18 +442,21 @@ def read_objectives(study: optuna.Study) -> Objectives:
     stored_names = study.metric_names or [str(index) for index in range(len(study.directions))]
     names = (LOSS, *stored_names[1:])
     pairs = zip(names, study.directions, strict=True)
-    return Objectives(names, tuple(name for name, direction in pairs if direction == StudyDirection.MAXIMIZE))
+    return Objectives(
+        names, tuple(name for name, direction in pairs if direction == StudyDirection.MAXIMIZE)
+    )
 
 
 class LossOnlyStudy(optuna.Study):
     """Present a study to Optuna's pruners as if the loss were its only objective.
 
-    Optuna's pruners refuse studies with several objectives, although they compare only intermediate values. Here,
-    intermediate values are losses.
+    Optuna's pruners refuse studies with several objectives, although they compare only intermediate
+    values. Here, intermediate values are losses.
     """
 
     def __init__(self, study: optuna.Study) -> None:
-        self.__dict__.update(study.__dict__)  # The constructor of optuna.Study would read the storage again.
+        # The constructor of optuna.Study would read the storage again.
+        self.__dict__.update(study.__dict__)
 
     @property
     def direction(self) -> StudyDirection:

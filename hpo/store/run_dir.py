@@ -21,7 +21,8 @@ from hpo.store.storage_url import is_url
 from hpo.text_format import make_printable
 
 RUNS_DIR = Path("runs")
-# Files that this process has locked. The process must not open and close them, because that would unlock them.
+# Files that this process has locked. The process must not open and close them, because that would
+# unlock them.
 _held_locks: set[tuple[int, int]] = set()
 
 
@@ -29,12 +30,11 @@ class RunDir:
     """Manage the directory of one run.
 
     Attributes:
-        journal: Journal file of the run's study, unless the run uses another storage.
-        best_weights: Weights of the best evaluation.
-        front_weights: Folder of the weights of the Pareto front.
-        confirmed_weights: Folder of the weights trained with other seeds.
-        trial_folders: Folder that contains a folder for each evaluation.
-        previous_crashed: Whether the previous session in this directory crashed. `hold_lock` sets it.
+        journal: Journal file of the run's study, unless the run uses another storage. best_weights:
+        Weights of the best evaluation. front_weights: Folder of the weights of the Pareto front.
+        confirmed_weights: Folder of the weights trained with other seeds. trial_folders: Folder
+        that contains a folder for each evaluation. previous_crashed: Whether the previous session
+        in this directory crashed. `hold_lock` sets it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,14 +73,17 @@ class RunDir:
         """
         try:
             with suppress(FileNotFoundError, NotADirectoryError):
-                self.path.stat()  # It raises for a name that is too long; exists() does not on Python 3.14.
+                # It raises for a name that is too long; exists() does not on Python 3.14.
+                self.path.stat()
             holds_run = self.holds_run
             existing = find_existing(self.path)
         except OSError as error:
             raise UsageError(f"--run-dir {self.path}: {error.strerror}") from error
         if not existing.is_dir():
             kind = "a file" if existing.exists() else "a link to nothing"
-            raise UsageError(f"--run-dir must be a directory, got {self.path}: {existing} is {kind}")
+            raise UsageError(
+                f"--run-dir must be a directory, got {self.path}: {existing} is {kind}"
+            )
         if holds_run and not resume:
             raise UsageError(
                 f"--run-dir {self.path} already holds a run: add --resume to continue it, or name another directory"
@@ -93,8 +96,9 @@ class RunDir:
     def is_in_use(self) -> bool | None:
         """Whether a run is using this directory now; None if this host cannot find out.
 
-        On some shared file systems, the lock of a process on another host is not visible. Then the content of the lock
-        file decides. The content names the process of the run. After a run that ended without a crash, it is empty.
+        On some shared file systems, the lock of a process on another host is not visible. Then the
+        content of the lock file decides. The content names the process of the run. After a run that
+        ended without a crash, it is empty.
         """
         try:
             if _identify_file(self.lock) in _held_locks:
@@ -141,7 +145,9 @@ class RunDir:
             file.seek(0)
             if (locked := _try_lock(file)) is False:
                 holder = make_printable(file.read(200).strip()) or "another run"
-                raise UsageError(f"{self.path} is in use by {holder}: wait for it, end it, or name another --run-dir")
+                raise UsageError(
+                    f"{self.path} is in use by {holder}: wait for it, end it, or name another --run-dir"
+                )
             if locked is None:
                 text = f"warning: {self.lock} cannot be locked: a second run in {self.path} would not be detected"
                 print(text, file=sys.stderr, flush=True)
@@ -184,7 +190,10 @@ class RunDir:
         """
         for lock in self.path.glob(f"{self.journal.name}.lock*"):
             lock.unlink(missing_ok=True)
-        for draft in (*self.path.glob(f".{self.best_weights.name}.*"), *self.front_weights.glob(".*")):
+        for draft in (
+            *self.path.glob(f".{self.best_weights.name}.*"),
+            *self.front_weights.glob(".*"),
+        ):
             draft.unlink(missing_ok=True)
 
     def read_manifest(self) -> Manifest:
@@ -227,7 +236,9 @@ def make_run_dir(name: str) -> RunDir:
             path = RUNS_DIR / (stem + suffix)
             path.mkdir(parents=True)
             return RunDir(path)
-    raise UsageError(f"{RUNS_DIR / stem} and 998 numbered directories of this name exist. Choose one with --run-dir")
+    raise UsageError(
+        f"{RUNS_DIR / stem} and 998 numbered directories of this name exist. Choose one with --run-dir"
+    )
 
 
 def find_existing(path: Path) -> Path:
@@ -265,13 +276,13 @@ def try_system_lock(file: IO[Any], shared: bool = False) -> bool | None:
     """Lock an open file until it is closed or the process ends, without waiting.
 
     Args:
-        file: File that is open for writing, or for reading if `shared`.
-        shared: Whether to take a shared lock, which several processes can hold. It serves to find out whether another
+        file: File that is open for writing, or for reading if `shared`. shared: Whether to take a
+        shared lock, which several processes can hold. It serves to find out whether another
             process holds a lock that is not shared.
 
     Returns:
-        True if the file is locked now, False if another process holds the lock, and None if the file system has no
-        locks.
+        True if the file is locked now, False if another process holds the lock, and None if the
+        file system has no locks.
     """
     try:
         fcntl.lockf(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

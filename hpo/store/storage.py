@@ -37,15 +37,21 @@ class FileStorage(JournalStorage):
         super().__init__(self.journal)
 
 
-def list_studies(storage: str | Path, retry: StorageRetry | None = None) -> dict[str, list[StudyDirection]]:
+def list_studies(
+    storage: str | Path, retry: StorageRetry | None = None
+) -> dict[str, list[StudyDirection]]:
     """Return the names of all studies in a storage, each with the directions of its objectives."""
-    return {study.study_name: list(study.directions) for study in open_storage(storage, retry).get_all_studies()}
+    return {
+        study.study_name: list(study.directions)
+        for study in open_storage(storage, retry).get_all_studies()
+    }
 
 
 def check_readable(storage: str) -> None:
     """Raise UsageError if an SQLite file is missing or is not an Optuna storage.
 
-    This check comes first, because Optuna creates a missing file, and its tables, when it opens a storage.
+    This check comes first, because Optuna creates a missing file, and its tables, when it opens a
+    storage.
     """
     path = find_storage_file(storage)
     if path is None or not is_url(storage):
@@ -72,14 +78,18 @@ def cache_journals() -> Iterator[None]:
         del _thread_cache.journals
 
 
-def open_storage(storage: str | Path | BaseStorage, retry: StorageRetry | None = None) -> BaseStorage:
+def open_storage(
+    storage: str | Path | BaseStorage, retry: StorageRetry | None = None
+) -> BaseStorage:
     """Open the storage at a path or a URL; an open storage is returned unchanged.
 
-    `retry` repeats the opening, and all later calls, while the database at a URL is unavailable; None raises the error.
+    `retry` repeats the opening, and all later calls, while the database at a URL is unavailable;
+    None raises the error.
     """
     if isinstance(storage, BaseStorage):
         return storage
-    if isinstance(storage, str) and is_url(storage):  # It is not cached, since its connections may have been lost.
+    # It is not cached, since its connections may have been lost.
+    if isinstance(storage, str) and is_url(storage):
         opened = partial(optuna.storages.get_storage, storage)
         return wrap_with_retry(retry.call(opened), retry) if retry else opened()
     journals: dict[Path, BaseStorage] = getattr(_thread_cache, "journals", {})
@@ -90,15 +100,27 @@ def open_storage(storage: str | Path | BaseStorage, retry: StorageRetry | None =
 
 
 _MAX_WAIT = 600.0  # Seconds.
-_SILENT_WAIT = 0.5  # Seconds. Workers that write at the same time may block each other for a moment.
+# Seconds. Workers that write at the same time may block each other for a moment.
+_SILENT_WAIT = 0.5
 _MIN_PAUSE = 0.2
 _MAX_PAUSE = 5.0
-# Messages of users' mistakes. PostgreSQL, MySQL and SQLite raise the same kind of error for mistakes and for outages.
+# Messages of users' mistakes. PostgreSQL, MySQL and SQLite raise the same kind of error for
+# mistakes and for outages.
 _USAGE_ERRORS = (
-    *("authentication failed", "Access denied", "no password supplied", "does not exist", "Unknown database"),
+    *(
+        "authentication failed",
+        "Access denied",
+        "no password supplied",
+        "does not exist",
+        "Unknown database",
+    ),
     *("no such table", "readonly database", "unable to open database file"),
 )
-_STORAGE_METHODS = [name for name, member in vars(BaseStorage).items() if callable(member) and not name.startswith("_")]
+_STORAGE_METHODS = [
+    name
+    for name, member in vars(BaseStorage).items()
+    if callable(member) and not name.startswith("_")
+]
 
 T = TypeVar("T")
 
@@ -112,7 +134,10 @@ class StorageRetry:
     """
 
     def __init__(
-        self, storage_name: str, report: Callable[[str], object], is_over: Callable[[], bool] = lambda: False
+        self,
+        storage_name: str,
+        report: Callable[[str], object],
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self._storage_name = storage_name
         self._report = report
@@ -123,8 +148,8 @@ class StorageRetry:
     def call(self, step: Callable[[], T], retry_step: Callable[[], T] | None = None) -> T:
         """Call `step` until the storage answers, and return its result.
 
-        The first call may have changed the storage although it raised an error. Therefore all later calls use
-        `retry_step`.
+        The first call may have changed the storage although it raised an error. Therefore all later
+        calls use `retry_step`.
 
         Args:
             step: Function that calls the storage.
@@ -184,7 +209,9 @@ class StorageRetry:
         with self._lock:
             self._waiting_calls -= 1
             if self._waiting_calls == 0:
-                self._report(f"the storage {self._storage_name} answers again, after {format_duration(waited)}")
+                self._report(
+                    f"the storage {self._storage_name} answers again, after {format_duration(waited)}"
+                )
 
 
 def wrap_with_retry(storage: BaseStorage, retry: StorageRetry) -> BaseStorage:
@@ -195,10 +222,14 @@ def wrap_with_retry(storage: BaseStorage, retry: StorageRetry) -> BaseStorage:
 
 
 def _call_with_retry(
-    storage: BaseStorage, method: Callable[..., Any], retry: StorageRetry, *args: Any, **options: Any
+    storage: BaseStorage,
+    method: Callable[..., Any],
+    retry: StorageRetry,
+    *args: Any,
+    **options: Any,
 ) -> Any:
-    # A database may have committed a call although its answer was lost. To set a value twice does no harm. But a trial
-    # must not be added twice, and the end of an ended trial raises an error.
+    # A database may have committed a call although its answer was lost. To set a value twice does
+    # no harm. But a trial must not be added twice, and the end of an ended trial raises an error.
     step = partial(method, *args, **options)
     if method.__name__ == "set_trial_state_values":
         return retry.call(step, partial(_end_trial, step))
@@ -216,11 +247,13 @@ def _end_trial(step: Callable[[], bool]) -> bool:
         return True
 
 
-def _add_trial(step: Callable[[], int], storage: BaseStorage, study_id: int, template: FrozenTrial) -> int:
+def _add_trial(
+    step: Callable[[], int], storage: BaseStorage, study_id: int, template: FrozenTrial
+) -> int:
     """Add a trial unless an earlier attempt has added it, and return its id.
 
-    If a trial has equal parameters and equal attributes, an earlier attempt has added it. All other trials differ in
-    parameters or in attributes.
+    If a trial has equal parameters and equal attributes, an earlier attempt has added it. All other
+    trials differ in parameters or in attributes.
     """
     for trial in storage.get_all_trials(study_id, deepcopy=False):
         if (trial.params, trial.user_attrs) == (template.params, template.user_attrs):
@@ -237,9 +270,15 @@ def is_outage(error: BaseException | None) -> bool:
     if any(text in str(error) for text in _USAGE_ERRORS):
         return False
     is_disconnected = isinstance(error, exc.DBAPIError) and error.connection_invalidated
-    return is_disconnected or isinstance(error, (exc.InterfaceError, exc.OperationalError, exc.TimeoutError))
+    return is_disconnected or isinstance(
+        error, (exc.InterfaceError, exc.OperationalError, exc.TimeoutError)
+    )
 
 
 def _format_reason(error: Exception) -> str:
-    cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
-    return " ".join(str(getattr(cause, "orig", None) or cause).split())[:200] or type(cause).__name__
+    cause = (
+        error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
+    )
+    return (
+        " ".join(str(getattr(cause, "orig", None) or cause).split())[:200] or type(cause).__name__
+    )

@@ -24,14 +24,19 @@ def is_url(storage: str) -> bool:
 def find_storage_file(storage: str) -> Path | None:
     """Return the file that contains a storage.
 
-    Return None for a database server, and for an SQLite database in memory or with a ``file:`` name.
+    Return None for a database server, and for an SQLite database in memory or with a ``file:``
+    name.
     """
     if not is_url(storage):
         return Path(storage)
     url = _parse_url(storage)
     if url is None or url.get_backend_name() != "sqlite" or not url.database:
         return None
-    return None if url.database == ":memory:" or url.database.startswith("file:") else Path(url.database)
+    return (
+        None
+        if url.database == ":memory:" or url.database.startswith("file:")
+        else Path(url.database)
+    )
 
 
 def resolve_url(storage: str) -> str:
@@ -53,13 +58,19 @@ def mask_password(storage: str) -> str:
         return storage
     before, mark, study = storage.partition("#")
     if mark:
-        return before.split("://")[0] + "://..." if "@" in study else mask_password(before) + mark + study
+        return (
+            before.split("://")[0] + "://..."
+            if "@" in study
+            else mask_password(before) + mark + study
+        )
     url = _parse_url(storage)
     # An @ in a host or a database belongs to a password that is not percent-encoded.
     if url is None or "@" in (url.host or "") or "@" in (url.database or ""):
         return storage.split("://")[0] + "://..."
     secret = [name for name in url.query if any(word in name.lower() for word in _SECRETS)]
-    hidden = url.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(hide_password=True)
+    hidden = url.update_query_dict(dict.fromkeys(secret, "***")).render_as_string(
+        hide_password=True
+    )
     return hidden.replace("%2A%2A%2A", "***")
 
 

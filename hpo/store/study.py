@@ -26,7 +26,8 @@ def open_study(storage: str, study_name: str) -> Record | None:
 def open_confirmations(storage: str, study_name: str) -> Record | None:
     """Open the study in which the best individuals of a run are trained again with other seeds.
 
-    Return None if there is none yet. Raise UsageError if the study of this name belongs to another run.
+    Return None if there is none yet. Raise UsageError if the study of this name belongs to another
+    run.
     """
     name = make_confirmation_name(study_name)
     if is_storage_missing(storage):
@@ -48,7 +49,9 @@ def open_existing_study(run_dir: RunDir, storage: str, study_name: str) -> Recor
     Raises UsageError if its storage or its study is missing.
     """
     if is_storage_missing(storage):
-        raise UsageError(f"{find_storage_file(storage)}, the study of this run, is missing: restore it")
+        raise UsageError(
+            f"{find_storage_file(storage)}, the study of this run, is missing: restore it"
+        )
     check_readable(storage)
     record = open_study(storage, study_name)
     if record is None:
@@ -63,7 +66,9 @@ def open_existing_study(run_dir: RunDir, storage: str, study_name: str) -> Recor
 def check_objectives(record: Record, manifest: Manifest, run_dir: RunDir) -> None:
     """Raise UsageError if the objectives of a study differ from the objectives in run.json."""
     if record.objectives != manifest.objectives:
-        found, expected = (", ".join(side.describe()) for side in (record.objectives, manifest.objectives))
+        found, expected = (
+            ", ".join(side.describe()) for side in (record.objectives, manifest.objectives)
+        )
         raise UsageError(
             f"the objectives of the study {manifest.study!r} must be {expected}, as in {run_dir.run_json}, "
             f"got {found}. Restore the study, or run.json"

@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 _SECONDS_BETWEEN_CLAIMS = 0.5  # of a worker that must wait
 WITHOUT_RESULT = frozenset(
     (
-        *("clear_inheritance", "complete", "drop_superseded", "end_test", "fail", "interrupt", "log_output"),
+        *(
+            "clear_inheritance",
+            "complete",
+            "drop_superseded",
+            "end_test",
+            "fail",
+            "interrupt",
+            "log_output",
+        ),
         *("move_weights", "prune", "record_checkpoint", "record_resume", "report"),
     )
 )

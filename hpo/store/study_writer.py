@@ -61,25 +61,30 @@ class Claims:
         self._distributions = dict(distributions)
         self.budget = budget
         self._is_stopping = is_stopping
-        self._successive_halving = SuccessiveHalving(halving, record.objectives) if halving else None
+        self._successive_halving = (
+            SuccessiveHalving(halving, record.objectives) if halving else None
+        )
         self._changes = record.follow()
         self._tried_params: set[frozenset[tuple[str, Any]]] = set()
         self._ended: set[int] = set()  # Trials that count against the budget.
         self._unfinished: dict[int, Evaluation] = {}
 
-    def claim(self, params: Mapping[str, Any], inherits: int | None = None, **attributes: Any) -> Assignment | None:
+    def claim(
+        self, params: Mapping[str, Any], inherits: int | None = None, **attributes: Any
+    ) -> Assignment | None:
         """Start the next trial of a worker, and return its assignment.
 
-        A waiting trial comes first. Next comes the promotion of a paused trial, whose individual is then trained
-        further. If there is neither, a new individual starts.
+        A waiting trial comes first. Next comes the promotion of a paused trial, whose individual is
+        then trained further. If there is neither, a new individual starts.
 
         Args:
-            params: Hyperparameters of the new individual.
-            inherits: Trial from whose checkpoint the new individual starts; None to start without a checkpoint.
-            attributes: Attributes to record for the trial that starts, such as its worker.
+            params: Hyperparameters of the new individual. inherits: Trial from whose checkpoint the
+            new individual starts; None to start without a checkpoint. attributes: Attributes to
+            record for the trial that starts, such as its worker.
 
         Returns:
-            The assignment (the trial to run); None if the run is stopping, or if the budget allows no new individual.
+            The assignment (the trial to run); None if the run is stopping, or if the budget allows
+            no new individual.
 
         Raises:
             DuplicateError: If the study already has a trial with these hyperparameters.
@@ -89,8 +94,8 @@ class Claims:
     def claim_waiting(self, **attributes: Any) -> Assignment | None:
         """Start a waiting trial. If no waiting trial may start, promote a paused one (train it further).
 
-        Waiting trials whose individual has not crashed start first. Of the paused trials to promote, the best at the
-        highest rung is promoted.
+        Waiting trials whose individual has not crashed start first. Of the paused trials to
+        promote, the best at the highest rung is promoted.
 
         Args:
             attributes: Attributes to record for the trial that starts, such as its worker.
@@ -101,7 +106,10 @@ class Claims:
         return self._claim(None, attributes, {})
 
     def _claim(
-        self, params: Mapping[str, Any] | None, attributes: Mapping[str, Any], new_attributes: Mapping[str, Any]
+        self,
+        params: Mapping[str, Any] | None,
+        attributes: Mapping[str, Any],
+        new_attributes: Mapping[str, Any],
     ) -> Assignment | None:
         if self._is_stopping():
             return None
@@ -122,7 +130,9 @@ class Claims:
             return None
         if frozenset(params.items()) in self._tried_params:
             raise DuplicateError
-        return self.record.start_trial(params, self._distributions, {**attributes, **new_attributes})
+        return self.record.start_trial(
+            params, self._distributions, {**attributes, **new_attributes}
+        )
 
     def _find_promotable(self) -> list[Evaluation]:
         if self._successive_halving is None:
@@ -141,8 +151,9 @@ class Claims:
                 self._tried_params.add(frozenset(evaluation.params.items()))
 
 
-# The time between two commits is at least a tenth of a second, since file systems write many lines as fast as one. It
-# is also four times the duration of the last commit, so that leaders are answered at once most of the time.
+# The time between two commits is at least a tenth of a second, since file systems write many lines
+# as fast as one. It is also four times the duration of the last commit, so that leaders are
+# answered at once most of the time.
 _MIN_COMMIT_INTERVAL = 0.1
 _COMMIT_TIME_FACTOR = 4.0
 
@@ -151,18 +162,17 @@ _COMMIT_TIME_FACTOR = 4.0
 class StudyWriter:
     """Write the record of a run, and answer the calls of leaders, in one thread.
 
-    Calls are answered at once. A change is durable when it is on disk. Without a cached storage, each change is durable
-    at once. With a cached storage, changes become durable at the next commit: in `commit`, in `commit_if_due`, or when
-    an evaluation starts. `take_committed` returns only durable changes.
+    Calls are answered at once. A change is durable when it is on disk. Without a cached storage,
+    each change is durable at once. With a cached storage, changes become durable at the next
+    commit: in `commit`, in `commit_if_due`, or when an evaluation starts. `take_committed` returns
+    only durable changes.
 
     Attributes:
-        record: Record of the run; it uses `cached_storage` if there is one.
-        claims: Starts trials within the budget of the run.
-        log: Output of the evaluations.
-        checkpoints: Checkpoints of the evaluations.
-        cached_storage: Storage that collects changes for the next commit; None to write each change at once.
-        pruner: Pruner of the run; None without one.
-        inheritance: Selects the checkpoints from which individuals start; None without population based training.
+        record: Record of the run; it uses `cached_storage` if there is one. claims: Starts trials
+        within the budget of the run. log: Output of the evaluations. checkpoints: Checkpoints of
+        the evaluations. cached_storage: Storage that collects changes for the next commit; None to
+        write each change at once. pruner: Pruner of the run; None without one. inheritance: Selects
+        the checkpoints from which individuals start; None without population based training.
         weights: Selects the evaluations whose weights are kept; None if no weights are kept.
         health_gate: Keeps broken workers from claiming trials; None if no worker is suspected.
     """
@@ -213,9 +223,12 @@ class StudyWriter:
         began = clock.now()
         if self.cached_storage and self.cached_storage.commit():
             now = clock.now()
-            self._next_commit_at = now + max(_MIN_COMMIT_INTERVAL, _COMMIT_TIME_FACTOR * (now - began))
+            self._next_commit_at = now + max(
+                _MIN_COMMIT_INTERVAL, _COMMIT_TIME_FACTOR * (now - began)
+            )
         self.log.write()
-        # Changes are published after the flush, so that progress never shows an end that a crash could undo.
+        # Changes are published after the flush, so that progress never shows an end that a crash
+        # could undo.
         if self._has_changed:
             self._has_changed = False
             self._collect_changes()
@@ -232,7 +245,9 @@ class StudyWriter:
 
     def claim(self, params: Mapping[str, Any], **attributes: Any) -> Claim:
         """Start an evaluation, see `Claims.claim`. A new individual may start from another individual's checkpoint."""
-        parent = self.inheritance.find_parent(params, attributes["island"]) if self.inheritance else None
+        parent = (
+            self.inheritance.find_parent(params, attributes["island"]) if self.inheritance else None
+        )
         return self._claim(partial(self.claims.claim, params, parent, **attributes), attributes)
 
     def claim_waiting(self, **attributes: Any) -> Claim:
@@ -244,7 +259,9 @@ class StudyWriter:
         assert self.health_gate is not None
         self.health_gate.end_test(assignment, failure)
 
-    def _claim(self, claim: Callable[[], Assignment | None], attributes: Mapping[str, Any]) -> Claim:
+    def _claim(
+        self, claim: Callable[[], Assignment | None], attributes: Mapping[str, Any]
+    ) -> Claim:
         """Start an evaluation, and commit its start at once.
 
         If the evaluation crashes the job, the record must show that it was running.
@@ -264,12 +281,16 @@ class StudyWriter:
     ) -> PruningDecision:
         """Let the pruner decide whether an evaluation continues after this number of losses.
 
-        `loss` is its lowest loss so far, and `metrics` were reported with this loss. Also remove the checkpoints of
-        paused individuals that can no longer be promoted.
+        `loss` is its lowest loss so far, and `metrics` were reported with this loss. Also remove
+        the checkpoints of paused individuals that can no longer be promoted.
         """
         assert self.pruner is not None
         objectives = self.record.objectives
-        values = (loss, *objectives.select_metric_values(metrics)) if objectives.is_multi_objective else ()
+        values = (
+            (loss, *objectives.select_metric_values(metrics))
+            if objectives.is_multi_objective
+            else ()
+        )
         decision = self.pruner.decide_pruning(self.record, assignment, losses, values)
         self._drop_checkpoints(decision.eliminated)
         return decision
@@ -291,7 +312,9 @@ class StudyWriter:
     def move_weights(self, trial: int) -> None:
         """Move the weights of a trial from drafts to their files, if they are still wanted there."""
         if self.weights:
-            self.commit()  # After a crash in between, no weights may exist of an evaluation without a recorded end.
+            # After a crash in between, no weights may exist of an evaluation without a recorded
+            # end.
+            self.commit()
             self.weights.move_draft(trial)
 
     def has_losses(self) -> bool:
@@ -331,7 +354,8 @@ class StudyWriter:
 
     def _drop_checkpoints(self, roots: Sequence[int]) -> None:
         if roots:
-            self.commit()  # After a crash in between, no evaluation may resume from a checkpoint that is gone.
+            # After a crash in between, no evaluation may resume from a checkpoint that is gone.
+            self.commit()
         for root in roots:
             self.checkpoints.remove_root(root)
 
@@ -342,6 +366,8 @@ class StudyWriter:
     def _collect_changes(self) -> None:
         for evaluation in self._follower.read():
             self._unpublished.append(evaluation)
-            self._pickled_changes.append(pickle.dumps(tuple(getattr(evaluation, name) for name in SHARED_FIELDS)))
+            self._pickled_changes.append(
+                pickle.dumps(tuple(getattr(evaluation, name) for name in SHARED_FIELDS))
+            )
             if self.weights:
                 self.weights.update(evaluation)

@@ -92,15 +92,17 @@ def compute_checksum(text: str, parts: Iterable[tuple[str, Iterable[Any]]]) -> s
 
 
 def copy_tensors(
-    path: Path, sources: Sequence[TensorSource], texts: Mapping[str, str], checksummed_text: str = ""
+    path: Path,
+    sources: Sequence[TensorSource],
+    texts: Mapping[str, str],
+    checksummed_text: str = "",
 ) -> None:
     """Write a file with tensors of other files and with texts, and flush it to disk.
 
     Args:
-        path: File to write.
-        sources: Tensors to copy.
-        texts: Texts for the header, by name.
-        checksummed_text: Name of a text in `texts`. The text "checksum" is added, with the checksum of this text and
+        path: File to write. sources: Tensors to copy. texts: Texts for the header, by name.
+        checksummed_text: Name of a text in `texts`. The text "checksum" is added, with the checksum
+        of this text and
             of all tensors. If the name is empty, no checksum is added.
 
     Raises:
@@ -140,7 +142,8 @@ def write_file(
     """
     if "__metadata__" in pieces:
         raise ValueError("a tensor cannot have the name __metadata__")
-    # Tensors with the largest elements come first, so that each begins at a multiple of its element size.
+    # Tensors with the largest elements come first, so that each begins at a multiple of its element
+    # size.
     names = sorted(pieces, key=lambda name: (-pieces[name].alignment, name))
     header: dict[str, Any] = {"__metadata__": texts}
     end = 0

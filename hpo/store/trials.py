@@ -26,8 +26,14 @@ _STATE_NAMES = {
 }
 
 
+def _is_duration(value: object) -> bool:
+    return is_number(value) and float(value) >= 0  # type: ignore[arg-type]
+
+
 def _is_at_rungs(value: object) -> bool:
-    if not isinstance(value, dict) or not all(isinstance(name, str) and name.isdecimal() for name in value):
+    if not isinstance(value, dict) or not all(
+        isinstance(name, str) and name.isdecimal() for name in value
+    ):
         return False
     return all(type(values) is list and all(map(is_number, values)) for values in value.values())
 
@@ -36,14 +42,21 @@ _VALIDATORS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(
         (
             *("island", "worker", "generation", "confirms", "seed", "retry_of", "crash_count"),
-            *("resumed_from_step", "checkpoint_step", "paused_after", "cut_after", "inherits", "tests"),
+            *(
+                "resumed_from_step",
+                "checkpoint_step",
+                "paused_after",
+                "cut_after",
+                "inherits",
+                "tests",
+            ),
         ),
         is_whole_number,
     ),
     **dict.fromkeys(("failure", "traceback", "propagator", "imported_from"), is_text),
     **dict.fromkeys(("metrics", "immigrants"), is_mapping),
     "at_rungs": _is_at_rungs,
-    **dict.fromkeys(("seconds", "seconds_before"), lambda value: is_number(value) and float(value) >= 0),  # type: ignore[arg-type]
+    **dict.fromkeys(("seconds", "seconds_before"), _is_duration),
 }
 
 
@@ -75,16 +88,29 @@ def copy_retry_attributes(trial: FrozenTrial) -> dict[str, Any]:
 
 def is_paused(trial: FrozenTrial) -> bool:
     """Return whether a trial was paused, so that another trial may train its individual further."""
-    return trial.state == TrialState.PRUNED and is_whole_number(trial.user_attrs.get("paused_after"))
+    return trial.state == TrialState.PRUNED and is_whole_number(
+        trial.user_attrs.get("paused_after")
+    )
 
 
 def make_assignment(trial: FrozenTrial, trials: Sequence[FrozenTrial]) -> Assignment:
     """Return the assignment of a trial that has started; `trials` are all trials of the study."""
     seed, evaluation = trial.user_attrs.get("seed"), make_evaluation(trial)
-    parent = None if evaluation.inherits is None else find_root_trial(trials[evaluation.inherits], trials)
+    parent = (
+        None
+        if evaluation.inherits is None
+        else find_root_trial(trials[evaluation.inherits], trials)
+    )
     root = find_root_trial(trial, trials)
     return Assignment(
-        trial._trial_id, trial.number, trial.params, root, seed, parent, evaluation.confirms, evaluation.tests
+        trial._trial_id,
+        trial.number,
+        trial.params,
+        root,
+        seed,
+        parent,
+        evaluation.confirms,
+        evaluation.tests,
     )
 
 
@@ -94,16 +120,20 @@ def make_evaluation(trial: FrozenTrial, is_repeated: bool = False) -> Evaluation
     Invalid attributes, which another program has written, are ignored.
 
     Args:
-        is_repeated: Whether another trial retries or continues this one. Then a paused trial has the state "promoted",
-            and a failed trial has the state "interrupted".
+        is_repeated: Whether another trial retries or continues this one. Then a paused trial has
+            the state "promoted", and a failed trial has the state "interrupted".
     """
     ended = trial.state.is_finished()
     attributes = {
-        name: value for name, value in trial.user_attrs.items() if name in _VALIDATORS and _VALIDATORS[name](value)
+        name: value
+        for name, value in trial.user_attrs.items()
+        if name in _VALIDATORS and _VALIDATORS[name](value)
     }
     for name in ("metrics", "immigrants"):
         if name in attributes:
-            attributes[name] = {key: value for key, value in attributes[name].items() if is_number(value)}
+            attributes[name] = {
+                key: value for key, value in attributes[name].items() if is_number(value)
+            }
     at_rungs = attributes.pop("at_rungs", {})
     return Evaluation(
         trial=trial.number,
@@ -143,7 +173,9 @@ def make_trial(
 ) -> FrozenTrial:
     """Create a running or waiting trial, with the distributions of its active hyperparameters."""
     own = select_distributions(distributions, params)
-    return create_trial(state=state, params=dict(params), distributions=own, user_attrs=dict(attributes))
+    return create_trial(
+        state=state, params=dict(params), distributions=own, user_attrs=dict(attributes)
+    )
 
 
 def select_distributions(
@@ -154,7 +186,9 @@ def select_distributions(
 
 
 def make_imported_trial(
-    evaluation: Evaluation, distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]
+    evaluation: Evaluation,
+    distributions: Mapping[str, BaseDistribution],
+    attributes: Mapping[str, Any],
 ) -> FrozenTrial:
     """Convert an evaluation of another run to a trial. The storage assigns the number of the trial.
 

@@ -30,8 +30,9 @@ T = TypeVar("T")
 class BestWeights:
     """Select the evaluations of a search whose weights are kept.
 
-    These are the best evaluation and, with several objectives, some evaluations on the Pareto front. Weights of the
-    front are stored in a folder, one file for each evaluation. Imported evaluations have no weights.
+    These are the best evaluation and, with several objectives, some evaluations on the Pareto
+    front. Weights of the front are stored in a folder, one file for each evaluation. Imported
+    evaluations have no weights.
     """
 
     def __init__(self, files: RunDir, objectives: Objectives) -> None:
@@ -47,7 +48,8 @@ class BestWeights:
 
     def list_wanted_files(self, trial: int) -> list[Path]:
         """Return the files to which the weights of a complete trial should be written; empty to discard them."""
-        # Of evaluations with equal losses, only those that are better in another objective are on the front.
+        # Of evaluations with equal losses, only those that are better in another objective are on
+        # the front.
         winner = find_best(self._archive.front)
         paths = [self._best] if winner is not None and winner.trial == trial else []
         if self._objectives.is_multi_objective and trial in self._select_kept_trials(trial):
@@ -57,7 +59,8 @@ class BestWeights:
     def move_draft(self, trial: int) -> None:
         """Move the drafts of a trial's weights to `list_wanted_files`, and remove its other drafts.
 
-        Then remove the files of evaluations that have left the front, or whose values are too close to others.
+        Then remove the files of evaluations that have left the front, or whose values are too close
+        to others.
         """
         wanted = self.list_wanted_files(trial)
         for path in (self._best, make_weights_path(self._folder, trial)):
@@ -68,7 +71,11 @@ class BestWeights:
     def _select_kept_trials(self, *more: int) -> set[int]:
         """Return the trials whose weights are kept, out of the trials with a file and the trials in `more`."""
         stored = {int(path.stem) for path in self._list_files()} | set(more)
-        on_front = [evaluation for evaluation in drop_equal_values(self._archive.front) if evaluation.trial in stored]
+        on_front = [
+            evaluation
+            for evaluation in drop_equal_values(self._archive.front)
+            if evaluation.trial in stored
+        ]
         return {evaluation.trial for evaluation in select_spread(on_front, self._objectives)}
 
     def _list_files(self) -> list[Path]:
@@ -87,9 +94,9 @@ class BestWeights:
 class ConfirmedWeights:
     """Select the confirmations whose weights are kept. A confirmation trains a best individual with another seed.
 
-    For each individual, the weights of the confirmation with the lowest loss are kept. The file is named after the
-    individual's trial in the search. A resumed run may have new settings. Then weights that were trained with earlier
-    settings are replaced, even if their loss is lower.
+    For each individual, the weights of the confirmation with the lowest loss are kept. The file is
+    named after the individual's trial in the search. A resumed run may have new settings. Then
+    weights that were trained with earlier settings are replaced, even if their loss is lower.
     """
 
     def __init__(self, files: RunDir, settings: Mapping[str, Any]) -> None:
@@ -111,7 +118,11 @@ class ConfirmedWeights:
             kept = read_weights_info(path) if path else None
         except UsageError:
             kept = None  # Damaged weights are replaced.
-        if kept is None or kept.confirmation not in self._evaluations or kept.settings != self._settings:
+        if (
+            kept is None
+            or kept.confirmation not in self._evaluations
+            or kept.settings != self._settings
+        ):
             return path is not None
         return loss < self._evaluations[kept.confirmation].loss
 
@@ -175,11 +186,9 @@ class WeightsInfo:
     """Describe how stored weights were trained.
 
     Attributes:
-        trial: Trial of the search with these hyperparameters.
-        params: Hyperparameters.
-        settings: Settings of the run.
-        names: Names of the tensors.
-        confirmation: Trial of the confirmation study that trained them with another seed; None if the search trained
+        trial: Trial of the search with these hyperparameters. params: Hyperparameters. settings:
+        Settings of the run. names: Names of the tensors. confirmation: Trial of the confirmation
+        study that trained them with another seed; None if the search trained
             them.
     """
 

@@ -1,11 +1,13 @@
 """Find workers that fail because their GPU or host is broken.
 
-A broken worker fails at once, and claims the next individual: in an hour, it can fail the whole budget. On the other
-hand, failures are common in some search spaces, for example because a third of all networks need too much memory. So
-the failures of a worker in a row are compared with the evaluations of the other workers. If others fail as often, the
-hyperparameters are the cause. Otherwise the worker is suspected, and repeats an individual that another worker has
-evaluated. If this test fails too, it waits for more results of other workers, until its failures are clearly its own.
-Then it leaves the run. If no other worker is busy, it is tested again. The same comparison is made between hosts.
+A broken worker fails at once, and claims the next individual: in an hour, it can fail the whole
+budget. On the other hand, failures are common in some search spaces, for example because a third of
+all networks need too much memory. So the failures of a worker in a row are compared with the
+evaluations of the other workers. If others fail as often, the hyperparameters are the cause.
+Otherwise the worker is suspected, and repeats an individual that another worker has evaluated. If
+this test fails too, it waits for more results of other workers, until its failures are clearly its
+own. Then it leaves the run. If no other worker is busy, it is tested again. The same comparison is
+made between hosts.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from hpo.store.evaluations import LEAVE, WAIT, Assignment, Evaluation
 if TYPE_CHECKING:
     from hpo.store.record import Record
 
-# The chance of a streak of failures, times the number of known evaluations, below which a worker is tested, and below
-# which it leaves after a failed test. More evaluations give more occasions for a streak. With these values, 1 in 1000
-# simulated runs loses a healthy worker if a third of all evaluations fail at random
-# (tests/store/test_worker_health.py).
+# The chance of a streak of failures, times the number of known evaluations, below which a worker is
+# tested, and below which it leaves after a failed test. More evaluations give more occasions for a
+# streak. With these values, 1 in 1000 simulated runs loses a healthy worker if a third of all
+# evaluations fail at random (tests/store/test_worker_health.py).
 _TEST_SIGNIFICANCE = 0.06
 _LEAVE_SIGNIFICANCE = 0.005
 _MAX_TESTS = 6  # A healthy worker fails as many only if nearly all evaluations fail.
@@ -103,7 +105,8 @@ class WorkerHealth:
         self._left = set() if left is None else left
         self._end_count = 0
         self._trusts_device_errors = True
-        self._device_tests: set[int] = set()  # Workers whose test has failed with an error of the device.
+        # Workers whose test has failed with an error of the device.
+        self._device_tests: set[int] = set()
 
     def add_end(self, evaluation: Evaluation) -> None:
         """Add an evaluation of this session that has ended by itself. Call it in the order of the ends."""
@@ -129,13 +132,19 @@ class WorkerHealth:
                 return Condition.BROKEN
             if is_device_error or self._is_unlikely(worker, 1, _TEST_SIGNIFICANCE):
                 return Condition.WAITING if own.failed_tests and is_waiting else Condition.SUSPECTED
-        may_be_broken = is_device_error or (own.length > 1 and self._may_become_unlikely(worker, running, others))
+        may_be_broken = is_device_error or (
+            own.length > 1 and self._may_become_unlikely(worker, running, others)
+        )
         return Condition.WAITING if is_waiting and may_be_broken else Condition.HEALTHY
 
     def _is_decided(self, worker: int) -> bool:
         """Return whether failed tests are enough to let a worker leave."""
         has_many = self._workers[worker].failed_tests >= _MAX_TESTS
-        return has_many or worker in self._device_tests or self._is_unlikely(worker, 0, _LEAVE_SIGNIFICANCE)
+        return (
+            has_many
+            or worker in self._device_tests
+            or self._is_unlikely(worker, 0, _LEAVE_SIGNIFICANCE)
+        )
 
     def pass_test(self, worker: int) -> None:
         """Record that a suspected worker has passed its test: its failures have another cause."""
@@ -171,7 +180,11 @@ class WorkerHealth:
         return self._workers[worker], self._ends_of_hosts[self._hosts[worker]]
 
     def _list_others(self, worker: int) -> list[int]:
-        return [other for other in range(len(self._workers)) if other != worker and other not in self._left]
+        return [
+            other
+            for other in range(len(self._workers))
+            if other != worker and other not in self._left
+        ]
 
     def _has_device_error(self, worker: int) -> bool:
         failures = [evaluation.failure or "" for evaluation in self._workers[worker].streak]
@@ -186,7 +199,9 @@ class WorkerHealth:
             bool(hosts) and _is_streak_unlikely(own_host.length + more, hosts, significance)
         )
 
-    def _may_become_unlikely(self, worker: int, running: Collection[int], others: Sequence[int]) -> bool:
+    def _may_become_unlikely(
+        self, worker: int, running: Collection[int], others: Sequence[int]
+    ) -> bool:
         """Return whether the streak of a worker would be unlikely if the `running` evaluations of others succeed."""
         ends = [self._workers[other] for other in others]
         successes = sum(other in running for other in others) + sum(one.successes for one in ends)
@@ -198,13 +213,16 @@ class WorkerHealth:
 def _is_streak_unlikely(length: int, others: Sequence[_Ends], significance: float) -> bool:
     successes = sum(ends.successes for ends in others)
     failures = sum(ends.known_failures for ends in others)
-    return successes > 0 and _compute_chance(length, successes, failures) < significance / (1 + successes + failures)
+    return successes > 0 and _compute_chance(length, successes, failures) < significance / (
+        1 + successes + failures
+    )
 
 
 def _compute_chance(length: int, successes: int, failures: int) -> float:
     """Return the probability of `length` failures in a row, given `successes` and `failures` of other workers.
 
-    The rate of failures has a uniform prior, so each failure has the probability of Laplace's rule of succession.
+    The rate of failures has a uniform prior, so each failure has the probability of Laplace's rule
+    of succession.
     """
     chance = 1.0
     for index in range(length):
@@ -212,7 +230,8 @@ def _compute_chance(length: int, successes: int, failures: int) -> float:
     return chance
 
 
-# The assignment of a trial that has started, `WAIT` if the worker must claim again later, `LEAVE`, or None.
+# The assignment of a trial that has started, `WAIT` if the worker must claim again later, `LEAVE`,
+# or None.
 Claim = Union[Assignment, str, None]
 
 
@@ -225,7 +244,10 @@ class HealthGate:
     """
 
     def __init__(
-        self, record: Record, health: WorkerHealth, dismiss: Callable[[int, Sequence[Evaluation]], object]
+        self,
+        record: Record,
+        health: WorkerHealth,
+        dismiss: Callable[[int, Sequence[Evaluation]], object],
     ) -> None:
         self._record = record
         self._health = health
@@ -234,7 +256,8 @@ class HealthGate:
         self._changes.read()  # Workers of earlier sessions may have been others.
         self._busy_workers: dict[int, int] = {}  # Workers by their running trials.
         self._ended_workers: set[int] = set()  # Workers that will not claim again.
-        self._idle_workers: set[int] = set()  # Workers that have found nothing left to claim at their latest try.
+        # Workers that have found nothing left to claim at their latest try.
+        self._idle_workers: set[int] = set()
 
     def claim(self, claim: Callable[[], Assignment | None], attributes: Mapping[str, Any]) -> Claim:
         """Let a worker call `claim`, unless it must wait, is tested, or leaves the run.
@@ -248,7 +271,9 @@ class HealthGate:
         condition = self._judge(worker)
         if condition == Condition.LEFT:
             return LEAVE
-        if condition == Condition.BROKEN and self._health.list_in_run() - self._ended_workers - {worker}:
+        if condition == Condition.BROKEN and self._health.list_in_run() - self._ended_workers - {
+            worker
+        }:
             self._dismiss(worker, self._health.remove_worker(worker))
             return LEAVE
         if condition == Condition.WAITING:
@@ -276,7 +301,8 @@ class HealthGate:
             self._health.pass_test(worker)
 
     def _update(self) -> None:
-        # The order of ends decides about streaks. Evaluations that have not ended come first, in the order of changes.
+        # The order of ends decides about streaks. Evaluations that have not ended come first, in
+        # the order of changes.
         for evaluation in sorted(self._changes.read(), key=_get_end):
             self._busy_workers.pop(evaluation.trial, None)
             if evaluation.state == "running":
@@ -298,7 +324,9 @@ class HealthGate:
         complete = [
             evaluation
             for evaluation in self._record.read_evaluations()
-            if evaluation.state == "complete" and evaluation.inherits is None and not evaluation.imported_from
+            if evaluation.state == "complete"
+            and evaluation.inherits is None
+            and not evaluation.imported_from
         ]
         others = [one for one in complete if one.worker != worker]
         return max(others, key=lambda evaluation: evaluation.ended, default=None)

@@ -1,8 +1,8 @@
 """Requeue a SLURM job whose batch host (the node that runs the job script) is lost.
 
-With ``sbatch --no-kill``, a job keeps its other nodes if a node is lost. If that is the batch host, the job script is
-lost too, but SLURM 22.05 does not notice: the job keeps its nodes, without any process, until its time limit. So a
-small job step on another node watches the batch host.
+With ``sbatch --no-kill``, a job keeps its other nodes if a node is lost. If that is the batch host,
+the job script is lost too, but SLURM 22.05 does not notice: the job keeps its nodes, without any
+process, until its time limit. So a small job step on another node watches the batch host.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class BatchHostGuard:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
-        self._job, self._own = environment.get("SLURM_JOB_ID", ""), environment.get("SLURMD_NODENAME", "")
+        self._job, self._own = (
+            environment.get("SLURM_JOB_ID", ""),
+            environment.get("SLURMD_NODENAME", ""),
+        )
         self._step: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> BatchHostGuard:
@@ -53,7 +56,11 @@ class BatchHostGuard:
     def restart(self, missing: Sequence[str]) -> None:
         """Restart the step on a node that is not missing. Without a job script, do nothing."""
         self._end()
-        nodes = expand_nodes(self._environment.get("SLURM_JOB_NODELIST", "")) if self._job and self._own else []
+        nodes = (
+            expand_nodes(self._environment.get("SLURM_JOB_NODELIST", ""))
+            if self._job and self._own
+            else []
+        )
         others = [node for node in nodes if node != self._own and node not in missing]
         if others:
             command = [*make_small_step(others[-1]), sys.executable, "-m", __name__, self._job]
@@ -70,7 +77,8 @@ def is_batch_host_lost(job: str) -> bool:
 
 def main() -> None:
     """Wait until the batch host of the job is lost. Then requeue the job, or cancel it if SLURM does not requeue it."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # SLURM sends it to all steps before the end of the job.
+    # SLURM sends it to all steps before the end of the job.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     job = sys.argv[1]
     while not is_batch_host_lost(job):
         time.sleep(_SECONDS_BETWEEN_CHECKS)

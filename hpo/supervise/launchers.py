@@ -15,15 +15,36 @@ from hpo.supervise.slurm import expand_counts, expand_nodes, make_small_step, re
 
 _SECONDS_TO_CONNECT = 10
 
-# Options without a value: a word after them is the program. A word after another option is its value.
+# Options without a value: a word after them is the program. A word after another option is its
+# value.
 _SHORT_FLAGS = ("-E", "-K", "-O", "-Q", "-X", "-l", "-q", "-s", "-u", "-v", "-Z")
-_SRUN_FLAGS = ("contiguous", "disable-status", "exact", "exclusive", "hold", "interactive", "kill-on-bad-exit", "label")
-_MORE_SRUN_FLAGS = ("no-kill", "overcommit", "overlap", "quiet", "spread-job", "unbuffered", "use-min-nodes", "whole")
+_SRUN_FLAGS = (
+    "contiguous",
+    "disable-status",
+    "exact",
+    "exclusive",
+    "hold",
+    "interactive",
+    "kill-on-bad-exit",
+    "label",
+)
+_MORE_SRUN_FLAGS = (
+    "no-kill",
+    "overcommit",
+    "overlap",
+    "quiet",
+    "spread-job",
+    "unbuffered",
+    "use-min-nodes",
+    "whole",
+)
 _MPIRUN_FLAGS = ("allow-run-as-root", "oversubscribe", "tag-output", "verbose")
 # Options with two values.
 _PAIRS = frozenset(["-env", "-genv", "--mca", "-mca", "--gmca", "-gmca", "--prtemca", "--pmixmca"])
 _LONG_FLAGS = (*_SRUN_FLAGS, *_MORE_SRUN_FLAGS, *_MPIRUN_FLAGS)
-_FLAGS = frozenset([*_SHORT_FLAGS, *(f"--{name}" for name in _LONG_FLAGS), "-prepend-rank", "-print-all-exitcodes"])
+_FLAGS = frozenset(
+    [*_SHORT_FLAGS, *(f"--{name}" for name in _LONG_FLAGS), "-prepend-rank", "-print-all-exitcodes"]
+)
 
 
 class Launcher(ABC):
@@ -85,14 +106,20 @@ class Srun(Launcher):
         if each := _read_number(self.find_value("--ntasks-per-node")):
             per_node = [each] * len(nodes)
         elif total := _read_number(self.find_value(*self._RANKS)):
-            per_node = [total // len(nodes) + (index < total % len(nodes)) for index in range(len(nodes))]
+            per_node = [
+                total // len(nodes) + (index < total % len(nodes)) for index in range(len(nodes))
+            ]
         return dict(zip(nodes, per_node, strict=True)) if len(per_node) == len(nodes) else {}
 
     def list_hosts(self) -> list[str]:
         """Return the nodes that the allocation has now. SLURM removes nodes that it has found to be down."""
         job = self.environment["SLURM_JOB_ID"]
         listed = expand_nodes(read_output(["squeue", "--noheader", f"--jobs={job}", "--format=%N"]))
-        return [host for host in self.capacities if host in listed] if listed else list(self.capacities)
+        return (
+            [host for host in self.capacities if host in listed]
+            if listed
+            else list(self.capacities)
+        )
 
     def make_probe(self, host: str) -> list[str]:
         """Return a command that starts a small job step on a host."""
@@ -101,8 +128,8 @@ class Srun(Launcher):
     def restrict(self, hosts: Sequence[str], ranks: int) -> list[str]:
         """Return the command line for a restart on these hosts.
 
-        The step may overlap others, because SLURM counts the crashed step as running until it has found the node to be
-        down.
+        The step may overlap others, because SLURM counts the crashed step as running until it has
+        found the node to be down.
         """
         if list(hosts) == list(self.capacities):
             return [self.words[0], "--overlap", *self.words[1:]]
@@ -123,9 +150,13 @@ class Mpirun(Launcher):
     def _find_capacities(self) -> Mapping[str, int]:
         slots = _count_slots(self.find_value(*self._LISTS).split(","))
         with suppress(OSError):
-            slots = slots or _count_slots(Path(self.find_value(*self._FILES) or os.devnull).read_text().splitlines())
+            slots = slots or _count_slots(
+                Path(self.find_value(*self._FILES) or os.devnull).read_text().splitlines()
+            )
         ranks = _read_number(self.find_value(*self._RANKS))
-        each = _read_number(self.find_value(*self._RANKS_PER_HOST)) or -(-ranks // max(1, len(slots)))
+        each = _read_number(self.find_value(*self._RANKS_PER_HOST)) or -(
+            -ranks // max(1, len(slots))
+        )
         return {host: count or each for host, count in slots.items()}
 
     def list_hosts(self) -> list[str]:
@@ -160,7 +191,11 @@ def find_launcher(words: Sequence[str], environment: Mapping[str, str]) -> Launc
         launcher = Srun(words, environment)
     elif name.startswith(("mpirun", "mpiexec")):
         launcher = Mpirun(words, environment)
-    return launcher if launcher and len(launcher.capacities) > 1 and all(launcher.capacities.values()) else None
+    return (
+        launcher
+        if launcher and len(launcher.capacities) > 1 and all(launcher.capacities.values())
+        else None
+    )
 
 
 def _find_words(words: Sequence[str], names: Sequence[str]) -> tuple[int, int] | None:
@@ -170,7 +205,9 @@ def _find_words(words: Sequence[str], names: Sequence[str]) -> tuple[int, int] |
         word = words[index]
         if word in names and index + 1 < end:
             return index, index + 2
-        is_short = any(re.fullmatch(f"{name}\\d+", word) for name in names if re.fullmatch("-[a-zA-Z]", name))
+        is_short = any(
+            re.fullmatch(f"{name}\\d+", word) for name in names if re.fullmatch("-[a-zA-Z]", name)
+        )
         if word.partition("=")[0] in names or is_short:
             return index, index + 1
     return None
@@ -191,8 +228,12 @@ def find_program(words: Sequence[str]) -> int:
         before = words[index - 1]
         if index > 2 and words[index - 2] in _PAIRS:
             continue
-        is_value = index > 1 and before.startswith("-") and "=" not in before and before not in _FLAGS
-        if not words[index].startswith("-") and not (is_value and not re.fullmatch(r"-[a-zA-Z]\d+", before)):
+        is_value = (
+            index > 1 and before.startswith("-") and "=" not in before and before not in _FLAGS
+        )
+        if not words[index].startswith("-") and not (
+            is_value and not re.fullmatch(r"-[a-zA-Z]\d+", before)
+        ):
             return index
     return end
 
@@ -209,7 +250,10 @@ def _count_slots(entries: Sequence[str]) -> dict[str, int]:
         if match:
             names[match[1]] += 1
             found[match[1]] = int(match[2] or match[3] or 0)
-    return {host: slots or (names[host] if max(names.values()) > 1 else 0) for host, slots in found.items()}
+    return {
+        host: slots or (names[host] if max(names.values()) > 1 else 0)
+        for host, slots in found.items()
+    }
 
 
 def _read_number(text: str) -> int:
@@ -248,5 +292,7 @@ def set_option(words: Sequence[str], name: str, *value: object) -> list[str]:
 
 def _cut_program(words: Sequence[str]) -> list[str]:
     """Return the words before the ``--`` of a search. A launcher may have its own ``--`` before the search."""
-    search = next((index for index, word in enumerate(words) if word == "search" or word.endswith(".py")), 0)
+    search = next(
+        (index for index, word in enumerate(words) if word == "search" or word.endswith(".py")), 0
+    )
     return list(words[: words.index("--", search)] if "--" in words[search:] else words)

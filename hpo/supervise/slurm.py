@@ -12,7 +12,9 @@ _SECONDS_PER_COMMAND = 20.0
 
 def expand_nodes(text: str) -> list[str]:
     """Return the nodes in a text of SLURM such as ``n[1-3]``; an empty list if the text is empty or not valid."""
-    return read_output(["scontrol", "show", "hostnames", text.strip()]).split() if text.strip() else []
+    return (
+        read_output(["scontrol", "show", "hostnames", text.strip()]).split() if text.strip() else []
+    )
 
 
 def expand_counts(text: str) -> list[int]:
@@ -26,16 +28,31 @@ def make_small_step(node: str) -> list[str]:
 
     Start the command with `start_silently`.
     """
-    return ["srun", "--overlap", "--quiet", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0"]
+    return [
+        "srun",
+        "--overlap",
+        "--quiet",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={node}",
+        "--mem=0",
+    ]
 
 
-def start_silently(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start_silently(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     """Start a command without input and output, and without the options of the job script.
 
-    srun reads these options, such as the GPUs per task, from variables. A small step must have none of them.
+    srun reads these options, such as the GPUs per task, from variables. A small step must have none
+    of them.
     """
     kept = ("SLURM_CONF", "SLURM_JOB_ID")
-    variables = {name: value for name, value in environment.items() if name in kept or not name.startswith("SLURM_")}
+    variables = {
+        name: value
+        for name, value in environment.items()
+        if name in kept or not name.startswith("SLURM_")
+    }
     return subprocess.Popen(
         command,
         env=variables,
@@ -49,6 +66,8 @@ def start_silently(command: Sequence[str], environment: Mapping[str, str]) -> su
 def read_output(command: Sequence[str]) -> str:
     """Return the standard output of a command; an empty text if it fails."""
     with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SECONDS_PER_COMMAND)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_SECONDS_PER_COMMAND
+        )
         return done.stdout
     return ""

@@ -31,7 +31,8 @@ _SECONDS_FOR_HOSTS = 3600.0  # to wait for hosts if too few are left for a worke
 _SECONDS_TO_END = 30.0  # to wait for the remaining processes of a crashed job
 _SECONDS_BETWEEN_CHECKS = 5.0
 _SECONDS_FOR_LAUNCHER = 30.0  # to end after its run
-_SECONDS_TO_RELEASE = 120.0  # to wait for a lock of a lost host: servers of NFS 4 release it after 90 s
+# To wait for a lock of a lost host: servers of NFS 4 release it after 90 s.
+_SECONDS_TO_RELEASE = 120.0
 
 
 @dataclass(frozen=True)
@@ -57,22 +58,26 @@ class StartPlan:
         text = f"{', '.join(lost)} do{'es' * (len(lost) == 1)} not answer; " if lost else ""
         if not self.workers:
             return f"{text}too few ranks are left for a worker; waiting for hosts"
-        return f"{text}restarting it" + (f" with {self.ranks}" if self.missing or before.missing else "")
+        return f"{text}restarting it" + (
+            f" with {self.ranks}" if self.missing or before.missing else ""
+        )
 
 
 class Supervisor:
     """Runs a job, and restarts it with --resume when it crashes.
 
     Args:
-        command: The command of a launcher such as mpirun, with --run-dir.
-        restarts: The largest number of restarts in a row without progress. Progress means that an evaluation has ended.
+        command: The command of a launcher such as mpirun, with --run-dir. restarts: The largest
+        number of restarts in a row without progress. Progress means that an evaluation has ended.
         print_message: A function that receives each message for the user.
 
     Raises:
         UsageError: The command has no --run-dir, or `restarts` is negative.
     """
 
-    def __init__(self, command: Sequence[str], restarts: int, print_message: Callable[[str], object]) -> None:
+    def __init__(
+        self, command: Sequence[str], restarts: int, print_message: Callable[[str], object]
+    ) -> None:
         if restarts < 0:
             raise UsageError(f"--max-restarts must be at least 0, got {restarts}")
         self._command = list(command)
@@ -99,13 +104,16 @@ class Supervisor:
     def _run_until_final(self, guard: BatchHostGuard) -> int:
         failed_starts, (done, _) = 0, self._read_progress()
         launcher = find_launcher(self._command, os.environ)
-        self._can_find_hosts = launcher is not None and can_find_live_hosts(launcher, self._is_stopped)
+        self._can_find_hosts = launcher is not None and can_find_live_hosts(
+            launcher, self._is_stopped
+        )
         plan = StartPlan(self._command, 1)
         while True:
             guard.restart(plan.missing)
             holder_before, since = self._holder, time.time()
             status = self._run_once(plan.words)
-            has_crashed = self._holder not in ("", holder_before)  # A run that ends normally removes its holder.
+            # A run that ends normally removes its holder.
+            has_crashed = self._holder not in ("", holder_before)
             if status in _FINAL_STATUSES and not has_crashed:
                 return status
             if self._is_stopped() or (not has_crashed and self._has_concluded(since)):
@@ -117,18 +125,27 @@ class Supervisor:
             crash += f", in {in_flight}" if in_flight else ""
             status = status or ExitStatus.CRASHED
             if failed_starts > self._max_restarts:
-                self._print_message(f"{crash}; gave up after {self._max_restarts} restarts without progress")
+                self._print_message(
+                    f"{crash}; gave up after {self._max_restarts} restarts without progress"
+                )
                 return status
             before, plan = plan, self._plan_restart()
             if self._is_stopped():
                 return ExitStatus.UNFINISHED
             lost = plan.list_lost_hosts(before)
-            count = f" ({failed_starts} of {self._max_restarts} without progress)" if progress == 0 else ""
+            count = (
+                f" ({failed_starts} of {self._max_restarts} without progress)"
+                if progress == 0
+                else ""
+            )
             self._print_message(f"{crash}; {plan.describe(before)}{count}")
-            if not self._pause(compute_pause(failed_starts), _SECONDS_TO_RELEASE if lost else _SECONDS_TO_END):
+            if not self._pause(
+                compute_pause(failed_starts), _SECONDS_TO_RELEASE if lost else _SECONDS_TO_END
+            ):
                 return ExitStatus.UNFINISHED
             if lost and not RunDir(self._run_dir).is_in_use:
-                RunDir(self._run_dir).mark_ended()  # The loss of a host is the cause, and not an evaluation.
+                # The loss of a host is the cause, and not an evaluation.
+                RunDir(self._run_dir).mark_ended()
             plan = self._wait_for_hosts(plan)
             if not plan.workers:
                 return ExitStatus.UNFINISHED if self._is_stopped() else status
@@ -160,7 +177,8 @@ class Supervisor:
 
     def _run_once(self, command: Sequence[str]) -> int:
         try:
-            # In another process session, Ctrl-C of the terminal reaches only this process, which signals mpirun once.
+            # In another process session, Ctrl-C of the terminal reaches only this process, which
+            # signals mpirun once.
             self._job = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
@@ -194,7 +212,9 @@ class Supervisor:
         """
         run_dir = RunDir(self._run_dir)
         with suppress(OSError):
-            return run_dir.summary_json.stat().st_mtime > since and bool(run_dir.read_summary().get("stopped"))
+            return run_dir.summary_json.stat().st_mtime > since and bool(
+                run_dir.read_summary().get("stopped")
+            )
         return False
 
     def _read_progress(self, otherwise: int = 0) -> tuple[int, str]:
@@ -202,12 +222,19 @@ class Supervisor:
 
         If the run cannot be read, the number is `otherwise`, and the text is empty.
         """
-        with suppress(Exception):  # The run can perhaps be read later. Otherwise, the job prints the reason.
+        # The run can perhaps be read later. Otherwise, the job prints the reason.
+        with suppress(Exception):
             run = RunReader(self._run_dir, self._storage)
             evaluations = [*run.read_evaluations(), *run.read_confirmations()]
-            running = [evaluation.label for evaluation in evaluations if evaluation.state == "running"]
-            trials = f"trial{'s' if len(running) > 1 else ''} {', '.join(running)}" if running else ""
-            return sum(evaluation.has_ended and not evaluation.imported_from for evaluation in evaluations), trials
+            running = [
+                evaluation.label for evaluation in evaluations if evaluation.state == "running"
+            ]
+            trials = (
+                f"trial{'s' if len(running) > 1 else ''} {', '.join(running)}" if running else ""
+            )
+            return sum(
+                evaluation.has_ended and not evaluation.imported_from for evaluation in evaluations
+            ), trials
         return otherwise, ""
 
     def _pause(self, seconds: float, limit: float) -> bool:
@@ -229,7 +256,8 @@ class Supervisor:
         now = time.monotonic()
         if self._stopped_at is None:
             self._stopped_at = now
-            self._send_signal(os.kill, signal.SIGUSR1)  # mpirun of Open MPI forwards it. Other signals kill its ranks.
+            # Mpirun of Open MPI forwards it. Other signals kill its ranks.
+            self._send_signal(os.kill, signal.SIGUSR1)
         elif now - self._stopped_at > _SECONDS_OF_ONE_CTRL_C:
             self._send_signal(os.killpg, signal.SIGKILL)
 
@@ -242,7 +270,8 @@ class Supervisor:
 class _EndWatch:
     """Finds out whether a run has ended although its launcher has not, by the lock of the run directory.
 
-    srun of SLURM 22.05 waits forever for the tasks of a node that has restarted before SLURM found it to be down.
+    srun of SLURM 22.05 waits forever for the tasks of a node that has restarted before SLURM found
+    it to be down.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -278,16 +307,20 @@ def _raise_missing_run_dir() -> str:
     )
 
 
-def plan_start(launcher: Launcher, ranks_per_worker: int, is_stopped: Callable[[], bool]) -> StartPlan:
+def plan_start(
+    launcher: Launcher, ranks_per_worker: int, is_stopped: Callable[[], bool]
+) -> StartPlan:
     """Return how to start a job on the hosts that answer, with as many ranks as form whole workers.
 
     Args:
-        launcher: The command line for all hosts.
-        is_stopped: A function that returns whether the user wants to stop. Then, hosts are not waited for.
+        launcher: The command line for all hosts. is_stopped: A function that returns whether the
+        user wants to stop. Then, hosts are not waited for.
     """
     hosts = find_live_hosts(launcher, is_stopped)
     missing = tuple(host for host in launcher.capacities if host not in hosts)
-    workers = min(launcher.ranks, sum(launcher.capacities[host] for host in hosts)) // ranks_per_worker
+    workers = (
+        min(launcher.ranks, sum(launcher.capacities[host] for host in hosts)) // ranks_per_worker
+    )
     ranks = workers * ranks_per_worker
     text = f"{format_count(ranks, 'rank')} on {', '.join(hosts)}"
     if not workers:
@@ -302,7 +335,9 @@ def plan_start(launcher: Launcher, ranks_per_worker: int, is_stopped: Callable[[
     return StartPlan(words, workers, text, missing)
 
 
-def find_live_hosts(launcher: Launcher, is_stopped: Callable[[], bool] = lambda: False) -> list[str]:
+def find_live_hosts(
+    launcher: Launcher, is_stopped: Callable[[], bool] = lambda: False
+) -> list[str]:
     """Return the hosts of a job on which ranks can be started now. All hosts are probed at the same time."""
     hosts = launcher.list_hosts()
     probes = {host: _start(command) for host in hosts if (command := launcher.make_probe(host))}

@@ -1,7 +1,8 @@
 """Entry point of the process that sends a run to one tracker: python -m hpo.trackers NAME RUN_DIR.
 
-The job writes the studies to follow to the standard input of this process, one JSON object per line. The end of the
-input means that no more studies follow. This process writes messages for the user to its standard output.
+The job writes the studies to follow to the standard input of this process, one JSON object per
+line. The end of the input means that no more studies follow. This process writes messages for the
+user to its standard output.
 """
 
 from __future__ import annotations
@@ -39,14 +40,20 @@ def main() -> None:
     with open(os.devnull, "w") as nowhere:  # Packages print a lot. # noqa: PTH123
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    for stream in (sys.stdout, sys.stderr):  # Packages print symbols that some locales cannot encode.
+    # Packages print symbols that some locales cannot encode.
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
     def notify(text: str, kind: str = "") -> None:
-        print(f"{kind}--tracker {name}: {make_printable(remove_secrets(text))}", file=voice, flush=True)
+        print(
+            f"{kind}--tracker {name}: {make_printable(remove_secrets(text))}",
+            file=voice,
+            flush=True,
+        )
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # Schedulers send them to all processes.
+    # Schedulers send them to all processes.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     warnings.simplefilter("ignore")
     job = os.getppid()
@@ -55,7 +62,8 @@ def main() -> None:
     try:
         _follow_run(name, run_dir, job, notify)
     except BaseException as error:
-        # Secrets are removed before the cut, because a pattern does not match a secret that was cut off.
+        # Secrets are removed before the cut, because a pattern does not match a secret that was cut
+        # off.
         reason = cut_text(remove_secrets(format_error(error)), _LONGEST_REASON)
         message = reason if isinstance(error, UsageError) else f"{type(error).__name__}: {reason}"
         notify(f"{message}; this tracker gets no more updates", kind="warning: ")
@@ -66,7 +74,10 @@ def main() -> None:
 
 def _follow_run(name: str, run_dir: Path, job: int, notify: Callable[[str], None]) -> None:
     run = RunDir(run_dir).read_manifest()
-    with ShownEvaluations(run_dir / name / "written.jsonl") as written, open(0, "rb", buffering=0) as orders:
+    with (
+        ShownEvaluations(run_dir / name / "written.jsonl") as written,
+        open(0, "rb", buffering=0) as orders,
+    ):
         tracker = _make_tracker(name, TrackedRun(written.id, run, run_dir / name, notify))
         follower = TrackerUpdater(tracker, written)
         over = False

@@ -7,7 +7,8 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # Telemetry would send data to MLflow's own servers.
+# Telemetry would send data to MLflow's own servers.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 from mlflow.entities import Metric, Param, RunStatus, RunTag, ViewType
 from mlflow.exceptions import MlflowException
@@ -36,8 +37,9 @@ _STATUSES = {"complete": "FINISHED", "failed": "FAILED"}
 class MLflow:
     """Tracker for MLflow: one run per individual, under a parent run for the whole search.
 
-    The environment variable MLFLOW_TRACKING_URI selects the server; the default is RUN_DIR/mlflow/mlflow.db.
-    MLFLOW_EXPERIMENT_NAME selects the experiment; the default is the name of the search space.
+    The environment variable MLFLOW_TRACKING_URI selects the server; the default is
+    RUN_DIR/mlflow/mlflow.db. MLFLOW_EXPERIMENT_NAME selects the experiment; the default is the name
+    of the search space.
     """
 
     def __init__(self, shown: TrackedRun) -> None:
@@ -47,15 +49,19 @@ class MLflow:
         self._client = MlflowClient(uri or _find_local_store(shown.folder.absolute()))
         self._run_ids: dict[str, str] = {}  # by name, paused and interrupted runs included
         self._is_resumed = False
-        self._experiment = self._find_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or shown.project_name)
+        self._experiment = self._find_experiment(
+            os.environ.get("MLFLOW_EXPERIMENT_NAME") or shown.project_name
+        )
         self._parent = self._find_parent(shown) or self._make_parent(shown)
         self._open_names: set[str] = set()
 
-    def show_individual(self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool) -> None:
+    def show_individual(
+        self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool
+    ) -> None:
         """Show the current state of an individual as an MLflow run.
 
-        If `from_start`, create a new run and log the hyperparameters. Log the new losses as the metric `loss`. If the
-        evaluation has ended, also log the results and end the run.
+        If `from_start`, create a new run and log the hyperparameters. Log the new losses as the
+        metric `loss`. If the evaluation has ended, also log the results and end the run.
         """
         name, now = make_title(evaluation), _to_milliseconds(find_timestamp(evaluation))
         metrics = [Metric(LOSS_CURVE, loss, now, epoch) for epoch, loss in losses.items()]
@@ -64,12 +70,18 @@ class MLflow:
             self._remove_run(name)
             self._run_ids[name] = self._make_run(evaluation)
             self._open_names.add(name)
-            given = [Param(param, clean_text(str(value))) for param, value in convert_params(evaluation).items()]
+            given = [
+                Param(param, clean_text(str(value)))
+                for param, value in convert_params(evaluation).items()
+            ]
         if evaluation.state == "running":
             self._log_batches(self._run_ids[name], metrics, given, [])
             return
         last = max(evaluation.curve, default=0)
-        metrics += [Metric(result, value, now, last) for result, value in collect_results(evaluation).items()]
+        metrics += [
+            Metric(result, value, now, last)
+            for result, value in collect_results(evaluation).items()
+        ]
         tags = [RunTag("state", evaluation.state)]
         if evaluation.failure:
             tags.append(RunTag("failure", clean_text(evaluation.failure)))
@@ -104,35 +116,54 @@ class MLflow:
 
         Return None if no parent run exists yet.
         """
-        found = self._client.search_runs([self._experiment], f"tags.hpo_run = '{shown.id}'", max_results=1)
+        found = self._client.search_runs(
+            [self._experiment], f"tags.hpo_run = '{shown.id}'", max_results=1
+        )
         if not found:
             return None
         parent = str(found[0].info.run_id)
         self._client.update_run(parent, "RUNNING")
         left = f"tags.\"mlflow.parentRunId\" = '{parent}' and attributes.status = 'RUNNING'"
-        for run in self._client.search_runs([self._experiment], left, ViewType.ALL, max_results=10_000):
+        for run in self._client.search_runs(
+            [self._experiment], left, ViewType.ALL, max_results=10_000
+        ):
             self._client.set_terminated(run.info.run_id, RunStatus.to_string(RunStatus.KILLED))
         self._is_resumed = True
         return parent
 
     def _make_parent(self, shown: TrackedRun) -> str:
         run = shown.manifest
-        tags = {"hpo_run": shown.id, "kind": "search", "mlflow.source.name": clean_text(run.command)}
-        made = str(self._client.create_run(self._experiment, tags=tags, run_name=shown.name).info.run_id)
+        tags = {
+            "hpo_run": shown.id,
+            "kind": "search",
+            "mlflow.source.name": clean_text(run.command),
+        }
+        made = str(
+            self._client.create_run(self._experiment, tags=tags, run_name=shown.name).info.run_id
+        )
         values = {
             **{clean_name(name): value for name, value in run.settings.items()},
-            **{f"search.{name}": getattr(run, name) for name in ("budget", "seed", "pruner", "confirm_seeds")},
+            **{
+                f"search.{name}": getattr(run, name)
+                for name in ("budget", "seed", "pruner", "confirm_seeds")
+            },
             "search.propagators": ",".join(run.propagators),
         }
-        self._log_batches(made, [], [Param(name, clean_text(str(value))) for name, value in values.items()], [])
+        self._log_batches(
+            made, [], [Param(name, clean_text(str(value))) for name, value in values.items()], []
+        )
         return made
 
     def _remove_run(self, name: str) -> None:
         """Delete all runs of an individual. A new run then replaces them."""
         earlier = {self._run_ids.pop(name)} if name in self._run_ids else set()
         if self._is_resumed:
-            of_name = f"tags.\"mlflow.parentRunId\" = '{self._parent}' and attributes.run_name = '{name}'"
-            earlier |= {run.info.run_id for run in self._client.search_runs([self._experiment], of_name)}
+            of_name = (
+                f"tags.\"mlflow.parentRunId\" = '{self._parent}' and attributes.run_name = '{name}'"
+            )
+            earlier |= {
+                run.info.run_id for run in self._client.search_runs([self._experiment], of_name)
+            }
         for run in earlier:
             self._client.delete_run(run)
 
@@ -140,9 +171,15 @@ class MLflow:
         tags = {name: str(value) for name, value in collect_context(evaluation).items()}
         tags["mlflow.parentRunId"] = self._parent
         started = _to_milliseconds(evaluation.started)
-        return str(self._client.create_run(self._experiment, started, tags, make_title(evaluation)).info.run_id)
+        return str(
+            self._client.create_run(
+                self._experiment, started, tags, make_title(evaluation)
+            ).info.run_id
+        )
 
-    def _log_batches(self, run: str, metrics: list[Metric], given: list[Param], tags: list[RunTag]) -> None:
+    def _log_batches(
+        self, run: str, metrics: list[Metric], given: list[Param], tags: list[RunTag]
+    ) -> None:
         """Log in batches that a server accepts: at most 1,000 items, with at most 100 parameters and 100 tags."""
         while metrics or given or tags:
             self._client.log_batch(run, metrics[:800], given[:100], tags[:100])
@@ -150,7 +187,8 @@ class MLflow:
 
 
 def _find_local_store(folder: Path) -> str:
-    if {"?", "%"} & set(str(folder)):  # Their meaning in a URL depends on the version of SQLAlchemy.
+    # Their meaning in a URL depends on the version of SQLAlchemy.
+    if {"?", "%"} & set(str(folder)):
         raise UsageError(
             f"MLflow's local store must have a path without ? and %, got {folder}. Set MLFLOW_TRACKING_URI."
         )
@@ -174,8 +212,8 @@ def _make_store(folder: Path) -> None:
 def _disable_sync(connection: object, _: object) -> None:
     """Let SQLite write without waiting for the disk, because it would wait 7 times per evaluation.
 
-    The waits would slow down the ranks that write to the study on the same disk. The database is only a copy of the
-    study. If a crash of the host damages it, `hpo track` can write it again.
+    The waits would slow down the ranks that write to the study on the same disk. The database is
+    only a copy of the study. If a crash of the host damages it, `hpo track` can write it again.
     """
     if isinstance(connection, sqlite3.Connection):
         connection.execute("PRAGMA synchronous=OFF")

@@ -36,11 +36,13 @@ class TensorBoard:
         self._folder = shown.folder
         self._writers: dict[str, EventFileWriter] = {}
 
-    def show_individual(self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool) -> None:
+    def show_individual(
+        self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool
+    ) -> None:
         """Write the current state of an individual to its event file.
 
-        If `from_start`, create a new file and write the hyperparameters. Write the new losses. If the evaluation has
-        ended, also write the results, at the final epoch.
+        If `from_start`, create a new file and write the hyperparameters. Write the new losses. If
+        the evaluation has ended, also write the results, at the final epoch.
         """
         name = make_title(evaluation)
         if from_start:
@@ -51,7 +53,9 @@ class TensorBoard:
             self._writers[name].flush()
             return
         for result, value in collect_results(evaluation).items():
-            self._write_summary(evaluation, _make_scalar(result, value), max(evaluation.curve, default=0))
+            self._write_summary(
+                evaluation, _make_scalar(result, value), max(evaluation.curve, default=0)
+            )
         if evaluation.failure:
             self._write_summary(evaluation, text_pb("failure", clean_text(evaluation.failure)))
         self._write_summary(evaluation, _make_session_end(evaluation))
@@ -73,9 +77,14 @@ class TensorBoard:
         self._writers[name] = EventFileWriter(str(self._folder / name))
         if earlier:  # This event makes a running TensorBoard discard the steps that it has read.
             log = SessionLog(status=SessionLog.START)
-            self._writers[name].add_event(Event(wall_time=find_timestamp(evaluation), step=0, session_log=log))
+            self._writers[name].add_event(
+                Event(wall_time=find_timestamp(evaluation), step=0, session_log=log)
+            )
         self._write_summary(
-            evaluation, hparams_pb(convert_params(evaluation), trial_id=name, start_time_secs=evaluation.started)
+            evaluation,
+            hparams_pb(
+                convert_params(evaluation), trial_id=name, start_time_secs=evaluation.started
+            ),
         )
 
     def _write_summary(self, evaluation: Evaluation, summary: Summary, step: int = 0) -> None:
@@ -95,7 +104,9 @@ def _make_session_end(evaluation: Evaluation) -> Summary:
     TensorBoard's own function for this record is not used, because it needs TensorFlow.
     """
     status = api_pb2.STATUS_SUCCESS if evaluation.has_succeeded else api_pb2.STATUS_FAILURE
-    end = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=find_timestamp(evaluation)))
+    end = HParamsPluginData(
+        session_end_info=SessionEndInfo(status=status, end_time_secs=find_timestamp(evaluation))
+    )
     value = Summary.Value(
         tag=metadata.SESSION_END_INFO_TAG,
         metadata=metadata.create_summary_metadata(end),

@@ -17,12 +17,14 @@ from hpo.text_format import cut_text, escape_invisible, escape_unencodable
 
 LOSS_CURVE = "loss"  # name of the metric with one value per epoch
 LOWEST_LOSS = "lowest_loss"  # name of the metric with the lowest loss of the evaluation
-_RESERVED_NAMES = ("seconds", "state", "failure")  # names that trackers use themselves, some of them for metrics
+# Names that trackers use themselves, some of them for metrics.
+_RESERVED_NAMES = ("seconds", "state", "failure")
 _LONGEST_NAME = 100
 _LONGEST_TEXT = 500
 _SECRETS = (
     (r"://[^\s'\"]*@", "://***@"),
-    (r"(://[^\s'\"/:@]*):(?!\d+(\D|$))[^\s'\"]*", r"\1:***"),  # a URL that the package has cut before the @
+    # A URL that the package has cut before the @.
+    (r"(://[^\s'\"/:@]*):(?!\d+(\D|$))[^\s'\"]*", r"\1:***"),
     (r"([?&][^\s=&'\"]*(?:pass|pwd|secret|token|key)[^\s=&'\"]*=)[^\s&'\"]*", r"\1***"),
 )
 
@@ -57,23 +59,27 @@ class TrackedRun:
 class Tracker(Protocol):
     """Interface of a tracker, which shows the individuals of a run to the user.
 
-    `show_individual` is called when the evaluation of an individual starts, repeatedly while it runs, and when it ends.
-    Several individuals are evaluated at the same time. A paused or interrupted evaluation counts as ended until a later
-    trial resumes it.
+    `show_individual` is called when the evaluation of an individual starts, repeatedly while it
+    runs, and when it ends. Several individuals are evaluated at the same time. A paused or
+    interrupted evaluation counts as ended until a later trial resumes it.
 
     Attributes:
-        destination: Name of the store or server that receives the run. If the run is resumed, it may be sent elsewhere.
+        destination: Name of the store or server that receives the run. If the run is resumed, it
+        may be sent elsewhere.
     """
 
     destination: str
 
-    def show_individual(self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool) -> None:
+    def show_individual(
+        self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool
+    ) -> None:
         """Show the current state of an individual.
 
         Args:
-            evaluation: The evaluation of the individual. Its `trial` is the number of the individual's first trial.
-            losses: Losses by epoch that were not in previous calls.
-            from_start: Whether the individual is new, or its earlier losses are invalid. The tracker must then
+            evaluation: The evaluation of the individual. Its `trial` is the number of the
+            individual's first trial. losses: Losses by epoch that were not in previous calls.
+            from_start: Whether the individual is new, or its earlier losses are invalid. The
+            tracker must then
                 delete all that it has written about the individual, and write it as a whole.
         """
 
@@ -95,8 +101,8 @@ def make_title(evaluation: Evaluation) -> str:
 def find_timestamp(evaluation: Evaluation) -> float:
     """Return the time that trackers show for an evaluation: its end, or the current time if it is running.
 
-    It is also shown for each loss, because the study does not record when an epoch ended. It is never before the start,
-    even if the clock was set back.
+    It is also shown for each loss, because the study does not record when an epoch ended. It is
+    never before the start, even if the clock was set back.
     """
     now = evaluation.ended if math.isfinite(evaluation.ended) else time.time()
     return max(evaluation.started, now) if math.isfinite(evaluation.started) else now
@@ -104,8 +110,12 @@ def find_timestamp(evaluation: Evaluation) -> float:
 
 def convert_params(evaluation: Evaluation, taken: Sequence[str] = ()) -> dict[str, Any]:
     """Return hyperparameters with names and values that all trackers accept. Names in `taken` are not used."""
-    names = make_distinct({name: clean_name(name) for name in evaluation.params}, taken, PARAM_PREFIX)
-    return {names[n]: clean_text(v) if isinstance(v, str) else v for n, v in evaluation.params.items()}
+    names = make_distinct(
+        {name: clean_name(name) for name in evaluation.params}, taken, PARAM_PREFIX
+    )
+    return {
+        names[n]: clean_text(v) if isinstance(v, str) else v for n, v in evaluation.params.items()
+    }
 
 
 def collect_results(evaluation: Evaluation) -> dict[str, float]:

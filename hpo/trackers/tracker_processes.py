@@ -1,8 +1,8 @@
 """Start one process per tracker, so that trackers do not slow down the job.
 
-Threads would slow down training, because a tracker's package holds the interpreter's lock for up to 2.5 s at its start
-and for 40 ms per evaluation (mlflow 3.17). In a thread, a package that hangs or ends its process would also stop the
-rank.
+Threads would slow down training, because a tracker's package holds the interpreter's lock for up to
+2.5 s at its start and for 40 ms per evaluation (mlflow 3.17). In a thread, a package that hangs or
+ends its process would also stop the rank.
 """
 
 from __future__ import annotations
@@ -30,12 +30,17 @@ class TrackerProcesses:
     """Processes, one per tracker, that send the evaluations of studies to trackers until `finish` is called.
 
     Args:
-        niceness: Added to the niceness of this process; higher values give the trackers less CPU time.
-        notify: Function that is called with each message for the user, of one line; default: print to stderr.
+        niceness: Added to the niceness of this process; higher values give the trackers less CPU
+        time. notify: Function that is called with each message for the user, of one line; default:
+        print to stderr.
     """
 
     def __init__(
-        self, names: Sequence[str], run_dir: Path, niceness: int = 0, notify: Callable[[str], object] | None = None
+        self,
+        names: Sequence[str],
+        run_dir: Path,
+        niceness: int = 0,
+        notify: Callable[[str], object] | None = None,
     ) -> None:
         started = [_start_process(name, run_dir, niceness, notify or warn) for name in names]
         self._processes = [process for process in started if process is not None]
@@ -62,7 +67,9 @@ class TrackerProcesses:
 
 
 class _TrackerProcess:
-    def __init__(self, name: str, run_dir: Path, niceness: int, notify: Callable[[str], object]) -> None:
+    def __init__(
+        self, name: str, run_dir: Path, niceness: int, notify: Callable[[str], object]
+    ) -> None:
         self._name = name
         self._run_dir = run_dir
         self._notify = notify
@@ -79,8 +86,12 @@ class _TrackerProcess:
             errors="replace",
         )
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + niceness)
-        self._listener = threading.Thread(target=self._forward_messages, name=f"tracker {name}", daemon=True)
+            os.setpriority(
+                os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + niceness
+            )
+        self._listener = threading.Thread(
+            target=self._forward_messages, name=f"tracker {name}", daemon=True
+        )
         self._listener.start()
 
     def send_study(self, study: dict[str, str]) -> None:
@@ -125,7 +136,9 @@ class _TrackerProcess:
             )
 
 
-def _start_process(name: str, run_dir: Path, niceness: int, notify: Callable[[str], object]) -> _TrackerProcess | None:
+def _start_process(
+    name: str, run_dir: Path, niceness: int, notify: Callable[[str], object]
+) -> _TrackerProcess | None:
     try:
         return _TrackerProcess(name, run_dir, niceness, notify)
     except OSError as error:
@@ -142,7 +155,8 @@ def track_run(run_dir: Path, names: Sequence[str], storage: str | None) -> bool:
     run_directory = RunDir(run_dir)
     run = run_directory.read_manifest()
     located = run_directory.locate_storage(storage or run.storage)
-    open_existing_study(run_directory, located, run.study)  # raises an error before any process starts
+    # Raises an error before any process starts.
+    open_existing_study(run_directory, located, run.study)
     tracking = TrackerProcesses(names, run_dir)
     tracking.add_study(located, run.study)
     if open_confirmations(located, run.study) is not None:

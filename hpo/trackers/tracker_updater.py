@@ -28,8 +28,8 @@ _POLL_SECONDS = 0.2
 class TrackerUpdater:
     """Sends new and changed individuals of studies to a tracker.
 
-    An individual that was retried or promoted is sent again as a whole. Individuals that a warm start has imported from
-    another run are not sent.
+    An individual that was retried or promoted is sent again as a whole. Individuals that a warm
+    start has imported from another run are not sent.
     """
 
     def __init__(self, tracker: Tracker, shown_evaluations: ShownEvaluations) -> None:
@@ -55,26 +55,33 @@ class TrackerUpdater:
         """Send all changes since the previous call.
 
         Args:
-            running: Whether to include evaluations that are still running. Must be False in the final call.
+            running: Whether to include evaluations that are still running. Must be False in the
+            final call.
         """
         for study, (follower, individuals) in self._individuals.items():
             changed = [evaluation for evaluation in follower.read() if evaluation.tests is None]
             for root in individuals.add_trials(changed):
                 self._show_individual(study, individuals, root, running)
 
-    def _show_individual(self, study: str, individuals: Individuals, root: int, running: bool) -> None:
+    def _show_individual(
+        self, study: str, individuals: Individuals, root: int, running: bool
+    ) -> None:
         latest = individuals.find_latest(root)
         if latest is None or latest.imported_from or (latest.state == "running" and not running):
             return
         key = study, root
         is_running = latest.state == "running"
-        if not is_running and self._shown_evaluations.contains(self._tracker.destination, study, latest):
+        if not is_running and self._shown_evaluations.contains(
+            self._tracker.destination, study, latest
+        ):
             return
         whole = individuals.merge_trials(root)
         shown = self._shown_losses.get(key)
         if shown is not None and not _is_continued(shown, whole.curve, is_running):
             shown = None
-        losses = {epoch: loss for epoch, loss in sorted(whole.curve.items()) if epoch not in (shown or {})}
+        losses = {
+            epoch: loss for epoch, loss in sorted(whole.curve.items()) if epoch not in (shown or {})
+        }
         if losses or shown is None or not is_running:
             self._tracker.show_individual(whole, losses, from_start=shown is None)
         self._shown_losses[key] = {**(shown or {}), **losses}
@@ -86,16 +93,19 @@ class TrackerUpdater:
 def _is_continued(shown: Mapping[int, float], curve: Mapping[int, float], is_running: bool) -> bool:
     """Return whether the losses that were sent are still valid, so that only new losses must be sent.
 
-    They are invalid if the curve has another loss for an epoch, or lacks an epoch. The curve of a running evaluation
-    may lack epochs, for example while a retry repeats them.
+    They are invalid if the curve has another loss for an epoch, or lacks an epoch. The curve of a
+    running evaluation may lack epochs, for example while a retry repeats them.
     """
-    return all(curve[epoch] == loss if epoch in curve else is_running for epoch, loss in shown.items())
+    return all(
+        curve[epoch] == loss if epoch in curve else is_running for epoch, loss in shown.items()
+    )
 
 
 class Individuals:
     """The individuals of a study, each with all its trials. Trackers show each individual as a run.
 
-    An individual has several trials if it was retried after an interruption, or promoted after a pause.
+    An individual has several trials if it was retried after an interruption, or promoted after a
+    pause.
     """
 
     def __init__(self) -> None:
@@ -127,8 +137,8 @@ class Individuals:
     def merge_trials(self, root: int) -> Evaluation:
         """Merge all trials of an individual into one, from the start of its first trial to the end of its latest trial.
 
-        The losses are those of the latest trial that has any. If this trial has resumed an earlier trial, it already
-        includes the losses of that trial.
+        The losses are those of the latest trial that has any. If this trial has resumed an earlier
+        trial, it already includes the losses of that trial.
         """
         trials = self._trials[root]
         first = trials[min(trials)]
@@ -138,7 +148,9 @@ class Individuals:
         return replace(
             latest,
             trial=root,
-            curve=max(with_loss, key=lambda evaluation: evaluation.trial).curve if with_loss else {},
+            curve=max(with_loss, key=lambda evaluation: evaluation.trial).curve
+            if with_loss
+            else {},
             started=first.started,
             island=first.island,
             worker=first.worker,
@@ -154,8 +166,8 @@ class ShownEvaluations:
     incomplete final line, left by a killed process, is ignored.
 
     Attributes:
-        id: Random identifier of the run. MLflow and Weights & Biases store it, so that a resumed run finds its earlier
-            data there.
+        id: Random identifier of the run. MLflow and Weights & Biases store it, so that a resumed
+            run finds its earlier data there.
     """
 
     def __init__(self, path: Path) -> None:
@@ -176,7 +188,9 @@ class ShownEvaluations:
             self._append_entry({"id": self.id})
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         self._file.close()
 
     def contains(self, destination: str, study: str, evaluation: Evaluation) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # It would send data to wandb's servers, even offline.
+# It would send data to wandb's servers, even offline.
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 import wandb
 
@@ -23,7 +24,8 @@ from hpo.trackers.tracker import (
     make_title,
 )
 
-# wandb's own statistics take 0.15 s per run, and would describe this process instead of the training processes.
+# wandb's own statistics take 0.15 s per run, and would describe this process instead of the
+# training processes.
 _MINIMAL_SETTINGS: dict[str, Any] = {
     "silent": True,
     "console": "off",
@@ -41,27 +43,36 @@ _CONTEXT_KEY = "search"  # key in the config of a run, next to its hyperparamete
 class WandB:
     """Tracker for Weights & Biases: one run per individual, in a group for the whole search.
 
-    The environment variables of wandb are used, such as WANDB_MODE, WANDB_DIR and WANDB_PROJECT. By default, files are
-    in RUN_DIR/wandb.
+    The environment variables of wandb are used, such as WANDB_MODE, WANDB_DIR and WANDB_PROJECT. By
+    default, files are in RUN_DIR/wandb.
     """
 
     def __init__(self, shown: TrackedRun) -> None:
         self._shown = shown
-        self._mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
+        self._mode = os.environ.get("WANDB_MODE") or (
+            "online" if wandb.login(prompt=False) else "offline"
+        )
         if not os.environ.get("WANDB_MODE") and self._mode == "offline":
             shown.notify(
                 f"no account is configured, so runs are stored offline. "
                 f"To upload them: wandb sync {shown.folder}/offline-run-*"
             )
         self._dir = None if os.environ.get("WANDB_DIR") else str(shown.folder.parent)
-        self.destination = os.environ.get("WANDB_DIR", "here") if self._mode in ("offline", "dryrun") else self._mode
+        self.destination = (
+            os.environ.get("WANDB_DIR", "here")
+            if self._mode in ("offline", "dryrun")
+            else self._mode
+        )
         self._runs: dict[str, wandb.Run] = {}
 
-    def show_individual(self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool) -> None:
+    def show_individual(
+        self, evaluation: Evaluation, losses: Mapping[int, float], from_start: bool
+    ) -> None:
         """Show the current state of an individual as a run of Weights & Biases.
 
-        If `from_start`, start a new run with the hyperparameters. Log the new losses, with the epoch as step. If the
-        evaluation has ended, also add the results to the summary and end the run.
+        If `from_start`, start a new run with the hyperparameters. Log the new losses, with the
+        epoch as step. If the evaluation has ended, also add the results to the summary and end the
+        run.
         """
         name = make_title(evaluation)
         if from_start:

@@ -21,13 +21,19 @@ import torch.distributed as dist
 from hpo.process.linux import has_gpu_files
 from hpo.text_format import format_error
 
-_VISIBILITY_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+_VISIBILITY_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+)
 _SECONDS_TO_FREE = 30.0  # The driver frees the memory of a killed process within seconds.
 _POLL_SECONDS = 0.1
 # Part of a device's memory that may be missing at the start of an evaluation: libraries keep
 # buffers on the device.
 _TOLERATED_SHARE = 0.05
-_TOLERATED_BYTES = 128 << 20  # That an evaluation may leave behind. Libraries keep up to 32 MiB per thread and stream.
+# That an evaluation may leave behind. Libraries keep up to 32 MiB per thread and stream.
+_TOLERATED_BYTES = 128 << 20
 _MEBIBYTE = 1 << 20
 
 
@@ -46,9 +52,14 @@ def find_devices() -> dict[str, Any]:
         if kind is None or not torch.accelerator.is_available():
             return {"ids": [], "problem": _explain_absence(kind).rstrip(".")}
     module = torch.get_device_module(kind)
-    properties = [module.get_device_properties(index) for index in range(torch.accelerator.device_count())]
+    properties = [
+        module.get_device_properties(index) for index in range(torch.accelerator.device_count())
+    ]
     return {
-        "ids": [str(getattr(one, "uuid", f"{kind.type}:{index}")) for index, one in enumerate(properties)],
+        "ids": [
+            str(getattr(one, "uuid", f"{kind.type}:{index}"))
+            for index, one in enumerate(properties)
+        ],
         "names": [one.name for one in properties],
         "backend": dist.get_default_backend_for_device(kind),
         "variables": _list_variables(kind),
@@ -63,7 +74,11 @@ def _list_variables(kind: torch.device) -> list[str]:
         return []
     # With ROCm, both have the same meaning. Their indices count in the list of
     # ROCR_VISIBLE_DEVICES.
-    return ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"] if torch.version.hip else ["CUDA_VISIBLE_DEVICES"]
+    return (
+        ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"]
+        if torch.version.hip
+        else ["CUDA_VISIBLE_DEVICES"]
+    )
 
 
 def _explain_absence(kind: torch.device | None) -> str:
@@ -72,7 +87,8 @@ def _explain_absence(kind: torch.device | None) -> str:
     if kind is None:
         return "this torch was built for CPUs" if has_gpu_files() else ""
     module = torch.get_device_module(kind)
-    if not (has_gpu_files() or module.device_count()):  # NVML counts GPUs even if CUDA cannot use them.
+    # NVML counts GPUs even if CUDA cannot use them.
+    if not (has_gpu_files() or module.device_count()):
         return ""
     try:
         module.init()
@@ -129,7 +145,9 @@ class DeviceMemory:
 
     def begin_evaluation(self) -> None:
         """Remember how much memory is allocated."""
-        self._allocated_before = 0 if self._is_on_cpu else torch.accelerator.memory_allocated(self._device)
+        self._allocated_before = (
+            0 if self._is_on_cpu else torch.accelerator.memory_allocated(self._device)
+        )
 
     def find_remains(self) -> str | None:
         """Free the memory of an ended evaluation. Return what remains; None if nothing does.
@@ -153,9 +171,16 @@ class DeviceMemory:
         return f"{left / _MEBIBYTE:.0f} MiB of the memory of the device remain allocated: {self._describe_largest()}"
 
     def _describe_largest(self) -> str:
-        tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor) and one.device == self._device]
+        tensors = [
+            one
+            for one in gc.get_objects()
+            if isinstance(one, torch.Tensor) and one.device == self._device
+        ]
         tensors.sort(key=lambda tensor: tensor.nbytes, reverse=True)
-        largest = [f"{tuple(one.shape)} {one.dtype}, {one.nbytes / _MEBIBYTE:.0f} MiB" for one in tensors[:3]]
+        largest = [
+            f"{tuple(one.shape)} {one.dtype}, {one.nbytes / _MEBIBYTE:.0f} MiB"
+            for one in tensors[:3]
+        ]
         return "; ".join(largest) or "no tensor of Python holds it"
 
 
@@ -163,9 +188,15 @@ def _find_users() -> str:
     """Return the processes that use GPUs of this host, as the end of a sentence; empty if they are not known."""
     if shutil.which("nvidia-smi") is None:
         return ""
-    command = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"]
+    command = [
+        "nvidia-smi",
+        "--query-compute-apps=pid,process_name,used_memory",
+        "--format=csv,noheader",
+    ]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+        found = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=10
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
     users = [line for line in found.splitlines() if line and not line.startswith(f"{os.getpid()},")]

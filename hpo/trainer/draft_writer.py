@@ -19,11 +19,16 @@ from hpo.evaluation_api import count_reports, reads_lines, send_draft
 from hpo.store.checkpoints import check_space
 from hpo.text_format import format_error
 from hpo.trainer.state_tree import gather_parts, is_state_function, join_state, split_state
-from hpo.trainer.tensor_files import read_checkpoint_file, write_checkpoint_draft, write_weights_draft
+from hpo.trainer.tensor_files import (
+    read_checkpoint_file,
+    write_checkpoint_draft,
+    write_weights_draft,
+)
 from hpo.trainer.worker import check_weights
 
 _draft_numbers = itertools.count()
-_last_drafts: dict[str, tuple[int, Path]] = {}  # The latest draft of each kind, with the number of earlier reports.
+# The latest draft of each kind, with the number of earlier reports.
+_last_drafts: dict[str, tuple[int, Path]] = {}
 _warned_kinds: set[str] = set()
 
 
@@ -35,7 +40,9 @@ def save_checkpoint(drafts: Path, state: Any) -> None:
         return
     parts = gather_parts(parts, is_kept=is_first)
     if is_first:
-        _write_draft("checkpoint", drafts, parts.leaves, lambda path: write_checkpoint_draft(path, parts))
+        _write_draft(
+            "checkpoint", drafts, parts.leaves, lambda path: write_checkpoint_draft(path, parts)
+        )
 
 
 def offer_weights(drafts: Path, weights: Mapping[str, Any] | Callable[[], Any]) -> None:
@@ -64,7 +71,9 @@ def _find_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def _write_draft(kind: str, drafts: Path, tensors: Mapping[str, torch.Tensor], write: Callable[[Path], None]) -> None:
+def _write_draft(
+    kind: str, drafts: Path, tensors: Mapping[str, torch.Tensor], write: Callable[[Path], None]
+) -> None:
     """Let `write` write a draft file of these tensors, and send its name to the supervisor.
 
     `kind` is "checkpoint" or "weights". If the file cannot be written, print a warning, and
@@ -80,7 +89,11 @@ def _write_draft(kind: str, drafts: Path, tensors: Mapping[str, torch.Tensor], w
         path.unlink(missing_ok=True)
         if kind not in _warned_kinds:
             _warned_kinds.add(kind)
-            print(f"warning: the {kind} cannot be saved: {format_error(error)}", file=sys.stderr, flush=True)
+            print(
+                f"warning: the {kind} cannot be saved: {format_error(error)}",
+                file=sys.stderr,
+                flush=True,
+            )
         return
     send_draft(kind, name)
     reports, before = _last_drafts.get(kind, (-1, path))

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from hpo.trainer.search_file import BoundSearch
 
 
-def run_test(search: BoundSearch, params: Mapping[str, Any], weights_path: Path) -> Iterator[dict[str, Any]]:
+def run_test(
+    search: BoundSearch, params: Mapping[str, Any], weights_path: Path
+) -> Iterator[dict[str, Any]]:
     """Call the user's `test` with the weights in a file, and yield its result in parts, as JSON data.
 
     The parts are ``{"kind": "metrics", "metrics": {...}}``, then ``{"kind": "samples",
@@ -58,7 +60,9 @@ def _encode_samples(samples: Iterable[object]) -> dict[str, list[Any]]:
     texts: list[dict[str, str]] = []
     for sample in samples:
         if isinstance(sample, Prediction):
-            predictions += [_encode_prediction(sample)] if len(predictions) < MOST_PREDICTIONS else []
+            predictions += (
+                [_encode_prediction(sample)] if len(predictions) < MOST_PREDICTIONS else []
+            )
         elif isinstance(sample, TextSample):
             texts += [shorten_text(sample.prompt, sample.text)] if len(texts) < MOST_TEXTS else []
         else:

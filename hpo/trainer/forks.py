@@ -28,7 +28,8 @@ def register_trainer_process(ignored: tuple[signal.Signals, ...]) -> None:
     global _trainer_pid
     _trainer_pid = os.getpid()
     for number in ignored:
-        signal.signal(number, _ignore_signal)  # Programs would inherit SIG_IGN, but do not inherit a handler.
+        # Programs would inherit SIG_IGN, but do not inherit a handler.
+        signal.signal(number, _ignore_signal)
     # Blocked signals are not lost if they arrive before a forked process has reset the handler.
     masks = threading.local()
 
@@ -43,7 +44,9 @@ def register_trainer_process(ignored: tuple[signal.Signals, ...]) -> None:
             signal.signal(number, signal.SIG_DFL)
         restore_mask()
 
-    os.register_at_fork(before=block_signals, after_in_parent=restore_mask, after_in_child=reset_handlers)
+    os.register_at_fork(
+        before=block_signals, after_in_parent=restore_mask, after_in_child=reset_handlers
+    )
 
 
 def _ignore_signal(*_: object) -> None:

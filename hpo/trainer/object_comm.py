@@ -30,7 +30,8 @@ class Comm:
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._pending_sends: list[tuple[Any, Any]] = []  # Each work is kept with the tensor that it sends.
+        # Each work is kept with the tensor that it sends.
+        self._pending_sends: list[tuple[Any, Any]] = []
 
     def Get_rank(self) -> int:  # noqa: N802 - mpi4py's name
         """Return the rank of this process in the worker."""
@@ -73,7 +74,9 @@ class Comm:
         """
         return functools.reduce(op, self.allgather(sendobj))
 
-    def reduce(self, sendobj: Any, op: Callable[[Any, Any], Any] = operator.add, root: int = 0) -> Any:
+    def reduce(
+        self, sendobj: Any, op: Callable[[Any, Any], Any] = operator.add, root: int = 0
+    ) -> Any:
         """Return the result of `allreduce` on rank `root`; None on other ranks."""
         result = self.allreduce(sendobj, op)
         return result if self.rank == root else None
@@ -85,9 +88,13 @@ class Comm:
         messages.
         """
         payload = pickle.dumps(obj)
-        header = torch.frombuffer(bytearray(len(payload).to_bytes(_HEADER_BYTES, "little")), dtype=torch.uint8)
+        header = torch.frombuffer(
+            bytearray(len(payload).to_bytes(_HEADER_BYTES, "little")), dtype=torch.uint8
+        )
         body = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        self._pending_sends = [(work, tensor) for work, tensor in self._pending_sends if not work.is_completed()]
+        self._pending_sends = [
+            (work, tensor) for work, tensor in self._pending_sends if not work.is_completed()
+        ]
         for tensor in (header, body):
             self._pending_sends.append((dist.isend(tensor, dest, tag=tag), tensor))
 

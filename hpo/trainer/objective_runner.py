@@ -47,11 +47,20 @@ from hpo.trainer.worker import Worker, WorkerCallbacks
 # Messages of gloo and NCCL if a peer has closed the connection, or has crashed.
 _CONNECTION_ERRORS = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
-    *("remote process exited or there was a network error", "ncclRemoteError", "NCCL communicator was aborted"),
+    *(
+        "remote process exited or there was a network error",
+        "ncclRemoteError",
+        "NCCL communicator was aborted",
+    ),
 )
 # gloo's messages if a rank has waited too long, in a collective or in torch's check before it.
 _TIMEOUT_CLOSURE = "Application timeout caused pair closure"  # It also follows an earlier timeout.
-_TIMEOUT_ERRORS = ("Timed out waiting", _TIMEOUT_CLOSURE, "failed to pass monitoredBarrier", "NCCL operation timed out")
+_TIMEOUT_ERRORS = (
+    "Timed out waiting",
+    _TIMEOUT_CLOSURE,
+    "failed to pass monitoredBarrier",
+    "NCCL operation timed out",
+)
 
 _NOT_FINITE_PREFIX = "the validation loss is"
 _MAX_MESSAGES = 10
@@ -177,14 +186,22 @@ class ObjectiveRunner:
         objective.
         """
         if is_forked():
-            raise RuntimeError("worker.report must be called by the worker's ranks, not by processes that they fork")
+            raise RuntimeError(
+                "worker.report must be called by the worker's ranks, not by processes that they fork"
+            )
         if threading.current_thread() is not threading.main_thread():
             name = threading.current_thread().name
-            raise RuntimeError(f"worker.report must be called in the main thread, got a call in {name}")
+            raise RuntimeError(
+                f"worker.report must be called in the main thread, got a call in {name}"
+            )
         if self._is_reporting:
-            raise RuntimeError("worker.report must not be called in a function given to worker.offer_weights")
+            raise RuntimeError(
+                "worker.report must not be called in a function given to worker.offer_weights"
+            )
         if self._has_ended or not self._interrupts.allows_cancellation:
-            raise RuntimeError("worker.report must not be called after the evaluation of its worker has ended")
+            raise RuntimeError(
+                "worker.report must not be called after the evaluation of its worker has ended"
+            )
         with self._interrupts.block_cancellation():
             if not self._is_over:
                 self._check_and_report(loss, metrics, extract_current_frames())
@@ -296,12 +313,18 @@ class ObjectiveRunner:
         _flush_streams()
         seconds = time.monotonic() - self._start_time
         frames = [*frames, *extract_error_frames(error)]
-        if not frames and not self._is_waiting:  # A rank that waits without a frame has ended its objective.
-            frames = self._objective_call.list_frames() or self._objective_call.list_definition_frames()
+        # A rank that waits without a frame has ended its objective.
+        if not frames and not self._is_waiting:
+            frames = (
+                self._objective_call.list_frames() or self._objective_call.list_definition_frames()
+            )
         self.failure_messages = _list_messages(error)
         self.failure_line = self._objective_call.user_frames.find_position(frames)
         end = describe_failure(error, frames, self._interrupts.is_cancel_requested)
-        is_early_closure = _TIMEOUT_CLOSURE in (end.failure or "") and seconds < default_group.timeout.total_seconds()
+        is_early_closure = (
+            _TIMEOUT_CLOSURE in (end.failure or "")
+            and seconds < default_group.timeout.total_seconds()
+        )
         return replace(
             end,
             diverged=_has_diverged(error),
@@ -364,7 +387,9 @@ def describe_failure(error: BaseException, frames: Frames, is_cancelled: bool) -
         echo=is_connection_error(reason) or was_waiting,
         gave_up=isinstance(error, RuntimeError) and any(text in reason for text in _TIMEOUT_ERRORS),
         at=time.time(),
-        traceback=format_stack(frames) if isinstance(error, Cancelled) else format_traceback(error, frames),
+        traceback=format_stack(frames)
+        if isinstance(error, Cancelled)
+        else format_traceback(error, frames),
     )
 
 
@@ -399,7 +424,9 @@ class ObjectiveCall:
             return None
         if self._losses is None:
             assert callable(self._search.file.objective)
-            result = self._search.file.objective(self._params, worker, *self._search.copy_settings())
+            result = self._search.file.objective(
+                self._params, worker, *self._search.copy_settings()
+            )
             if not isinstance(result, GeneratorType):
                 self.has_ended = True
                 return None if self.has_loss else parse_loss(result)
@@ -411,7 +438,11 @@ class ObjectiveCall:
             if self.has_loss:
                 return None
             value = end.value
-            returned = "" if value is None else f", but returned {reprlib.repr(value)}: it has a yield somewhere"
+            returned = (
+                ""
+                if value is None
+                else f", but returned {reprlib.repr(value)}: it has a yield somewhere"
+            )
             raise ValueError(f"the objective yielded no loss{returned}") from None
         self.has_loss = True
         return parse_loss(value)
@@ -429,8 +460,14 @@ class ObjectiveCall:
 
     def list_definition_frames(self) -> list[traceback.FrameSummary]:
         """Return a stack frame at the first line of the objective, for a failure without a frame in it."""
-        code = getattr(self._losses, "gi_code", None) or getattr(self._search.file.objective, "__code__", None)
-        return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)] if code else []
+        code = getattr(self._losses, "gi_code", None) or getattr(
+            self._search.file.objective, "__code__", None
+        )
+        return (
+            [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)]
+            if code
+            else []
+        )
 
     def close(self) -> None:
         """End the objective if it has not ended by itself."""
@@ -446,7 +483,9 @@ def parse_loss(value: Any) -> Loss:
     """
     loss, metrics = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
     if not isinstance(_unwrap_scalar(loss), Real):
-        raise TypeError(f"an objective must yield its validation loss, a number, got {reprlib.repr(value)}")
+        raise TypeError(
+            f"an objective must yield its validation loss, a number, got {reprlib.repr(value)}"
+        )
     if not isinstance(metrics, Mapping):
         raise TypeError(
             f"metrics must be a dict of numbers by name, got {reprlib.repr(metrics)}. Yield loss, {{'accuracy': 0.9}}"
@@ -471,7 +510,11 @@ def parse_report(loss: Any, metrics: Mapping[str, Any]) -> Loss:
 
 def _has_diverged(error: BaseException) -> bool:
     """Return whether an error means that a loss is not finite."""
-    return isinstance(error, ValueError) and bool(error.args) and str(error.args[0]).startswith(_NOT_FINITE_PREFIX)
+    return (
+        isinstance(error, ValueError)
+        and bool(error.args)
+        and str(error.args[0]).startswith(_NOT_FINITE_PREFIX)
+    )
 
 
 def _to_number(name: object, metric: Any) -> float:

@@ -10,8 +10,19 @@ from typing import Any
 
 from hpo.process.messages import ReportAnswer
 from hpo.text_format import format_error
-from hpo.trainer.state_tree import StateParts, gather_parts, is_state_function, join_state, split_state
-from hpo.trainer.tensor_files import Checkpoint, read_checkpoint_file, write_checkpoint_draft, write_weights_draft
+from hpo.trainer.state_tree import (
+    StateParts,
+    gather_parts,
+    is_state_function,
+    join_state,
+    split_state,
+)
+from hpo.trainer.tensor_files import (
+    Checkpoint,
+    read_checkpoint_file,
+    write_checkpoint_draft,
+    write_weights_draft,
+)
 from hpo.trainer.worker import OfferedWeights, check_weights
 
 
@@ -30,13 +41,15 @@ class Copies:
         """Let `write` write a file, and add it, or the error."""
         try:
             self.descriptors.append(os.memfd_create(f"hpo-{kind}"))
-        except OSError as error:  # The objective may have used up the file descriptors of this process.
+        # The objective may have used up the file descriptors of this process.
+        except OSError as error:
             self.errors[kind] = format_error(error)
             return
         try:
             write(Path(f"/proc/self/fd/{self.descriptors[-1]}"))
             self.kinds.append(kind)
-        except Exception as error:  # Some kinds of tensors raise, a device may fail, and memory may be full.
+        # Some kinds of tensors raise, a device may fail, and memory may be full.
+        except Exception as error:
             os.close(self.descriptors.pop())
             self.errors[kind] = format_error(error)
 
@@ -57,7 +70,10 @@ class Offers:
     """
 
     def __init__(
-        self, is_leader: bool, checkpoint: Checkpoint | None = None, parent_checkpoint: Checkpoint | None = None
+        self,
+        is_leader: bool,
+        checkpoint: Checkpoint | None = None,
+        parent_checkpoint: Checkpoint | None = None,
     ) -> None:
         self._is_leader = is_leader
         self.checkpoint = checkpoint

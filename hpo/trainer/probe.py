@@ -21,7 +21,10 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from hpo.process.trace import HASH_BYTES, Fingerprint, Trace
 from hpo.trainer.accelerator import find_accelerator_in_use
@@ -46,11 +49,14 @@ class Probe:
         self._networks: list[weakref.ref[nn.Module]] = []  # Outermost modules that were trained.
         self._known_modules: set[int] = set()
         self._parameter_names: dict[int, str] = {}  # By the id of the parameter.
-        self._without_gradient: dict[int, str] = {}  # Names of parameters without a gradient so far, by id.
+        # Names of parameters without a gradient so far, by id.
+        self._without_gradient: dict[int, str] = {}
         self._with_gradient: set[int] = set()
         self._hash_count = 0
-        self._awaits_samples = False  # Whether a call of the network has begun without a hashed batch so far.
-        self._initial_random_states: list[torch.Tensor] | None = None  # States before the first call of a network.
+        # Whether a call of the network has begun without a hashed batch so far.
+        self._awaits_samples = False
+        # States before the first call of a network.
+        self._initial_random_states: list[torch.Tensor] | None = None
         self._handles: list[Any] = []
 
     def __enter__(self) -> Probe:
@@ -66,7 +72,10 @@ class Probe:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         trace = self.trace
         trace.seconds = time.monotonic() - self._start_time
@@ -88,7 +97,9 @@ class Probe:
             for optimizer in optimizers
             if optimizer is not None
         ]
-        self.trace.at_loss.append(tuple(pair for fingerprint in fingerprints for pair in fingerprint))
+        self.trace.at_loss.append(
+            tuple(pair for fingerprint in fingerprints for pair in fingerprint)
+        )
         for reference in self._networks:
             if (network := reference()) is not None:
                 self._record_network(network, trains=False)
@@ -98,14 +109,17 @@ class Probe:
         if self._step_counts[number] == 0:
             parameters = _list_optimizer_parameters(optimizer)
             self.trace.weights[number] = _compute_fingerprint(parameters)
-            self.trace.gradients[number] = _compute_fingerprint([parameter.grad for parameter in parameters])
+            self.trace.gradients[number] = _compute_fingerprint(
+                [parameter.grad for parameter in parameters]
+            )
             self.trace.shapes += [tuple(parameter.shape) for parameter in parameters]
             self.trace.sharded |= any(hasattr(parameter, "to_local") for parameter in parameters)
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
         number = self._find_optimizer_number(optimizer)
         self._step_counts[number] += 1
-        self.trace.steps = max(self._step_counts)  # An optimizer may contain others, whose steps are not added.
+        # An optimizer may contain others, whose steps are not added.
+        self.trace.steps = max(self._step_counts)
         for index, parameter in enumerate(_list_optimizer_parameters(optimizer)):
             key = id(parameter)
             if parameter.grad is not None:
@@ -146,7 +160,8 @@ class Probe:
         """
         self._awaits_samples |= is_first
         hashes = _hash_samples(given[0]) if self._awaits_samples and given else []
-        if hashes and (is_first or given[0].dim() > 1):  # One-dimensional inputs of layers are positions of tokens.
+        # One-dimensional inputs of layers are positions of tokens.
+        if hashes and (is_first or given[0].dim() > 1):
             self.trace.samples.append((self.trace.steps, hashes))
             self._hash_count += len(hashes)
             self._awaits_samples = False
@@ -161,7 +176,9 @@ class Probe:
         states = zip(self._initial_random_states, _get_random_states(), strict=False)
         has_drawn = any(not before.equal(after) for before, after in states)
         self._initial_random_states = []
-        is_known = self.trace.random_layers or any(_is_independent_of_ranks(layer) for layer in module.modules())
+        is_known = self.trace.random_layers or any(
+            _is_independent_of_ranks(layer) for layer in module.modules()
+        )
         if has_drawn and not is_known:
             self.trace.random_layers[_name_innermost_network(module)] += 1
 
@@ -171,7 +188,9 @@ class Probe:
         `trains` is False in validation and at a loss. This is not called in the hook after an
         optimizer step, since ranks may still exchange the new weights then.
         """
-        number = next((number for number, network in enumerate(self._networks) if network() is module), None)
+        number = next(
+            (number for number, network in enumerate(self._networks) if network() is module), None
+        )
         if number is None or (number, self.trace.steps, trains) in self.trace.networks:
             return
         parameters = _list_trained_parameters(module)
@@ -180,21 +199,28 @@ class Probe:
         if not any(number == other for other, _, _ in self.trace.networks):
             self.trace.network_shapes += [tuple(parameter.shape) for parameter in parameters]
             self.trace.sharded |= any(hasattr(parameter, "to_local") for parameter in parameters)
-        with suppress(RuntimeError):  # Inside transformations of torch.func, tensors have no values.
+        # Inside transformations of torch.func, tensors have no values.
+        with suppress(RuntimeError):
             self.trace.networks[number, self.trace.steps, trains] = _compute_fingerprint(parameters)
 
     def _register_network(self, module: nn.Module) -> None:
         """Record the parameter names and layers of a network when it is first trained."""
         self._known_modules.update(map(id, module.modules()))
         named = list(module.named_parameters())
-        self._parameter_names.update((id(parameter), _strip_wrapper_prefixes(name)) for name, parameter in named)
+        self._parameter_names.update(
+            (id(parameter), _strip_wrapper_prefixes(name)) for name, parameter in named
+        )
         if named:
             self._networks.append(weakref.ref(module))
         for layer in module.modules():
             kind = type(layer).__name__
             if layer.training and isinstance(layer, _BatchNorm):
-                own = type(layer).__module__.startswith("torch.nn.") and not isinstance(layer, SyncBatchNorm)
-                (self.trace.normalization_layers if own else self.trace.synchronized_layers)[kind] += 1
+                own = type(layer).__module__.startswith("torch.nn.") and not isinstance(
+                    layer, SyncBatchNorm
+                )
+                (self.trace.normalization_layers if own else self.trace.synchronized_layers)[
+                    kind
+                ] += 1
             if layer.training and _draws_random_numbers(layer):
                 self.trace.random_layers[kind] += 1
 
@@ -217,7 +243,11 @@ def _compute_fingerprint_pair(tensor: torch.Tensor | None) -> tuple[float, float
         return 0.0, 0.0
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     values = (local.coalesce().values() if local.is_sparse else local).detach()
-    values = (torch.view_as_real(values.resolve_conj()) if values.is_complex() else values).flatten().double()
+    values = (
+        (torch.view_as_real(values.resolve_conj()) if values.is_complex() else values)
+        .flatten()
+        .double()
+    )
     fixed = torch.arange(len(values), dtype=values.dtype, device=values.device).cos_()
     return values.norm().item(), values.dot(fixed).item()
 
@@ -257,12 +287,20 @@ def _draws_random_numbers(layer: nn.Module) -> bool:
 
 def _hash_samples(batch: object) -> list[bytes]:
     """Return a hash of each sample of a batch, a tensor of shape (N, ...); an empty list for any other object."""
-    if not isinstance(batch, torch.Tensor) or batch.dim() < 1 or hasattr(batch, "to_local") or batch.is_meta:
+    if (
+        not isinstance(batch, torch.Tensor)
+        or batch.dim() < 1
+        or hasattr(batch, "to_local")
+        or batch.is_meta
+    ):
         return []
     with torch.no_grad():
         rows = batch.detach().reshape(len(batch), -1)
         rows = rows[:, :: max(1, -(-rows.shape[1] // _MAX_VALUES_PER_SAMPLE))].contiguous().cpu()
-        return [hashlib.blake2b(bytes(row), digest_size=HASH_BYTES).digest() for row in _iterate_rows(rows)]
+        return [
+            hashlib.blake2b(bytes(row), digest_size=HASH_BYTES).digest()
+            for row in _iterate_rows(rows)
+        ]
 
 
 def _iterate_rows(rows: torch.Tensor) -> Iterator[memoryview]:
@@ -291,7 +329,9 @@ def _reset_peak_memory() -> None:
 def _read_peak_memory() -> int:
     """Return the peak in bytes since `_reset_peak_memory`: of one device that was used, or resident memory."""
     if find_accelerator_in_use() is not None:
-        return max(map(torch.accelerator.max_memory_reserved, range(torch.accelerator.device_count())))
+        return max(
+            map(torch.accelerator.max_memory_reserved, range(torch.accelerator.device_count()))
+        )
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

@@ -21,17 +21,29 @@ _UNREADABLE = object()
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 # Signals that programs usually catch. Reading the handlers of all signals would take 0.1 ms.
 _SIGNALS = [
-    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGALRM, signal.SIGTERM, signal.SIGCHLD),
+    *(
+        signal.SIGHUP,
+        signal.SIGINT,
+        signal.SIGQUIT,
+        signal.SIGPIPE,
+        signal.SIGALRM,
+        signal.SIGTERM,
+        signal.SIGCHLD,
+    ),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG, signal.SIGVTALRM, signal.SIGPROF),
 ]
 
 
 def _set_device(device: torch.device) -> None:
-    torch.set_default_device(device if device.type != "cpu" else None)  # A default device slows each call down.
+    # A default device slows each call down.
+    torch.set_default_device(device if device.type != "cpu" else None)
 
 
 def _get_deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
 
 
 def _set_deterministic(before: tuple[bool, bool]) -> None:
@@ -66,7 +78,12 @@ _SDP_SWITCHES: dict[Callable[[], bool], Callable[[bool], object]] = {
 # An attribute without its own value has the value of its parent, such as "cudnn" of "cudnn.conv".
 # Parents come first.
 _BACKEND_ATTRIBUTES = (
-    *("fp32_precision", "cuda.matmul.fp32_precision", "cudnn.fp32_precision", "cudnn.conv.fp32_precision"),
+    *(
+        "fp32_precision",
+        "cuda.matmul.fp32_precision",
+        "cudnn.fp32_precision",
+        "cudnn.conv.fp32_precision",
+    ),
     *("cudnn.rnn.fp32_precision", "mkldnn.fp32_precision", "mkldnn.matmul.fp32_precision"),
     *("mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision"),
     *("cudnn.enabled", "cudnn.benchmark", "cudnn.benchmark_limit", "cudnn.deterministic"),
@@ -95,7 +112,9 @@ def _set_streams(before: tuple[Any, Any, Any]) -> None:
     sys.stdin, sys.stdout, sys.stderr = before
 
 
-def _make_list_functions(module: ModuleType, name: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
+def _make_list_functions(
+    module: ModuleType, name: str
+) -> tuple[Callable[[], Any], Callable[[Any], object]]:
     """Return two functions for a list in a module, such as sys.path: one reads the list, and the other restores it."""
 
     def get_list() -> tuple[list[Any], list[Any]]:
@@ -151,10 +170,12 @@ class ProcessState:
 
     def restore(self) -> bool:
         """Restore the state, and return whether all parts of it could be restored."""
-        for timer in _TIMERS:  # Timers come first, since their signals end a process without a handler.
+        # Timers come first, since their signals end a process without a handler.
+        for timer in _TIMERS:
             signal.setitimer(timer, 0)
         for number, handler in self._handlers.items():
-            if handler is not None and signal.getsignal(number) != handler:  # None is a handler outside of Python.
+            # None is a handler outside of Python.
+            if handler is not None and signal.getsignal(number) != handler:
                 signal.signal(number, handler)
         is_restored = True
         for functions, value in zip(_PROCESS_STATES, self._values, strict=True):
@@ -173,11 +194,14 @@ class ProcessState:
 def _read_value(get_value: Callable[[], Any]) -> Any:
     try:
         return get_value()
-    except Exception:  # It is not restored, since an import of the search file has made it unreadable.
+    # It is not restored, since an import of the search file has made it unreadable.
+    except Exception:
         return _UNREADABLE
 
 
-def _restore_value(get_value: Callable[[], Any], set_value: Callable[[Any], object], value: Any) -> bool:
+def _restore_value(
+    get_value: Callable[[], Any], set_value: Callable[[Any], object], value: Any
+) -> bool:
     """Set a value if it has changed, and return whether it has its former value now."""
     if value is _UNREADABLE or _read_value(get_value) == value:
         return True

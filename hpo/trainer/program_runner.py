@@ -42,7 +42,8 @@ from hpo.trainer.interrupts import Cancelled, InterruptHandler
 from hpo.trainer.objective_runner import describe_failure, is_connection_error
 from hpo.trainer.probe import Probe
 
-_CANCEL_WAIT_SECONDS = 3.0  # Time to be cancelled before a connection error counts as the cause of a failure.
+# Time to be cancelled before a connection error counts as the cause of a failure.
+_CANCEL_WAIT_SECONDS = 3.0
 _TERMINATION_SECONDS = 2.0  # A cancelled command has this time before it is killed.
 # The second is the status of a shell whose last process has aborted.
 _ABORT_STATUSES = (-signal.SIGABRT, 128 + signal.SIGABRT)
@@ -55,7 +56,11 @@ class ProgramRunner:
     """
 
     def __init__(
-        self, channel: Channel, interrupts: InterruptHandler, command: Sequence[str], source: bytes | None = None
+        self,
+        channel: Channel,
+        interrupts: InterruptHandler,
+        command: Sequence[str],
+        source: bytes | None = None,
     ) -> None:
         self._channel = channel
         self._interrupts = interrupts
@@ -135,7 +140,9 @@ class ProgramRunner:
         frames = extract_error_frames(error)
         end = describe_failure(error, frames, self._interrupts.is_cancel_requested)
         if isinstance(error, ExitStatusError):
-            return replace(end, failure=str(error), is_status=True, is_abort=error.is_abort, ends_trainer=True)
+            return replace(
+                end, failure=str(error), is_status=True, is_abort=error.is_abort, ends_trainer=True
+            )
         if isinstance(error, SystemExit):
             if error.code is not None and not isinstance(error.code, int):
                 print(error.code, file=sys.stderr)
@@ -143,7 +150,9 @@ class ProgramRunner:
             return replace(end, failure=reason, is_status=True, ends_trainer=True)
         if not isinstance(error, Cancelled):
             traceback.print_exception(type(error), error, self._trim_traceback(error.__traceback__))
-        return replace(end, place=UserFrames(self._location).find_position(frames), ends_trainer=True)
+        return replace(
+            end, place=UserFrames(self._location).find_position(frames), ends_trainer=True
+        )
 
     def _trim_traceback(self, traceback_object: Any) -> Any:
         """Return the part of a traceback that begins in the script."""

@@ -58,11 +58,18 @@ class ReportExchange:
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, address: str, connect_timeout: float, patience: float
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        address: str,
+        connect_timeout: float,
+        patience: float,
     ) -> None:
         self._rank = rank
         self._patience = patience
-        self._peers: list[Channel] = []  # on rank 0, in the order of the other ranks; otherwise only rank 0
+        # On rank 0, in the order of the other ranks; otherwise only rank 0.
+        self._peers: list[Channel] = []
         try:
             if rank > 0:
                 self._peers = [_connect(store, rank, connect_timeout)]
@@ -108,7 +115,9 @@ class ReportExchange:
         try:
             while (message := peer.receive(_SHORT_WAIT)) is None:
                 if clock.now() > give_up_at:
-                    raise RuntimeError(f"Timed out waiting {self._patience:g} s for the reports of other ranks")
+                    raise RuntimeError(
+                        f"Timed out waiting {self._patience:g} s for the reports of other ranks"
+                    )
         except ChannelClosed as error:
             raise RuntimeError(f"Connection closed by peer ({error})") from None
         return message
@@ -169,14 +178,16 @@ def find_difference(parts: Sequence[ReportPart]) -> str:
 
 def _describe_losses(parts: Sequence[ReportPart]) -> str:
     return ", ".join(
-        f"rank {part.rank} {'ended' if part.loss is None else part.loss}{_describe_position(part)}" for part in parts
+        f"rank {part.rank} {'ended' if part.loss is None else part.loss}{_describe_position(part)}"
+        for part in parts
     )
 
 
 def _describe_actions(parts: Sequence[ReportPart], actions: Sequence[bool]) -> str:
     pairs = zip(parts, actions, strict=True)
     return ", ".join(
-        f"rank {part.rank} {'did' if has_acted else 'did not'}{_describe_position(part)}" for part, has_acted in pairs
+        f"rank {part.rank} {'did' if has_acted else 'did not'}{_describe_position(part)}"
+        for part, has_acted in pairs
     )
 
 

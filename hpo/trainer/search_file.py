@@ -115,11 +115,14 @@ class SearchFile:
             return None
         values = dict(self._parse_setting(assignment) for assignment in assignments)
         try:
-            return copy.deepcopy(self.settings_type(**values))  # Each call gets a copy, so copying must work.
+            # Each call gets a copy, so copying must work.
+            return copy.deepcopy(self.settings_type(**values))
         except (TypeError, ValueError) as error:
             raise UsageError(f"the settings of {self.path}: {error}") from error
         except (Exception, SystemExit) as error:
-            raise UsageError(f"the settings of {self.path}: {type(error).__name__}: {error}") from error
+            raise UsageError(
+                f"the settings of {self.path}: {type(error).__name__}: {error}"
+            ) from error
 
     def check_call(self, name: str, function: Callable[..., Any], *arguments: str) -> None:
         """Raise a UsageError unless `function` accepts `arguments` (their names, for the message) and any settings."""
@@ -127,13 +130,19 @@ class SearchFile:
         try:
             inspect.signature(function).bind(*expected)
         except TypeError as error:
-            raise UsageError(f"{self.path}: {name} is called as {name}({', '.join(expected)}): {error}") from None
+            raise UsageError(
+                f"{self.path}: {name} is called as {name}({', '.join(expected)}): {error}"
+            ) from None
         except ValueError:  # A builtin has no signature.
             return
 
     def check_script(self, script: Script) -> None:
         """Raise a UsageError unless a program exists and all of its placeholders are known."""
-        settings = [setting.name for setting in dataclasses.fields(self.settings_type)] if self.settings_type else []
+        settings = (
+            [setting.name for setting in dataclasses.fields(self.settings_type)]
+            if self.settings_type
+            else []
+        )
         try:
             script.check(self.space.parameters, settings)
             find_program(script)
@@ -155,10 +164,14 @@ class SearchFile:
         try:
             types = typing.get_type_hints(self.settings_type)
         except NameError as error:
-            raise UsageError(f"{self.path}: the types of Settings must be there at run time: {error}") from error
+            raise UsageError(
+                f"{self.path}: the types of Settings must be there at run time: {error}"
+            ) from error
         names = [field.name for field in dataclasses.fields(self.settings_type) if field.init]  # type: ignore[arg-type]
         if not equals:
-            raise UsageError(f"--set {assignment}: write --set NAME=VALUE, e.g. --set {names[0] if names else 'x'}=3")
+            raise UsageError(
+                f"--set {assignment}: write --set NAME=VALUE, e.g. --set {names[0] if names else 'x'}=3"
+            )
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
@@ -184,7 +197,9 @@ class BoundSearch:
     def values(self) -> dict[str, Any]:
         """The values of the settings as JSON data. Values that JSON cannot hold, such as NaN, are texts."""
         values = dataclasses.asdict(self.settings) if self.settings is not None else {}
-        return {name: value if _is_json_value(value) else str(value) for name, value in values.items()}
+        return {
+            name: value if _is_json_value(value) else str(value) for name, value in values.items()
+        }
 
     def copy_settings(self) -> tuple[Any, ...]:
         """Return the last arguments of the user's functions: a new copy of the settings, or nothing."""
@@ -202,7 +217,9 @@ class BoundSearch:
         except SystemExit as error:
             raise UsageError(f"{file.path}: prepare called sys.exit({error.code!r})") from error
         except Exception as error:
-            raise UsageError(f"{file.path}: prepare failed:\n{traceback.format_exc().rstrip()}") from error
+            raise UsageError(
+                f"{file.path}: prepare failed:\n{traceback.format_exc().rstrip()}"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -242,22 +259,32 @@ def load_search_file(path: Path, source: bytes | None = None) -> SearchFile:
     module = _import_source(path, location, source)
     space = getattr(module, "space", None)
     objective = getattr(module, "objective", None)
-    settings_type, prepare, test = (getattr(module, name, None) for name in ("Settings", "prepare", "test"))
+    settings_type, prepare, test = (
+        getattr(module, name, None) for name in ("Settings", "prepare", "test")
+    )
     if not isinstance(space, SearchSpace):
-        raise UsageError(f"{path}: {_describe_missing('space', space, 'a SearchSpace')}; {_EXAMPLE_HINT}")
+        raise UsageError(
+            f"{path}: {_describe_missing('space', space, 'a SearchSpace')}; {_EXAMPLE_HINT}"
+        )
     if not callable(objective) and not isinstance(objective, Script):
         raise UsageError(
             f"{path}: {_describe_missing('objective', objective, 'a function or a Script')}; {_EXAMPLE_HINT}"
         )
     if inspect.iscoroutinefunction(objective) or inspect.isasyncgenfunction(objective):
-        raise UsageError(f"{path}: `objective` must be a function without `async`: nothing awaits it")
-    if settings_type is not None and not (inspect.isclass(settings_type) and dataclasses.is_dataclass(settings_type)):
+        raise UsageError(
+            f"{path}: `objective` must be a function without `async`: nothing awaits it"
+        )
+    if settings_type is not None and not (
+        inspect.isclass(settings_type) and dataclasses.is_dataclass(settings_type)
+    ):
         raise UsageError(f"{path}: Settings must be a dataclass, not {settings_type!r}")
     for name, function in (("prepare", prepare), ("test", test)):
         if function is not None and not callable(function):
             raise UsageError(f"{path}: {name} must be a function, not {function!r}")
     objectives = _parse_objectives(path, getattr(module, "objectives", None))
-    search = SearchFile(path, location, source, space, objective, settings_type, prepare, test, objectives)
+    search = SearchFile(
+        path, location, source, space, objective, settings_type, prepare, test, objectives
+    )
     if isinstance(objective, Script):
         search.check_script(objective)
     else:
@@ -300,7 +327,9 @@ def _describe_missing(name: str, value: object, kind: str) -> str:
 
 
 def _is_json_value(value: object) -> bool:
-    return isinstance(value, (int, str, type(None))) or (isinstance(value, float) and math.isfinite(value))
+    return isinstance(value, (int, str, type(None))) or (
+        isinstance(value, float) and math.isfinite(value)
+    )
 
 
 def _parse_value(text: str, kind: Any) -> Any:
@@ -319,22 +348,29 @@ def _parse_value(text: str, kind: Any) -> Any:
         except ValueError:
             raise ValueError("a whole number" if kind is int else "a number") from None
     if kind is not str:
-        raise ValueError(f"a {getattr(kind, '__name__', kind)}, which cannot be given on the command line")
+        raise ValueError(
+            f"a {getattr(kind, '__name__', kind)}, which cannot be given on the command line"
+        )
     return text
 
 
 def _read_source(path: Path) -> bytes:
     """Return the content of a search file. Raises UsageError if it is not a Python file, or cannot be read."""
     if not path.is_file():
-        raise UsageError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; {_EXAMPLE_HINT}")
+        raise UsageError(
+            f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; {_EXAMPLE_HINT}"
+        )
     if path.suffix != ".py":
         raise UsageError(f"{path}: not a Python file (its name must end in .py); {_EXAMPLE_HINT}")
     try:
         source = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    if b"argparse" in source and b"space" not in source:  # It is a training script, which trains when it is imported.
-        raise UsageError(f"{path}: has no `space`; {_EXAMPLE_HINT}. A training script stands behind --: -- {path}")
+    # It is a training script, which trains when it is imported.
+    if b"argparse" in source and b"space" not in source:
+        raise UsageError(
+            f"{path}: has no `space`; {_EXAMPLE_HINT}. A training script stands behind --: -- {path}"
+        )
     return source
 
 
@@ -349,18 +385,25 @@ def _import_source(path: Path, location: Path, source: bytes) -> ModuleType:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[loader.name] = module  # Dataclasses look up their module.
-    sys.path.insert(0, str(location.parent))  # The file can import modules next to it, as a script can.
+    # The file can import modules next to it, as a script can.
+    sys.path.insert(0, str(location.parent))
     sys.meta_path.insert(0, _NamesakeFinder(location))
     _register_pickle_by_value(module)
     try:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if "importlib._bootstrap" not in frame.filename and frame.filename != __file__]
+        own = [
+            frame
+            for frame in frames
+            if "importlib._bootstrap" not in frame.filename and frame.filename != __file__
+        ]
         lines = ["Traceback (most recent call last):\n", *traceback.format_list(own)]
         lines += traceback.format_exception_only(type(error), error)
         hint = f" ({found})" if (found := find_hint(error)) else ""
-        raise UsageError(f"{path} could not be imported:\n{''.join(lines).rstrip()}{hint}") from error
+        raise UsageError(
+            f"{path} could not be imported:\n{''.join(lines).rstrip()}{hint}"
+        ) from error
     return module
 
 
@@ -384,7 +427,9 @@ class _CloudpickleFinder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the specification of cloudpickle with a loader that registers the module; None for other modules."""
-        spec = PathFinder.find_spec(fullname, path, target) if fullname in _PICKLER_MODULES else None
+        spec = (
+            PathFinder.find_spec(fullname, path, target) if fullname in _PICKLER_MODULES else None
+        )
         if spec is None or spec.loader is None:
             return None
         run = spec.loader.exec_module
@@ -425,5 +470,7 @@ class _NamesakeFinder(MetaPathFinder):
         """Find a module with the name of the search file outside its folder; return None for other names."""
         if fullname != self._location.stem or path is not None:
             return None
-        elsewhere = [folder for folder in sys.path if Path(folder).absolute() != self._location.parent]
+        elsewhere = [
+            folder for folder in sys.path if Path(folder).absolute() != self._location.parent
+        ]
         return PathFinder.find_spec(fullname, elsewhere, target)

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from typing import Any
 
 _ALIGNMENT = 64
-_MAX_MAPPINGS = 16  # Each has a descriptor, and reference cycles may keep those of past evaluations.
+# Each has a descriptor, and reference cycles may keep those of past evaluations.
+_MAX_MAPPINGS = 16
 
 
 class SharedData:
@@ -81,19 +82,36 @@ class _TensorPickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
-        if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
-            raise TypeError(f"a tensor on {obj.device}, which all trainers would copy to this device")
+        if (
+            torch is not None
+            and isinstance(obj, torch.Tensor)
+            and obj.device.type not in ("cpu", "meta")
+        ):
+            raise TypeError(
+                f"a tensor on {obj.device}, which all trainers would copy to this device"
+            )
         if torch is None or type(obj) is not torch.Tensor or obj.requires_grad or obj.numel() < 2:
             return NotImplemented
-        if obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_quantized or obj.__dict__:
+        if (
+            obj.device.type != "cpu"
+            or obj.layout != torch.strided
+            or obj.is_quantized
+            or obj.__dict__
+        ):
             return NotImplemented
         plain = obj.resolve_conj().resolve_neg()
-        order = sorted(range(plain.dim()), key=plain.stride, reverse=True)  # This keeps formats such as channels-last.
+        # This keeps formats such as channels-last.
+        order = sorted(range(plain.dim()), key=plain.stride, reverse=True)
         dense = plain.permute(order).contiguous().view(-1)
         if dense.stride(0) != 1:
             return NotImplemented
         dtype = str(obj.dtype).removeprefix("torch.")
-        return _build_tensor, (pickle.PickleBuffer(dense.view(torch.uint8).numpy()), dtype, tuple(obj.shape), order)
+        return _build_tensor, (
+            pickle.PickleBuffer(dense.view(torch.uint8).numpy()),
+            dtype,
+            tuple(obj.shape),
+            order,
+        )
 
 
 def _build_tensor(buffer: Any, dtype: str, shape: tuple[int, ...], order: Sequence[int]) -> Any:

@@ -15,9 +15,15 @@ _MAX_DEPTH = 100  # The most nested levels of a state.
 _PLAIN_TYPES = (str, int, float, type(None))  # bool is a subclass of int.
 # Kinds of mappings, and the functions that a defaultdict may call for a missing key.
 _MAPPINGS = {kind.__name__: kind for kind in (dict, Counter, OrderedDict)}
-_FACTORIES = {kind.__name__: kind for kind in (int, float, bool, str, list, tuple, *_MAPPINGS.values())}
+_FACTORIES = {
+    kind.__name__: kind for kind in (int, float, bool, str, list, tuple, *_MAPPINGS.values())
+}
 # Kinds of sequences. The tree names a namedtuple by its module and class instead.
-_SEQUENCES: Mapping[str, Callable[[Iterable[Any]], Any]] = {"list": list, "tuple": tuple, "Size": torch.Size}
+_SEQUENCES: Mapping[str, Callable[[Iterable[Any]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "Size": torch.Size,
+}
 
 
 @dataclass(frozen=True)
@@ -71,13 +77,18 @@ def gather_parts(parts: StateParts, is_kept: bool = True) -> StateParts:
         if isinstance(whole, np.ndarray):
             gathered[name] = torch.from_numpy(np.frombuffer(whole.tobytes(), np.uint8).copy())
         else:
-            plain = torch.view_as_real(whole.detach().resolve_conj()) if whole.is_complex() else whole.detach()
+            plain = (
+                torch.view_as_real(whole.detach().resolve_conj())
+                if whole.is_complex()
+                else whole.detach()
+            )
             gathered[name] = plain.to("cpu").contiguous()
     return StateParts(parts.tree, gathered)
 
 
 def _is_sharded(value: Any) -> bool:
-    return hasattr(value, "full_tensor")  # This identifies a DTensor without an import of torch.distributed.tensor.
+    # This identifies a DTensor without an import of torch.distributed.tensor.
+    return hasattr(value, "full_tensor")
 
 
 def join_state(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -110,7 +121,11 @@ def _make_tree(state: Any, leaf: Callable[[Any], Any], *place: Any) -> Any:
         state = state.item()
     if isinstance(state, _PLAIN_TYPES):
         return state
-    if isinstance(state, torch.Tensor) and state.layout == torch.strided and not (state.is_meta or state.is_quantized):
+    if (
+        isinstance(state, torch.Tensor)
+        and state.layout == torch.strided
+        and not (state.is_meta or state.is_quantized)
+    ):
         return leaf(state)
     if isinstance(state, np.ndarray) and not state.dtype.hasobject:
         return leaf(state)
@@ -129,19 +144,34 @@ def _make_tree(state: Any, leaf: Callable[[Any], Any], *place: Any) -> Any:
 def _make_mapping_tree(state: Mapping[Any, Any], leaf: Callable[[Any], Any], *place: Any) -> Any:
     if wrong := [key for key in state if not isinstance(key, (str, int))]:
         where = _format_path(place) or "its top"
-        raise TypeError(f"dicts of a saved state must have texts or integers as keys, got {wrong[0]!r} at {where}")
+        raise TypeError(
+            f"dicts of a saved state must have texts or integers as keys, got {wrong[0]!r} at {where}"
+        )
     pairs = [[key, _make_tree(one, leaf, *place, key)] for key, one in state.items()]
     if isinstance(state, defaultdict):
         return {"defaultdict": [_name_factory(state, place), {"dict": pairs}]}
-    return {next((name for name in ("Counter", "OrderedDict") if isinstance(state, _MAPPINGS[name])), "dict"): pairs}
+    return {
+        next(
+            (name for name in ("Counter", "OrderedDict") if isinstance(state, _MAPPINGS[name])),
+            "dict",
+        ): pairs
+    }
 
 
 def _make_sequence_tree(state: Sequence[Any], leaf: Callable[[Any], Any], *place: Any) -> Any:
     several = [_make_tree(one, leaf, *place, number) for number, one in enumerate(state)]
     if isinstance(state, tuple) and hasattr(state, "_fields"):
         cls = type(state)
-        return {"namedtuple": [cls.__module__, cls.__qualname__, list(state._fields), {"list": several}]}
-    return {"list" if isinstance(state, list) else "Size" if isinstance(state, torch.Size) else "tuple": several}
+        return {
+            "namedtuple": [cls.__module__, cls.__qualname__, list(state._fields), {"list": several}]
+        }
+    return {
+        "list"
+        if isinstance(state, list)
+        else "Size"
+        if isinstance(state, torch.Size)
+        else "tuple": several
+    }
 
 
 def _name_factory(state: defaultdict[Any, Any], place: Sequence[Any]) -> str | None:
@@ -159,7 +189,11 @@ def _find_namedtuple(module: str, name: str, fields: Sequence[str]) -> Any:
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    if isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == tuple(fields):
+    if (
+        isinstance(found, type)
+        and issubclass(found, tuple)
+        and getattr(found, "_fields", None) == tuple(fields)
+    ):
         return found
     return namedtuple(name.rpartition(".")[2], fields)
 
@@ -173,4 +207,6 @@ def _describe_value(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         why = "on no device" if value.is_meta else "quantized" if value.is_quantized else "sparse"
         return f"a {kind} that is {why}"
-    return f"the {kind} itself: save its state_dict()" if hasattr(value, "state_dict") else f"a {kind}"
+    return (
+        f"the {kind} itself: save its state_dict()" if hasattr(value, "state_dict") else f"a {kind}"
+    )

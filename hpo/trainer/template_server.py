@@ -54,7 +54,10 @@ class TemplateServer:
     """
 
     def __init__(
-        self, listener: socket.socket, cold: SearchSource | None = None, skipped: Mapping[str, str] | None = None
+        self,
+        listener: socket.socket,
+        cold: SearchSource | None = None,
+        skipped: Mapping[str, str] | None = None,
     ) -> None:
         self._listener = listener
         self._channels: list[Channel] = []
@@ -104,7 +107,11 @@ class TemplateServer:
     def _may_preload(self) -> bool:
         """Whether to import torch's compiler while idle. If the file has a `prepare`, a trainer must exist before."""
         has_prepare = self._file is not None and self._file.prepare is not None
-        return self._file is not None and not self._has_preloaded and (self._has_forked or not has_prepare)
+        return (
+            self._file is not None
+            and not self._has_preloaded
+            and (self._has_forked or not has_prepare)
+        )
 
     def _accept_connection(self) -> None:
         connection, _ = self._listener.accept()
@@ -139,7 +146,9 @@ class TemplateServer:
     def bind_again(self, search: SearchSource, requester: int) -> None:
         """After a restart, load the search file, and answer the "bind" request of the connection number `requester`."""
         self._file = load_search_file(search.path, search.source)
-        self._answer_request(self._channels[requester], Message("bind", {"assignments": search.assignments}))
+        self._answer_request(
+            self._channels[requester], Message("bind", {"assignments": search.assignments})
+        )
 
     def _load_search_file(self, message: Message) -> dict[str, Any]:
         source = base64.b64decode(message["source"]) if "source" in message.content else None
@@ -245,7 +254,9 @@ class TemplateServer:
             self._listener.close()
             from hpo.trainer.trainer_server import serve_trainer
 
-            serve_trainer(message, self._file, self._unimported_search or self._assignments, self._data)
+            serve_trainer(
+                message, self._file, self._unimported_search or self._assignments, self._data
+            )
             status = 0
         except ChannelClosed:
             status = 0
@@ -269,15 +280,19 @@ class TemplateServer:
             child = self._children.pop(ended.si_pid, None)
             if child is not None:
                 with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(child.process, signal.SIGKILL)  # The process id is not reused before waitpid.
+                    # The process id is not reused before waitpid.
+                    os.killpg(child.process, signal.SIGKILL)
             _, status = os.waitpid(ended.si_pid, 0)
-            for orphan in find_children(os.getpid()):  # The children of killed orphans are found next time.
+            # The children of killed orphans are found next time.
+            for orphan in find_children(os.getpid()):
                 if orphan not in self._children and orphan not in self._foreign_children:
                     with suppress(ProcessLookupError):
                         os.kill(orphan, signal.SIGKILL)
             if child is not None:
                 with suppress(ChannelClosed):
-                    child.owner.send("ended", process=child.process, status=os.waitstatus_to_exitcode(status))
+                    child.owner.send(
+                        "ended", process=child.process, status=os.waitstatus_to_exitcode(status)
+                    )
 
 
 def import_packages(path: Path, source: bytes, skipped: Container[str]) -> Iterator[str]:
@@ -292,7 +307,8 @@ def import_packages(path: Path, source: bytes, skipped: Container[str]) -> Itera
             if package not in skipped and _is_installed(module, path.absolute().parent):
                 with suppress(Exception, SystemExit):
                     imported = importlib.import_module(module)
-                    for name in names:  # Some packages, such as transformers, import a module when its name is read.
+                    # Some packages, such as transformers, import a module when its name is read.
+                    for name in names:
                         getattr(imported, name, None)
                 yield package
 
@@ -402,9 +418,13 @@ def main(state: Mapping[str, Any]) -> None:
     gc.disable()  # Imports create many objects that are never freed.
     import_torch()
     template = TemplateServer(
-        socket.socket(fileno=state["listener"]), SearchSource.read(state.get("cold")), state.get("skipped")
+        socket.socket(fileno=state["listener"]),
+        SearchSource.read(state.get("cold")),
+        state.get("skipped"),
     )
-    template._channels = [Channel(socket.socket(fileno=number)) for number in state.get("channels", ())]
+    template._channels = [
+        Channel(socket.socket(fileno=number)) for number in state.get("channels", ())
+    ]
     if (search := SearchSource.read(state.get("source"))) is not None:
         template.bind_again(search, state["asker"])
     template.serve()

@@ -48,7 +48,11 @@ def read_checkpoint_file(path: Path) -> Checkpoint:
         checkpoint_info = parse_checkpoint_info(json.loads(metadata["about"]))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read: {format_error(error)}") from error
-    state = {name.removeprefix(STATE_PREFIX): t for name, t in tensors.items() if name.startswith(STATE_PREFIX)}
+    state = {
+        name.removeprefix(STATE_PREFIX): t
+        for name, t in tensors.items()
+        if name.startswith(STATE_PREFIX)
+    }
     return Checkpoint(checkpoint_info, state)
 
 
@@ -62,7 +66,10 @@ def write_weights_draft(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write whole tensors by name, without flushing them to disk."""
     plain = {name: tensor.detach().resolve_conj().resolve_neg() for name, tensor in weights.items()}
     # The writer explains why it cannot write a sparse tensor.
-    tensors = {name: t.to("cpu").contiguous() if t.layout == torch.strided else t for name, t in plain.items()}
+    tensors = {
+        name: t.to("cpu").contiguous() if t.layout == torch.strided else t
+        for name, t in plain.items()
+    }
     write_tensors(path, tensors, {})
 
 
@@ -72,7 +79,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str,
     safetensors 0.8 would write to a file with a random name first. If the process is killed, this
     file would stay.
     """
-    write_file(path, {name: _view_tensor(tensor) for name, tensor in tensors.items()}, texts, is_flushed=False)
+    write_file(
+        path,
+        {name: _view_tensor(tensor) for name, tensor in tensors.items()},
+        texts,
+        is_flushed=False,
+    )
 
 
 def _view_tensor(tensor: Tensor) -> TensorBytes:

@@ -84,7 +84,12 @@ class TrainerGroup:
             self.comm = Comm(self.rank, self.size)
             connect_timeout = _CONNECT_TIMEOUT.total_seconds()
             self.exchange = ReportExchange(
-                default_group.store, self.rank, self.size, ticket.address[0], connect_timeout, ticket.timeout
+                default_group.store,
+                self.rank,
+                self.size,
+                ticket.address[0],
+                connect_timeout,
+                ticket.timeout,
             )
             # An objective that fails at once would break the connections that its peers are still
             # making.
@@ -149,9 +154,21 @@ def serve_store(address: str, port: int, listener: int) -> TCPStore:
     """
     with suppress(RuntimeError):
         return TCPStore(
-            address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener, timeout=_CONNECT_TIMEOUT
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener,
+            timeout=_CONNECT_TIMEOUT,
         )
-    return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener, use_libuv=False)
+    return TCPStore(
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener,
+        use_libuv=False,
+    )
 
 
 class DefaultGroup:
@@ -197,8 +214,10 @@ class DefaultGroup:
         The name of the group's backend remains "nccl", for scripts that compare it.
         """
         group: Any = dist.group.WORLD
-        gloo: Any = ProcessGroupGloo(PrefixStore("cpu", self.store), self.rank, self.size, timeout=self.timeout)  # type: ignore[arg-type]
-        gloo._set_group_uid(group.group_name)  # Functional collectives find their group by this name.
+        store: Any = PrefixStore("cpu", self.store)  # type: ignore[arg-type]
+        gloo: Any = ProcessGroupGloo(store, self.rank, self.size, timeout=self.timeout)
+        # Functional collectives find their group by this name.
+        gloo._set_group_uid(group.group_name)
         group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -219,15 +238,32 @@ class DefaultGroup:
         return dist.is_initialized() and dist.group.WORLD is self._made_group and len(groups) == 1
 
     def handle_init(
-        self, backend: str | None = None, init_method: str | None = None, *arguments: Any, **options: Any
+        self,
+        backend: str | None = None,
+        init_method: str | None = None,
+        *arguments: Any,
+        **options: Any,
     ) -> None:
         """Keep or replace the default group when an objective calls `torch.distributed.init_process_group`.
 
         The arguments are those of torch's function.
         """
-        own = self.store is not None and not arguments and not set(options) - {"timeout", "device_id", "pg_options"}
-        own = own and init_method in (None, "env://") and options.get("rank", self.rank) in (-1, self.rank)
-        if own and dist.is_initialized() and not self._is_requested and _is_same_backend(backend, self.backend):
+        own = (
+            self.store is not None
+            and not arguments
+            and not set(options) - {"timeout", "device_id", "pg_options"}
+        )
+        own = (
+            own
+            and init_method in (None, "env://")
+            and options.get("rank", self.rank) in (-1, self.rank)
+        )
+        if (
+            own
+            and dist.is_initialized()
+            and not self._is_requested
+            and _is_same_backend(backend, self.backend)
+        ):
             self._is_requested = True
             return
         if dist.is_initialized():
@@ -237,7 +273,9 @@ class DefaultGroup:
             self._replacement_count += 1
             store = PrefixStore(f"replaced/{self._replacement_count}", self.store)
             options = {"timeout": self.timeout, **options}
-            _init_process_group(backend, store=store, rank=self.rank, world_size=self.size, **options)
+            _init_process_group(
+                backend, store=store, rank=self.rank, world_size=self.size, **options
+            )
         else:
             _init_process_group(backend, init_method, *arguments, **options)
         self._is_requested = True
@@ -297,8 +335,11 @@ class CollectiveCheck:
                 prefix = PrefixStore(f"check/{device.type}", store)
                 helper = ProcessGroupGloo(prefix, group.rank(), group.size(), timeout=timeout)
                 wrappers[id(backend)] = _ProcessGroupWrapper(backend, helper)
-                wrappers[id(backend)]._set_group_uid(group.group_name)  # Functional collectives find it by this name.
-        self._checked = {device: wrappers[id(backend)] for device, backend in self._unchecked.items()}
+                # Functional collectives find it by this name.
+                wrappers[id(backend)]._set_group_uid(group.group_name)
+        self._checked = {
+            device: wrappers[id(backend)] for device, backend in self._unchecked.items()
+        }
 
     def begin(self) -> None:
         """Compare all collectives until `end` is called."""
@@ -315,7 +356,11 @@ class CollectiveCheck:
         kinds = dist.ProcessGroup.BackendType
         of_devices = {"cuda": kinds.NCCL, "xpu": kinds.XCCL}
         for device, backend in self._unchecked.items():
-            kind = kinds.GLOO if backend.name() == "gloo" else of_devices.get(device.type, kinds.CUSTOM)
+            kind = (
+                kinds.GLOO
+                if backend.name() == "gloo"
+                else of_devices.get(device.type, kinds.CUSTOM)
+            )
             self._group._register_backend(device, kind, backend)
 
 

@@ -71,7 +71,9 @@ class TrainerServer:
     def _on_evaluate(self, message: Message) -> None:
         threads = set(threading.enumerate())
         request = EvaluationRequest.decode(message.content)
-        evaluation = ObjectiveRunner(self._channel, self._group, self._interrupts, self.search, request)
+        evaluation = ObjectiveRunner(
+            self._channel, self._group, self._interrupts, self.search, request
+        )
         if request.is_traced:
             with Probe() as probe:
                 evaluation.on_loss = probe.record_loss
@@ -103,7 +105,8 @@ class TrainerServer:
         has the threads that existed before the evaluation.
         """
         if "torch.distributed.fsdp" in sys.modules:
-            gc.collect()  # FSDP's hooks and modules form cycles, so networks of many evaluations would pile up.
+            # FSDP's hooks and modules form cycles, so networks of many evaluations would pile up.
+            gc.collect()
         threads = [thread for thread in threading.enumerate() if thread not in before]
         if any(type(thread).__name__ not in _HARMLESS_THREADS for thread in threads):
             return False
@@ -133,7 +136,9 @@ class TrainerServer:
             self._channel.send("prepared", [descriptor], mistake="")
 
     def _on_constraints(self, message: Message) -> None:
-        self._channel.send("constraints", **answer_constraint_request(self.search.file.space, message.content))
+        self._channel.send(
+            "constraints", **answer_constraint_request(self.search.file.space, message.content)
+        )
 
     def _on_test(self, message: Message) -> None:
         for part in run_test(self.search, message["params"], Path(message["weights"])):
@@ -148,7 +153,11 @@ class TrainerServer:
         try:
             self._stores.append(serve_store(message["address"], message["port"], listener))
         except RuntimeError as error:
-            print(f"torch's store cannot be served: {format_error(error)}", file=sys.stderr, flush=True)
+            print(
+                f"torch's store cannot be served: {format_error(error)}",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def serve_trainer(
@@ -223,7 +232,9 @@ def _write_stacks_on_signal(stacks: int) -> None:
     faulthandler.register(WRITE_STACKS, stacks, all_threads=False)
 
 
-def _bind_settings(file: SearchFile | None, settings: list[str] | SearchSource) -> BoundSearch | None:
+def _bind_settings(
+    file: SearchFile | None, settings: list[str] | SearchSource
+) -> BoundSearch | None:
     if isinstance(settings, SearchSource):
         return settings.load()
     return file.bind_settings(settings) if file is not None else None
@@ -238,7 +249,11 @@ def _redirect_streams(out: int, err: int) -> None:
     for name, target in (("stdout", 1), ("stderr", 2)):
         binary = open(target, "wb", buffering=0, closefd=False)  # noqa: SIM115 - It stays open.
         stream = io.TextIOWrapper(
-            io.BufferedWriter(binary), "utf-8", errors="backslashreplace", line_buffering=True, write_through=True
+            io.BufferedWriter(binary),
+            "utf-8",
+            errors="backslashreplace",
+            line_buffering=True,
+            write_through=True,
         )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)

@@ -211,7 +211,11 @@ class Worker:
                 worker.offer_weights(network.state_dict())
                 yield loss
         """
-        if isinstance(weights, Mapping) or not callable(weights) or isinstance(weights, torch.nn.Module):
+        if (
+            isinstance(weights, Mapping)
+            or not callable(weights)
+            or isinstance(weights, torch.nn.Module)
+        ):
             check_weights(weights)
         self._callbacks.offer_weights(weights)
 
@@ -219,15 +223,20 @@ class Worker:
 def check_weights(weights: Any) -> Mapping[str, torch.Tensor]:
     """Return the offered weights. Raises TypeError unless they map names to unsharded tensors."""
     if isinstance(weights, torch.nn.Module):
-        raise TypeError("offered weights must be a state_dict(), got a network: offer model.state_dict()")
+        raise TypeError(
+            "offered weights must be a state_dict(), got a network: offer model.state_dict()"
+        )
     if not isinstance(weights, Mapping):
-        raise TypeError(f"offered weights must be a dict of tensors by their names, got a {_name_type(weights)}")
+        raise TypeError(
+            f"offered weights must be a dict of tensors by their names, got a {_name_type(weights)}"
+        )
     for name, tensor in weights.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise TypeError(
                 f"offered weights must be a dict of tensors by their names, got {name!r}: {_name_type(tensor)}"
             )
-        if hasattr(tensor, "full_tensor"):  # This identifies a DTensor without an import of torch.distributed.tensor.
+        # This identifies a DTensor without an import of torch.distributed.tensor.
+        if hasattr(tensor, "full_tensor"):
             raise TypeError(_SHARDED_ERROR.format(name=name))
     return weights
 

@@ -1,7 +1,13 @@
 """Data sets, networks, and what torch lacks for training on the ranks of a worker, for use in search files."""
 
 from hpo.training.augmentation import augment_images
-from hpo.training.image_data import ImageDataset, ImagesOnDevice, LabelledImages, load_data, load_test_data
+from hpo.training.image_data import (
+    ImageDataset,
+    ImagesOnDevice,
+    LabelledImages,
+    load_data,
+    load_test_data,
+)
 from hpo.training.setting_checks import ParallelSettings, check_choice, check_positive
 from hpo.training.shared_layers import DropoutMasks, replace_batch_norm, replace_dropout
 from hpo.training.sharing import (

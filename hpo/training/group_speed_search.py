@@ -18,13 +18,15 @@ _SECONDS = 1.0  # approximate duration of each measurement
 _MOST_CALLS = 200
 
 
-def objective(params: Mapping[str, int], worker: Worker) -> Iterator[tuple[float, dict[str, float]]]:
+def objective(
+    params: Mapping[str, int], worker: Worker
+) -> Iterator[tuple[float, dict[str, float]]]:
     """Yield the latency of the process group, in seconds, and these metrics.
 
     - ``latency``: median seconds of an all-reduce of one number.
-    - ``bandwidth``: bytes per second of an all-reduce of a tensor with ``mebibytes``. It is the bus bandwidth
-      2 (n - 1) / n * bytes / seconds of NVIDIA's nccl-tests (doc/PERFORMANCE.md). It does not depend on the number n
-      of ranks if all links are equally fast.
+    - ``bandwidth``: bytes per second of an all-reduce of a tensor with ``mebibytes``. It is the bus
+      bandwidth 2 (n - 1) / n * bytes / seconds of NVIDIA's nccl-tests (doc/PERFORMANCE.md). It does
+      not depend on the number n of ranks if all links are equally fast.
     - ``seconds``: duration of both measurements.
     """
     began = time.monotonic()

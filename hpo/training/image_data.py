@@ -1,8 +1,9 @@
 """Image data sets by name, split into training, validation and test.
 
-A search uses the training and the validation part. The test part is for one evaluation of the winner of the search.
-Images stay uint8, which needs a quarter of the memory of float32. Normalising a batch takes little time compared with
-training on it. Sources are a package, existing files, or a download through torchvision.
+A search uses the training and the validation part. The test part is for one evaluation of the
+winner of the search. Images stay uint8, which needs a quarter of the memory of float32. Normalising
+a batch takes little time compared with training on it. Sources are a package, existing files, or a
+download through torchvision.
 """
 
 from __future__ import annotations
@@ -27,7 +28,18 @@ Arrays = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 
 _DIGITS = tuple("0123456789")
-_CLOTHES = ("T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+_CLOTHES = (
+    "T-shirt",
+    "trousers",
+    "pullover",
+    "dress",
+    "coat",
+    "sandal",
+    "shirt",
+    "sneaker",
+    "bag",
+    "ankle boot",
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,9 @@ class Digits:
         images, labels, is_test = self._read_digits()
         return images[is_test], labels[is_test]
 
-    def _read_digits(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def _read_digits(
+        self,
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         from sklearn.datasets import load_digits
 
         digits = load_digits()
@@ -62,8 +76,8 @@ class Digits:
 class IdxFiles:
     """MNIST (LeCun, Cortes and Burges 1998) or a data set in its format: four IDX files, gzipped or not.
 
-    The files are read from the data directory, or from its subfolder `torchvision_name`/raw, which torchvision uses.
-    If both lack the files, they are downloaded to the subfolder.
+    The files are read from the data directory, or from its subfolder `torchvision_name`/raw, which
+    torchvision uses. If both lack the files, they are downloaded to the subfolder.
     """
 
     torchvision_name: str
@@ -83,7 +97,11 @@ class IdxFiles:
         folders = [folder, folder / self.torchvision_name / "raw"]
         if not all(_find_file(name, folders) for name in names):
             _download_dataset(
-                self.torchvision_name, folder, [f"{name}[.gz]" for name in names], folders, self._fetch_files
+                self.torchvision_name,
+                folder,
+                [f"{name}[.gz]" for name in names],
+                folders,
+                self._fetch_files,
             )
         images, labels = (_read_idx(_find_downloaded_file(name, folders)) for name in names)
         if images.ndim != 3 or labels.shape != images.shape[:1]:
@@ -109,7 +127,8 @@ class IdxFiles:
 class Cifar10:
     """CIFAR-10 (Krizhevsky 2009) in its binary version, downloaded if it is missing.
 
-    torchvision reads the Python version, which is pickled: reading it would execute code in the files.
+    torchvision reads the Python version, which is pickled: reading it would execute code in the
+    files.
     """
 
     class_names: tuple[str, ...] = (
@@ -141,7 +160,9 @@ class Cifar10:
         if not all(_find_file(name, folders) for name in names):
             _download_dataset("CIFAR10 (binary version)", folder, names, folders, self._fetch_files)
         batches = [self._read_batch(_find_downloaded_file(name, folders)) for name in names]
-        return np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
+        return np.concatenate([images for images, _ in batches]), np.concatenate(
+            [labels for _, labels in batches]
+        )
 
     def _fetch_files(self, root: Path) -> None:
         from torchvision.datasets.utils import download_and_extract_archive
@@ -152,7 +173,9 @@ class Cifar10:
         """Read a file of records, each with a label of one byte and an image of 3 x 32 x 32 bytes."""
         content = np.fromfile(path, np.uint8)
         if len(content) == 0 or len(content) % 3073:
-            raise ValueError(f"{path} must hold records of 3073 bytes, got {len(content)} bytes. The file is damaged")
+            raise ValueError(
+                f"{path} must hold records of 3073 bytes, got {len(content)} bytes. The file is damaged"
+            )
         records = content.reshape(-1, 3073)
         if records[:, 0].max() >= len(self.class_names):
             raise ValueError(
@@ -190,10 +213,14 @@ def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise ValueError(f"{path} must be an IDX file of bytes, which begins with 0, 0, 8, got {content[:4]!r}")
+        raise ValueError(
+            f"{path} must be an IDX file of bytes, which begins with 0, 0, 8, got {content[:4]!r}"
+        )
     start = 4 + 4 * content[3]
     if len(content) < start:
-        raise ValueError(f"{path} must have a header of {start} bytes, got {len(content)} bytes. The file is cut off")
+        raise ValueError(
+            f"{path} must have a header of {start} bytes, got {len(content)} bytes. The file is cut off"
+        )
     shape = struct.unpack(f">{content[3]}I", content[4:start])
     if len(content) - start != math.prod(shape):
         raise ValueError(
@@ -204,11 +231,16 @@ def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def _download_dataset(
-    name: str, folder: Path, files: Sequence[str], folders: Sequence[Path], fetch: Callable[[Path], object]
+    name: str,
+    folder: Path,
+    files: Sequence[str],
+    folders: Sequence[Path],
+    fetch: Callable[[Path], object],
 ) -> None:
     """Download a data set with `fetch` into a temporary folder, and move the complete files to `folder`.
 
-    Raises FileNotFoundError if the download fails. Its message has the missing `files` and the searched `folders`.
+    Raises FileNotFoundError if the download fails. Its message has the missing `files` and the
+    searched `folders`.
     """
     has_existed = folder.exists()
     try:
@@ -288,7 +320,9 @@ class ImageDataset:
         Returns:
             The training part and the validation part.
         """
-        return ImagesOnDevice(self.train, self, device), ImagesOnDevice(self.validation, self, device)
+        return ImagesOnDevice(self.train, self, device), ImagesOnDevice(
+            self.validation, self, device
+        )
 
 
 class ImagesOnDevice:
@@ -319,8 +353,8 @@ class ImagesOnDevice:
             indices: Indices of the images, int64 of shape (N,), on any device.
 
         Returns:
-            Normalised images, float32 of shape (N, channels, height, width) in channels-last format, and labels, int64
-            of shape (N,).
+            Normalised images, float32 of shape (N, channels, height, width) in channels-last
+            format, and labels, int64 of shape (N,).
         """
         indices = indices.to(self.device)
         images = self._images[indices].to(torch.float32).sub_(self._mean).mul_(self._scale)
@@ -332,21 +366,22 @@ def load_data(
 ) -> ImageDataset:
     """Load the training and the validation part of an image data set, and download it if it is missing.
 
-    The validation part is split off the published training set by a fixed shuffle, which is the same in every run. It
-    has 360 images of digits, and 10,000 of the other data sets.
+    The validation part is split off the published training set by a fixed shuffle, which is the
+    same in every run. It has 360 images of digits, and 10,000 of the other data sets.
 
     Args:
-        name: "digits", "mnist", "fashion-mnist" or "cifar10".
-        data_dir: Directory of the files. scikit-learn provides the digits, which need no directory.
-        train_samples: Number of training samples to use, the first of the shuffle; 0 uses all.
-        validation_samples: Number of validation samples to use, the first of the shuffle; 0 uses all.
+        name: "digits", "mnist", "fashion-mnist" or "cifar10". data_dir: Directory of the files.
+        scikit-learn provides the digits, which need no directory. train_samples: Number of training
+        samples to use, the first of the shuffle; 0 uses all. validation_samples: Number of
+        validation samples to use, the first of the shuffle; 0 uses all.
 
     Returns:
         The data set.
 
     Raises:
-        ValueError: The name is unknown, a part has fewer samples than requested, or a file is damaged.
-        FileNotFoundError: The files are missing and cannot be downloaded. The message lists the names and directories.
+        ValueError: The name is unknown, a part has fewer samples than requested, or a file is
+        damaged. FileNotFoundError: The files are missing and cannot be downloaded. The message
+        lists the names and directories.
 
     Example:
         ::
@@ -366,7 +401,11 @@ def load_data(
     validation = _take_first(validation, validation_samples, "validation_samples", name)
     mean, std = _compute_statistics(development[0][train])
     return ImageDataset(
-        _select_samples(development, train), _select_samples(development, validation), source.class_names, mean, std
+        _select_samples(development, train),
+        _select_samples(development, validation),
+        source.class_names,
+        mean,
+        std,
     )
 
 
@@ -410,7 +449,9 @@ def _shuffle_indices(arrays: Arrays) -> npt.NDArray[np.int64]:
     return np.random.default_rng(0).permutation(len(arrays[1]))
 
 
-def _take_first(indices: npt.NDArray[np.int64], count: int, setting: str, name: str) -> npt.NDArray[np.int64]:
+def _take_first(
+    indices: npt.NDArray[np.int64], count: int, setting: str, name: str
+) -> npt.NDArray[np.int64]:
     if not 0 <= count <= len(indices):
         raise ValueError(
             f"{setting} must be at most {len(indices)}, the number of such samples of {name}, or 0 for all of them, "
@@ -424,10 +465,14 @@ def _select_samples(arrays: Arrays, indices: npt.NDArray[np.int64]) -> LabelledI
     return LabelledImages(images[indices], labels[indices])
 
 
-def _compute_statistics(images: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+def _compute_statistics(
+    images: npt.NDArray[np.uint8],
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Return the mean and standard deviation (at least 1) of each channel, in units of the values 0 to 255."""
     values = np.arange(256)
-    counts = np.stack([np.bincount(channel.ravel(), minlength=256) for channel in images.swapaxes(0, 1)])
+    counts = np.stack(
+        [np.bincount(channel.ravel(), minlength=256) for channel in images.swapaxes(0, 1)]
+    )
     weights = counts / counts.sum(axis=1, keepdims=True)
     mean = weights @ values
     variance = weights @ values**2 - mean**2

@@ -22,7 +22,9 @@ try:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
     from lightning.fabric.utilities.warnings import disable_possible_user_warnings
 except ModuleNotFoundError as error:
-    reason = f"hpo.training.lightning needs Lightning ({error}): pip install 'hpo-islands[lightning]'"
+    reason = (
+        f"hpo.training.lightning needs Lightning ({error}): pip install 'hpo-islands[lightning]'"
+    )
     raise ModuleNotFoundError(reason) from None
 
 _WORKER_OPTIONS = ("accelerator", "devices", "num_nodes")
@@ -31,24 +33,24 @@ _WORKER_OPTIONS = ("accelerator", "devices", "num_nodes")
 def make_trainer(worker: Worker, monitor: str, **options: Any) -> Trainer:
     """Make a Trainer on the worker's ranks that reports the metric `monitor` after each validation of a fit.
 
-    The other logged metrics are recorded with this loss. The Trainer also passes the module's weights to
-    `worker.offer_weights`; sharded weights are gathered. If the evaluation is over, for example pruned, the exception
-    of `worker.report` ends the fit. Collective: call on all ranks.
+    The other logged metrics are recorded with this loss. The Trainer also passes the module's
+    weights to `worker.offer_weights`; sharded weights are gathered. If the evaluation is over, for
+    example pruned, the exception of `worker.report` ends the fit. Collective: call on all ranks.
 
     Args:
-        worker: The worker that the objective gets.
-        monitor: Name of the validation loss, which is minimized. Log it with ``sync_dist=True``: it must be the same on
+        worker: The worker that the objective gets. monitor: Name of the validation loss, which is
+        minimized. Log it with ``sync_dist=True``: it must be the same on
             all ranks.
-        options: Arguments of ``lightning.Trainer``, except ``accelerator``, ``devices`` and ``num_nodes``. The default
-            strategy is ``"ddp"``. Loggers, checkpoints, progress bars, the model summary and the sanity check are off
-            by default.
+        options: Arguments of ``lightning.Trainer``, except ``accelerator``, ``devices`` and
+            ``num_nodes``. The default strategy is ``"ddp"``. Loggers, checkpoints, progress bars,
+            the model summary and the sanity check are off by default.
 
     Returns:
         The Trainer.
 
     Raises:
-        ValueError: `options` has an option that the worker determines. During the fit: `monitor` was not logged by
-            the end of a validation.
+        ValueError: `options` has an option that the worker determines. During the fit: `monitor`
+            was not logged by the end of a validation.
 
     Example:
         ::
@@ -65,12 +67,12 @@ def make_trainer(worker: Worker, monitor: str, **options: Any) -> Trainer:
 def make_fabric(worker: Worker, **options: Any) -> Fabric:
     """Make a launched Fabric on the worker's ranks. Collective: call on all ranks.
 
-    Unlike a Trainer of `make_trainer`, a Fabric reports nothing: the objective must yield or report losses, and call
-    `worker.offer_weights`.
+    Unlike a Trainer of `make_trainer`, a Fabric reports nothing: the objective must yield or report
+    losses, and call `worker.offer_weights`.
 
     Args:
-        worker: The worker that the objective gets.
-        options: Arguments of ``lightning.Fabric``, except ``accelerator``, ``devices`` and ``num_nodes``. The default
+        worker: The worker that the objective gets. options: Arguments of ``lightning.Fabric``,
+        except ``accelerator``, ``devices`` and ``num_nodes``. The default
             strategy is ``"ddp"``.
 
     Returns:
@@ -110,7 +112,11 @@ def _make_options(worker: Worker, options: Mapping[str, Any]) -> dict[str, Any]:
         "num_nodes": worker.size,
         "strategy": "ddp",
     }
-    return {**ranks, **options, "plugins": [_WorkerEnvironment(worker), *_to_list(options.get("plugins"))]}
+    return {
+        **ranks,
+        **options,
+        "plugins": [_WorkerEnvironment(worker), *_to_list(options.get("plugins"))],
+    }
 
 
 def _to_list(value: Any) -> list[Any]:
@@ -123,7 +129,8 @@ class _WorkerEnvironment(ClusterEnvironment):
     """Describes the ranks of a worker to Lightning: each rank is a node with one device."""
 
     creates_processes_externally = True
-    main_address, main_port = "", 0  # Lightning needs them only to make a process group, and one exists.
+    # Lightning needs them only to make a process group, and one exists.
+    main_address, main_port = "", 0
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -183,5 +190,7 @@ def _gather_weights(trainer: Trainer, module: LightningModule) -> Mapping[str, A
     with torch.inference_mode(False), torch.no_grad():
         weights: Mapping[str, Any] = trainer.strategy.lightning_module_state_dict()
         if any(hasattr(tensor, "full_tensor") for tensor in weights.values()):
-            return get_model_state_dict(module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+            return get_model_state_dict(
+                module, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+            )
         return weights

@@ -1,6 +1,7 @@
 """Pipeline stages over torch.distributed.pipelining, for batches of any size.
 
-torch's stages need microbatches of one size, whose shapes are known, and a network that a user has cut.
+torch's stages need microbatches of one size, whose shapes are known, and a network that a user has
+cut.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ Blocks = list[tuple[str, nn.Module]]
 class Pipeline(StagedModel):
     """A network in stages (Huang et al. 2019): each rank has some blocks, and microbatches pass through all ranks.
 
-    The network is cut in place: it keeps this rank's blocks, which keep their names. A rank with several GPUs has a
-    stage on each. Batch normalisation uses the statistics of a microbatch. Collective: call the constructor and all
-    methods on all ranks.
+    The network is cut in place: it keeps this rank's blocks, which keep their names. A rank with
+    several GPUs has a stage on each. Batch normalisation uses the statistics of a microbatch.
+    Collective: call the constructor and all methods on all ranks.
 
     Args:
-        network: The network, in memory of the CPU. Its blocks are its children, and those of nested nn.Sequentials.
-        worker: The worker that the objective gets.
-        masks: The masks of the network's dropout layers.
-        microbatches: The number of microbatches into which `backward` divides its samples.
-        precision: The type for autocast: "float32", "bfloat16" or "float16".
-        stage_costs: Costs of the blocks by name, in any unit. Blocks without an entry cost 0. By default, the cost of a
+        network: The network, in memory of the CPU. Its blocks are its children, and those of nested
+        nn.Sequentials. worker: The worker that the objective gets. masks: The masks of the
+        network's dropout layers. microbatches: The number of microbatches into which `backward`
+        divides its samples. precision: The type for autocast: "float32", "bfloat16" or "float16".
+        stage_costs: Costs of the blocks by name, in any unit. Blocks without an entry cost 0. By
+        default, the cost of a
             block is its number of parameters.
 
     Raises:
@@ -68,7 +69,8 @@ class Pipeline(StagedModel):
         parts = partition_stages(list_blocks(network), sum(counts), stage_costs)
         first = sum(counts[: self.worker.rank])
         self.stage.keep_parts(parts[first : first + counts[self.worker.rank]])
-        # A separate group, since torch's check of collectives would count send and recv as collectives.
+        # A separate group, since torch's check of collectives would count send and recv as
+        # collectives.
         self._group: Any = dist.new_group()
         self._boundaries: list[tuple[torch.Size, torch.dtype]] = []
         self._schedules: dict[tuple[int, int, bool], Any] = {}
@@ -94,7 +96,9 @@ class Pipeline(StagedModel):
         self._loss = loss
         for start, count, size in self._plan_microbatches(len(positions)):
             chosen = slice(start, start + count * size)
-            self.stage.microbatches = deque((step, part) for part in torch.split(positions[chosen], size))
+            self.stage.microbatches = deque(
+                (step, part) for part in torch.split(positions[chosen], size)
+            )
             schedule = self._get_schedule(inputs, count, size)
             first_inputs = [inputs[chosen]] if self.worker.rank == 0 else []
             target = {"target": targets[chosen]} if self.worker.rank == self.worker.size - 1 else {}
@@ -109,7 +113,9 @@ class Pipeline(StagedModel):
         for start, count, size in self._plan_microbatches(len(inputs)):
             schedule = self._get_schedule(inputs, count, size)
             with _unwrap_errors():
-                part = schedule.step(*([inputs[start : start + count * size]] if self.worker.rank == 0 else []))
+                part = schedule.step(
+                    *([inputs[start : start + count * size]] if self.worker.rank == 0 else [])
+                )
             if part is None:
                 shape, dtype = self._boundaries[-1]
                 part = torch.empty(count * size, *shape, dtype=dtype, device=self.worker.device)
@@ -121,9 +127,14 @@ class Pipeline(StagedModel):
     def gather_tensors(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Return the tensors of all ranks by name, on the leader. Collective: call on all ranks.
 
-        The leader receives one tensor at a time, since its memory may be too small for several copies.
+        The leader receives one tensor at a time, since its memory may be too small for several
+        copies.
         """
-        own = {name: value.detach() for name, value in tensors.items() if isinstance(value, torch.Tensor)}
+        own = {
+            name: value.detach()
+            for name, value in tensors.items()
+            if isinstance(value, torch.Tensor)
+        }
         others = {name: value for name, value in tensors.items() if name not in own}
         shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
         stages = self.worker.comm.gather((shapes, others))
@@ -155,7 +166,13 @@ class Pipeline(StagedModel):
             self._exchange_boundaries(inputs)
         if key not in self._schedules:
             before, after = (
-                torch.empty(size, *shape, dtype=dtype, device="meta", requires_grad=self.training and index > 0)
+                torch.empty(
+                    size,
+                    *shape,
+                    dtype=dtype,
+                    device="meta",
+                    requires_grad=self.training and index > 0,
+                )
                 for index, (shape, dtype) in enumerate(
                     self._boundaries[self.worker.rank : self.worker.rank + 2], self.worker.rank
                 )
@@ -166,10 +183,12 @@ class Pipeline(StagedModel):
                 output_args=(after,),
                 group=self._group,
             )
-            # 1F1B (Narayanan et al. 2019) needs at least as many microbatches as stages. With fewer, GPipe computes all
-            # forward passes first.
+            # 1F1B (Narayanan et al. 2019) needs at least as many microbatches as stages. With
+            # fewer, GPipe computes all forward passes first.
             kind = Schedule1F1B if self.training and count >= self.worker.size else ScheduleGPipe
-            self._schedules[key] = kind(stage, count, self._compute_loss if self.training else None, scale_grads=False)
+            self._schedules[key] = kind(
+                stage, count, self._compute_loss if self.training else None, scale_grads=False
+            )
         return self._schedules[key]
 
     def _compute_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -196,7 +215,9 @@ class Pipeline(StagedModel):
 class _Stage(nn.Module):
     """The blocks of one rank, on one or more devices."""
 
-    def __init__(self, network: nn.Sequential, worker: Worker, masks: DropoutMasks, precision: str) -> None:
+    def __init__(
+        self, network: nn.Sequential, worker: Worker, masks: DropoutMasks, precision: str
+    ) -> None:
         super().__init__()
         self.network = network
         self.microbatches: deque[tuple[int, torch.Tensor]] = deque()
@@ -236,17 +257,20 @@ def _unwrap_errors() -> Iterator[None]:
         yield
     except RuntimeError as error:
         cause = error.__cause__
-        if cause is None or "ailed to run" not in str(error):  # torch's messages are "Failed to run forward" and so on.
+        # Torch's messages are "Failed to run forward" and so on.
+        if cause is None or "ailed to run" not in str(error):
             raise
-    if cause is not None:  # Outside the except block, its context is not torch's error, which holds frames.
+    # Outside the except block, its context is not torch's error, which holds frames.
+    if cause is not None:
         raise cause
 
 
 def list_blocks(network: nn.Module) -> Blocks:
     """Return a network's blocks with their names, in the order of computation.
 
-    The blocks of an nn.Sequential are its children, and recursively the children of nested nn.Sequentials. Raises
-    ValueError for any other network, since its order of computation is unknown.
+    The blocks of an nn.Sequential are its children, and recursively the children of nested
+    nn.Sequentials. Raises ValueError for any other network, since its order of computation is
+    unknown.
     """
     if type(network) is not nn.Sequential:
         raise ValueError(
@@ -264,11 +288,14 @@ def _iterate_blocks(sequence: nn.Sequential, prefix: str) -> Iterator[tuple[str,
             yield prefix + name, child
 
 
-def partition_stages(blocks: Blocks, count: int, stage_costs: Mapping[str, float] | None = None) -> list[Blocks]:
+def partition_stages(
+    blocks: Blocks, count: int, stage_costs: Mapping[str, float] | None = None
+) -> list[Blocks]:
     """Divide the blocks into `count` stages, such that the largest cost of a stage is as small as possible.
 
-    The cost of a block is its entry in `stage_costs`, or by default its number of parameters. Raises ValueError if the
-    network has too few blocks with parameters, if `stage_costs` names unknown blocks, or if stages share parameters.
+    The cost of a block is its entry in `stage_costs`, or by default its number of parameters.
+    Raises ValueError if the network has too few blocks with parameters, if `stage_costs` names
+    unknown blocks, or if stages share parameters.
     """
     units = _group_blocks(blocks)
     if len(units) < count:
@@ -280,9 +307,12 @@ def partition_stages(blocks: Blocks, count: int, stage_costs: Mapping[str, float
     if unknown:
         names = ", ".join(name for name, _ in blocks)
         raise ValueError(f"stage_costs must be for the blocks {names}, got {unknown[0]}")
-    ends = _balance_costs([sum(_get_cost(name, block, stage_costs) for name, block in unit) for unit in units], count)
+    ends = _balance_costs(
+        [sum(_get_cost(name, block, stage_costs) for name, block in unit) for unit in units], count
+    )
     stages = [
-        [block for unit in units[start:end] for block in unit] for start, end in zip([0, *ends], ends, strict=False)
+        [block for unit in units[start:end] for block in unit]
+        for start, end in zip([0, *ends], ends, strict=False)
     ]
     _check_no_shared_parameters(stages)
     return stages
@@ -295,7 +325,9 @@ def _group_blocks(blocks: Blocks) -> list[Blocks]:
     """
     units: list[Blocks] = []
     for name, block in blocks:
-        if not units or (_count_parameters(block) and any(_count_parameters(other) for _, other in units[-1])):
+        if not units or (
+            _count_parameters(block) and any(_count_parameters(other) for _, other in units[-1])
+        ):
             units.append([])
         units[-1].append((name, block))
     return [unit for unit in units if any(_count_parameters(block) for _, block in unit)]
@@ -320,7 +352,9 @@ def _balance_costs(costs: Sequence[float], count: int) -> list[int]:
         if parts == 1:
             return sum(costs[:end]), (end,)
         candidates = ((start, find_best(start, parts - 1)) for start in range(parts - 1, end))
-        return min((max(worst, sum(costs[start:end])), (*ends, end)) for start, (worst, ends) in candidates)
+        return min(
+            (max(worst, sum(costs[start:end])), (*ends, end)) for start, (worst, ends) in candidates
+        )
 
     return list(find_best(len(costs), count)[1])
 

@@ -49,7 +49,8 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 class ParallelSettings:
     """Settings that select how the ranks of a worker share the training of a network.
 
-    The ``Settings`` of a search file may inherit from this class, so that ``--set parallel=shard`` works.
+    The ``Settings`` of a search file may inherit from this class, so that ``--set parallel=shard``
+    works.
 
     Raises:
         ValueError: A field has a value that is not allowed.
@@ -76,4 +77,6 @@ class ParallelSettings:
         check_choice("precision", self.precision, ("float32", "bfloat16", "float16"))
         check_positive(self, "accumulate", "microbatches")
         if self.microbatches > 1 and self.parallel != "pipeline":
-            raise ValueError(f"microbatches must be 1 unless parallel=pipeline, got {self.microbatches}")
+            raise ValueError(
+                f"microbatches must be 1 unless parallel=pipeline, got {self.microbatches}"
+            )

@@ -23,7 +23,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-# The multipliers of "lowbias32" (C. Wellons, "Prospecting for Hash Functions", 2018) as signed numbers.
+# The multipliers of "lowbias32" (C. Wellons, "Prospecting for Hash Functions", 2018) as signed
+# numbers.
 _FIRST_MULTIPLIER, _SECOND_MULTIPLIER = 0x7FEB352D, 0x846CA68B - (1 << 32)
 
 
@@ -32,23 +33,35 @@ class SharedBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name
         if input.dim() < 2:
-            raise ValueError(f"the input of batch normalisation must have at least two dimensions, got {input.dim()}")
+            raise ValueError(
+                f"the input of batch normalisation must have at least two dimensions, got {input.dim()}"
+            )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         """Normalise `input`, shape (N, channels, ...)."""
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
-        weight = torch.ones(self.num_features, device=input.device) if self.weight is None else self.weight
-        bias = torch.zeros(self.num_features, device=input.device) if self.bias is None else self.bias
+        weight = (
+            torch.ones(self.num_features, device=input.device)
+            if self.weight is None
+            else self.weight
+        )
+        bias = (
+            torch.zeros(self.num_features, device=input.device) if self.bias is None else self.bias
+        )
         exact = torch.promote_types(input.dtype, torch.float32)
-        output, mean, variance, count = _BatchNormFunction.apply(input, weight.to(exact), bias.to(exact), self.eps)
+        output, mean, variance, count = _BatchNormFunction.apply(
+            input, weight.to(exact), bias.to(exact), self.eps
+        )
         if self.track_running_stats:
             self._update_running_stats(mean, variance, count)
         return output  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def _update_running_stats(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
+    def _update_running_stats(
+        self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor
+    ) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -60,12 +73,17 @@ class SharedBatchNorm(_BatchNorm):
 
 class _BatchNormFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Any:
+    def forward(
+        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+    ) -> Any:
         inputs = _make_contiguous(inputs)
         mean, variance, count = _compute_statistics(inputs, weight.dtype)
-        # torch's kernels divide by the number of samples. With none, they crash the process (torch 2.15, SIGFPE).
+        # torch's kernels divide by the number of samples. With none, they crash the process (torch
+        # 2.15, SIGFPE).
         if inputs.numel():
-            output = torch.native_batch_norm(inputs, weight, bias, mean, variance, False, 0.0, eps)[0]
+            output = torch.native_batch_norm(inputs, weight, bias, mean, variance, False, 0.0, eps)[
+                0
+            ]
         else:
             output = inputs.clone()
         ctx.save_for_backward(inputs, weight, mean, variance, count)
@@ -76,15 +94,31 @@ class _BatchNormFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         inputs, weight, mean, variance, count = ctx.saved_tensors
-        # This pass treats mean and variance as constants, and also computes both sums over this rank's samples.
+        # This pass treats mean and variance as constants, and also computes both sums over this
+        # rank's samples.
         if inputs.numel():
             gradient, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
                 _make_contiguous(gradients[0].to(inputs.dtype)),
-                # Some of CUDA's kernels read the saved statistics, although this is not a pass in training mode.
-                *(inputs, weight, mean, variance, mean, torch.rsqrt(variance + ctx.eps), False, ctx.eps, [True] * 3),
+                # Some of CUDA's kernels read the saved statistics, although this is not a pass in
+                # training mode.
+                *(
+                    inputs,
+                    weight,
+                    mean,
+                    variance,
+                    mean,
+                    torch.rsqrt(variance + ctx.eps),
+                    False,
+                    ctx.eps,
+                    [True] * 3,
+                ),
             )
         else:
-            gradient, of_weight, of_bias = inputs.clone(), torch.zeros_like(weight), torch.zeros_like(weight)
+            gradient, of_weight, of_bias = (
+                inputs.clone(),
+                torch.zeros_like(weight),
+                torch.zeros_like(weight),
+            )
         sums = torch.stack([of_weight, of_bias])
         dist.all_reduce(sums)
         # The gradient through mean and variance is linear in the input of each channel.
@@ -96,7 +130,9 @@ class _BatchNormFunction(torch.autograd.Function):
         return gradient, of_weight, of_bias, None
 
 
-def _compute_statistics(inputs: torch.Tensor, exact: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _compute_statistics(
+    inputs: torch.Tensor, exact: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the mean, the variance and the number of values of each channel, over the samples of all ranks.
 
     Mean and variance have shape (channels,). `exact` is their type.
@@ -105,7 +141,8 @@ def _compute_statistics(inputs: torch.Tensor, exact: torch.dtype) -> tuple[torch
     ours = torch.zeros(2 * channels + 1, dtype=exact, device=inputs.device)
     count = inputs.numel() // channels
     if count:
-        # For 16-bit inputs, the kernel returns 32-bit statistics only if it has 32-bit buffers to update.
+        # For 16-bit inputs, the kernel returns 32-bit statistics only if it has 32-bit buffers to
+        # update.
         buffers = ours.new_zeros(2, channels)
         mean, variance = torch.ops.aten.batch_norm_update_stats(inputs, buffers[0], buffers[1], 0.0)
         ours = torch.cat([mean, variance, ours.new_full((1,), count)])
@@ -115,7 +152,9 @@ def _compute_statistics(inputs: torch.Tensor, exact: torch.dtype) -> tuple[torch
     means, variances, counts = every[:, :channels], every[:, channels:-1], every[:, -1:]
     total = counts.sum()
     if count < 2 and total < 2:  # To read the total, the host must wait for the device.
-        raise ValueError(f"batch normalisation must have at least two values per channel in training, got {int(total)}")
+        raise ValueError(
+            f"batch normalisation must have at least two values per channel in training, got {int(total)}"
+        )
     mean = (means * counts).sum(0) / total
     variance = ((variances + (means - mean) ** 2) * counts).sum(0) / total
     return mean.to(exact), variance.to(exact), total.to(exact)
@@ -131,8 +170,8 @@ def _make_contiguous(tensor: torch.Tensor) -> torch.Tensor:
 def replace_batch_norm(network: nn.Module) -> nn.Module:
     """Replace each batch normalisation of a network by one that uses the statistics of all ranks, for any device.
 
-    Its results do not depend on the number of ranks, and a rank may have no sample. The names of weights stay. With one
-    rank, nothing is replaced.
+    Its results do not depend on the number of ranks, and a rank may have no sample. The names of
+    weights stay. With one rank, nothing is replaced.
 
     Args:
         network: The network, which is changed.
@@ -140,11 +179,15 @@ def replace_batch_norm(network: nn.Module) -> nn.Module:
     Returns:
         The network.
     """
-    return replace_modules(network, _make_shared_batch_norm) if dist.get_world_size() > 1 else network
+    return (
+        replace_modules(network, _make_shared_batch_norm) if dist.get_world_size() > 1 else network
+    )
 
 
 def _make_shared_batch_norm(module: nn.Module) -> nn.Module | None:
-    if not isinstance(module, _BatchNorm) or isinstance(module, (SharedBatchNorm, nn.SyncBatchNorm)):
+    if not isinstance(module, _BatchNorm) or isinstance(
+        module, (SharedBatchNorm, nn.SyncBatchNorm)
+    ):
         return None
     shared = SharedBatchNorm(
         module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
@@ -178,8 +221,9 @@ class DropoutMasks:
     def draw_mask(self, layer: int, shape: torch.Size, p: float) -> torch.Tensor:
         """Return a boolean mask, which is True with probability 1 - p, for the input of a dropout layer.
 
-        `shape` is the shape of the input, (N, ...). Raises ValueError if N is not the number of samples. Raises
-        RuntimeError in a backward pass: `torch.utils.checkpoint` recomputes the layer, but its mask is not kept.
+        `shape` is the shape of the input, (N, ...). Raises ValueError if N is not the number of
+        samples. Raises RuntimeError in a backward pass: `torch.utils.checkpoint` recomputes the
+        layer, but its mask is not kept.
         """
         samples = len(self._samples[1])
         if shape[0] != samples:
@@ -196,7 +240,9 @@ class DropoutMasks:
         self._calls[layer] = call + 1
         if self._keys is None:  # A network without dropout needs no keys.
             step, positions, device = self._samples
-            self._keys = _hash_numbers(positions.to(torch.int32).to(device) ^ _mix_to_int32(self._seed, step))
+            self._keys = _hash_numbers(
+                positions.to(torch.int32).to(device) ^ _mix_to_int32(self._seed, step)
+            )
         return compute_mask(_hash_numbers(self._keys ^ _mix_to_int32(layer, call)), shape, p)
 
 
@@ -248,7 +294,9 @@ def _hash_numbers(numbers: torch.Tensor) -> torch.Tensor:
 
 def _mix_to_int32(high: int, low: int) -> int:
     """Return a hash of two numbers as a signed 32-bit number."""
-    mixed = (high * 0x9E3779B97F4A7C15 + low * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & ((1 << 64) - 1)
+    mixed = (high * 0x9E3779B97F4A7C15 + low * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & (
+        (1 << 64) - 1
+    )
     mixed = (mixed ^ (mixed >> 32)) * 0xD6E8FEB86659FD93 & ((1 << 64) - 1)
     number = (mixed ^ (mixed >> 32)) & 0xFFFFFFFF
     return number - (1 << 32) if number >= 1 << 31 else number
@@ -257,8 +305,8 @@ def _mix_to_int32(high: int, low: int) -> int:
 def replace_dropout(network: nn.Module, masks: DropoutMasks) -> nn.Module:
     """Replace each nn.Dropout of a network by one whose masks do not depend on the number of ranks.
 
-    Other modules that draw random numbers are not changed. Before each forward pass in training, call
-    `masks.begin_forward`.
+    Other modules that draw random numbers are not changed. Before each forward pass in training,
+    call `masks.begin_forward`.
 
     Args:
         network: The network, which is changed.
@@ -275,11 +323,13 @@ def replace_dropout(network: nn.Module, masks: DropoutMasks) -> nn.Module:
     return replace_modules(network, make_shared_dropout)
 
 
-def replace_modules(network: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> nn.Module:
+def replace_modules(
+    network: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]
+) -> nn.Module:
     """Replace modules of a network in place, and return the network or its replacement.
 
-    `replacement` is called once for each module, in the order of `modules()`, and returns None to keep it. A module
-    that occurs several times has one replacement.
+    `replacement` is called once for each module, in the order of `modules()`, and returns None to
+    keep it. A module that occurs several times has one replacement.
     """
     replacements = {module: replacement(module) for module in network.modules()}
     for parent in list(network.modules()):

@@ -44,9 +44,9 @@ class StagedModel(nn.Module):
 def make_mesh(worker: Worker) -> DeviceMesh:
     """Make a mesh of the worker's ranks, for `fully_shard`. Collective: call on all ranks.
 
-    Its name is unique to the process group. torch treats meshes of the same name and ranks as equal, and caches
-    shardings by mesh. With equal names, a new process group would get a cached mesh of an earlier process group, which
-    has been destroyed.
+    Its name is unique to the process group. torch treats meshes of the same name and ranks as
+    equal, and caches shardings by mesh. With equal names, a new process group would get a cached
+    mesh of an earlier process group, which has been destroyed.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -54,8 +54,8 @@ def make_mesh(worker: Worker) -> DeviceMesh:
     assert group is not None
     name = _mesh_names.setdefault(group, f"ranks_{next(_mesh_numbers)}")
     mesh = init_device_mesh(worker.device.type, (worker.size,), mesh_dim_names=(name,))
-    # torch's caches never release meshes, and a mesh holds its group, with connections and threads, for use by the
-    # compiler (torch 2.15). Without this entry, torch finds the group by its name.
+    # torch's caches never release meshes, and a mesh holds its group, with connections and threads,
+    # for use by the compiler (torch 2.15). Without this entry, torch finds the group by its name.
     getattr(mesh, "_pg_registry", {}).clear()
     return mesh
 
@@ -76,8 +76,8 @@ def make_autocast(precision: str, device: torch.device) -> AbstractContextManage
 class SharedGradScaler(GradScaler):
     """A GradScaler for float16 (Micikevicius et al. 2018) with which all ranks skip the same steps.
 
-    torch's GradScaler looks for overflows only in a rank's own gradients. If ranks have different parameters, they
-    would skip different steps, and use different scales afterwards.
+    torch's GradScaler looks for overflows only in a rank's own gradients. If ranks have different
+    parameters, they would skip different steps, and use different scales afterwards.
 
     Args:
         device: The device that computes.
@@ -85,21 +85,34 @@ class SharedGradScaler(GradScaler):
     """
 
     def __init__(self, device: torch.device, precision: str) -> None:
-        # torch begins with 2 ** 16 and skips steps until the scale fits. Short trainings have too few steps for this.
-        super().__init__(device.type, init_scale=2.0**10, growth_interval=500, enabled=precision == "float16")
-        # The first call initialises the scale. Only the last stage of a pipeline would make it later.
+        # torch begins with 2 ** 16 and skips steps until the scale fits. Short trainings have too
+        # few steps for this.
+        super().__init__(
+            device.type, init_scale=2.0**10, growth_interval=500, enabled=precision == "float16"
+        )
+        # The first call initialises the scale. Only the last stage of a pipeline would make it
+        # later.
         self.scale(torch.zeros((), device=device))
 
     def _unscale_grads_(
-        self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, allow_fp16: bool
+        self,
+        optimizer: torch.optim.Optimizer,
+        inv_scale: torch.Tensor,
+        found_inf: torch.Tensor,
+        allow_fp16: bool,
     ) -> dict[torch.device, torch.Tensor]:
         del allow_fp16
         gradients = [
-            _get_local(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+            _get_local(p.grad)
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
         ]
         found = found_inf.clone()
         for device in {gradient.device for gradient in gradients}:
-            ours = [gradient for gradient in gradients if gradient.device == device and gradient.numel()]
+            ours = [
+                gradient for gradient in gradients if gradient.device == device and gradient.numel()
+            ]
             here = found_inf.to(device, copy=True)
             torch._amp_foreach_non_finite_check_and_unscale_(ours, here, inv_scale.to(device))
             found = torch.maximum(found, here.to(found.device))
@@ -144,14 +157,15 @@ def gather_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the state of the whole network and its optimizer, for a checkpoint. Collective: call on all ranks.
 
-    It is complete only on the leader. Its format does not depend on the number of ranks, and on whether they have
-    replicas, shards or stages.
+    It is complete only on the leader. Its format does not depend on the number of ranks, and on
+    whether they have replicas, shards or stages.
 
     Args:
         model: The model.
         optimizer: The optimizer of the model's parameters.
     """
-    # First, since it reshards the parameters that a forward pass has gathered. The optimizer knows only the shards.
+    # First, since it reshards the parameters that a forward pass has gathered. The optimizer knows
+    # only the shards.
     weights = gather_weights(model)
     tensors = {
         f"{key}:{name}": tensor
@@ -162,7 +176,9 @@ def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
     return {"network": weights, "optimizer": _gather_tensors(model, tensors)}
 
 
-def load_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+def load_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+) -> None:
     """Load the state of a network and its optimizer that `gather_state` returned. The optimizer keeps its settings.
 
     Args:
@@ -171,7 +187,9 @@ def load_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mappin
         state: The whole state, on each rank.
     """
     network, whole = find_network(model), state["network"]
-    network.load_state_dict({name: _select_shard(own, whole[name]) for name, own in network.state_dict().items()})
+    network.load_state_dict(
+        {name: _select_shard(own, whole[name]) for name, own in network.state_dict().items()}
+    )
     tensors: dict[str, dict[str, Any]] = {}
     for entry, tensor in state["optimizer"].items():
         key, _, name = entry.partition(":")
@@ -202,7 +220,9 @@ def _gather_tensors(model: nn.Module, tensors: Mapping[str, Any]) -> dict[str, A
     for name, tensor in tensors.items():
         gathered = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         if dist.get_rank() == 0:  # The memory of the device may be too small for all.
-            whole[name] = gathered.detach().cpu() if isinstance(gathered, torch.Tensor) else gathered
+            whole[name] = (
+                gathered.detach().cpu() if isinstance(gathered, torch.Tensor) else gathered
+            )
     return whole
 
 
@@ -215,5 +235,6 @@ def _select_shard(own: torch.Tensor, tensor: Any) -> Any:
 
     if not isinstance(own, DTensor) or not isinstance(tensor, torch.Tensor) or not tensor.dim():
         return tensor
-    on_device = tensor.to(own.to_local().device)  # All ranks have the tensor, so none has to send it.
+    # All ranks have the tensor, so none has to send it.
+    on_device = tensor.to(own.to_local().device)
     return distribute_tensor(on_device, own.device_mesh, own.placements, src_data_rank=None)

@@ -1,8 +1,9 @@
 """Text for character language models: the source files of Python's standard library, which every host has.
 
-Each file belongs to the training, the validation or the test part, depending on a hash of its name. So the split does
-not depend on the host or its file system. Modules that some distributions do not install (tests, IDLE, tkinter), and
-generated files (code pages, settings of the build) are left out.
+Each file belongs to the training, the validation or the test part, depending on a hash of its name.
+So the split does not depend on the host or its file system. Modules that some distributions do not
+install (tests, IDLE, tkinter), and generated files (code pages, settings of the build) are left
+out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ import numpy.typing as npt
 import torch
 
 _EXCLUDED_FOLDERS = {"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"}
-_OPTIONAL_MODULES = {"distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtle.py", "turtledemo"}
+_OPTIONAL_MODULES = {
+    "distutils",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "tkinter",
+    "turtle.py",
+    "turtledemo",
+}
 _GENERATED_MODULES = {"encodings", "pydoc_data", "sitecustomize.py", "usercustomize.py"}
 _EXCLUDED_NAMES = _EXCLUDED_FOLDERS | _OPTIONAL_MODULES | _GENERATED_MODULES
 _BUILD_PREFIXES = ("_sysconfigdata", "config-")  # The name of the platform follows.
@@ -27,7 +36,8 @@ _BUILD_PREFIXES = ("_sysconfigdata", "config-")  # The name of the platform foll
 # The range of hashes, scaled to 0 to 1, of each part.
 _TRAIN_RANGE, _VALIDATION_RANGE, _TEST_RANGE = (0.0, 0.8), (0.8, 0.9), (0.9, 1.0)
 
-_CHARACTERS = "\n" + "".join(map(chr, range(32, 127))) + "\N{REPLACEMENT CHARACTER}"  # The last stands for all others.
+# The last stands for all others.
+_CHARACTERS = "\n" + "".join(map(chr, range(32, 127))) + "\N{REPLACEMENT CHARACTER}"
 _CODES = np.array([ord(character) for character in _CHARACTERS], "<u4")
 _OTHER_SYMBOL = len(_CHARACTERS) - 1
 _SYMBOL_OF_CODE = np.full(128, _OTHER_SYMBOL, np.uint8)
@@ -40,8 +50,9 @@ Pieces = npt.NDArray[np.uint8]
 class TextDataset:
     """The training and the validation part of a text, in pieces of equal length.
 
-    A network reads the first `context` symbols of a piece, and predicts the next symbol at each position. A piece
-    begins with the last symbol of the previous piece, so that each symbol is predicted once.
+    A network reads the first `context` symbols of a piece, and predicts the next symbol at each
+    position. A piece begins with the last symbol of the previous piece, so that each symbol is
+    predicted once.
 
     Example:
         ::
@@ -68,8 +79,8 @@ class TextDataset:
     def encode(self, text: str) -> Pieces:
         r"""Convert text to symbols.
 
-        A tab becomes four spaces. Each end of a line (``\r\n``, ``\r`` or ``\n``) becomes one newline. Other characters
-        that are not printable ASCII become the last symbol.
+        A tab becomes four spaces. Each end of a line (``\r\n``, ``\r`` or ``\n``) becomes one
+        newline. Other characters that are not printable ASCII become the last symbol.
 
         Args:
             text: Any text.
@@ -82,7 +93,8 @@ class TextDataset:
     def decode(self, symbols: npt.ArrayLike) -> str:
         """Convert symbols to text.
 
-        The last symbol becomes U+FFFD. It stands for every character that is neither a newline nor printable ASCII.
+        The last symbol becomes U+FFFD. It stands for every character that is neither a newline nor
+        printable ASCII.
 
         Args:
             symbols: Integers of shape (characters,), from 0 to ``vocabulary_size - 1``.
@@ -95,7 +107,9 @@ class TextDataset:
         """
         numbers = np.asarray(symbols, np.int64)
         if numbers.size and not 0 <= numbers.min() <= numbers.max() <= _OTHER_SYMBOL:
-            raise ValueError(f"symbols must be from 0 to {_OTHER_SYMBOL}, got {numbers.min()} to {numbers.max()}")
+            raise ValueError(
+                f"symbols must be from 0 to {_OTHER_SYMBOL}, got {numbers.min()} to {numbers.max()}"
+            )
         codes: npt.NDArray[np.uint32] = _CODES[numbers]
         return codes.tobytes().decode("utf-32-le")
 
@@ -135,7 +149,8 @@ class TextOnDevice:
             indices: Indices of the pieces, int64 of shape (N,), on any device.
 
         Returns:
-            The symbols that a network reads, and the next symbol at each position, both int64 of shape (N, context).
+            The symbols that a network reads, and the next symbol at each position, both int64 of
+            shape (N, context).
         """
         pieces = self._pieces[indices.to(self.device)]
         return pieces[:, :-1].long(), pieces[:, 1:].long()
@@ -147,16 +162,16 @@ def load_text(context: int, *, train_samples: int = 0, validation_samples: int =
     The pieces are in the order of a fixed shuffle, which is the same in every run.
 
     Args:
-        context: Number of characters that a network reads, at least 1.
-        train_samples: Number of training pieces to use, the first of the shuffle; 0 uses all.
-        validation_samples: Number of validation pieces to use, the first of the shuffle; 0 uses all.
+        context: Number of characters that a network reads, at least 1. train_samples: Number of
+        training pieces to use, the first of the shuffle; 0 uses all. validation_samples: Number of
+        validation pieces to use, the first of the shuffle; 0 uses all.
 
     Returns:
         The text in pieces of ``context + 1`` characters.
 
     Raises:
-        ValueError: `context` is less than 1, or the text is too short for it or for the numbers of samples.
-        FileNotFoundError: Python was installed without the source files of its library.
+        ValueError: `context` is less than 1, or the text is too short for it or for the numbers of
+        samples. FileNotFoundError: Python was installed without the source files of its library.
 
     Example:
         ::
@@ -217,7 +232,10 @@ def _read_texts(start: float, end: float) -> Iterator[str]:
             f"{library} must hold the *.py files of Python's standard library, got none. Use an installation of Python "
             "that has its library as source files, not as .pyc files or as a zip file"
         )
-    hashes = sorted((int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48, name) for name in names)
+    hashes = sorted(
+        (int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48, name)
+        for name in names
+    )
     for position, name in hashes:
         if start <= position < end:
             try:
@@ -232,7 +250,11 @@ def _list_files(library: str) -> list[str]:
     for folder, folders, files in os.walk(library):
         folders[:] = [name for name in folders if _is_included(name)]
         inside = Path(folder).relative_to(library)
-        names += [(inside / name).as_posix() for name in files if name.endswith(".py") and _is_included(name)]
+        names += [
+            (inside / name).as_posix()
+            for name in files
+            if name.endswith(".py") and _is_included(name)
+        ]
     return names
 
 

@@ -19,8 +19,8 @@ def make_transformer(
 ) -> nn.Sequential:
     """Make an untrained transformer like GPT-2 (Radford et al. 2019), with layer norms before attention and MLP.
 
-    It is a flat sequence of `embedding`, with learned positions, `block1` to `blockN`, and `head`. Initial weights have
-    the distributions of GPT-2, and are drawn from torch's default generator.
+    It is a flat sequence of `embedding`, with learned positions, `block1` to `blockN`, and `head`.
+    Initial weights have the distributions of GPT-2, and are drawn from torch's default generator.
 
     Args:
         vocabulary: Number of symbols.
@@ -31,11 +31,12 @@ def make_transformer(
         dropout: Dropout probability, at least 0 and less than 1.
 
     Returns:
-        A network from symbols, int64 of shape (N, length), to logits of the next symbol at each position, shape
-        (N, length, vocabulary).
+        A network from symbols, int64 of shape (N, length), to logits of the next symbol at each
+        position, shape (N, length, vocabulary).
 
     Raises:
-        ValueError: A size is less than 1, `heads` does not divide `width`, or `dropout` is out of range.
+        ValueError: A size is less than 1, `heads` does not divide `width`, or `dropout` is out of
+        range.
 
     Example:
         ::
@@ -43,7 +44,13 @@ def make_transformer(
             network = make_transformer(vocabulary=97, context=128, depth=4, width=128, heads=4, dropout=0.1)
             network(torch.zeros(64, 128, dtype=torch.int64))  # shape (64, 128, 97)
     """
-    sizes = {"vocabulary": vocabulary, "context": context, "depth": depth, "width": width, "heads": heads}
+    sizes = {
+        "vocabulary": vocabulary,
+        "context": context,
+        "depth": depth,
+        "width": width,
+        "heads": heads,
+    }
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}")
@@ -52,7 +59,9 @@ def make_transformer(
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and less than 1, got {dropout}")
     parts: dict[str, nn.Module] = {"embedding": TokenEmbedding(vocabulary, context, width, dropout)}
-    parts |= {f"block{number}": TransformerBlock(width, heads, dropout) for number in range(1, depth + 1)}
+    parts |= {
+        f"block{number}": TransformerBlock(width, heads, dropout) for number in range(1, depth + 1)
+    }
     parts["head"] = OutputHead(width, vocabulary)
     network = nn.Sequential(OrderedDict(parts))
     _initialise_weights(network, depth)
@@ -158,18 +167,23 @@ def _initialise_weights(network: nn.Sequential, depth: int) -> None:
 
 @torch.no_grad()
 def generate(
-    network: nn.Module, text: TextDataset, prompt: str, length: int, temperature: float = 1.0, seed: int = 0
+    network: nn.Module,
+    text: TextDataset,
+    prompt: str,
+    length: int,
+    temperature: float = 1.0,
+    seed: int = 0,
 ) -> str:
     """Generate characters after a prompt with a character language model.
 
     Args:
-        network: A network from symbols, int64 of shape (1, length), to logits, shape (1, length, vocabulary), on any
-            device. The network is switched to evaluation mode.
-        text: The data set, for its symbols and its context. The network reads the last `text.context` characters.
-        prompt: The text to continue. An empty prompt is replaced by a newline.
-        length: Number of characters to generate.
-        temperature: Divisor of the logits, greater than 0. Below 1, probable characters become more probable.
-        seed: Seed of the draws. The same seed generates the same text.
+        network: A network from symbols, int64 of shape (1, length), to logits, shape (1, length,
+            vocabulary), on any device. The network is switched to evaluation mode.
+        text: The data set, for its symbols and its context. The network reads the last
+        `text.context` characters. prompt: The text to continue. An empty prompt is replaced by a
+        newline. length: Number of characters to generate. temperature: Divisor of the logits,
+        greater than 0. Below 1, probable characters become more probable. seed: Seed of the draws.
+        The same seed generates the same text.
 
     Returns:
         The generated characters, without the prompt.

@@ -22,8 +22,9 @@ _SPEED_SUFFIXES = ("_runtime", "_per_second")
 class ReportCallback(TrainerCallback):
     """Report the loss and the other metrics each time a Trainer evaluates, on its main process.
 
-    If no search runs the script, the callback does nothing. Metrics have the names that the Trainer logs, such as
-    ``eval_accuracy``. Epochs, run times, speeds, and values that are not finite numbers are left out.
+    If no search runs the script, the callback does nothing. Metrics have the names that the Trainer
+    logs, such as ``eval_accuracy``. Epochs, run times, speeds, and values that are not finite
+    numbers are left out.
 
     Args:
         loss: Name of the metric to minimize. Nothing is reported if the Trainer's metrics lack it.
@@ -47,16 +48,20 @@ class ReportCallback(TrainerCallback):
         """Report the metrics of an evaluation. transformers calls this method.
 
         Args:
-            args: Unused.
-            state: The state of the Trainer.
-            control: Unused.
-            kwargs: Further arguments; ``metrics`` holds the metrics of the evaluation by their names.
+            args: Unused. state: The state of the Trainer. control: Unused. kwargs: Further
+            arguments; ``metrics`` holds the metrics of the evaluation by their names.
         """
         metrics = kwargs["metrics"]
         if state.is_world_process_zero and self._loss in metrics:
-            others = {name: value for name, value in metrics.items() if self._is_reported(name, value)}
+            others = {
+                name: value for name, value in metrics.items() if self._is_reported(name, value)
+            }
             report(metrics[self._loss], **others)
 
     def _is_reported(self, name: str, value: Any) -> bool:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        return is_number and name not in (self._loss, "epoch") and not name.endswith(_SPEED_SUFFIXES)
+        is_number = (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        )
+        return (
+            is_number and name not in (self._loss, "epoch") and not name.endswith(_SPEED_SUFFIXES)
+        )

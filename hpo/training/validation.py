@@ -29,16 +29,15 @@ def compute_means(
 ) -> list[float]:
     """Compute means over samples that the ranks share. Collective: call on all ranks.
 
-    The means do not depend on the number of ranks, even if ranks have different numbers of samples. A mean of the
-    ranks' means would. They are added up in float64.
+    The means do not depend on the number of ranks, even if ranks have different numbers of samples.
+    A mean of the ranks' means would. They are added up in float64.
 
     Args:
-        measure: A function from indices of samples, int64 of shape (N,) on the CPU, to losses and metrics of each
-            sample, of shape (N,) each. N may be 0.
-        samples: Number of samples; indices are 0 to ``samples - 1``.
-        worker: The worker that the objective gets.
-        batch_size: The largest N.
-        is_shared: Whether ranks share the samples. If not, each rank measures all, as with a `Pipeline`.
+        measure: A function from indices of samples, int64 of shape (N,) on the CPU, to losses and
+            metrics of each sample, of shape (N,) each. N may be 0.
+        samples: Number of samples; indices are 0 to ``samples - 1``. worker: The worker that the
+        objective gets. batch_size: The largest N. is_shared: Whether ranks share the samples. If
+        not, each rank measures all, as with a `Pipeline`.
 
     Returns:
         The mean of each loss and metric, the same on all ranks.
@@ -79,20 +78,23 @@ def should_stop_early(losses: Sequence[float], patience: int) -> bool:
     """Return whether none of the latest `patience` losses is below all earlier losses; False if `patience` is 0.
 
     Args:
-        losses: The validation loss of each epoch so far.
-        patience: The number of epochs in a row without a new lowest loss after which a training ends.
+        losses: The validation loss of each epoch so far. patience: The number of epochs in a row
+        without a new lowest loss after which a training ends.
     """
     return 0 < patience < len(losses) and min(losses[-patience:]) >= min(losses[:-patience])
 
 
 def select_predictions(
-    images: torch.Tensor, probabilities: torch.Tensor, labels: torch.Tensor, class_names: Sequence[str]
+    images: torch.Tensor,
+    probabilities: torch.Tensor,
+    labels: torch.Tensor,
+    class_names: Sequence[str],
 ) -> list[Prediction]:
     """Select predictions of an image classifier for the report.
 
     Args:
-        images: Images, shape (N, channels, height, width), of 1 or 3 channels. The values of each are scaled to 0 to
-            255, so images may be normalised.
+        images: Images, shape (N, channels, height, width), of 1 or 3 channels. The values of each
+            are scaled to 0 to 255, so images may be normalised.
         probabilities: Probabilities of the classes, shape (N, classes).
         labels: Labels, int64 of shape (N,).
         class_names: The names of the classes, in the order of the labels.
@@ -104,7 +106,9 @@ def select_predictions(
     right = torch.nonzero(predicted == labels).flatten()
     wrong = torch.nonzero(predicted != labels).flatten()
     worst = wrong[confidence[wrong].argsort(descending=True)][:_MAX_PREDICTIONS]
-    correct = right[torch.linspace(0, max(0, len(right) - 1), min(_MAX_PREDICTIONS, len(right))).long()]
+    correct = right[
+        torch.linspace(0, max(0, len(right) - 1), min(_MAX_PREDICTIONS, len(right))).long()
+    ]
     return [
         Prediction(
             _make_picture(images[index].cpu().numpy()),
@@ -119,5 +123,7 @@ def select_predictions(
 def _make_picture(image: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Return an image (channels, height, width) for display, with its values scaled to 0 to 255."""
     values = image.astype(np.float64) - image.min()
-    picture: npt.NDArray[np.uint8] = np.rint(values * (255 / max(values.max(), 1e-9))).astype(np.uint8)
+    picture: npt.NDArray[np.uint8] = np.rint(values * (255 / max(values.max(), 1e-9))).astype(
+        np.uint8
+    )
     return np.moveaxis(picture, 0, -1).squeeze(-1 if len(image) == 1 else ())

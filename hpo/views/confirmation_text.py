@@ -45,8 +45,8 @@ def format_confirmed(summary: Summary, run_dir: Path) -> str:
 def describe_confirmed(summary: Summary, names: Sequence[str]) -> list[str]:
     """Return sentences that compare the confirmed individuals.
 
-    They say which individuals may be the best, which are as good as the best, and how much the loss depends on the
-    seed.
+    They say which individuals may be the best, which are as good as the best, and how much the loss
+    depends on the seed.
 
     Args:
         names: A name for each individual in `summary.confirmed`, in the same order.
@@ -66,7 +66,11 @@ def describe_comparison(
 ) -> list[str]:
     """Return sentences that compare individuals; `margin` as in `compute_margin`."""
     if len(entries) < 2:
-        return ["There is nothing to compare it with: --top-n 3 would confirm three."] if entries else []
+        return (
+            ["There is nothing to compare it with: --top-n 3 would confirm three."]
+            if entries
+            else []
+        )
     if margin is None:
         others_failed = all(entry.failed > entries[0].failed for entry in entries[1:])
         reason = "All others failed more often" if others_failed else "There are too few losses"
@@ -77,7 +81,9 @@ def describe_comparison(
         sentences = [f"{_capitalize(candidates[0])} is the best of these ({_METHOD})."]
     else:
         rest = "" if len(candidates) == len(entries) else ", and no other one"
-        sentences = [f"{_capitalize(format_list(candidates, len(candidates)))} may be the best{rest} ({_METHOD})."]
+        sentences = [
+            f"{_capitalize(format_list(candidates, len(candidates)))} may be the best{rest} ({_METHOD})."
+        ]
     within = f"as good as the best within {format_number(margin)}, one standard deviation by seeds"
     if len(good) > 1:
         sentences.append(f"{_capitalize(format_list(good, len(good)))} are {within}.")

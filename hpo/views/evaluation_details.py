@@ -17,18 +17,18 @@ class EvaluationDetails:
     """All facts about one evaluation: from its record, from other evaluations of the run, and from its log file.
 
     Attributes:
-        evaluation: The evaluation as recorded.
-        study: Name of the study that contains it.
-        in_use: Whether the run is active now; None if this host cannot see that.
-        seed: Seed of the training; None if it is unknown, for example because another run has trained the evaluation.
-        retried_by: Number of the later trial of the same individual, if this one was interrupted or promoted; otherwise
+        evaluation: The evaluation as recorded. study: Name of the study that contains it. in_use:
+        Whether the run is active now; None if this host cannot see that. seed: Seed of the
+        training; None if it is unknown, for example because another run has trained the evaluation.
+        retried_by: Number of the later trial of the same individual, if this one was interrupted or
+        promoted; otherwise
             None.
-        retried_state: State of the previous trial of the same individual, such as "interrupted" or "promoted"; "" if
-            this is the first trial.
-        confirmed_by: Evaluations that train the same hyperparameters with other seeds.
-        log_end: The final lines of its log file; None if no log file exists.
-        is_on_front: Whether it is on the Pareto front; None if the loss is the only objective.
-        dominated_by: A trial on the front that is as good or better in all objectives, if there is one.
+        retried_state: State of the previous trial of the same individual, such as "interrupted" or
+            "promoted"; "" if this is the first trial.
+        confirmed_by: Evaluations that train the same hyperparameters with other seeds. log_end: The
+        final lines of its log file; None if no log file exists. is_on_front: Whether it is on the
+        Pareto front; None if the loss is the only objective. dominated_by: A trial on the front
+        that is as good or better in all objectives, if there is one.
     """
 
     evaluation: Evaluation
@@ -80,7 +80,8 @@ def make_json_content(details: EvaluationDetails) -> dict[str, Any]:
         "losses": {str(epoch): evaluation.curve[epoch] for epoch in sorted(evaluation.curve)},
         "failure": evaluation.failure if evaluation.state == "failed" else None,
         "traceback": evaluation.traceback or None,
-        "logs": log_end and {"path": str(log_end.path), "before": log_end.lines_before, "lines": log_end.lines},
+        "logs": log_end
+        and {"path": str(log_end.path), "before": log_end.lines_before, "lines": log_end.lines},
     }
     if details.is_on_front is not None:
         content["front"] = details.is_on_front

@@ -1,6 +1,7 @@
 """Find an evaluation of a run by its label, or choose the most relevant evaluation, and collect its details.
 
-The label of an evaluation is "7" for trial 7 of the search, and "confirm-7" for trial 7 of the confirmation.
+The label of an evaluation is "7" for trial 7 of the search, and "confirm-7" for trial 7 of the
+confirmation.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class EvaluationLookup:
     @classmethod
     def read(cls, reader: RunReader) -> EvaluationLookup:
         """Read all evaluations of a run, and return a lookup for them."""
-        in_use = reader.run_dir.is_in_use  # Read first: if the run has ended, the study is complete.
+        # Read first: if the run has ended, the study is complete.
+        in_use = reader.run_dir.is_in_use
         return cls(
             reader.run_dir,
             reader.manifest,
@@ -70,7 +72,10 @@ class EvaluationLookup:
         found = next((evaluation for evaluation in evaluations if evaluation.trial == trial), None)
         if found is None:
             available = (
-                " and ".join(filter(None, map(_format_span, (self._evaluations, self._confirmations)))) or "none yet"
+                " and ".join(
+                    filter(None, map(_format_span, (self._evaluations, self._confirmations)))
+                )
+                or "none yet"
             )
             raise UsageError(f"{self.run_dir.path} has no trial {name}. Its trials: {available}")
         return found
@@ -78,7 +83,8 @@ class EvaluationLookup:
     def choose_evaluation(self) -> tuple[Evaluation, str]:
         """Return the most relevant evaluation of the run, and the reason for this choice as text.
 
-        This is the winner (the recommended evaluation), or the latest failed evaluation if none has succeeded.
+        This is the winner (the recommended evaluation), or the latest failed evaluation if none has
+        succeeded.
 
         Raises:
             UsageError: No evaluation has succeeded or failed.
@@ -88,9 +94,13 @@ class EvaluationLookup:
         if winner is not None:
             ended = all(evaluation.is_finished for evaluation in confirmations)
             confirmed = any(
-                evaluation.confirms == winner.trial and evaluation.state == "complete" for evaluation in confirmations
+                evaluation.confirms == winner.trial and evaluation.state == "complete"
+                for evaluation in confirmations
             )
-            return winner, f"the winner: the lowest {'mean loss over other seeds' if ended and confirmed else 'loss'}"
+            return (
+                winner,
+                f"the winner: the lowest {'mean loss over other seeds' if ended and confirmed else 'loss'}",
+            )
         failed = self.list_failed()
         if failed:
             return failed[0], "the latest failure, since no evaluation has succeeded"
@@ -102,9 +112,13 @@ class EvaluationLookup:
     def list_failed(self) -> list[Evaluation]:
         """Return all failed evaluations, sorted by the time of their failure, the latest first."""
         failed = [
-            evaluation for evaluation in [*self._evaluations, *self._confirmations] if evaluation.state == "failed"
+            evaluation
+            for evaluation in [*self._evaluations, *self._confirmations]
+            if evaluation.state == "failed"
         ]
-        return sorted(failed, key=lambda evaluation: (evaluation.ended, evaluation.trial), reverse=True)
+        return sorted(
+            failed, key=lambda evaluation: (evaluation.ended, evaluation.trial), reverse=True
+        )
 
     def collect_details(self, evaluation: Evaluation) -> EvaluationDetails:
         """Return all known facts about an evaluation."""
@@ -115,11 +129,20 @@ class EvaluationLookup:
             run.confirmation_study if confirms else run.study,
             self._in_use,
             self._find_seed(evaluation),
-            next((candidate.trial for candidate in own if candidate.retry_of == evaluation.trial), None),
-            next((candidate.state for candidate in own if candidate.trial == evaluation.retry_of), ""),
+            next(
+                (candidate.trial for candidate in own if candidate.retry_of == evaluation.trial),
+                None,
+            ),
+            next(
+                (candidate.state for candidate in own if candidate.trial == evaluation.retry_of), ""
+            ),
             []
             if confirms
-            else [candidate for candidate in self._confirmations if candidate.confirms == evaluation.trial],
+            else [
+                candidate
+                for candidate in self._confirmations
+                if candidate.confirms == evaluation.trial
+            ],
             read_log_tail(self.run_dir.get_log_path(evaluation.trial, confirms)),
             *self._compare_with_front(evaluation),
         )
@@ -137,8 +160,8 @@ class EvaluationLookup:
     def _compare_with_front(self, evaluation: Evaluation) -> tuple[bool | None, int | None]:
         """Return whether an evaluation is on the Pareto front, and if not, a trial on the front that is better.
 
-        This trial is as good or better in all objectives; None if the evaluation is not complete, or is a confirmation.
-        Both values are None if the loss is the only objective.
+        This trial is as good or better in all objectives; None if the evaluation is not complete,
+        or is a confirmation. Both values are None if the loss is the only objective.
         """
         objectives = self._manifest.objectives
         if not objectives.is_multi_objective:

@@ -25,7 +25,9 @@ _MAX_LOSSES = 50
 _INDENT = "    "
 
 
-def format_evaluation(details: EvaluationDetails, run_dir: Path, reason: str, now: float) -> list[str]:
+def format_evaluation(
+    details: EvaluationDetails, run_dir: Path, reason: str, now: float
+) -> list[str]:
     """Return all facts about an evaluation as lines of text.
 
     Args:
@@ -37,11 +39,17 @@ def format_evaluation(details: EvaluationDetails, run_dir: Path, reason: str, no
     evaluation = details.evaluation
     title = f"trial {evaluation.label} of {run_dir}: {_describe_state(details)}{f' ({reason})' if reason else ''}"
     facts = [(name, make_printable(text)) for name, text in _list_facts(details, now)]
-    lines = [make_printable(title), "", *(f"{name:{_LABEL_WIDTH}}{text}".rstrip() for name, text in facts)]
+    lines = [
+        make_printable(title),
+        "",
+        *(f"{name:{_LABEL_WIDTH}}{text}".rstrip() for name, text in facts),
+    ]
     lines += _indent_lines(_format_losses(evaluation.curve))
     if details.log_end and details.log_end.lines:
         lines += ["", make_printable(f"output, {_describe_log(details.log_end)}:")]
-        lines += _indent_lines(line for text in details.log_end.lines for line in split_printable_lines(text))
+        lines += _indent_lines(
+            line for text in details.log_end.lines for line in split_printable_lines(text)
+        )
     if evaluation.traceback:
         lines += ["", "traceback:", *_indent_lines(split_printable_lines(evaluation.traceback))]
     return lines
@@ -56,7 +64,11 @@ def _describe_state(details: EvaluationDetails) -> str:
     if evaluation.state == "interrupted":
         if evaluation.tests is not None:
             return f"a test of worker {evaluation.worker}, which repeats trial {evaluation.tests}"
-        retry = "" if again is None else f", and retried as trial {_format_other_trial(evaluation, again)}"
+        retry = (
+            ""
+            if again is None
+            else f", and retried as trial {_format_other_trial(evaluation, again)}"
+        )
         return f"{'failed on a broken worker' if _has_own_failure(evaluation) else 'interrupted'}{retry}"
     if evaluation.state in ("paused", "promoted"):
         paused = f"paused after {format_count(evaluation.paused_after, 'epoch')}"
@@ -83,10 +95,18 @@ def _list_facts(details: EvaluationDetails, now: float) -> Iterator[tuple[str, s
         yield "failure", evaluation.failure or "no reason was recorded"
     if math.isfinite(evaluation.loss):
         yield "loss", f"{evaluation.loss}"
-    if details.is_on_front is not None and evaluation.state == "complete" and evaluation.confirms is None:
+    if (
+        details.is_on_front is not None
+        and evaluation.state == "complete"
+        and evaluation.confirms is None
+    ):
         yield "front", _describe_front(details)
-    yield from _list_items("metrics", [f"{name} = {metric}" for name, metric in evaluation.metrics.items()])
-    yield from _list_items("parameters", [f"{name} = {item}" for name, item in evaluation.params.items()])
+    yield from _list_items(
+        "metrics", [f"{name} = {metric}" for name, metric in evaluation.metrics.items()]
+    )
+    yield from _list_items(
+        "parameters", [f"{name} = {item}" for name, item in evaluation.params.items()]
+    )
     yield from _list_origin(details)
     if details.seed is not None:
         yield "seed", str(details.seed)
@@ -104,7 +124,9 @@ def _describe_front(details: EvaluationDetails) -> str:
     if details.is_on_front:
         return "on it: no other individual dominates it"
     why = (
-        "" if details.dominated_by is None else f": trial {details.dominated_by} is as good or better in all objectives"
+        ""
+        if details.dominated_by is None
+        else f": trial {details.dominated_by} is as good or better in all objectives"
     )
     return f"not on it{why}"
 
@@ -119,7 +141,10 @@ def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
         on_worker = "" if evaluation.state == "waiting" else f"; on {location}"
         yield "confirms", f"trial {evaluation.confirms}, with another seed{on_worker}"
     elif evaluation.state != "waiting":
-        yield "bred", f"{location}, generation {evaluation.generation}, propagator {evaluation.propagator or 'unknown'}"
+        yield (
+            "bred",
+            f"{location}, generation {evaluation.generation}, propagator {evaluation.propagator or 'unknown'}",
+        )
     if evaluation.immigrants:
         counts = [f"{count} of island {island}" for island, count in evaluation.immigrants.items()]
         yield "immigrants", f"{', '.join(counts)} were on its island when it began"
@@ -144,7 +169,10 @@ def _list_origin(details: EvaluationDetails) -> Iterator[tuple[str, str]]:
         yield "checkpoint", f"after {format_count(evaluation.checkpoint_step, 'epoch')}"
     yield from _list_items(
         "confirmed by",
-        [f"{confirmation.label}: {_format_result(confirmation)}" for confirmation in details.confirmed_by],
+        [
+            f"{confirmation.label}: {_format_result(confirmation)}"
+            for confirmation in details.confirmed_by
+        ],
     )
 
 
@@ -154,8 +182,12 @@ def _list_times(details: EvaluationDetails, now: float) -> Iterator[tuple[str, s
         yield "started", format_date(evaluation.started)
     if math.isfinite(evaluation.ended):
         seconds_before = evaluation.seconds_before
-        before = f", {format_duration(seconds_before)} of it before the resume" if seconds_before else ""
-        duration = f", after {format_duration(evaluation.seconds)}{before}" if evaluation.has_ended else ""
+        before = (
+            f", {format_duration(seconds_before)} of it before the resume" if seconds_before else ""
+        )
+        duration = (
+            f", after {format_duration(evaluation.seconds)}{before}" if evaluation.has_ended else ""
+        )
         yield "ended", f"{format_date(evaluation.ended)}{duration}"
     elif evaluation.state == "running" and details.in_use and math.isfinite(evaluation.started):
         yield "ended", f"not yet, after {format_duration(now - evaluation.started)}"
@@ -178,7 +210,11 @@ def _summarize_losses(curve: Mapping[int, float]) -> str:
     if not curve:
         return "none was reported"
     lowest = min(curve, key=lambda epoch: _make_comparable(curve[epoch]))
-    shown = f"; {len(_choose_epochs(curve))} are shown, --json has all" if len(curve) > _MAX_LOSSES else ""
+    shown = (
+        f"; {len(_choose_epochs(curve))} are shown, --json has all"
+        if len(curve) > _MAX_LOSSES
+        else ""
+    )
     return f"{format_count(len(curve), 'epoch')}, the lowest {format_number(curve[lowest])} after epoch {lowest}{shown}"
 
 
@@ -187,21 +223,25 @@ def _format_losses(curve: Mapping[int, float]) -> list[str]:
     cells = [(str(epoch), format_number(curve[epoch])) for epoch in _choose_epochs(curve)]
     wide, wider = (max((len(cell[index]) for cell in cells), default=0) for index in (0, 1))
     texts = [f"{epoch:>{wide}}  {loss:<{wider}}" for epoch, loss in cells]
-    rows = [texts[index : index + _LOSSES_PER_LINE] for index in range(0, len(texts), _LOSSES_PER_LINE)]
+    rows = [
+        texts[index : index + _LOSSES_PER_LINE] for index in range(0, len(texts), _LOSSES_PER_LINE)
+    ]
     return ["   ".join(row).rstrip() for row in rows]
 
 
 def _choose_epochs(curve: Mapping[int, float]) -> list[int]:
     """Return the epochs whose losses are shown.
 
-    If there are many epochs, only every n-th is shown, and the epochs with the first, lowest and final loss. The
-    interval n is 2, 5, 10, 20 and so on.
+    If there are many epochs, only every n-th is shown, and the epochs with the first, lowest and
+    final loss. The interval n is 2, 5, 10, 20 and so on.
     """
     epochs = sorted(curve)
     steps = (step * 10**power for power in itertools.count() for step in (1, 2, 5))
     step = next(step for step in steps if len(epochs) <= _MAX_LOSSES * step)
     lowest = min(epochs, key=lambda epoch: _make_comparable(curve[epoch]), default=0)
-    return sorted({*epochs[step - 1 :: step], *epochs[:1], *epochs[-1:], *([lowest] if epochs else [])})
+    return sorted(
+        {*epochs[step - 1 :: step], *epochs[:1], *epochs[-1:], *([lowest] if epochs else [])}
+    )
 
 
 def _make_comparable(loss: float) -> float:
@@ -209,5 +249,9 @@ def _make_comparable(loss: float) -> float:
 
 
 def _describe_log(log_end: LogTail) -> str:
-    skipped = f"without its first {format_count(log_end.lines_before, 'line')}, " if log_end.lines_before else ""
+    skipped = (
+        f"without its first {format_count(log_end.lines_before, 'line')}, "
+        if log_end.lines_before
+        else ""
+    )
     return f"{skipped}{log_end.path}"

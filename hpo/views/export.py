@@ -21,11 +21,12 @@ from hpo.store.pareto_front import find_front
 from hpo.text_format import escape_invisible, escape_unencodable
 
 FORMATS = ("csv", "json", "parquet")
-_FORMULA_STARTS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # OWASP, "CSV Injection"; the last four are full-width
+# OWASP, "CSV Injection"; the last four are full-width.
+_FORMULA_STARTS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 _BIDI_CONTROLS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
-# Names and types of columns. No name begins with PARAM_PREFIX or METRIC_PREFIX, so that a hyperparameter or metric with
-# the same name gets a column of its own.
+# Names and types of columns. No name begins with PARAM_PREFIX or METRIC_PREFIX, so that a
+# hyperparameter or metric with the same name gets a column of its own.
 _FRONT_COLUMN = "front"
 _FIRST_COLUMNS = {"study": "text", "trial": "whole", "state": "text", "loss": "number"}
 _LAST_COLUMNS = {
@@ -50,11 +51,12 @@ _LAST_COLUMNS = {
 class EvaluationTable:
     """A table with one row per evaluation; None marks a missing value.
 
-    Values are finite numbers, booleans, texts that UTF-8 can encode, times in UTC, and lists of numbers and None.
+    Values are finite numbers, booleans, texts that UTF-8 can encode, times in UTC, and lists of
+    numbers and None.
 
     Attributes:
-        column_types: Type of each column by its name: "text", "whole" (integer), "number" (float), "truth" (boolean),
-            "numbers" (list of floats), "time", or "any" (hyperparameters).
+        column_types: Type of each column by its name: "text", "whole" (integer), "number" (float),
+            "truth" (boolean), "numbers" (list of floats), "time", or "any" (hyperparameters).
         rows: The rows, each with one value per column.
     """
 
@@ -65,8 +67,8 @@ class EvaluationTable:
 def make_evaluation_table(run: RunReader) -> EvaluationTable:
     """Return a table of all evaluations of a run: first the search, then the confirmation of the best individuals.
 
-    Each hyperparameter of the search space has a column, even if no evaluation has a value for it. With several
-    objectives, a column of booleans marks the evaluations on the Pareto front.
+    Each hyperparameter of the search space has a column, even if no evaluation has a value for it.
+    With several objectives, a column of booleans marks the evaluations on the Pareto front.
     """
     evaluations, several = run.read_evaluations(), run.manifest.objectives.is_multi_objective
     rows = [_make_row(run.manifest.study, evaluation) for evaluation in evaluations]
@@ -74,14 +76,22 @@ def make_evaluation_table(run: RunReader) -> EvaluationTable:
         best = {evaluation.trial for evaluation in find_front(evaluations, run.manifest.objectives)}
         rows = [{**row, _FRONT_COLUMN: row["trial"] in best} for row in rows]
     rows += [
-        _make_row(run.manifest.confirmation_study, evaluation) for evaluation in run.read_confirmations(all_plans=True)
+        _make_row(run.manifest.confirmation_study, evaluation)
+        for evaluation in run.read_confirmations(all_plans=True)
     ]
     params = dict.fromkeys(
-        [escape_unencodable(PARAM_PREFIX + name) for name in run.manifest.space] + _find_columns(PARAM_PREFIX, rows),
+        [escape_unencodable(PARAM_PREFIX + name) for name in run.manifest.space]
+        + _find_columns(PARAM_PREFIX, rows),
         "any",
     )
     metrics = dict.fromkeys(sorted(_find_columns(METRIC_PREFIX, rows)), "number")
-    columns = {**_FIRST_COLUMNS, **({_FRONT_COLUMN: "truth"} if several else {}), **params, **metrics, **_LAST_COLUMNS}
+    columns = {
+        **_FIRST_COLUMNS,
+        **({_FRONT_COLUMN: "truth"} if several else {}),
+        **params,
+        **metrics,
+        **_LAST_COLUMNS,
+    }
     return EvaluationTable(columns, [[row.get(column) for column in columns] for row in rows])
 
 
@@ -144,7 +154,9 @@ def find_writer(format_name: str) -> Callable[[EvaluationTable], bytes]:
         import pyarrow.parquet
     except ImportError as error:
         reason = " ".join(str(error).split())
-        raise UsageError(f"--to parquet needs pyarrow: {reason}. Run: pip install 'hpo-islands[parquet]'") from None
+        raise UsageError(
+            f"--to parquet needs pyarrow: {reason}. Run: pip install 'hpo-islands[parquet]'"
+        ) from None
     return lambda table: _encode_parquet(table, pyarrow)
 
 
@@ -207,13 +219,14 @@ def _encode_parquet(table: EvaluationTable, arrow: ModuleType) -> bytes:
 def _make_array(values: Sequence[Any], expected: Any, arrow: ModuleType) -> Any:
     """Return a column in which all values have one type.
 
-    It is the type `expected`. If that is None, it is the common type of the values, or float for a mix of int and
-    float. If a value does not fit, all values are converted to text.
+    It is the type `expected`. If that is None, it is the common type of the values, or float for a
+    mix of int and float. If a value does not fit, all values are converted to text.
     """
     kinds = {type(value) for value in values if value is not None}
     try:
         if expected is not None or len(kinds) <= 1 or kinds == {int, float}:
             return arrow.array(values, expected)
-    except (arrow.ArrowInvalid, arrow.ArrowTypeError, OverflowError):  # for example integers of more than 64 bits
+    # For example integers of more than 64 bits.
+    except (arrow.ArrowInvalid, arrow.ArrowTypeError, OverflowError):
         pass
     return arrow.array([None if value is None else str(value) for value in values])

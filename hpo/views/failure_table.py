@@ -18,7 +18,8 @@ from hpo.text_format import cut_text, format_tenths, format_value, make_printabl
 from hpo.views.individual_table import MAX_HYPERPARAMETERS
 from hpo.views.table_format import format_table, make_table
 
-_MIN_FAILURE_WIDTH = 40  # characters of the column of failures, even if the table is then wider than the terminal
+# Characters of the column of failures, even if the table is then wider than the terminal.
+_MIN_FAILURE_WIDTH = 40
 _LONGEST_VALUE = 24
 _GAP = 3  # characters between columns
 
@@ -39,7 +40,8 @@ def format_failed(failed: Sequence[Evaluation], n: int, run_dir: Path) -> list[s
     if sys.stdout.isatty():
         room = max(_MIN_FAILURE_WIDTH, shutil.get_terminal_size().columns - width - _GAP)
         reasons = [_truncate(reason, room) for reason in reasons]
-    whole = width + _GAP + max(map(cell_len, ["failure", *reasons])) + 1  # The right edge of the table is a space.
+    # The right edge of the table is a space.
+    whole = width + _GAP + max(map(cell_len, ["failure", *reasons])) + 1
     text = format_table("Failed", _make_failure_table(shown, reasons), width=whole)
     more = f"{make_show_command(run_dir, shown[0].label)} shows everything about trial {shown[0].label}"
     if (many := len(_find_param_names(shown))) > MAX_HYPERPARAMETERS:
@@ -55,7 +57,11 @@ def _truncate(reason: str, room: int) -> str:
 
 def _describe_count(shown: int, failed: int) -> str:
     if shown < failed:
-        return f"the latest {shown} of {failed} failures" if shown > 1 else f"the latest of {failed} failures"
+        return (
+            f"the latest {shown} of {failed} failures"
+            if shown > 1
+            else f"the latest of {failed} failures"
+        )
     return f"all {failed} failures" if failed > 1 else "the only failure"
 
 
@@ -74,7 +80,10 @@ def _make_failure_table(failed: Sequence[Evaluation], reasons: Sequence[str] = (
             columns.append(
                 (
                     shown,
-                    [cut_text(format_value(evaluation.params.get(name, "")), _LONGEST_VALUE) for evaluation in failed],
+                    [
+                        cut_text(format_value(evaluation.params.get(name, "")), _LONGEST_VALUE)
+                        for evaluation in failed
+                    ],
                 )
             )
     if not reasons:

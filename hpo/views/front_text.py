@@ -36,14 +36,19 @@ def describe_hypervolume(hypervolume: Hypervolume | None, objectives: Objectives
 
 def format_point(values: Iterable[float], objectives: Objectives) -> str:
     """Return the value of each objective as text, such as "loss 0.1, parameters 2000"."""
-    return ", ".join(f"{name} {format_number(value)}" for name, value in zip(objectives.names, values, strict=True))
+    return ", ".join(
+        f"{name} {format_number(value)}"
+        for name, value in zip(objectives.names, values, strict=True)
+    )
 
 
 def format_ranges(front: Sequence[Evaluation], objectives: Objectives) -> str:
     """Return the lowest and the highest value of each objective on a front, as text."""
     texts = []
     for name, own in zip(
-        objectives.names, zip(*(evaluation.values for evaluation in front), strict=True), strict=False
+        objectives.names,
+        zip(*(evaluation.values for evaluation in front), strict=True),
+        strict=False,
     ):
         lowest, highest = format_number(min(own)), format_number(max(own))
         texts.append(f"{name} {lowest} to {highest}" if lowest != highest else f"{name} {lowest}")
@@ -78,12 +83,16 @@ def describe_alternatives(front: Sequence[Evaluation], objectives: Objectives) -
     return f"{format_count(len(front), 'individual')} are on the front: {ways} chooses another"
 
 
-def group_ties(front: Sequence[Evaluation], objectives: Objectives) -> tuple[list[Evaluation], dict[int, int]]:
+def group_ties(
+    front: Sequence[Evaluation], objectives: Objectives
+) -> tuple[list[Evaluation], dict[int, int]]:
     """Return the first of all individuals with equal values, and the number of the others by its trial."""
     first: dict[tuple[float, ...], Evaluation] = {}
     for evaluation in front:
         first.setdefault(objectives.compute_costs(evaluation.values), evaluation)
-    counts = Counter(first[objectives.compute_costs(evaluation.values)].trial for evaluation in front)
+    counts = Counter(
+        first[objectives.compute_costs(evaluation.values)].trial for evaluation in front
+    )
     return list(first.values()), {trial: count - 1 for trial, count in counts.items()}
 
 

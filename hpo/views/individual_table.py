@@ -28,24 +28,29 @@ def format_individuals(
     """Return a table of individuals as text, with their hyperparameters between other columns.
 
     Args:
-        title: Title above the table.
-        params: Hyperparameters of each individual.
-        left: Columns to the left of the hyperparameters.
-        right: Columns to the right of the hyperparameters.
-        more: Command that shows the omitted hyperparameters.
-        find_important: Function that returns the hyperparameters to prefer, in order of preference. It takes
+        title: Title above the table. params: Hyperparameters of each individual. left: Columns to
+        the left of the hyperparameters. right: Columns to the right of the hyperparameters. more:
+        Command that shows the omitted hyperparameters. find_important: Function that returns the
+        hyperparameters to prefer, in order of preference. It takes
             seconds, and is called only if not all hyperparameters can be shown.
     """
     names = name_params(collect_names(params), [heading for heading, _ in (*left, *right)])
     chosen = list(names)
     if len(chosen) > MAX_HYPERPARAMETERS:
         chosen = choose_names(params, find_important())
-    columns = [(names[name], [format_value(values.get(name, "")) for values in params]) for name in chosen]
+    columns = [
+        (names[name], [format_value(values.get(name, "")) for values in params]) for name in chosen
+    ]
     positions = [str(index + 1) for index in range(len(params))]
     if len(chosen) == len(names):
         return format_table(title, make_table([("", positions), *left, *columns, *right]))
     blocks = [
-        _format_columns(title, [*left, *right, *columns], positions[first : first + _INDIVIDUALS_PER_BLOCK], first)
+        _format_columns(
+            title,
+            [*left, *right, *columns],
+            positions[first : first + _INDIVIDUALS_PER_BLOCK],
+            first,
+        )
         for first in range(0, len(positions), _INDIVIDUALS_PER_BLOCK)
     ]
     rest = format_count(len(names) - len(chosen), "other hyperparameter")
@@ -60,19 +65,24 @@ def find_important_names(summary: Summary) -> list[str]:
 def choose_names(params: Sequence[Mapping[str, Any]], important: Sequence[str]) -> list[str]:
     """Return the names of the hyperparameters to show, at most 12, in the order of the search space.
 
-    The `important` hyperparameters are chosen first, then those whose values differ most between the individuals.
+    The `important` hyperparameters are chosen first, then those whose values differ most between
+    the individuals.
     """
     names = collect_names(params)
-    ranked = sorted(names, key=lambda name: -_compute_difference([values.get(name, "") for values in params]))
-    chosen = list(dict.fromkeys([*(name for name in important if name in names), *ranked]))[:MAX_HYPERPARAMETERS]
+    ranked = sorted(
+        names, key=lambda name: -_compute_difference([values.get(name, "") for values in params])
+    )
+    chosen = list(dict.fromkeys([*(name for name in important if name in names), *ranked]))[
+        :MAX_HYPERPARAMETERS
+    ]
     return [name for name in names if name in chosen]
 
 
 def _compute_difference(values: Sequence[Any]) -> float:
     """Return how different values are, from 0 (all equal) to 1.
 
-    For numbers, this is half of their range, divided by the largest absolute value. For other values, it grows with the
-    number of distinct values.
+    For numbers, this is half of their range, divided by the largest absolute value. For other
+    values, it grows with the number of distinct values.
     """
     if all(type(item) in (int, float) for item in values):
         largest = max(map(abs, values))
@@ -88,5 +98,7 @@ def _format_columns(title: str, rows: Columns, positions: Sequence[str], first: 
         table.add_column(position, justify="right", no_wrap=True)
     for name, cells in rows:
         own = cells[first : first + len(positions)]
-        table.add_row(cut_text(name, _LONGEST_NAME), *(cut_text(cell, _LONGEST_VALUE) for cell in own))
+        table.add_row(
+            cut_text(name, _LONGEST_NAME), *(cut_text(cell, _LONGEST_VALUE) for cell in own)
+        )
     return format_table(title, table)

@@ -12,7 +12,8 @@ from hpo.store.evaluations import Evaluation
 _MAX_LINEAR_RATIO = 20.0  # highest loss divided by the lowest; above this, the scale is logarithmic
 _MAX_LOSS_RATIO = 100  # multiple of the usual loss at which outliers begin
 _PARTS = 10  # Nine tenths of the losses get at least this fraction, 1 / _PARTS, of the scale.
-_MAX_SHORTENED_FRACTION = 0.5  # Losses are excluded only if the scale shrinks to this fraction or less.
+# Losses are excluded only if the scale shrinks to this fraction or less.
+_MAX_SHORTENED_FRACTION = 0.5
 _POWER_RANGE = -323, 308  # exponents of ten in the range of floats
 
 
@@ -37,13 +38,15 @@ class LossScale:
         if self.is_logarithmic:
             lowest, highest = math.log10(self.lowest), math.log10(self.highest)
             return (math.log10(loss) - lowest) / (highest - lowest)
-        length = self.highest / 2 - self.lowest / 2  # Halves are used because a difference of floats may overflow.
+        # Halves are used because a difference of floats may overflow.
+        length = self.highest / 2 - self.lowest / 2
         return (loss / 2 - self.lowest / 2) / length if length else 0.0
 
     def compute_loss(self, fraction: float) -> float:
         """Return the loss at a position on the scale: `lowest` at 0, `highest` at 1. The result is always finite.
 
-        If `lowest` equals `highest`, the scale is as long as the absolute value of this loss, or 1 for a loss of 0.
+        If `lowest` equals `highest`, the scale is as long as the absolute value of this loss, or 1
+        for a loss of 0.
         """
         if self.is_logarithmic:
             lowest, highest = math.log10(self.lowest), math.log10(self.highest)
@@ -57,31 +60,38 @@ class LossScale:
 def make_loss_scale(drawn_losses: Sequence[float], losses: Sequence[float] = ()) -> LossScale:
     """Return the scale for the losses of a figure.
 
-    The scale begins at the lowest loss. It ends at the highest loss that is not an outlier. There are two rules:
+    The scale begins at the lowest loss. It ends at the highest loss that is not an outlier. There
+    are two rules:
 
-    1. If all losses are positive, a loss is an outlier above 100 times the usual loss. The usual loss is the median of
-       all losses above the best loss, because up to half of all individuals may diverge. Otherwise, the limit is the
-       usual loss plus 99 times its absolute value, or 99 times its distance from the best loss if this is larger.
-    2. A loss in the highest tenth of the remaining losses is an outlier if it is too far from the lowest loss. The
-       limit is ten times the largest distance in the other nine tenths. With ten losses or fewer, this rule finds no
-       outliers.
+    1. If all losses are positive, a loss is an outlier above 100 times the usual loss. The usual
+       loss is the median of all losses above the best loss, because up to half of all individuals
+       may diverge. Otherwise, the limit is the usual loss plus 99 times its absolute value, or 99
+       times its distance from the best loss if this is larger.
+    2. A loss in the highest tenth of the remaining losses is an outlier if it is too far from the
+       lowest loss. The limit is ten times the largest distance in the other nine tenths. With ten
+       losses or fewer, this rule finds no outliers.
 
-    A rule applies only if it makes the scale at most half as long. The scale thus includes all losses of a run
-    without outliers.
+    A rule applies only if it makes the scale at most half as long. The scale thus includes all
+    losses of a run without outliers.
 
     Args:
-        losses: Losses of all complete evaluations, which determine the usual loss; default: `drawn_losses`.
+        losses: Losses of all complete evaluations, which determine the usual loss; default:
+        `drawn_losses`.
     """
     shown = sorted(loss for loss in drawn_losses if math.isfinite(loss))
     if not shown:
         return LossScale(0.0, 0.0)
     scale = _shorten_scale(
-        LossScale(shown[0], shown[-1]), shown, _compute_upper_limit(losses if len(set(losses)) > 1 else shown)
+        LossScale(shown[0], shown[-1]),
+        shown,
+        _compute_upper_limit(losses if len(set(losses)) > 1 else shown),
     )
     inside = [loss for loss in shown if not scale.is_out_of_range(loss)]
     nine_tenths = _compute_quantile(inside, 0.9)
     return _shorten_scale(
-        scale, inside, max(nine_tenths, scale.compute_loss(_PARTS * scale.compute_fraction(nine_tenths)))
+        scale,
+        inside,
+        max(nine_tenths, scale.compute_loss(_PARTS * scale.compute_fraction(nine_tenths))),
     )
 
 

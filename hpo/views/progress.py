@@ -14,7 +14,14 @@ from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.results.display_names import merge_params_and_metrics
 from hpo.store.evaluations import Evaluation, find_best, find_root
 from hpo.store.pareto_front import FrontArchive
-from hpo.text_format import cut_text, format_duration, format_number, format_tenths, format_value, make_printable
+from hpo.text_format import (
+    cut_text,
+    format_duration,
+    format_number,
+    format_tenths,
+    format_value,
+    make_printable,
+)
 from hpo.views.front_text import format_best_so_far
 from hpo.views.pace import compute_pace
 
@@ -27,16 +34,20 @@ class ProgressLines:
     """Formats a line for each evaluation that ends, and marks new best evaluations or new members of the front.
 
     Args:
-        past: Evaluations recorded so far. Those that have ended get no line.
-        budget: Number of evaluations that the run has to do. Callers may change this attribute later.
+        past: Evaluations recorded so far. Those that have ended get no line. budget: Number of
+        evaluations that the run has to do. Callers may change this attribute later.
     """
 
-    def __init__(self, past: Sequence[Evaluation], budget: int, objectives: Objectives = ONLY_LOSS) -> None:
+    def __init__(
+        self, past: Sequence[Evaluation], budget: int, objectives: Objectives = ONLY_LOSS
+    ) -> None:
         self._roots: dict[int, int] = {}  # first trial of the individual of each trial
         self._ended: set[int] = set()  # trials
         # First trials of the individuals with at least one ended trial.
         self._done = {self._roots[evaluation.trial] for evaluation in self.take_ended(past)}
-        self._archive = FrontArchive(objectives, [evaluation for evaluation in past if evaluation.confirms is None])
+        self._archive = FrontArchive(
+            objectives, [evaluation for evaluation in past if evaluation.confirms is None]
+        )
         self._several = objectives.is_multi_objective
         self._mark = "front" if self._several else "best"
         self.budget = budget
@@ -74,7 +85,11 @@ class ProgressLines:
         self._done.add(find_root(evaluation, self._roots))
         confirms = "" if evaluation.confirms is None else f"confirms {evaluation.confirms}  "
         mark = self._mark if not confirms and self._archive.add(evaluation) else ""
-        loss = format_number(evaluation.loss) if evaluation.state == "complete" else evaluation.end_state
+        loss = (
+            format_number(evaluation.loss)
+            if evaluation.state == "complete"
+            else evaluation.end_state
+        )
         seconds = format_tenths(evaluation.seconds)
         what = confirms + self._align_values(
             merge_params_and_metrics(evaluation.params, evaluation.metrics, _RESERVED_COLUMNS)
@@ -100,8 +115,8 @@ class ProgressLines:
 class ProgressPrinter:
     """Context manager whose thread prints a line for each evaluation that ends.
 
-    Evaluations that have ended earlier are not printed. A line is printed after its evaluation was written to the
-    study, so a crash does not lose evaluations that the user has seen.
+    Evaluations that have ended earlier are not printed. A line is printed after its evaluation was
+    written to the study, so a crash does not lose evaluations that the user has seen.
 
     Args:
         read_changes: Returns the evaluations that have started or ended since its last call.
@@ -124,10 +139,14 @@ class ProgressPrinter:
         self._out = out
         past = read_changes()
         self._lines = ProgressLines(past, budget, objectives)
-        self._evaluations = {evaluation.trial: evaluation for evaluation in past if evaluation.state == "running"}
+        self._evaluations = {
+            evaluation.trial: evaluation for evaluation in past if evaluation.state == "running"
+        }
         self._started_at = self._estimated_at = time.monotonic()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._print_until_stopped, name="progress", daemon=True)
+        self._thread = threading.Thread(
+            target=self._print_until_stopped, name="progress", daemon=True
+        )
 
     def __enter__(self) -> ProgressPrinter:
         self._print_line(self._lines.heading)
@@ -151,15 +170,25 @@ class ProgressPrinter:
         self._evaluations |= changed
         for evaluation in self._lines.take_ended(changed.values()):
             self._print_line(self._lines.format_line(evaluation))
-        if time.monotonic() - self._estimated_at > SECONDS_BETWEEN_ESTIMATES and self._lines.done_count < self._budget:
+        if (
+            time.monotonic() - self._estimated_at > SECONDS_BETWEEN_ESTIMATES
+            and self._lines.done_count < self._budget
+        ):
             self._estimated_at = time.monotonic()
             self._print_line(self._format_estimate())
 
     def _format_estimate(self) -> str:
         now = compute_pace(
-            list(self._evaluations.values()), self._budget - self._lines.done_count, -math.inf, time.time()
+            list(self._evaluations.values()),
+            self._budget - self._lines.done_count,
+            -math.inf,
+            time.time(),
         )
-        left = "nothing yet" if now.seconds_left is None else f"about {format_duration(now.seconds_left)} left"
+        left = (
+            "nothing yet"
+            if now.seconds_left is None
+            else f"about {format_duration(now.seconds_left)} left"
+        )
         return f"-- {self._lines.best_text}{format_duration(self._estimated_at - self._started_at)} gone, {left}"
 
     def _print_line(self, line: str) -> None:

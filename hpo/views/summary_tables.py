@@ -48,8 +48,8 @@ def print_tables(summary: Summary, run_dir: Path, shows_expected_loss: bool = Fa
     """Print the best individuals of each island and of the whole run, and the counts of evaluations.
 
     Args:
-        run_dir: The run directory, which printed commands name.
-        shows_expected_loss: Whether a model is asked for the expected loss of the best, which takes seconds.
+        run_dir: The run directory, which printed commands name. shows_expected_loss: Whether a
+        model is asked for the expected loss of the best, which takes seconds.
     """
     for island, best in summary.islands.items():
         if best:
@@ -59,10 +59,15 @@ def print_tables(summary: Summary, run_dir: Path, shows_expected_loss: bool = Fa
         print(format_confirmed(summary, run_dir))
         if not summary.unconfirmed:
             positions = [str(position) for position in range(1, 1 + len(summary.confirmed))]
-            lines = (textwrap.fill(sentence, _LINE_WIDTH) for sentence in describe_confirmed(summary, positions))
+            lines = (
+                textwrap.fill(sentence, _LINE_WIDTH)
+                for sentence in describe_confirmed(summary, positions)
+            )
             print(*lines, "", sep="\n")
     if summary.best:
-        print(_format_propagators(summary.propagators, make_improved_heading(summary.run.objectives)))
+        print(
+            _format_propagators(summary.propagators, make_improved_heading(summary.run.objectives))
+        )
     print(_format_search(summary), end="")
     if summary.failures:
         print(_format_failure_reasons(summary.failures, run_dir))
@@ -88,7 +93,9 @@ def print_advice(advice: Sequence[Advice]) -> None:
     lines = ["", "What to do next"] if advice else []
     for item in advice:
         for text, first in ((item.text, "- "), (item.evidence, "  ")):
-            lines += textwrap.wrap(make_printable(text), _LINE_WIDTH, initial_indent=first, subsequent_indent="  ")
+            lines += textwrap.wrap(
+                make_printable(text), _LINE_WIDTH, initial_indent=first, subsequent_indent="  "
+            )
         lines += [f"      {make_printable(item.command)}"] if item.command else []
     if lines:
         print("\n".join(lines))
@@ -116,7 +123,9 @@ def _format_front(summary: Summary, run_dir: Path) -> str:
     positions = select_far_apart(compute_costs(individuals, objectives), most)
     shown = [individuals[position] for position in positions]
     lines = textwrap.wrap(make_printable(describe_front(len(front), objectives)), _LINE_WIDTH)
-    lines += textwrap.wrap(make_printable(describe_hypervolume(summary.hypervolume, objectives)), _LINE_WIDTH)
+    lines += textwrap.wrap(
+        make_printable(describe_hypervolume(summary.hypervolume, objectives)), _LINE_WIDTH
+    )
     if rest := len(front) - len(shown):
         command = f"hpo top {shlex.quote(str(run_dir))} -n {len(front)}"
         hint = "; +1 is another trial with the same values" if len(individuals) < len(front) else ""
@@ -135,10 +144,15 @@ def _format_entries(
 ) -> str:
     found = sorted({name for entry in entries for name in entry.metrics})
     metrics = put_objectives_first(found, summary.run.objectives)
-    names = name_metrics(metrics, collect_names(entry.params for entry in entries), RESERVED_COLUMNS)
+    names = name_metrics(
+        metrics, collect_names(entry.params for entry in entries), RESERVED_COLUMNS
+    )
     left = [
         ("loss", format_numbers([entry.loss for entry in entries])),
-        *((names[name], format_numbers([entry.metrics.get(name) for entry in entries])) for name in metrics),
+        *(
+            (names[name], format_numbers([entry.metrics.get(name) for entry in entries]))
+            for name in metrics
+        ),
     ]
     right = [("trial", [format_trial(entry.trial, ties or {}) for entry in entries])]
     right.append(("island", [str(entry.island) for entry in entries]))
@@ -151,7 +165,9 @@ def _format_entries(
         right.append(("imported from", [entry.imported_from for entry in entries]))
     more = make_show_command(run_dir, str(entries[0].trial))
     params = [entry.params for entry in entries]
-    return format_individuals(title, params, left, right, more, lambda: find_important_names(summary))
+    return format_individuals(
+        title, params, left, right, more, lambda: find_important_names(summary)
+    )
 
 
 def _format_parent(entry: Evaluation) -> str:
@@ -194,7 +210,8 @@ def _format_ancestry(ancestry: Sequence[Evaluation]) -> str:
     changed = [name for name in names if len(set(values[name])) > 1]
     columns += [(name, list(map(format_value, values[name]))) for name in changed[:_MAX_CHANGED]]
     return format_table(
-        "Lineage of the best: each trial began with the checkpoint of the trial above", make_table(columns)
+        "Lineage of the best: each trial began with the checkpoint of the trial above",
+        make_table(columns),
     )
 
 

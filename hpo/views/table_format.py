@@ -28,9 +28,14 @@ def make_table(columns: Sequence[tuple[str, Sequence[str]]]) -> Table:
 
 def format_table(title: str, table: Table, *below: str, width: int = 1000) -> str:
     """Return a text: `title`, the table with at most `width` characters per line, and the lines `below`."""
-    # The width of the terminal is unknown under mpirun: output is a pipe, or a terminal that claims 80 columns.
+    # The width of the terminal is unknown under mpirun: output is a pipe, or a terminal that claims
+    # 80 columns.
     console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:
         console.print(table, markup=False)
-    lines = [make_printable(line).rstrip() for line in [*captured.get().split("\n"), *below] if line.strip()]
+    lines = [
+        make_printable(line).rstrip()
+        for line in [*captured.get().split("\n"), *below]
+        if line.strip()
+    ]
     return "\n".join([title, *lines, ""])

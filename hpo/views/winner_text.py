@@ -22,12 +22,15 @@ def print_winner(run: RunReader, chosen: Evaluation, objective: str | None = Non
     """Print the results of the best individual and the location of its weights to stderr.
 
     Args:
-        chosen: The best individual.
-        objective: Name of the objective by which the user has chosen the individual; None if by no objective.
+        chosen: The best individual. objective: Name of the objective by which the user has chosen
+        the individual; None if by no objective.
     """
     objectives, test = run.manifest.objectives, read_winner_test(run.run_dir, chosen)
     names = name_metrics(chosen.metrics, chosen.params, RESERVED_COLUMNS)
-    metrics = {names[name]: chosen.metrics[name] for name in put_objectives_first(chosen.metrics, objectives)}
+    metrics = {
+        names[name]: chosen.metrics[name]
+        for name in put_objectives_first(chosen.metrics, objectives)
+    }
     first = f"trial {chosen.trial}: {format_named_values({'loss': chosen.loss, **metrics})}"
     entry = find_confirmed_entry(chosen, run.read_confirmations())
     lines = [f"{first} in the search", _format_confirmation(entry)] if entry else [first]
@@ -35,7 +38,9 @@ def print_winner(run: RunReader, chosen: Evaluation, objective: str | None = Non
         lines.append(describe_alternatives(run.find_front(), objectives))
     if test:
         weights = (
-            "" if test["confirmation"] is None else f", with the weights of {format_label(test['confirmation'], True)}"
+            ""
+            if test["confirmation"] is None
+            else f", with the weights of {format_label(test['confirmation'], True)}"
         )
         lines.append(f"on test data{weights}: {format_named_values(test['metrics'])}")
     lines += _format_weights(run, chosen)
@@ -49,7 +54,10 @@ def format_test_result(run: RunReader, winner: Evaluation, content: Mapping[str,
         winner: The individual that the run recommends.
         content: Result of the test, with its `metrics`.
     """
-    metrics = ", ".join(f"{make_printable(name)} {format_number(value)}" for name, value in content["metrics"].items())
+    metrics = ", ".join(
+        f"{make_printable(name)} {format_number(value)}"
+        for name, value in content["metrics"].items()
+    )
     network = find_network(run.run_dir, winner, run.read_confirmations(all_plans=True))
     name = network.name if network else f"trial {winner.trial}"
     lines = [f"On test data, which the search has not seen, the network of {name} has {metrics}"]
@@ -84,7 +92,9 @@ def explain_missing_test(run: RunReader, winner: Evaluation) -> str:
 def _format_confirmation(entry: ConfirmedIndividual) -> str:
     assert entry.mean is not None  # `find_confirmed_entry` returns no other entry.
     seeds = format_count(len(entry.losses), "other seed")
-    deviation = "" if entry.deviation is None else f", standard deviation {format_number(entry.deviation)}"
+    deviation = (
+        "" if entry.deviation is None else f", standard deviation {format_number(entry.deviation)}"
+    )
     failed = f"; {entry.failed} failed" if entry.failed else ""
     return f"trained again with {seeds}: mean loss {format_number(entry.mean)}{deviation}{failed}"
 
@@ -103,4 +113,8 @@ def _format_weights(run: RunReader, chosen: Evaluation) -> Sequence[str]:
 
 def _format_seed(network: TrainedNetwork) -> str:
     evaluation = network.trained_by
-    return "" if evaluation.confirms is None else f" (seed {evaluation.seed}, loss {format_number(evaluation.loss)})"
+    return (
+        ""
+        if evaluation.confirms is None
+        else f" (seed {evaluation.seed}, loss {format_number(evaluation.loss)})"
+    )

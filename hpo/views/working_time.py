@@ -12,9 +12,9 @@ from hpo.store.evaluations import Evaluation
 def compute_end(evaluation: Evaluation, now: float | None) -> float:
     """Return the end of an evaluation, in seconds since the epoch; `now` for a running evaluation.
 
-    The end of an interrupted evaluation is unknown, so its start is returned. If `now` is None, the run is not active,
-    and the start of a running evaluation is returned. The end is never before the start, even if the clock was set
-    back.
+    The end of an interrupted evaluation is unknown, so its start is returned. If `now` is None, the
+    run is not active, and the start of a running evaluation is returned. The end is never before
+    the start, even if the clock was set back.
     """
     stop = now if evaluation.state == "running" else evaluation.ended
     if stop is None or evaluation.state == "interrupted":

@@ -39,7 +39,9 @@ NETWORKS = SearchSpace(layers=Int(1, 9), lr=Float(0.01, 1.0, log=True, mutable=T
 
 def make_ended(trial: int, loss: float, inherits: int | None = None, **values: Any) -> Evaluation:
     params = values.pop("params", {"lr": 0.1})
-    return make_evaluation(trial, loss=loss, params=params, inherits=inherits, **{"checkpoint_step": 1, **values})
+    return make_evaluation(
+        trial, loss=loss, params=params, inherits=inherits, **{"checkpoint_step": 1, **values}
+    )
 
 
 def make_history(
@@ -57,7 +59,9 @@ def test_heir_sample_has_changes_from_the_parent() -> None:
         make_ended(2, 5.0, 1),
         make_ended(3, math.inf, 1, state="failed"),
     ]
-    history = make_history([*evaluations, make_evaluation(4, state="running", params={"lr": 0.5}, inherits=1)])
+    history = make_history(
+        [*evaluations, make_evaluation(4, state="running", params={"lr": 0.5}, inherits=1)]
+    )
     assert history.make_founder_sample().costs.tolist() == [[8.0]]
     sample = history.make_heir_sample(evaluations[1])
     assert sample.costs.tolist() == [[-0.5], [0.25], [math.inf]]
@@ -70,15 +74,23 @@ def test_heir_sample_has_changes_from_the_parent() -> None:
 
 
 def test_heir_cost_of_a_negative_loss_keeps_its_sign() -> None:
-    history = make_history([make_ended(0, -0.5), make_ended(1, -0.6, 0), make_ended(2, 0.0, 0), make_ended(3, 0.5, 2)])
-    assert history.make_heir_sample(make_ended(0, -0.5)).costs[:, 0] == pytest.approx([-0.2, 1.0, 0.5])
+    history = make_history(
+        [make_ended(0, -0.5), make_ended(1, -0.6, 0), make_ended(2, 0.0, 0), make_ended(3, 0.5, 2)]
+    )
+    assert history.make_heir_sample(make_ended(0, -0.5)).costs[:, 0] == pytest.approx(
+        [-0.2, 1.0, 0.5]
+    )
 
 
 def test_parent_pool_has_the_best_with_checkpoints() -> None:
     pool = ParentPool(RATES, island=1, islands=2, uses_pbt=True)
     for trial in range(40):
         pool.add_evaluation(make_ended(trial, 1 - trial / 100, island=trial % 2))
-    others: list[dict[str, Any]] = [{"checkpoint_step": 0}, {"imported_from": "trial 1 of x"}, {"state": "failed"}]
+    others: list[dict[str, Any]] = [
+        {"checkpoint_step": 0},
+        {"imported_from": "trial 1 of x"},
+        {"state": "failed"},
+    ]
     for trial, values in enumerate(others, start=40):
         pool.add_evaluation(make_ended(trial, 0.0, island=1, **values))
     assert [parent.trial for parent in pool.parents] == list(range(39, 19, -2))
@@ -94,18 +106,31 @@ def test_draw_parent_draws_fewer_founders_as_parents_age() -> None:
     young = [make_ended(trial, 1.0, params={"layers": 1 + trial, "lr": 0.1}) for trial in range(4)]
     old = [make_ended(4 + trial, 0.5, trial, params=young[trial].params) for trial in range(4)]
     rng = random.Random(0)
-    first, later = make_history(young, NETWORKS).parent_pool, make_history([*young, *old], NETWORKS).parent_pool
+    first, later = (
+        make_history(young, NETWORKS).parent_pool,
+        make_history([*young, *old], NETWORKS).parent_pool,
+    )
     share = sum(first.draw_parent(rng) is None for _ in range(1000)) / 1000
     assert share == pytest.approx(0.5, abs=0.05)
-    assert sum(later.draw_parent(rng) is None for _ in range(1000)) / 1000 == pytest.approx(0.25, abs=0.05)
-    assert {parent.trial for parent in map(later.draw_parent, [rng] * 100) if parent} == {4, 5, 6, 7}
+    assert sum(later.draw_parent(rng) is None for _ in range(1000)) / 1000 == pytest.approx(
+        0.25, abs=0.05
+    )
+    assert {parent.trial for parent in map(later.draw_parent, [rng] * 100) if parent} == {
+        4,
+        5,
+        6,
+        7,
+    }
 
 
 @pytest.mark.parametrize("exploration_share", [0.0, 1.0])
-def test_ga_prefers_large_changes_to_good_parents(exploration_share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ga_prefers_large_changes_to_good_parents(
+    exploration_share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """High learning rates halve the losses of bad parents. Low ones hardly change the losses of good parents.
 
-    So the best choice is a high learning rate for a good parent, although no evaluation has tried this.
+    So the best choice is a high learning rate for a good parent, although no evaluation has tried
+    this.
     """
     monkeypatch.setattr("hpo.breeding.surrogate._EXPLORATION_SHARE", exploration_share)
     draws, evaluations = random.Random(0), [make_ended(0, 1.0), make_ended(1, 0.001)]
@@ -113,7 +138,9 @@ def test_ga_prefers_large_changes_to_good_parents(exploration_share: float, monk
         is_high = trial % 2 == 0
         lr = round(draws.uniform(0.8, 1.0) if is_high else draws.uniform(0.02, 0.06), 6)
         parent = evaluations[0 if is_high else 1]
-        evaluations.append(make_ended(trial, parent.loss * (1 - lr / 2), parent.trial, params={"lr": lr}))
+        evaluations.append(
+            make_ended(trial, parent.loss * (1 - lr / 2), parent.trial, params={"lr": lr})
+        )
     population = [Individual(RATES, RATES.encode(each.params)) for each in evaluations]
     for individual, evaluation in zip(population, evaluations, strict=True):
         individual.loss = evaluation.loss
@@ -172,10 +199,22 @@ def test_tpe_with_pbt_learns_ranks_within_each_kind() -> None:
     history = make_history([])
     propagator = TPEPropagator(history, random.Random(0))
     history.add_evaluations(
-        [make_ended(0, 8.0), make_ended(1, 4.0, 0), make_ended(2, 3.9, 1), make_ended(3, 9.0), make_ended(4, 1.0, 1)]
+        [
+            make_ended(0, 8.0),
+            make_ended(1, 4.0, 0),
+            make_ended(2, 3.9, 1),
+            make_ended(3, 9.0),
+            make_ended(4, 1.0, 1),
+        ]
     )
     propagator._learn()
-    assert [trial.value for trial in propagator._study.trials] == [0.5, 0.5, 0.75, 0.75, pytest.approx(1 / 6)]
+    assert [trial.value for trial in propagator._study.trials] == [
+        0.5,
+        0.5,
+        0.75,
+        0.75,
+        pytest.approx(1 / 6),
+    ]
 
 
 def test_tpe_without_inheritance_leaves_out_heirs() -> None:
@@ -193,11 +232,16 @@ def run_with_heirs(folder: Path, **options: Any) -> Session:
     """
     search = SEARCHES / "heirs.py"
     session = start_session(folder, search, pbt=True, evaluations=9, **options)
-    record, distributions = session.open_record(), load_search_file(search).space.make_distributions()
+    record, distributions = (
+        session.open_record(),
+        load_search_file(search).space.make_distributions(),
+    )
     for trial, (lr, loss) in enumerate([(0.1, 2.0), (0.2, 3.0), (0.3, 1.0)]):
         inherits: dict[str, Any] = {"inherits": 0} if trial == 2 else {}
         params = {"kind": 1, "lr": lr, "decays": False}
-        assignment = claim_evaluation(record, params, distributions, 99, propagator="ga", **inherits)
+        assignment = claim_evaluation(
+            record, params, distributions, 99, propagator="ga", **inherits
+        )
         record.report(assignment, 1, loss)
         record.record_checkpoint(assignment, 1)
         record.complete(assignment, loss, 1.0, {})
@@ -206,7 +250,9 @@ def run_with_heirs(folder: Path, **options: Any) -> Session:
 
 def test_warm_start_leaves_out_evaluations_with_a_parent(tmp_path: Path) -> None:
     run_with_heirs(tmp_path / "before")
-    session = start_session(tmp_path / "run", SEARCHES / "heirs.py", warm_start=str(tmp_path / "before"))
+    session = start_session(
+        tmp_path / "run", SEARCHES / "heirs.py", warm_start=str(tmp_path / "before")
+    )
     assert f"with 2 evaluations of {tmp_path}/before, the best 2\n" in session.headline
     assert "without 1 evaluation with inherited weights" in session.headline
     assert [each.loss for each in session.open_record().read_evaluations()] == [2.0, 3.0]
@@ -228,19 +274,27 @@ def test_warm_start_leaves_out_evaluations_with_a_parent(tmp_path: Path) -> None
         ),
     ],
 )
-def test_no_pbt_keeps_checks_of_a_run_with_heirs(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_no_pbt_keeps_checks_of_a_run_with_heirs(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
     run_with_heirs(tmp_path / "run")
     before = (tmp_path / "run" / "run.json").read_bytes()
     resume = {"resume": True, "pbt": False}
     with pytest.raises(UsageError, match=said):
         start_session(tmp_path / "run", SEARCHES / "heirs.py", **resume, **options)
     assert (tmp_path / "run" / "run.json").read_bytes() == before
-    assert "resumed after 3 evaluations" in start_session(tmp_path / "run", SEARCHES / "heirs.py", **resume).headline
+    assert (
+        "resumed after 3 evaluations"
+        in start_session(tmp_path / "run", SEARCHES / "heirs.py", **resume).headline
+    )
 
 
 def test_find_parent_skips_missing_checkpoints(tmp_path: Path) -> None:
     session = run_with_heirs(tmp_path / "run")
-    states, space = CheckpointStore(session.run_dir.checkpoints), load_search_file(SEARCHES / "heirs.py").space
+    states, space = (
+        CheckpointStore(session.run_dir.checkpoints),
+        load_search_file(SEARCHES / "heirs.py").space,
+    )
     heirs = InheritancePolicy(session.open_record(), space, 2, states)
     params = {"kind": 1, "lr": 0.7, "decays": False}
     assert heirs.find_parent(params, 0) is None, "no parent has a checkpoint"
@@ -253,7 +307,9 @@ def test_find_parent_skips_missing_checkpoints(tmp_path: Path) -> None:
     assert heirs.find_parent(params, 0) == 0, "the damaged checkpoint must be removed"
 
 
-def test_tables_mark_evaluations_with_a_parent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_mark_evaluations_with_a_parent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_with_heirs(tmp_path / "run")
     summary = RunReader(tmp_path / "run").make_summary(3)
     assert [evaluation.inherits for evaluation in summary.top] == [0, None, None]
@@ -264,8 +320,14 @@ def test_tables_mark_evaluations_with_a_parent(tmp_path: Path, capsys: pytest.Ca
 def test_expected_losses_leave_out_heirs() -> None:
     rng = np.random.default_rng(0)
     rates = np.exp(rng.uniform(math.log(0.01), 0, 60)).round(6).tolist()
-    plain = [make_ended(trial, 1 + abs(math.log(lr)), params={"lr": lr}) for trial, lr in enumerate(rates)]
-    heirs = [replace(each, trial=60 + each.trial, loss=each.loss / 100, inherits=each.trial) for each in plain]
+    plain = [
+        make_ended(trial, 1 + abs(math.log(lr)), params={"lr": lr})
+        for trial, lr in enumerate(rates)
+    ]
+    heirs = [
+        replace(each, trial=60 + each.trial, loss=each.loss / 100, inherits=each.trial)
+        for each in plain
+    ]
     alone = compute_expected_losses(plain, RATES)
     assert len(alone) == 60
     assert compute_expected_losses([*plain, *heirs], RATES) == alone

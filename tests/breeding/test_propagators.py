@@ -28,7 +28,10 @@ from tests.support.simulation import SimulatedIslands, simulate
 
 NUMBERS = SearchSpace(depth=Int(1, 12), width=Float(0.0, 2.0), lr=Float(1e-5, 1.0, log=True))
 EVERYTHING = SearchSpace(
-    **NUMBERS.parameters, act=Categorical("relu", "tanh", "elu"), flag=Categorical(True, False), one=Categorical(7)
+    **NUMBERS.parameters,
+    act=Categorical("relu", "tanh", "elu"),
+    flag=Categorical(True, False),
+    one=Categorical(7),
 )
 
 
@@ -69,8 +72,12 @@ def test_propagators_breed_new_individuals_of_the_space(name: str) -> None:
     assert len({tuple(params.values()) for params in started}) == 60, "no individual must repeat"
     for params in started:
         assert space.decode(space.encode(params)) == params
-    values = {parameter: {params[parameter] for params in started} for parameter in space.parameters}
-    assert all(len(values[parameter]) > 3 for parameter in NUMBERS.parameters), "all numbers must vary"
+    values = {
+        parameter: {params[parameter] for params in started} for parameter in space.parameters
+    }
+    assert all(len(values[parameter]) > 3 for parameter in NUMBERS.parameters), (
+        "all numbers must vary"
+    )
     if space is EVERYTHING:
         assert values["act"] == {"relu", "tanh", "elu"}
         assert values["flag"] == {True, False}
@@ -129,7 +136,9 @@ def test_ask_before_tell_returns_other_individuals(name: str) -> None:
 @pytest.mark.slow
 def test_learning_propagators_beat_random_search(name: str, factor: float) -> None:
     def mean_best(propagator: str) -> float:
-        return float(np.mean([run_islands(EVERYTHING, [propagator], 60, seed)[1].min() for seed in range(4)]))
+        return float(
+            np.mean([run_islands(EVERYTHING, [propagator], 60, seed)[1].min() for seed in range(4)])
+        )
 
     assert mean_best(name) < factor * mean_best("random")
 
@@ -139,7 +148,10 @@ def test_propagators_exhaust_a_finite_space() -> None:
     for name in ("ga", "tpe", "propulate", "random"):
         started, _ = run_islands(space, [name], 10)
         assert len({tuple(params.values()) for params in started}) == 10
-    evaluations = [make_evaluation(trial, params=params) for trial, params in enumerate(space.all_individuals or ())]
+    evaluations = [
+        make_evaluation(trial, params=params)
+        for trial, params in enumerate(space.all_individuals or ())
+    ]
     history = EvaluationHistory(space)
     history.add_evaluations(evaluations)
     assert history.draw_new(random.Random(0)) is None
@@ -157,12 +169,15 @@ class DiagonalSpace:
         self.calls += 1
         return bool(params["a"] == params["b"])
 
-    def make_history(self, known: int, is_stopping: Callable[[], bool] = lambda: False) -> EvaluationHistory:
+    def make_history(
+        self, known: int, is_stopping: Callable[[], bool] = lambda: False
+    ) -> EvaluationHistory:
         """Return the history of a run with `known` complete evaluations."""
         history = EvaluationHistory(self.space)
         history.is_stopping = is_stopping  # type: ignore[method-assign]
         history.add_evaluations(
-            make_evaluation(trial, params={"a": trial + 1, "b": trial + 1}) for trial in range(known)
+            make_evaluation(trial, params={"a": trial + 1, "b": trial + 1})
+            for trial in range(known)
         )
         return history
 
@@ -234,7 +249,8 @@ def test_propagators_learn_despite_failures() -> None:
 def test_check_space_rejects_categories_for_cmaes() -> None:
     check_space(("ga", "cmaes"), NUMBERS)
     with pytest.raises(
-        UsageError, match=r"cmaes must be used with numbers and ordinals only, got 'act', which is Categorical\('relu'"
+        UsageError,
+        match=r"cmaes must be used with numbers and ordinals only, got 'act', which is Categorical\('relu'",
     ):
         check_space(("ga", "cmaes"), EVERYTHING)
 
@@ -243,10 +259,13 @@ def test_gaussian_process_predicts_with_uncertainty() -> None:
     rng = np.random.default_rng(0)
 
     def draw(count: int) -> Any:
-        return np.column_stack([rng.random((count, 2)), np.eye(3)[rng.integers(3, size=count)] / math.sqrt(2)])
+        return np.column_stack(
+            [rng.random((count, 2)), np.eye(3)[rng.integers(3, size=count)] / math.sqrt(2)]
+        )
 
     def truth(points: Any) -> Any:
-        return np.sin(3 * points[:, 0]) + (points[:, 3] > 0)  # The second coordinate does not matter.
+        # The second coordinate does not matter.
+        return np.sin(3 * points[:, 0]) + (points[:, 3] > 0)
 
     points, others = draw(80), draw(50)
     values = truth(points)

@@ -19,7 +19,11 @@ from hpo.breeding.acquisition import HypervolumeImprovement, log_expected_improv
 from hpo.breeding.evaluation_history import EvaluationHistory, TimeBudget, find_informative
 from hpo.breeding.gaussian_process import GaussianProcess, Vector
 from hpo.breeding.islands import RecordedHistory
-from hpo.breeding.loss_transforms import apply_power_transform, compute_normal_scores, select_learned
+from hpo.breeding.loss_transforms import (
+    apply_power_transform,
+    compute_normal_scores,
+    select_learned,
+)
 from hpo.breeding.population import Individual
 from hpo.breeding.propagators import make_propagator
 from hpo.breeding.surrogate import DurationModel, SuccessModel, Surrogate, select_latest
@@ -76,7 +80,9 @@ def test_log_expected_improvement_matches_integral() -> None:
     for standardized in (-3.0, -1.1, -0.9, 0.0, 2.5):
         rng = np.linspace(-12, 12, 100_001)
         gain = integrate.trapezoid(np.maximum(standardized - rng, 0) * stats.norm.pdf(rng), rng)
-        assert log_expected_improvement(np.array([standardized]))[0] == pytest.approx(math.log(gain), abs=1e-6)
+        assert log_expected_improvement(np.array([standardized]))[0] == pytest.approx(
+            math.log(gain), abs=1e-6
+        )
     far = log_expected_improvement(-np.logspace(0, 6, 200))
     assert np.isfinite(far).all()
     assert (np.diff(far) < 0).all(), "the gain must fall with the distance"
@@ -112,12 +118,15 @@ def _draw_evaluations(count: int) -> list[Evaluation]:
     rng = random.Random(0)
     drawn = [FIVE.draw(rng) for _ in range(count)]
     return [
-        make_evaluation(trial, loss=sum(float(x) ** 2 for x in p.values()), params=p) for trial, p in enumerate(drawn)
+        make_evaluation(trial, loss=sum(float(x) ** 2 for x in p.values()), params=p)
+        for trial, p in enumerate(drawn)
     ]
 
 
 @pytest.mark.parametrize("exploration_share", [0.0, 1.0])
-def test_surrogate_imputes_pending_evaluations(exploration_share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_surrogate_imputes_pending_evaluations(
+    exploration_share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(surrogate, "_EXPLORATION_SHARE", exploration_share)
     running = make_evaluation(40, state="running", params=dict.fromkeys(FIVE.parameters, 0.0))
     beside = np.array([[0.1, 0.0, 0.0, 0.0, 0.0]])
@@ -128,7 +137,9 @@ def test_surrogate_imputes_pending_evaluations(exploration_share: float, monkeyp
 def _fail_above(evaluations: list[Evaluation], limit: float) -> list[Evaluation]:
     """Return evaluations of which those with x0 above a limit have failed."""
     return [
-        dataclasses.replace(e, state="failed", loss=math.inf) if float(e.params["x0"]) > limit else e
+        dataclasses.replace(e, state="failed", loss=math.inf)
+        if float(e.params["x0"]) > limit
+        else e
         for e in evaluations
     ]
 
@@ -157,7 +168,9 @@ def test_surrogate_learns_loss_near_failures_from_successes() -> None:
     evaluations = _fail_above(_draw_evaluations(80), limit)
     compute_merits = _learn(*evaluations)
     far = np.array([[-0.8, 0.0, 0.0, 0.0, 0.0]])
-    assert compute_merits(best) > compute_merits(far), "the best region must not lose its merit next to failures"
+    assert compute_merits(best) > compute_merits(far), (
+        "the best region must not lose its merit next to failures"
+    )
 
 
 def test_surrogate_learns_from_one_success() -> None:
@@ -193,7 +206,9 @@ def test_unknown_region_stays_attractive_if_most_fail() -> None:
     model = SuccessModel(np.arange(8))
     model.fit(points, succeeded, known=40)
     assert model.compute_log_weight(points[succeeded]).min() > -1.5
-    assert -3.5 < model.compute_log_weight(np.full((1, 8), 1e3))[0] < -2, "a search must leave its first successes"
+    assert -3.5 < model.compute_log_weight(np.full((1, 8), 1e3))[0] < -2, (
+        "a search must leave its first successes"
+    )
 
 
 def test_uninformative_failures_do_not_lower_merits() -> None:
@@ -242,13 +257,16 @@ def test_surrogate_excludes_candidates_near_known_ones(
     compute_merits = _learn(*known, running)
     for evaluation in (known[7], running):
         genes = np.array(list(FIVE.encode(evaluation.params).values()))
-        within, outside = genes + 0.019, genes + np.array([0.0, 0.021, 0.0, 0.0, 0.0])  # The range is 2.
+        # The range is 2.
+        within, outside = genes + 0.019, genes + np.array([0.0, 0.021, 0.0, 0.0, 0.0])
         assert compute_merits(within[np.newaxis]) == -np.inf
         assert np.isfinite(compute_merits(outside[np.newaxis]))
 
 
 @pytest.mark.parametrize("objectives", [2, 3])
-def test_hypervolume_improvement_is_the_added_hypervolume(objectives: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hypervolume_improvement_is_the_added_hypervolume(
+    objectives: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(0)
     known, candidates = rng.random((objectives, 30)), 0.5 * rng.random((objectives, 200))
     reference = known.max(axis=1)
@@ -256,11 +274,15 @@ def test_hypervolume_improvement_is_the_added_hypervolume(objectives: int, monke
     monkeypatch.setattr(acquisition, "_SMOOTHING", 1e-4)
     monkeypatch.setattr(acquisition, "compute_reference_point", lambda *_: reference)
     before = compute_hypervolume(known.T, reference)
-    added = np.array([compute_hypervolume(np.vstack([known.T, own]), reference) - before for own in candidates.T])
+    added = np.array(
+        [compute_hypervolume(np.vstack([known.T, own]), reference) - before for own in candidates.T]
+    )
     gained = np.exp(HypervolumeImprovement(known, rng)(candidates[None]))
     is_large = added > 0.01
     assert 10 < is_large.sum() < 200
-    assert gained[is_large] / gained[is_large].sum() == pytest.approx(added[is_large] / added[is_large].sum(), rel=0.15)
+    assert gained[is_large] / gained[is_large].sum() == pytest.approx(
+        added[is_large] / added[is_large].sum(), rel=0.15
+    )
     assert gained[~is_large].max() < gained[is_large].min()
 
 

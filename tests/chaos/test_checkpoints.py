@@ -46,7 +46,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     enqueue(folder, *XS)
     settings = {"saves": ",".join(WAYS), "seconds": 0, "epochs": EPOCHS, "best": BEST}
-    job = Mpi().run(2, *make_saving_arguments("whole", "--evaluations", len(XS), **settings), cwd=folder)
+    job = Mpi().run(
+        2, *make_saving_arguments("whole", "--evaluations", len(XS), **settings), cwd=folder
+    )
     assert (job.returncode, job.stderr) == (0, "")
     return folder / "whole"
 
@@ -55,7 +57,9 @@ def list_losses(trial: optuna.trial.FrozenTrial) -> list[float]:
     return list(trial.intermediate_values.values())
 
 
-def start_until_losses(mpi: Mpi, ranks: int, command: list[object], folder: Path, epochs: int, *xs: float) -> Victim:
+def start_until_losses(
+    mpi: Mpi, ranks: int, command: list[object], folder: Path, epochs: int, *xs: float
+) -> Victim:
     """Start a run, and wait until each individual of `xs` has at least `epochs` losses.
 
     If no individual is given, wait until any evaluation has at least `epochs` losses.
@@ -64,7 +68,11 @@ def start_until_losses(mpi: Mpi, ranks: int, command: list[object], folder: Path
     run_dir = folder / str(command[command.index("--run-dir") + 1])
     victim.wait_for("done  island")
     while True:
-        known = {t.params.get("x"): t for t in load_trials(run_dir) if len(t.intermediate_values) >= epochs}
+        known = {
+            t.params.get("x"): t
+            for t in load_trials(run_dir)
+            if len(t.intermediate_values) >= epochs
+        }
         if known and all(x in known for x in xs):
             return victim
         assert victim.job.poll() is None, victim.log.read_text()
@@ -79,27 +87,42 @@ def stop_run(victim: Victim, number: int = signal.SIGUSR1) -> None:
 
 
 def assert_same_weights(run_dir: Path, expected_dir: Path) -> None:
-    weights, expected = (read_weights(folder / "best.safetensors") for folder in (run_dir, expected_dir))
+    weights, expected = (
+        read_weights(folder / "best.safetensors") for folder in (run_dir, expected_dir)
+    )
     assert weights is not None
     assert expected is not None
     assert weights.params == expected.params
     assert all(weights.state[name].equal(tensor) for name, tensor in expected.state.items())
 
 
-def test_evaluations_stopped_twice_have_the_same_losses(mpi: Mpi, folder: Path, whole: Path) -> None:
+def test_evaluations_stopped_twice_have_the_same_losses(
+    mpi: Mpi, folder: Path, whole: Path
+) -> None:
     """Three workers of two ranks are stopped during their first evaluations. After a resume, they are stopped again."""
     enqueue(folder, *XS)
     expected = {trial.params["x"]: trial for trial in load_trials(whole)}
     settings = {"saves": ",".join(WAYS), "epochs": EPOCHS, "best": BEST, "folder": folder}
     options = ["--evaluations", len(XS), "--resume", "--ranks-per-worker", 2]
     stop_run(
-        start_until_losses(mpi, 6, make_saving_arguments("cut", *options, seconds=0.3, **settings), folder, 3, *XS[:3]),
+        start_until_losses(
+            mpi,
+            6,
+            make_saving_arguments("cut", *options, seconds=0.3, **settings),
+            folder,
+            3,
+            *XS[:3],
+        ),
         signal.SIGTERM,
     )
     states = folder / "cut" / "checkpoints"
-    assert sorted(path.name for path in states.iterdir()) == [f"{number}.safetensors" for number in range(3)]
+    assert sorted(path.name for path in states.iterdir()) == [
+        f"{number}.safetensors" for number in range(3)
+    ]
     stop_run(
-        start_until_losses(mpi, 6, make_saving_arguments("cut", *options, seconds=0.1, **settings), folder, 3, *XS)
+        start_until_losses(
+            mpi, 6, make_saving_arguments("cut", *options, seconds=0.1, **settings), folder, 3, *XS
+        )
     )
     assert {path.name for path in states.iterdir()} >= {"3.safetensors", "4.safetensors"}
     job = mpi.run(2, *make_saving_arguments("cut", *options, seconds=0, **settings), cwd=folder)
@@ -109,10 +132,18 @@ def test_evaluations_stopped_twice_have_the_same_losses(mpi: Mpi, folder: Path, 
     assert {trial.params["x"] for trial in resumed} == set(XS)
     trained = read_epochs(folder)
     for trial in resumed:
-        # The stop may come while a checkpoint is gathered. On a busy machine, not every checkpoint is copied: copies
-        # take 1% of the time.
-        began, interrupted = trial.user_attrs["resumed_from_step"], trials[trial.user_attrs["retry_of"]]
-        assert 1 <= began == interrupted.user_attrs["checkpoint_step"] <= len(interrupted.intermediate_values)
+        # The stop may come while a checkpoint is gathered. On a busy machine, not every checkpoint
+        # is copied: copies take 1% of the time.
+        began, interrupted = (
+            trial.user_attrs["resumed_from_step"],
+            trials[trial.user_attrs["retry_of"]],
+        )
+        assert (
+            1
+            <= began
+            == interrupted.user_attrs["checkpoint_step"]
+            <= len(interrupted.intermediate_values)
+        )
         x = trial.params["x"]
         epochs = [epoch for trained_x, epoch in trained if trained_x == x]
         if "retry_of" not in interrupted.user_attrs:
@@ -123,19 +154,26 @@ def test_evaluations_stopped_twice_have_the_same_losses(mpi: Mpi, folder: Path, 
             assert list_losses(trial) == list_losses(expected[x])
             assert epochs[-(EPOCHS - began) :] == [*range(began + 1, EPOCHS + 1)]
             first = next(candidate for candidate in trials if candidate.params["x"] == x)
-            assert trial.user_attrs["seconds"] > (0.3 if x in XS[:3] else 0.1) * first.user_attrs["checkpoint_step"]
+            assert (
+                trial.user_attrs["seconds"]
+                > (0.3 if x in XS[:3] else 0.1) * first.user_attrs["checkpoint_step"]
+            )
     assert len(find_complete_losses(trials)) == len(XS)
     assert not states.exists()
     assert_same_weights(folder / "cut", whole)
 
 
-def test_killed_evaluation_repeats_at_most_one_interval(mpi: Mpi, folder: Path, whole: Path) -> None:
+def test_killed_evaluation_repeats_at_most_one_interval(
+    mpi: Mpi, folder: Path, whole: Path
+) -> None:
     """All processes are killed twice. Between the kills, the evaluation trains for some epochs."""
     best = min(find_complete_losses(load_trials(whole)).items(), key=lambda item: item[1])[0]
     expected = load_trials(whole)[best]
     enqueue(folder, expected.params["x"])
     options = ["--evaluations", 1, "--checkpoint-every", "1s", "--resume"]
-    cut = make_saving_arguments("cut", *options, folder=folder, seconds=0.15, epochs=EPOCHS, best=BEST)
+    cut = make_saving_arguments(
+        "cut", *options, folder=folder, seconds=0.15, epochs=EPOCHS, best=BEST
+    )
     shown = 0
     for _ in range(2):
         victim = start_until_losses(mpi, 2, cut, folder, shown + 9)
@@ -157,7 +195,12 @@ def test_trainer_killed_at_write_fails_one_evaluation(mpi: Mpi, folder: Path) ->
     enqueue(folder, 0.05, 0.15)
     options = ["--evaluations", 2, "--checkpoint-every", "1s"]
     victim = start_until_losses(
-        mpi, 2, make_saving_arguments("run", *options, saves="killed,state", seconds=0.4), folder, 1, 0.15
+        mpi,
+        2,
+        make_saving_arguments("run", *options, saves="killed,state", seconds=0.4),
+        folder,
+        1,
+        0.15,
     )
     failed, _ = load_trials(folder / "run")
     assert failed.state.name == "FAIL"
@@ -172,7 +215,8 @@ def test_trainer_killed_at_write_fails_one_evaluation(mpi: Mpi, folder: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "ranks"), [("replicate", "shard", 3), ("shard", "pipeline", 2), ("pipeline", "replicate", 1)]
+    ("before", "after", "ranks"),
+    [("replicate", "shard", 3), ("shard", "pipeline", 2), ("pipeline", "replicate", 1)],
 )
 def test_parallel_network_resumes_with_other_strategy(
     mpi: Mpi, tmp_path: Path, before: str, after: str, ranks: int
@@ -184,12 +228,18 @@ def test_parallel_network_resumes_with_other_strategy(
     options = ["--evaluations", 2, "--ranks-per-worker"]
     stop_run(
         start_until_losses(
-            mpi, 2, make_sharing_arguments(before, *options, 2, epochs=4, slope=0, seconds=0.1), tmp_path, 2
+            mpi,
+            2,
+            make_sharing_arguments(before, *options, 2, epochs=4, slope=0, seconds=0.1),
+            tmp_path,
+            2,
         )
     )
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     job = mpi.run(
-        2, *make_sharing_arguments(before, *options, 2, "--resume", epochs=4, slope=0, seconds=0), cwd=tmp_path
+        2,
+        *make_sharing_arguments(before, *options, 2, "--resume", epochs=4, slope=0, seconds=0),
+        cwd=tmp_path,
     )
     assert (job.returncode, job.stderr) == (0, "")
     interrupted, resumed, whole = load_trials(tmp_path / "run")
@@ -198,8 +248,15 @@ def test_parallel_network_resumes_with_other_strategy(
     assert list_losses(resumed) == list_losses(whole), "losses are equal to the last digit"
     shutil.rmtree(tmp_path / "run")
     shutil.move(tmp_path / "again", tmp_path / "run")
-    settings = {"epochs": 4, "slope": 0, "seconds": 0, "accumulate" if after == "pipeline" else "microbatches": 1}
-    command = make_sharing_arguments(after, "--evaluations", 1, *options[2:], ranks, "--resume", **settings)
+    settings = {
+        "epochs": 4,
+        "slope": 0,
+        "seconds": 0,
+        "accumulate" if after == "pipeline" else "microbatches": 1,
+    }
+    command = make_sharing_arguments(
+        after, "--evaluations", 1, *options[2:], ranks, "--resume", **settings
+    )
     job = mpi.run(ranks, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     _, trial = load_trials(tmp_path / "run")
@@ -210,7 +267,16 @@ def test_parallel_network_resumes_with_other_strategy(
 def test_fit_called_twice_resumes_first_training(mpi: Mpi, tmp_path: Path) -> None:
     """The second evaluation trains the same networks without an interruption. Both must have the same losses."""
     (tmp_path / "start.json").write_text('[{"lr": 0.01, "copy": 1}, {"lr": 0.01, "copy": 2}]')
-    command: list[object] = [PROGRAM, SEARCHES / "folds.py", "--run-dir", "run", "--islands", 1, "--evaluations", 2]
+    command: list[object] = [
+        PROGRAM,
+        SEARCHES / "folds.py",
+        "--run-dir",
+        "run",
+        "--islands",
+        1,
+        "--evaluations",
+        2,
+    ]
     command += ["--enqueue", "start.json"]
     stop_run(start_until_losses(mpi, 2, [*command, "--set", "seconds=0.3"], tmp_path, 5))
     job = mpi.run(2, *command, "--resume", "--set", "seconds=0", cwd=tmp_path)
@@ -223,7 +289,9 @@ def test_fit_called_twice_resumes_first_training(mpi: Mpi, tmp_path: Path) -> No
     assert list_losses(trial) == list_losses(whole)
 
 
-def test_invalid_checkpoints_warn_and_restart_evaluations(mpi: Mpi, folder: Path, whole: Path) -> None:
+def test_invalid_checkpoints_warn_and_restart_evaluations(
+    mpi: Mpi, folder: Path, whole: Path
+) -> None:
     xs = XS[:3]
     enqueue(folder, *xs)
     options, settings = ["--evaluations", len(xs), "--resume"], {"epochs": EPOCHS, "best": BEST}
@@ -231,7 +299,9 @@ def test_invalid_checkpoints_warn_and_restart_evaluations(mpi: Mpi, folder: Path
         start_until_losses(
             mpi,
             3,
-            make_saving_arguments("cut", *options, "--ranks-per-worker", 1, seconds=0.3, **settings),
+            make_saving_arguments(
+                "cut", *options, "--ranks-per-worker", 1, seconds=0.3, **settings
+            ),
             folder,
             2,
             *xs,
@@ -245,12 +315,24 @@ def test_invalid_checkpoints_warn_and_restart_evaluations(mpi: Mpi, folder: Path
     content[-20] ^= 1
     changed.write_bytes(content)
     text = of_others.read_bytes()
-    of_others.write_bytes(text.replace(b'"x": 0.25', b'"x": 0.26').replace(b'\\"x\\": 0.25', b'\\"x\\": 0.26'))
+    of_others.write_bytes(
+        text.replace(b'"x": 0.25', b'"x": 0.26').replace(b'\\"x\\": 0.25', b'\\"x\\": 0.26')
+    )
     fresh = make_saving_arguments("fresh", *options[:2], width=6, seconds=0, **settings)
     assert mpi.run(2, *fresh, cwd=folder).returncode == 0
-    reasons = ["cannot be read: it is incomplete", *["cannot be read: its checksum does not match"] * 2]
-    for width, expected, messages in ((5, whole, reasons), (6, folder / "fresh", [r"saving.py:\d+: "] * 3)):
-        job = mpi.run(2, *make_saving_arguments("cut", *options, width=width, seconds=0, **settings), cwd=folder)
+    reasons = [
+        "cannot be read: it is incomplete",
+        *["cannot be read: its checksum does not match"] * 2,
+    ]
+    for width, expected, messages in (
+        (5, whole, reasons),
+        (6, folder / "fresh", [r"saving.py:\d+: "] * 3),
+    ):
+        job = mpi.run(
+            2,
+            *make_saving_arguments("cut", *options, width=width, seconds=0, **settings),
+            cwd=folder,
+        )
         assert job.returncode == 0, job.stderr
         trials = load_trials(folder / "cut")[3:]
         warnings = job.stderr.splitlines()
@@ -278,7 +360,9 @@ def test_invalid_save_checkpoint_fails_with_its_line(mpi: Mpi, folder: Path) -> 
     }
     enqueue(folder, *((number + 0.5) / 10 for number in range(len(ways))))
     job = mpi.run(
-        2, *make_saving_arguments("run", "--evaluations", len(ways), saves=",".join(ways), seconds=0), cwd=folder
+        2,
+        *make_saving_arguments("run", "--evaluations", len(ways), saves=",".join(ways), seconds=0),
+        cwd=folder,
     )
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(folder / "run")
@@ -293,7 +377,9 @@ def test_invalid_save_checkpoint_fails_with_its_line(mpi: Mpi, folder: Path) -> 
 def test_checkpoint_every_off_saves_nothing(mpi: Mpi, folder: Path) -> None:
     options = ["--evaluations", 1, "--checkpoint-every", "off"]
     stop_run(
-        start_until_losses(mpi, 2, make_saving_arguments("run", *options, saves="function", seconds=0.3), folder, 2)
+        start_until_losses(
+            mpi, 2, make_saving_arguments("run", *options, saves="function", seconds=0.3), folder, 2
+        )
     )
     assert not (folder / "run" / "checkpoints").exists()
     interrupted, waiting = load_trials(folder / "run")

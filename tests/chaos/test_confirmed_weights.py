@@ -24,7 +24,12 @@ from hpo.store.record import Record
 from hpo.store.run_dir import RunDir
 from hpo.store.study_client import DirectConnection, StudyClient
 from hpo.store.study_writer import Claims, StudyWriter
-from hpo.store.weights import ConfirmedWeights, make_weights_draft_path, read_weights, read_weights_info
+from hpo.store.weights import (
+    ConfirmedWeights,
+    make_weights_draft_path,
+    read_weights,
+    read_weights_info,
+)
 from hpo.trainer.search_file import load_search_file
 from hpo.views.page.html_report import render_report
 from tests.support.checkpoints import make_drafts
@@ -75,11 +80,15 @@ class Run:
         wants = self.keeper.is_wanted(assignment, loss, {})
         self.recorder.writer.record.complete(assignment, loss, 1.0, {})
         if wants:
-            self.keeper.save_weights(assignment, make_drafts({"seed": torch.tensor([assignment.seed])}))
+            self.keeper.save_weights(
+                assignment, make_drafts({"seed": torch.tensor([assignment.seed])})
+            )
         return wants
 
     def hand_over(self) -> None:
-        finalize_run(self.path, None, PROBLEM, make_run_test(load_search_file(LUCKY).bind_settings([])))
+        finalize_run(
+            self.path, None, PROBLEM, make_run_test(load_search_file(LUCKY).bind_settings([]))
+        )
 
     def kept(self, trial: int) -> int | None:
         """Return the number of the confirmation whose weights are saved for a trial; None if none are."""
@@ -120,7 +129,9 @@ def test_confirmed_weights_if_another_worker_is_faster(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_damaged", [True, False])
-def test_confirmed_weights_replace_damaged_and_outdated_ones(tmp_path: Path, is_damaged: bool) -> None:
+def test_confirmed_weights_replace_damaged_and_outdated_ones(
+    tmp_path: Path, is_damaged: bool
+) -> None:
     run = Run(tmp_path / "run")
     assert run.complete(0.9)
     if is_damaged:
@@ -134,11 +145,15 @@ def test_confirmed_weights_replace_damaged_and_outdated_ones(tmp_path: Path, is_
     assert run.kept(0) == 1
 
 
-def test_finalize_tests_the_confirmed_winner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finalize_tests_the_confirmed_winner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = Run(tmp_path / "run")
     for loss in (0.9, 0.95, 0.55, 0.5):
         run.complete(loss)
-    (run.files.confirmed_weights / make_weights_draft_path(Path("1.safetensors"), 7)).write_bytes(b"left by a crash")
+    (run.files.confirmed_weights / make_weights_draft_path(Path("1.safetensors"), 7)).write_bytes(
+        b"left by a crash"
+    )
     run.hand_over()
     seed, path = run.plan.draw_seeds(1)[1], run.files.confirmed_weights / "1.safetensors"
     out = capsys.readouterr().out
@@ -147,7 +162,9 @@ def test_finalize_tests_the_confirmed_winner(tmp_path: Path, capsys: pytest.Capt
         f"{seed}\nTrial 1 has the lowest mean loss over other seeds. Of its networks, the one with the lowest "
         f"validation loss, 0.5, was tested: {path}\n"
     ) in out
-    assert list_names(run.files.confirmed_weights) == ["1.safetensors"], "only the winner keeps its weights"
+    assert list_names(run.files.confirmed_weights) == ["1.safetensors"], (
+        "only the winner keeps its weights"
+    )
     test = json.loads(run.files.test_json.read_text())
     assert (test["trial"], test["confirmation"], test["metrics"]) == (1, 3, {"seed": seed})
     run.hand_over()
@@ -159,11 +176,15 @@ def test_finalize_tests_the_confirmed_winner(tmp_path: Path, capsys: pytest.Capt
         f"its weights: {path} (seed {seed}, loss 0.5)\n"
     )
     page = render_report(RunReader(run.path), 10, time.time())
-    assert f"<code>confirmed/1.safetensors</code> in the run directory: those of seed {seed}" in page
+    assert (
+        f"<code>confirmed/1.safetensors</code> in the run directory: those of seed {seed}" in page
+    )
     assert "with the network that confirm-3 has trained with another seed" in page
 
 
-def test_finalize_tests_the_network_of_the_search_if_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finalize_tests_the_network_of_the_search_if_best(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = Run(tmp_path / "run")
     for loss in (0.2, 0.25, 0.55, 0.5):
         run.complete(loss)
@@ -174,7 +195,9 @@ def test_finalize_tests_the_network_of_the_search_if_best(tmp_path: Path, capsys
     assert "trained again with 2 other seeds: mean loss 0.225" in run_hpo("best", run.path).stderr
 
 
-def test_finalize_without_weights_of_the_winner_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finalize_without_weights_of_the_winner_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = Run(tmp_path / "run")
     for loss in (0.9, 0.95, 0.55, 0.5):
         run.complete(loss)
@@ -187,7 +210,9 @@ def test_finalize_without_weights_of_the_winner_says_so(tmp_path: Path, capsys: 
     assert not run.files.test_json.exists()
 
 
-def test_finalize_before_all_are_confirmed_keeps_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finalize_before_all_are_confirmed_keeps_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = Run(tmp_path / "run")
     for loss in (0.9, 0.95, 0.55):
         run.complete(loss)
@@ -198,7 +223,18 @@ def test_finalize_before_all_are_confirmed_keeps_weights(tmp_path: Path, capsys:
 
 
 def test_resume_after_a_crash_in_test_tests_the_confirmed_winner(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = [PROGRAM, LUCKY, "--run-dir", "run", "--evaluations", 2, "--confirm-seeds", 2, "--resume", *ALONE]
+    arguments = [
+        PROGRAM,
+        LUCKY,
+        "--run-dir",
+        "run",
+        "--evaluations",
+        2,
+        "--confirm-seeds",
+        2,
+        "--resume",
+        *ALONE,
+    ]
     (tmp_path / "wait").touch()
     job = mpi.start(1, *arguments, cwd=tmp_path)
     deadline = time.monotonic() + scale(90)
@@ -212,13 +248,17 @@ def test_resume_after_a_crash_in_test_tests_the_confirmed_winner(mpi: Mpi, tmp_p
     end = mpi.run(1, *arguments, cwd=tmp_path)
     assert (end.returncode, end.stderr) == (0, "")
     confirmations = [
-        trial for trial in load_trials(tmp_path / "run", "run-confirm") if trial.params["kind"] == "steady"
+        trial
+        for trial in load_trials(tmp_path / "run", "run-confirm")
+        if trial.params["kind"] == "steady"
     ]
     assert len(confirmations) == 2, "no confirmation must be repeated"
     lowest = min(confirmations, key=lambda trial: trial.values[0])
     seed = lowest.user_attrs["seed"]
     assert f"with seed {seed} (confirm-{lowest.number}) has seed {seed}\n" in end.stdout
-    assert list_names(tmp_path / "run" / "confirmed") == [f"{lowest.user_attrs['confirms']}.safetensors"]
+    assert list_names(tmp_path / "run" / "confirmed") == [
+        f"{lowest.user_attrs['confirms']}.safetensors"
+    ]
 
 
 def test_script_confirmed_with_other_seeds_keeps_its_network(mpi: Mpi, tmp_path: Path) -> None:
@@ -248,10 +288,15 @@ def test_script_confirmed_with_other_seeds_keeps_its_network(mpi: Mpi, tmp_path:
     winner = run.find_winner()
     assert winner is not None
     assert winner.params == {"kind": "steady"}
-    own = [evaluation for evaluation in run.read_confirmations() if evaluation.confirms == winner.trial]
+    own = [
+        evaluation for evaluation in run.read_confirmations() if evaluation.confirms == winner.trial
+    ]
     lowest: Evaluation = min(own, key=lambda evaluation: evaluation.loss)
     weights = read_weights(tmp_path / "run" / "confirmed" / f"{winner.trial}.safetensors")
     assert weights is not None
     assert weights.state["seed"].item() == lowest.seed
     handed = run_hpo("best", tmp_path / "run").stderr
-    assert f"confirmed/{winner.trial}.safetensors (seed {lowest.seed}, loss {lowest.loss:.4g})" in handed
+    assert (
+        f"confirmed/{winner.trial}.safetensors (seed {lowest.seed}, loss {lowest.loss:.4g})"
+        in handed
+    )

@@ -55,4 +55,6 @@ def test_run_with_constraint_that_crashes_twice_ends(mpi: Mpi, tmp_path: Path) -
     assert re.findall("^error: .*", job.stderr, re.MULTILINE) == [
         "error: the constraints of the search space cannot be evaluated: the trainer was ended by SIGSEGV"
     ]
-    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 4, "checked again after the first crash"
+    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 4, (
+        "checked again after the first crash"
+    )

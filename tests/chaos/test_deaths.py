@@ -29,7 +29,8 @@ from tests.support.launch import SEARCHES, Mpi, write_changed_program
 from tests.support.limits import scale
 from tests.support.run_output import find_complete_losses, load_trials
 
-SECONDS_TO_RECOVER = 6.0  # The documentation promises 2 s. In the suite, several jobs share two cores.
+# The documentation promises 2 s. In the suite, several jobs share two cores.
+SECONDS_TO_RECOVER = 6.0
 SECONDS_TO_END = 5.0
 LINE = r"dying\.py:\d+"
 
@@ -53,8 +54,17 @@ CRASHES: dict[str, list[str]] = {
 }
 DIFFER = {"differ": [LINE, "SIGABRT", "collective"]}  # gloo aborts on any rank.
 
-# Seconds from the timeout to the end of the trainer, which is killed early if it does not acknowledge the signal.
-HANGS = {"swallow": 5, "cancelled": 5, "lock": 1, "native": 1, "signals": 1, "stop": 1, "finally": 5}
+# Seconds from the timeout to the end of the trainer, which is killed early if it does not
+# acknowledge the signal.
+HANGS = {
+    "swallow": 5,
+    "cancelled": 5,
+    "lock": 1,
+    "native": 1,
+    "signals": 1,
+    "stop": 1,
+    "finally": 5,
+}
 
 
 def select_program_lines(errors: str) -> list[str]:
@@ -75,7 +85,9 @@ def assert_only_failed(folder: Path, ways: Sequence[str]) -> None:
         if not way:
             assert trial.values == [pytest.approx(trial.params["x"] + 0.5)]
     assert len(trials) == len(planned) == len(evaluations)
-    assert all(len(times) == 1 for evaluation in evaluations for times in evaluation.starts.values())
+    assert all(
+        len(times) == 1 for evaluation in evaluations for times in evaluation.starts.values()
+    )
     assert {way for way in planned.values() if way} == set(ways)
 
 
@@ -84,7 +96,14 @@ def test_trainer_crash_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int)
     """Crashes happen before or after the first loss, in turn. Which of the two is first depends on the size."""
     expected, after = CRASHES | DIFFER, [size % 2, 1 - size % 2]
     ways = [*(["differ"] * 2 if size > 1 else []), *CRASHES]
-    options = ["--ranks-per-worker", size, "--evaluations", 2 * len(ways), "--collective-timeout", 60]
+    options = [
+        "--ranks-per-worker",
+        size,
+        "--evaluations",
+        2 * len(ways),
+        "--collective-timeout",
+        60,
+    ]
     settings = {"ways": ",".join(ways), "after": ",".join(map(str, after)), "every": 2}
     with start_job(mpi, size, tmp_path, make_dying_arguments(*options, **settings)) as victim:
         killing = kill_on_request(victim)
@@ -94,7 +113,10 @@ def test_trainer_crash_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int)
     assert select_program_lines(errors) == []
     assert_only_failed(tmp_path, ways)
     for turn, (way, trial) in enumerate(zip(ways, load_trials(tmp_path / "run")[::2], strict=True)):
-        failure, rank = trial.user_attrs["failure"], r"rank \d" if way == "differ" else f"rank {turn % size}"
+        failure, rank = (
+            trial.user_attrs["failure"],
+            r"rank \d" if way == "differ" else f"rank {turn % size}",
+        )
         for pattern in [f"^{rank}\\b", *expected[way]]:
             assert re.search(pattern, failure), f"{way}: {failure}"
         assert len(trial.intermediate_values) == after[turn % 2], way
@@ -119,15 +141,23 @@ def test_trainer_hang_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) 
         if evaluation := hung.get(trial.params["x"]):
             rank, failure = f"rank {evaluation.rank}", trial.user_attrs["failure"]
             waited = rf"timeout: rank \d waited 3 s \(--collective-timeout\) at {LINE} for (.*, )?{rank}\b"
-            assert re.match(waited if size > 1 else "timeout: ", failure), f"{evaluation.way}: {failure}"
+            assert re.match(waited if size > 1 else "timeout: ", failure), (
+                f"{evaluation.way}: {failure}"
+            )
             # In the other ways, the signal that requests stacks may be blocked.
             if evaluation.way in ("swallow", "finally", "cancelled"):
-                assert re.search(rf"{rank},? (which )?was at {LINE}", failure), f"{evaluation.way}: {failure}"
+                assert re.search(rf"{rank},? (which )?was at {LINE}", failure), (
+                    f"{evaluation.way}: {failure}"
+                )
             if evaluation.way == "cancelled":
-                assert f"was at dying.py:{find_line_of_hang()}" in failure, "where it was before its `finally`"
+                assert f"was at dying.py:{find_line_of_hang()}" in failure, (
+                    "where it was before its `finally`"
+                )
     timeout = 3 if size > 1 else 2 + 3
     times = measure_recovery_times(tmp_path)
-    late = {way: times[way] for way in times if times[way] > timeout + HANGS[way] + SECONDS_TO_RECOVER}
+    late = {
+        way: times[way] for way in times if times[way] > timeout + HANGS[way] + SECONDS_TO_RECOVER
+    }
     assert late == {}
 
 
@@ -166,7 +196,9 @@ def kill_templates(victim: Victim) -> int:
 @pytest.mark.mpi
 def test_template_killed_once_fails_no_evaluation(tmp_path: Path) -> None:
     options = ["--ranks-per-worker", 1, "--evaluations", 6]
-    with start_job(OWN_TEMPLATES, 2, tmp_path, make_dying_arguments(*options, gate="gate")) as victim:
+    with start_job(
+        OWN_TEMPLATES, 2, tmp_path, make_dying_arguments(*options, gate="gate")
+    ) as victim:
         wait_for_starts(victim, 2)
         assert kill_templates(victim) == 1, "the ranks of a host share one template"
         (tmp_path / "gate").touch()
@@ -176,27 +208,37 @@ def test_template_killed_once_fails_no_evaluation(tmp_path: Path) -> None:
     assert "error:" not in errors
     trials = load_trials(tmp_path / "run")
     assert len(find_complete_losses(trials)) == 6
-    assert {trial.user_attrs["failure"] for trial in trials if trial.state.name != "COMPLETE"} <= {"interrupted"}
+    assert {trial.user_attrs["failure"] for trial in trials if trial.state.name != "COMPLETE"} <= {
+        "interrupted"
+    }
     starts = Counter(note["x"] for _, _, note in read_notes(tmp_path))
-    assert starts.keys() == {trial.params["x"] for trial in trials if trial.state.name == "COMPLETE"}
+    assert starts.keys() == {
+        trial.params["x"] for trial in trials if trial.state.name == "COMPLETE"
+    }
     assert sorted(starts.values()) == [1] * 4 + [2] * 2, "each worker repeats its evaluation"
 
 
 @pytest.mark.mpi
 def test_template_killed_twice_ends_run_with_one_message(tmp_path: Path) -> None:
     options = ["--ranks-per-worker", 1, "--evaluations", 99]
-    with start_job(OWN_TEMPLATES, 2, tmp_path, make_dying_arguments(*options, seconds=0.2)) as victim:
+    with start_job(
+        OWN_TEMPLATES, 2, tmp_path, make_dying_arguments(*options, seconds=0.2)
+    ) as victim:
         for starts in (4, 8):
             wait_for_starts(victim, starts)
             assert kill_templates(victim) >= 1
         status, errors = victim.wait(30, SECONDS_TO_END)
     assert status not in (0, 75)
-    assert len(re.findall("^error: .*template", errors, re.MULTILINE)) == errors.count("error:") == 1, errors
+    assert (
+        len(re.findall("^error: .*template", errors, re.MULTILINE)) == errors.count("error:") == 1
+    ), errors
     assert "Traceback" not in errors
     assert 2 <= len(find_complete_losses(load_trials(tmp_path / "run"))) < 99
 
 
-def test_template_that_cannot_start_ends_job_with_one_message(each_mpi: Mpi, tmp_path: Path) -> None:
+def test_template_that_cannot_start_ends_job_with_one_message(
+    each_mpi: Mpi, tmp_path: Path
+) -> None:
     """The other ranks wait for the first in MPI's initialization then."""
     program = write_changed_program(tmp_path, "sys.executable = '/missing'")
     job = each_mpi.launch(3, program, SEARCHES / "quick.py", cwd=tmp_path, timeout=40)
@@ -211,10 +253,14 @@ def test_template_that_cannot_start_ends_job_with_one_message(each_mpi: Mpi, tmp
 def test_job_killed_in_part_leaves_no_process(tmp_path: Path, part: str) -> None:
     """When a part is killed, one trainer of each worker is stopped. The other trainer waits for it in a collective."""
     options = ["--ranks-per-worker", 2, "--evaluations", 9]
-    with start_job(OWN_TEMPLATES, 4, tmp_path, make_dying_arguments(*options, ways="stop", every=1)) as victim:
+    with start_job(
+        OWN_TEMPLATES, 4, tmp_path, make_dying_arguments(*options, ways="stop", every=1)
+    ) as victim:
         wait_for_starts(victim, 4)
         victim.sleep(0.5)
-        assert len(victim.find_processes()) >= 1 + 4 + 1 + 4, "mpirun, ranks, the template, trainers"
+        assert len(victim.find_processes()) >= 1 + 4 + 1 + 4, (
+            "mpirun, ranks, the template, trainers"
+        )
         victim.kill(part, random.Random(1))
         killed_at = time.monotonic()
         status, _ = victim.wait(30, SECONDS_TO_END)
@@ -225,7 +271,9 @@ def test_job_killed_in_part_leaves_no_process(tmp_path: Path, part: str) -> None
 
 @pytest.mark.parametrize("way", ["native", "swallow"])
 def test_run_stopped_with_hung_trainers_ends_in_time(mpi: Mpi, tmp_path: Path, way: str) -> None:
-    with start_job(mpi, 2, tmp_path, make_dying_arguments("--evaluations", 9, ways=way, every=1)) as victim:
+    with start_job(
+        mpi, 2, tmp_path, make_dying_arguments("--evaluations", 9, ways=way, every=1)
+    ) as victim:
         wait_for_starts(victim, 2)
         victim.sleep(0.5)
         stopped_at = time.monotonic()

@@ -19,9 +19,22 @@ import pytest
 from hpo.supervise.supervisor import compute_pause
 from tests.support.chaos import Victim, find_children
 from tests.support.endurance import ENDLESS, FAULTY, WAYS, measure_failure_recovery, survive
-from tests.support.launch import ALONE, PROGRAM, ROOT, Mpi, make_hpo_command, wait_for_job, write_changed_program
+from tests.support.launch import (
+    ALONE,
+    PROGRAM,
+    ROOT,
+    Mpi,
+    make_hpo_command,
+    wait_for_job,
+    write_changed_program,
+)
 from tests.support.limits import scale
-from tests.support.run_output import find_complete_losses, load_trials, parse_lines, remove_loading_lines
+from tests.support.run_output import (
+    find_complete_losses,
+    load_trials,
+    parse_lines,
+    remove_loading_lines,
+)
 from tests.support.runs import QUICK
 from tests.support.saving import make_saving_arguments
 
@@ -53,7 +66,11 @@ def test_failure_on_one_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size
     trials = load_trials(tmp_path / "run" / "run")
     notes = (tmp_path / "run" / f"0-{size - 1}").read_text().splitlines()
     ways = [note["way"] for note in map(json.loads, notes) if note["event"] == "starts"]
-    assert set(ways) == times.keys() == {way for way in WAYS if size > 1 or way not in ("differs", "fewer")}
+    assert (
+        set(ways)
+        == times.keys()
+        == {way for way in WAYS if size > 1 or way not in ("differs", "fewer")}
+    )
     assert len(ways) == len(trials)
     for way, trial in zip(ways, trials, strict=True):
         failure = trial.user_attrs["failure"]
@@ -61,15 +78,23 @@ def test_failure_on_one_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size
         if way == "differs":
             assert "the ranks yielded different losses: rank 0 " in failure
         elif way == "fewer":
-            assert re.search(rf"equally many losses: rank 0 \S+ at \S+, (.*, )?rank {size - 1} ended", failure)
+            assert re.search(
+                rf"equally many losses: rank 0 \S+ at \S+, (.*, )?rank {size - 1} ended", failure
+            )
         else:
             reason = re.escape(REASONS.get(way, "ValueError: injected"))
             assert re.fullmatch(rf"rank {size - 1}, faulty.py:\d+: {reason}", failure), failure
             assert "Traceback (most recent call last)" in trial.user_attrs["traceback"]
-        assert len(trial.intermediate_values) == (way in ("raise@between", "fewer")) * (1 if way != "fewer" else 2)
+        assert len(trial.intermediate_values) == (way in ("raise@between", "fewer")) * (
+            1 if way != "fewer" else 2
+        )
     for process in ("template", "first_rank"):
-        descriptors = [note["descriptors"][process] for note in map(json.loads, notes) if "descriptors" in note]
-        assert descriptors[-1] <= descriptors[1] + 4, f"{process} keeps descriptors of trainers: {descriptors}"
+        descriptors = [
+            note["descriptors"][process] for note in map(json.loads, notes) if "descriptors" in note
+        ]
+        assert descriptors[-1] <= descriptors[1] + 4, (
+            f"{process} keeps descriptors of trainers: {descriptors}"
+        )
     job_summary = json.loads((tmp_path / "run" / "run" / "summary.json").read_text())
     assert job_summary["evaluations"]["failed"] == len(trials)
 
@@ -91,7 +116,16 @@ def test_hanging_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     search.parent.mkdir()
     search.write_bytes(FAULTY.read_bytes())
     ways = ["sleep", "sleep@start", "stuck", "frozen"]
-    options = ["--collective-timeout", 2, "--islands", 1, "--evaluations", 2 * len(ways), "--max-failures", 2]
+    options = [
+        "--collective-timeout",
+        2,
+        "--islands",
+        1,
+        "--evaluations",
+        2 * len(ways),
+        "--max-failures",
+        2,
+    ]
     arguments = [
         search if argument == FAULTY else argument
         for argument in make_faulty_arguments(*options, way=",".join(ways), every=2)
@@ -106,15 +140,28 @@ def test_hanging_rank_fails_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
         place = "an unknown place" if way == "frozen" else find_position("time.sleep(3600)", way)
         assert re.fullmatch(f"{waited}{place}", failure), f"{way}: {failure}"
         if way != "frozen":
-            assert re.search(r"Rank 1:\n(  .*\n)*    .*time.sleep\(3600\)", traceback), f"{way}: {traceback}"
+            assert re.search(r"Rank 1:\n(  .*\n)*    .*time.sleep\(3600\)", traceback), (
+                f"{way}: {traceback}"
+            )
         waits = ".*DistributedDataParallel" if way == "sleep@start" else r"dist.all_reduce\(loss\)"
         waits = rf"Rank 0:\nTraceback .*\n(  .*\n)*    {waits}.*\n(.*\n)*RuntimeError: .*Timed out waiting"
         assert re.search(waits, traceback), f"{way}: {traceback}"
 
 
 def test_frozen_rank_ends_job(mpi: Mpi, tmp_path: Path) -> None:
-    options = ["--collective-timeout", 2, "--islands", 1, "--evaluations", 9, "--ranks-per-worker", 1]
-    victim = Victim(mpi, 2, make_faulty_arguments(*options, seconds=100), tmp_path, tmp_path / "log")
+    options = [
+        "--collective-timeout",
+        2,
+        "--islands",
+        1,
+        "--evaluations",
+        9,
+        "--ranks-per-worker",
+        1,
+    ]
+    victim = Victim(
+        mpi, 2, make_faulty_arguments(*options, seconds=100), tmp_path, tmp_path / "log"
+    )
     victim.wait_for("done  island")
     victim.sleep(1.0)
     os.kill(victim.find_ranks()[0], signal.SIGSTOP)
@@ -122,7 +169,9 @@ def test_frozen_rank_ends_job(mpi: Mpi, tmp_path: Path) -> None:
     assert status != 0
     # On busy cores, a rank may be stopped before it has told the others its worker.
     rank = r"rank 0 of (worker \d|the job) on \S+"
-    assert re.search(rf"error: nothing has come from {rank} for 2\d s \(--collective-timeout\)", errors), errors
+    assert re.search(
+        rf"error: nothing has come from {rank} for 2\d s \(--collective-timeout\)", errors
+    ), errors
     assert find_complete_losses(load_trials(tmp_path / "run")) == {}
 
 
@@ -148,8 +197,19 @@ def test_objective_with_endless_cleanup_fails_alone(mpi: Mpi, tmp_path: Path) ->
 
 
 def test_evaluation_timeout_stops_evaluation(mpi: Mpi, tmp_path: Path) -> None:
-    limits = ["--collective-timeout", 2, "--evaluation-timeout", "1.5s", "--islands", 1, "--evaluations", 2]
-    job = mpi.run(2, *make_faulty_arguments(*limits, way="none,rest", seconds=1, epochs=9), cwd=tmp_path)
+    limits = [
+        "--collective-timeout",
+        2,
+        "--evaluation-timeout",
+        "1.5s",
+        "--islands",
+        1,
+        "--evaluations",
+        2,
+    ]
+    job = mpi.run(
+        2, *make_faulty_arguments(*limits, way="none,rest", seconds=1, epochs=9), cwd=tmp_path
+    )
     assert (job.returncode, job.stderr) == (3, "")
     slow, never = load_trials(tmp_path / "run")
     assert slow.user_attrs["failure"] == "timeout: not finished after 1.5 s (--evaluation-timeout)"
@@ -162,11 +222,15 @@ def test_evaluation_timeout_stops_evaluation(mpi: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "size"), [("USR1", 2), ("INT", 1), ("TERM", 1)])
-def test_signal_stops_run_and_resume_continues(each_mpi: Mpi, tmp_path: Path, name: str, size: int) -> None:
+def test_signal_stops_run_and_resume_continues(
+    each_mpi: Mpi, tmp_path: Path, name: str, size: int
+) -> None:
     if each_mpi.flags and name != "USR1":
         pytest.skip("Open MPI's mpirun does not forward this signal, but kills its ranks")
     arguments = make_faulty_arguments("--evaluations", 40, "--ranks-per-worker", size, seconds=30)
-    victim = Victim(each_mpi, 2 * size, [*arguments, "--set", "way=none"], tmp_path, tmp_path / "log")
+    victim = Victim(
+        each_mpi, 2 * size, [*arguments, "--set", "way=none"], tmp_path, tmp_path / "log"
+    )
     victim.wait_for("done  island")
     while len(load_trials(tmp_path / "run")) < 2:
         victim.sleep(0.2)
@@ -183,9 +247,16 @@ def test_signal_stops_run_and_resume_continues(each_mpi: Mpi, tmp_path: Path, na
     assert (summary["stopped"], summary["waiting"]) == (f"SIG{name}", 2)
     first, second, *waiting = load_trials(tmp_path / "run")
     assert [first.user_attrs["failure"], second.user_attrs["failure"]] == ["interrupted"] * 2
-    assert {trial.user_attrs["retry_of"]: trial.params for trial in waiting} == {0: first.params, 1: second.params}
+    assert {trial.user_attrs["retry_of"]: trial.params for trial in waiting} == {
+        0: first.params,
+        1: second.params,
+    }
     if name == "USR1":
-        again = each_mpi.run(1, *make_faulty_arguments("--resume", "--evaluations", 3, *ALONE, seconds=0), cwd=tmp_path)
+        again = each_mpi.run(
+            1,
+            *make_faulty_arguments("--resume", "--evaluations", 3, *ALONE, seconds=0),
+            cwd=tmp_path,
+        )
         assert again.returncode == 0, again.stderr
         assert "resumed after 0 evaluations; 2 waiting will run first" in again.stdout
         assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 3
@@ -200,7 +271,18 @@ def test_signal_on_another_rank_stops_run(mpi: Mpi, tmp_path: Path) -> None:
         "    RankWatch._on_message = lambda self, kind, *rest: (\n"
         "        None if kind == 'stop' else on_message(self, kind, *rest)\n    )\n",
     )
-    arguments = [program, ENDLESS, "--run-dir", "run", "--islands", 1, "--evaluations", 900, "--set", "seconds=0.4"]
+    arguments = [
+        program,
+        ENDLESS,
+        "--run-dir",
+        "run",
+        "--islands",
+        1,
+        "--evaluations",
+        900,
+        "--set",
+        "seconds=0.4",
+    ]
     victim = Victim(mpi, 2, arguments, tmp_path, tmp_path / "log")
     victim.wait_for("\n  3/900 ")
     for pid in victim.find_ranks():
@@ -229,7 +311,9 @@ def begin_and_stop(self, *arguments):
 FunctionSupervision.start_objective = begin_and_stop
 """,
     )
-    victim = Victim(mpi, 2, [program, ENDLESS, "--run-dir", "run", "--islands", 1], tmp_path, tmp_path / "log")
+    victim = Victim(
+        mpi, 2, [program, ENDLESS, "--run-dir", "run", "--islands", 1], tmp_path, tmp_path / "log"
+    )
     assert victim.wait(60) == (75, "")
     assert time.time() - float((tmp_path / "asked").read_text()) < scale(4)
     first, waiting = load_trials(tmp_path / "run")
@@ -244,7 +328,9 @@ def test_run_stops_at_time_limit(mpi: Mpi, tmp_path: Path) -> None:
     seconds = min(round(scale(14)), 30)
     jobs = {}
     for name, option in (("limit", ["--time-limit", f"{seconds}s"]), ("slurm", [])):
-        arguments = make_faulty_arguments("--run-dir", name, *option, "--islands", 1, "--evaluations", 40, seconds=600)
+        arguments = make_faulty_arguments(
+            "--run-dir", name, *option, "--islands", 1, "--evaluations", 40, seconds=600
+        )
         end = int(time.time()) + (9999 if option else seconds + 60)
         jobs[name] = mpi.start(2, *arguments, cwd=tmp_path, SLURM_JOB_END_TIME=str(end))
     for name, reason in (("limit", "--time-limit .*"), ("slurm", "the end of the job")):
@@ -253,7 +339,9 @@ def test_run_stops_at_time_limit(mpi: Mpi, tmp_path: Path) -> None:
         resume = f"To resume: the same command with --run-dir {name} --resume"
         assert re.search(rf"^Stopped: {reason}\. {resume}", job.stdout, re.MULTILINE), job.stdout
         summary = json.loads((tmp_path / name / "summary.json").read_text())
-        assert summary["wall_seconds"] < seconds + scale(16), "without the start and the exit of Python"
+        assert summary["wall_seconds"] < seconds + scale(16), (
+            "without the start and the exit of Python"
+        )
 
 
 def test_second_interrupt_stops_hanging_run_at_once(mpi: Mpi, tmp_path: Path) -> None:
@@ -281,7 +369,9 @@ def test_internal_error_ends_job_with_one_traceback(each_mpi: Mpi, tmp_path: Pat
         "import hpo.store.record\nhpo.store.record.Record.complete = lambda *_: 1 / 0  # in the thread of the writer\n",
     )
     layout = ["--ranks-per-worker", 1]
-    victim = Victim(each_mpi, 2, [program, QUICK, "--run-dir", "run", *layout], tmp_path, tmp_path / "log")
+    victim = Victim(
+        each_mpi, 2, [program, QUICK, "--run-dir", "run", *layout], tmp_path, tmp_path / "log"
+    )
     status, errors = victim.wait(60)
     assert status != 0
     assert errors.count("Traceback (most recent call last)") == 1, errors
@@ -295,7 +385,9 @@ def test_internal_error_ends_job_with_one_traceback(each_mpi: Mpi, tmp_path: Pat
 
 
 def test_trainers_that_cannot_connect_name_the_reason(mpi: Mpi, tmp_path: Path) -> None:
-    job = mpi.start(2, *make_faulty_arguments("--evaluations", 2), cwd=tmp_path, GLOO_SOCKET_IFNAME="ib7")
+    job = mpi.start(
+        2, *make_faulty_arguments("--evaluations", 2), cwd=tmp_path, GLOO_SOCKET_IFNAME="ib7"
+    )
     assert wait_for_job(job).returncode == 3
     for trial in load_trials(tmp_path / "run"):
         failure = trial.user_attrs["failure"]
@@ -353,7 +445,12 @@ def test_supervise_restarts_job_that_crashes(mpi: Mpi, tmp_path: Path) -> None:
         supervisor.kill()
     output = log.read_text()
     assert (
-        len(re.findall(r"hpo supervise: the job ended with status 137, after \d+ evaluations.*; restarting it", output))
+        len(
+            re.findall(
+                r"hpo supervise: the job ended with status 137, after \d+ evaluations.*; restarting it",
+                output,
+            )
+        )
         == 2
     )
     assert "30 complete, of 30" in output
@@ -366,7 +463,13 @@ def test_supervise_gives_up_without_progress(tmp_path: Path) -> None:
         line = make_hpo_command("supervise", "--max-restarts", restarts, *command)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         return subprocess.run(
-            line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=scale(60), check=False
+            line,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=scale(60),
+            check=False,
         )
 
     crashing = supervise("bash", "-c", "exit 7", "--run-dir", "run")
@@ -383,17 +486,26 @@ def test_supervise_gives_up_without_progress(tmp_path: Path) -> None:
     assert (nameless.returncode, remove_loading_lines(nameless.stdout)) == (2, "")
     assert "error: the command must have --run-dir" in nameless.stderr
     missing = supervise("mpirum", "--run-dir", "run")
-    assert (missing.returncode, missing.stderr) == (2, "error: mpirum cannot be started: No such file or directory\n")
+    assert (missing.returncode, missing.stderr) == (
+        2,
+        "error: mpirum cannot be started: No such file or directory\n",
+    )
     assert supervise("true", "--run-dir", "run", restarts=-1).returncode == 2
     assert [compute_pause(times) for times in (1, 2, 7, 5000)] == [1, 2, 60, 60]
 
 
 def test_supervise_stopped_at_start_stops_job(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
-    script.write_text("trap 'exit 75' USR1\ntouch started\nfor i in $(seq 600); do sleep 0.1; done\n")
-    command = make_hpo_command("supervise", "bash", "-c", "kill -TERM $PPID; source job.sh", "--run-dir", "run")
+    script.write_text(
+        "trap 'exit 75' USR1\ntouch started\nfor i in $(seq 600); do sleep 0.1; done\n"
+    )
+    command = make_hpo_command(
+        "supervise", "bash", "-c", "kill -TERM $PPID; source job.sh", "--run-dir", "run"
+    )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    stopped = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=scale(40))
+    stopped = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=scale(40)
+    )
     assert stopped.returncode == 75
 
 
@@ -410,18 +522,24 @@ def test_run_directory_is_locked_until_its_run_ends(mpi: Mpi, tmp_path: Path) ->
     """Files that ranks and trainers write must also have the permissions that the umask allows."""
     (tmp_path / "start.json").write_text('[{"x": 0.5}]')
     options = ["--resume", "--evaluations", 6, "--checkpoint-every", "1s"]
-    first = Victim(mpi, 2, make_saving_arguments("run", *options, epochs=900), tmp_path, tmp_path / "log")
+    first = Victim(
+        mpi, 2, make_saving_arguments("run", *options, epochs=900), tmp_path, tmp_path / "log"
+    )
     assert first.wait_for("done  island")
     for rank in first.find_ranks():
         shared = re.findall(r"/dev/shm/mpich_\S+(.*)", Path(f"/proc/{rank}/maps").read_text())
-        assert set(shared) == {" (deleted)"}, "MPICH's file has a name, so it would stay after a kill"
+        assert set(shared) == {" (deleted)"}, (
+            "MPICH's file has a name, so it would stay after a kill"
+        )
     run_json = (tmp_path / "run" / "run.json").read_text()
     again = make_saving_arguments("run", *options, "--ranks-per-worker", 1, epochs=2, seconds=0)
     second = mpi.run(1, *again, cwd=tmp_path)
     assert (second.returncode, remove_loading_lines(second.stdout)) == (2, "")
     (holder,) = [pid for pid in first.find_ranks() if f"process {pid} on " in second.stderr]
     host = re.escape(socket.gethostname())
-    assert re.match(rf"error: run is in use by process {holder} on {host} since \d{{4}}-", second.stderr)
+    assert re.match(
+        rf"error: run is in use by process {holder} on {host} since \d{{4}}-", second.stderr
+    )
     assert (tmp_path / "run" / "run.json").read_text() == run_json
     while not list((tmp_path / "run").glob("checkpoints/[0-9]*")):
         assert first.job.poll() is None
@@ -429,32 +547,59 @@ def test_run_directory_is_locked_until_its_run_ends(mpi: Mpi, tmp_path: Path) ->
     first.kill("all", random.Random(0))
     first.wait()
     (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("[0-9]*")
-    assert [oct(path.stat().st_mode & 0o777) for path in (checkpoint, checkpoint.parent)] == ["0o640", "0o750"]
+    assert [oct(path.stat().st_mode & 0o777) for path in (checkpoint, checkpoint.parent)] == [
+        "0o640",
+        "0o750",
+    ]
     third = mpi.launch(1, *again, cwd=tmp_path)
     assert third.returncode == 0, third.stderr
     assert "6 complete, of 6" in third.stdout
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "run").iterdir()}
-    files = ["lock", "report.html", "run.json", "search_space-1.py", "study.log", "summary.json", "best.safetensors"]
+    files = [
+        "lock",
+        "report.html",
+        "run.json",
+        "search_space-1.py",
+        "study.log",
+        "summary.json",
+        "best.safetensors",
+    ]
     assert modes == dict.fromkeys(files, "0o640")
 
 
 def test_run_without_success_shows_failures_and_stops(mpi: Mpi, tmp_path: Path) -> None:
     small = ["--ranks-per-worker", 1]
-    job = mpi.run(2, *make_faulty_arguments("--evaluations", 9, *small, way="raise@start,nan", rank=0), cwd=tmp_path)
+    job = mpi.run(
+        2,
+        *make_faulty_arguments("--evaluations", 9, *small, way="raise@start,nan", rank=0),
+        cwd=tmp_path,
+    )
     assert (job.returncode, job.stderr) == (3, "")
     assert "No evaluation succeeded.\n\nFailures\n" in job.stdout
     counted = re.findall(r"^ +(\d+)   (faulty.py:\d+: ValueError: .+)$", job.stdout, re.MULTILINE)
-    trials = Counter(trial.user_attrs["failure"].removeprefix("rank 0, ") for trial in load_trials(tmp_path / "run"))
+    trials = Counter(
+        trial.user_attrs["failure"].removeprefix("rank 0, ")
+        for trial in load_trials(tmp_path / "run")
+    )
     assert {reason: int(count) for count, reason in counted} == trials
     assert trials.total() == 9
     early = mpi.run(
         2,
-        *make_faulty_arguments("--run-dir", "early", "--evaluations", 900, "--max-failures", 5, *small, way="nan"),
+        *make_faulty_arguments(
+            "--run-dir", "early", "--evaluations", 900, "--max-failures", 5, *small, way="nan"
+        ),
         cwd=tmp_path,
     )
     assert (early.returncode, early.stderr) == (3, "")
     assert "Stopped: 5 evaluations failed and none succeeded (--max-failures)" in early.stdout
-    assert 5 <= sum(trial.user_attrs.get("failure") != "interrupted" for trial in load_trials(tmp_path / "early")) < 10
+    assert (
+        5
+        <= sum(
+            trial.user_attrs.get("failure") != "interrupted"
+            for trial in load_trials(tmp_path / "early")
+        )
+        < 10
+    )
 
 
 def test_full_disk_ends_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
@@ -462,7 +607,10 @@ def test_full_disk_ends_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False, timeout=scale(20)).returncode:
+    if (
+        os.geteuid()
+        or subprocess.run(mount, capture_output=True, check=False, timeout=scale(20)).returncode
+    ):
         pytest.skip("a small disk needs root and the permission to mount it")
     try:
         (tmp_path / "start.json").write_text('[{"x": 0.5}]')
@@ -473,7 +621,9 @@ def test_full_disk_ends_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
         victim = Victim(mpi, 2, command, tmp_path, tmp_path / "log")
         status, errors = victim.wait(90)
         assert status not in (0, 75)
-        message = "error: .*/run/study.log cannot be written: No space left on device. It is undamaged"
+        message = (
+            "error: .*/run/study.log cannot be written: No space left on device. It is undamaged"
+        )
         assert len(re.findall(message, errors)) == 1, errors
         assert "Traceback" not in errors
         assert re.match(
@@ -482,12 +632,17 @@ def test_full_disk_ends_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
         )
         names = ["lock", "run.json", "search_space-1.py", "study.log"]
         assert sorted(path.name for path in (disk / "run").iterdir()) == names, "drafts are removed"
-        reported = {(line["worker"], line["generation"]) for line in parse_lines((tmp_path / "log").read_text())}
+        reported = {
+            (line["worker"], line["generation"])
+            for line in parse_lines((tmp_path / "log").read_text())
+        }
         complete = find_complete_losses(load_trials(disk / "run"))
         assert len(complete) >= len(reported) > 5
         full = mpi.run(1, *arguments, 500, *ALONE, cwd=tmp_path)
         assert (full.returncode, remove_loading_lines(full.stdout)) == (2, "")
-        assert re.match(r"error: .* cannot be (written|used): No space left on device[^\n]*\n$", full.stderr)
+        assert re.match(
+            r"error: .* cannot be (written|used): No space left on device[^\n]*\n$", full.stderr
+        )
         subprocess.run(["mount", "-o", "remount,size=1m", str(disk)], check=True, timeout=scale(20))
         more = len(complete) + 5
         again = mpi.run(1, *arguments, more, *ALONE, cwd=tmp_path)

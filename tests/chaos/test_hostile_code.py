@@ -16,7 +16,14 @@ import pytest
 from hpo.supervise.supervisor import Supervisor
 from tests.support.chaos import Victim
 from tests.support.endurance import ENDLESS
-from tests.support.launch import PROGRAM, ROOT, SEARCHES, Mpi, make_hpo_command, write_changed_program
+from tests.support.launch import (
+    PROGRAM,
+    ROOT,
+    SEARCHES,
+    Mpi,
+    make_hpo_command,
+    write_changed_program,
+)
 from tests.support.limits import scale
 from tests.support.run_output import load_trials
 from tests.support.runs import QUICK
@@ -26,20 +33,34 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def test_process_group_failure_fails_one_evaluation(mpi: Mpi, tmp_path: Path) -> None:
-    options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 13, "--collective-timeout", 3]
+    options = [
+        "--ranks-per-worker",
+        4,
+        "--islands",
+        1,
+        "--evaluations",
+        13,
+        "--collective-timeout",
+        3,
+    ]
     job = mpi.run(4, PROGRAM, SEARCHES / "grouping.py", "--run-dir", "run", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
     assert [trial.state.name for trial in trials] == [*["COMPLETE", "FAIL"] * 6, "COMPLETE"]
     waited = r"timeout: rank \d waited 3 s \(--collective-timeout\) at grouping.py:\d+ for rank "
     reasons = [
-        *(rf"rank 3, grouping.py:\d+: ValueError: injected: {way}" for way in ("making", "group", "mesh")),
+        *(
+            rf"rank 3, grouping.py:\d+: ValueError: injected: {way}"
+            for way in ("making", "group", "mesh")
+        ),
         *[waited] * 3,
     ]
     for reason, trial in zip(reasons, trials[1::2], strict=True):
         assert re.match(reason, trial.user_attrs["failure"]), trial.user_attrs["failure"]
     found = re.findall(r"worker 0 rank 0 \| \d+ \S.*: process (\d+)$", job.stdout, re.MULTILINE)
-    assert len(set(found)) == len(found) == 13, "process groups that an objective has left end with its process"
+    assert len(set(found)) == len(found) == 13, (
+        "process groups that an objective has left end with its process"
+    )
 
 
 def test_objective_that_changes_process_gets_new_trainer(mpi: Mpi, tmp_path: Path) -> None:
@@ -57,10 +78,18 @@ def test_objective_that_changes_process_gets_new_trainer(mpi: Mpi, tmp_path: Pat
         assert not any(Path(f"/proc/{process}").exists() for process in processes)
 
 
-def run_supervise(folder: Path, *command: object, restarts: int = 3) -> subprocess.CompletedProcess[str]:
+def run_supervise(
+    folder: Path, *command: object, restarts: int = 3
+) -> subprocess.CompletedProcess[str]:
     line = make_hpo_command("supervise", "--max-restarts", restarts, "mpirun", *command)
     return subprocess.run(
-        line, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=scale(100), check=False
+        line,
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=scale(100),
+        check=False,
     )
 
 
@@ -71,12 +100,22 @@ def test_supervise_gives_up_individual_that_crashes_job(mpi: Mpi, tmp_path: Path
     job = run_supervise(tmp_path, "-n", 3, mpi.python, PROGRAM, KILLING, *options, *settings)
     assert job.returncode == 0, job.stderr
     assert "7 complete, 1 failed, of 8" in job.stdout
-    assert re.search(r"resumed after .*; \d that may have crashed the job twice will run alone at the end", job.stdout)
-    failures = {trial.params["k"]: trial.user_attrs.get("failure") for trial in load_trials(tmp_path / "run")}
-    assert failures[5] == "the job crashed 3 times during this evaluation, the last time with no other running"
+    assert re.search(
+        r"resumed after .*; \d that may have crashed the job twice will run alone at the end",
+        job.stdout,
+    )
+    failures = {
+        trial.params["k"]: trial.user_attrs.get("failure")
+        for trial in load_trials(tmp_path / "run")
+    }
+    assert (
+        failures[5]
+        == "the job crashed 3 times during this evaluation, the last time with no other running"
+    )
     assert [k for k, failure in failures.items() if failure] == [5]
     crashes = re.findall(
-        r"hpo supervise: the job ended with status 9, after \d+ evaluations?, in trials? ([\d, ]+); ", job.stdout
+        r"hpo supervise: the job ended with status 9, after \d+ evaluations?, in trials? ([\d, ]+); ",
+        job.stdout,
     )
     assert len(crashes) == 3
     assert ", " not in crashes[-1], "it was evaluated alone"
@@ -107,7 +146,9 @@ esac
 exit {status}
 """
     line = make_hpo_command("supervise", "--max-restarts", 1, "bash", "-c", job, "--run-dir", "run")
-    ended = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=scale(60))
+    ended = subprocess.run(
+        line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=scale(60)
+    )
     assert (ended.returncode, ended.stderr) == (status, "")
     without = "(1 of 1 without progress)"
     again = f"hpo supervise: the job ended with status {status}, after 0 evaluations; restarting it {without}\n"
@@ -131,10 +172,24 @@ def test_run_with_damaged_run_json_prints_its_summary(mpi: Mpi, tmp_path: Path) 
     program = write_changed_conclusion(
         tmp_path, "    Path('run/run.json').write_text('{')\n    return report(stages)\n"
     )
-    job = mpi.run(2, program, QUICK, "--run-dir", "run", "--islands", 1, "--evaluations", 2, cwd=tmp_path, timeout=40)
+    job = mpi.run(
+        2,
+        program,
+        QUICK,
+        "--run-dir",
+        "run",
+        "--islands",
+        1,
+        "--evaluations",
+        2,
+        cwd=tmp_path,
+        timeout=40,
+    )
     assert job.returncode == 0
     assert "2 complete, of 2" in job.stdout
-    assert re.fullmatch(r"warning: no report was written: run/run.json cannot be read: .*\n", job.stderr)
+    assert re.fullmatch(
+        r"warning: no report was written: run/run.json cannot be read: .*\n", job.stderr
+    )
 
 
 def test_usage_error_on_one_rank_ends_job(each_mpi: Mpi, tmp_path: Path) -> None:
@@ -183,15 +238,19 @@ def test_unavailable_database_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
         connection.execute("COMMIT")
     status, errors = victim.wait(60)
     assert status == 0, errors
-    # Optuna may also warn while a trial is added. On a busy machine, concurrent writes may also take long enough for
-    # a warning.
+    # Optuna may also warn while a trial is added. On a busy machine, concurrent writes may also
+    # take long enough for a warning.
     warning = r"^warning: the storage sqlite://\S+ does not answer \(database is locked\): waiting for at most"
     assert re.search(warning, errors, re.MULTILINE), errors
-    waited = re.findall(r"^the storage sqlite://\S+ answers again, after (\d+\.\d) s$", errors, re.MULTILINE)
+    waited = re.findall(
+        r"^the storage sqlite://\S+ answers again, after (\d+\.\d) s$", errors, re.MULTILINE
+    )
     assert max(map(float, waited)) >= 4.0, errors
     assert "3 complete, of 3" in (tmp_path / "log").read_text()
     connection.execute("BEGIN EXCLUSIVE")
-    again = Victim(mpi, 2, [*arguments, "--evaluations", 4, "--resume"], tmp_path, tmp_path / "again")
+    again = Victim(
+        mpi, 2, [*arguments, "--evaluations", 4, "--resume"], tmp_path, tmp_path / "again"
+    )
     again.sleep(4.0)
     assert again.job.poll() is None
     connection.execute("COMMIT")
@@ -202,7 +261,9 @@ def test_unavailable_database_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_supervise_ends_launcher_that_outlives_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supervise_ends_launcher_that_outlives_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As srun does if a node restarts before SLURM found it to be down."""
     monkeypatch.setattr("hpo.supervise.supervisor._SECONDS_BETWEEN_CHECKS", 0.2)
     monkeypatch.setattr("hpo.supervise.supervisor._SECONDS_FOR_LAUNCHER", 1.0)
@@ -222,4 +283,6 @@ exec sleep 100
     assert Supervisor(["./srun", "--run-dir", "run"], 1, messages.append).run() == 0
     assert time.monotonic() - start < scale(40)
     assert len(messages) == 1
-    assert re.match(r"the job ended with status 143, after 0 evaluations; restarting it", messages[0])
+    assert re.match(
+        r"the job ended with status 143, after 0 evaluations; restarting it", messages[0]
+    )

@@ -42,7 +42,11 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> Mapping[float, list[floa
     """Return the losses of each individual, by its x, if it is trained to the end."""
     folder = tmp_path_factory.mktemp("whole")
     enqueue(folder, XS)
-    job = Mpi().run(2, *make_saving_arguments("whole", "--evaluations", len(XS), epochs=EPOCHS, seconds=0), cwd=folder)
+    job = Mpi().run(
+        2,
+        *make_saving_arguments("whole", "--evaluations", len(XS), epochs=EPOCHS, seconds=0),
+        cwd=folder,
+    )
     assert (job.returncode, job.stderr) == (0, "")
     return read_losses_by_x(folder / "whole")
 
@@ -51,14 +55,16 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> Mapping[float, list[floa
 def folder(tmp_path: Path, curves: Mapping[float, list[float]]) -> Path:
     """Return a folder in which runs begin with the individual that is best after one epoch.
 
-    A third of the individuals at a rung continue, at least one. So the next best individuals are paused at first. They
-    are promoted after worse ones have reached the rung.
+    A third of the individuals at a rung continue, at least one. So the next best individuals are
+    paused at first. They are promoted after worse ones have reached the rung.
     """
     enqueue(tmp_path, sorted(XS, key=lambda x: curves[x][0]))
     return tmp_path
 
 
-def assert_halved(run_dir: Path, curves: Mapping[float, list[float]]) -> list[optuna.trial.FrozenTrial]:
+def assert_halved(
+    run_dir: Path, curves: Mapping[float, list[float]]
+) -> list[optuna.trial.FrozenTrial]:
     """Assert that each individual was trained as far as its rungs allow, with the losses of `curves`.
 
     Return the trials.
@@ -73,21 +79,30 @@ def assert_halved(run_dir: Path, curves: Mapping[float, list[float]]) -> list[op
     at_rung = list(XS)
     for rung, next_rung in ((1, 3), (3, EPOCHS)):
         best = sorted(at_rung, key=lambda x: min(curves[x][:rung]))[: max(1, len(at_rung) // 3)]
-        assert all(reached[x] >= next_rung for x in best), f"{reached}: after {rung} epochs, {best} are the best"
+        assert all(reached[x] >= next_rung for x in best), (
+            f"{reached}: after {rung} epochs, {best} are the best"
+        )
         assert all(reached[x] in (rung, next_rung, EPOCHS) for x in at_rung)
         at_rung = [x for x in at_rung if reached[x] > rung]
-    states = {trial.params["x"]: trial.state.name for trial in trials}  # the last trial of each individual
+    # The last trial of each individual.
+    states = {trial.params["x"]: trial.state.name for trial in trials}
     assert all((states[x] == "COMPLETE") is (epochs == EPOCHS) for x, epochs in reached.items())
     return trials
 
 
-def test_best_of_each_rung_resume_from_pause(mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]) -> None:
-    command = make_saving_arguments("run", *OPTIONS, saves=",".join(WAYS), epochs=EPOCHS, seconds=0, folder=folder)
+def test_best_of_each_rung_resume_from_pause(
+    mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
+) -> None:
+    command = make_saving_arguments(
+        "run", *OPTIONS, saves=",".join(WAYS), epochs=EPOCHS, seconds=0, folder=folder
+    )
     job = mpi.run(2, *command, cwd=folder)  # With one worker, promotions do not depend on timing.
     assert (job.returncode, job.stderr) == (0, "")
     trials = assert_halved(folder / "run", curves)
     promoted = [trial for trial in trials if "retry_of" in trial.user_attrs]
-    assert {int(trial.params["x"] * 10) % len(WAYS) for trial in promoted} == {0, 1, 2}, "each way to save"
+    assert {int(trial.params["x"] * 10) % len(WAYS) for trial in promoted} == {0, 1, 2}, (
+        "each way to save"
+    )
     for trial in promoted:
         paused = trials[trial.user_attrs["retry_of"]]
         assert paused.state.name == "PRUNED"
@@ -112,8 +127,16 @@ def test_promoted_evaluation_keeps_weights_of_best_loss(mpi: Mpi, tmp_path: Path
     xs = [0.85, 0.15, 0.14, 0.13, 0.12, 0.11]  # The best is first.
     enqueue(tmp_path, xs)
     options = ["--evaluations", len(xs), "--pruner", "asha", "--ranks-per-worker", 1]
-    settings = {"saves": "first,second", "epochs": EPOCHS, "best": 1, "seconds": 0, "folder": tmp_path}
-    victim = Victim(mpi, 2, make_saving_arguments("run", *options, **settings), tmp_path, tmp_path / "log")
+    settings = {
+        "saves": "first,second",
+        "epochs": EPOCHS,
+        "best": 1,
+        "seconds": 0,
+        "folder": tmp_path,
+    }
+    victim = Victim(
+        mpi, 2, make_saving_arguments("run", *options, **settings), tmp_path, tmp_path / "log"
+    )
     victim.wait_for("done  island")
     while not any(map(is_paused, load_trials(tmp_path / "run"))):
         assert victim.job.poll() is None, victim.log.read_text()
@@ -124,7 +147,10 @@ def test_promoted_evaluation_keeps_weights_of_best_loss(mpi: Mpi, tmp_path: Path
     (promoted,) = [trial for trial in others if trial.user_attrs.get("retry_of") == paused.number]
     assert "ValueError: injected" in failed.user_attrs["failure"]
     assert promoted.params == paused.params == {"x": xs[1]}
-    assert (promoted.user_attrs["resumed_from_step"], len(promoted.intermediate_values)) == (1, EPOCHS)
+    assert (promoted.user_attrs["resumed_from_step"], len(promoted.intermediate_values)) == (
+        1,
+        EPOCHS,
+    )
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert weights.trial == promoted.number
@@ -136,10 +162,16 @@ def test_promoted_evaluation_keeps_weights_of_best_loss(mpi: Mpi, tmp_path: Path
         assert tensor.numpy() == pytest.approx(weights.state[name].numpy(), abs=1e-6)
 
 
-@pytest.mark.parametrize(("saves", "options"), [("nothing", []), ("state", ["--checkpoint-every", "off"])])
-def test_evaluations_without_checkpoint_are_pruned(mpi: Mpi, tmp_path: Path, saves: str, options: list[object]) -> None:
+@pytest.mark.parametrize(
+    ("saves", "options"), [("nothing", []), ("state", ["--checkpoint-every", "off"])]
+)
+def test_evaluations_without_checkpoint_are_pruned(
+    mpi: Mpi, tmp_path: Path, saves: str, options: list[object]
+) -> None:
     enqueue(tmp_path, XS)
-    command = make_saving_arguments("run", *OPTIONS, *options, saves=saves, epochs=EPOCHS, seconds=0)
+    command = make_saving_arguments(
+        "run", *OPTIONS, *options, saves=saves, epochs=EPOCHS, seconds=0
+    )
     job = mpi.run(2, *command, "--ranks-per-worker", 1, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
@@ -149,18 +181,24 @@ def test_evaluations_without_checkpoint_are_pruned(mpi: Mpi, tmp_path: Path, sav
     assert all("paused_after" not in trial.user_attrs for trial in pruned)
     ends = Counter(len(trial.intermediate_values) for trial in pruned)
     assert set(ends) <= {1, 3, EPOCHS}
-    assert ends[EPOCHS] <= 1, "one of two workers may reach the end before the rung has enough losses"
+    assert ends[EPOCHS] <= 1, (
+        "one of two workers may reach the end before the rung has enough losses"
+    )
 
 
 def test_run_with_pauses_resumes_after_stop_and_kill(
     mpi: Mpi, folder: Path, curves: Mapping[float, list[float]]
 ) -> None:
-    command = make_saving_arguments("run", *OPTIONS, "--resume", "--checkpoint-every", "1s", epochs=EPOCHS, seconds=0.3)
+    command = make_saving_arguments(
+        "run", *OPTIONS, "--resume", "--checkpoint-every", "1s", epochs=EPOCHS, seconds=0.3
+    )
     for ranks, end in ((4, signal.SIGUSR1), (2, signal.SIGKILL)):
         victim = Victim(mpi, ranks, command, folder, folder / f"log{ranks}")
         known = len(load_trials(folder / "run")) if (folder / "run" / "study.log").exists() else 0
         victim.wait_for("done  island")
-        while len(trials := load_trials(folder / "run")) < known + 1 or not any(map(is_paused, trials)):
+        while len(trials := load_trials(folder / "run")) < known + 1 or not any(
+            map(is_paused, trials)
+        ):
             assert victim.job.poll() is None, victim.log.read_text()
             victim.sleep(0.05)
         if end == signal.SIGUSR1:
@@ -168,11 +206,15 @@ def test_run_with_pauses_resumes_after_stop_and_kill(
         else:
             victim.kill("all", random.Random(0))
         victim.wait(30)
-        assert any((folder / "run" / "checkpoints").glob("*.safetensors")), "paused evaluations keep their checkpoints"
+        assert any((folder / "run" / "checkpoints").glob("*.safetensors")), (
+            "paused evaluations keep their checkpoints"
+        )
     job = mpi.run(1, *command, "--set", "seconds=0", cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     trials = assert_halved(folder / "run", curves)
-    assert any("retry_of" in t.user_attrs and t.user_attrs.get("resumed_from_step", 0) > 0 for t in trials)
+    assert any(
+        "retry_of" in t.user_attrs and t.user_attrs.get("resumed_from_step", 0) > 0 for t in trials
+    )
     assert not (folder / "run" / "checkpoints").exists()
 
 
@@ -187,4 +229,7 @@ def test_promoted_evaluation_without_checkpoint_restarts(
     job = mpi.run(1, *more, cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     trials = assert_halved(folder / "run", curves)
-    assert any("retry_of" in trial.user_attrs and "resumed_from_step" not in trial.user_attrs for trial in trials)
+    assert any(
+        "retry_of" in trial.user_attrs and "resumed_from_step" not in trial.user_attrs
+        for trial in trials
+    )

@@ -46,7 +46,10 @@ def wait_for_losses(run_dir: Path, number: int, evaluations: int = 1) -> None:
     while True:
         assert time.monotonic() < end
         with suppress(OSError, KeyError, ValueError):  # The study may not exist yet.
-            if sum(len(trial.intermediate_values) >= number for trial in load_trials(run_dir)) >= evaluations:
+            if (
+                sum(len(trial.intermediate_values) >= number for trial in load_trials(run_dir))
+                >= evaluations
+            ):
                 return
         time.sleep(0.1)
 
@@ -64,18 +67,31 @@ def test_paused_script_resumes_from_its_checkpoint(mpi: Mpi, tmp_path: Path, way
     paused = [trial for trial in trials if "paused_after" in trial.user_attrs]
     continued = [trial for trial in trials if trial.user_attrs.get("resumed_from_step")]
     assert len(paused) >= 3
-    assert any(len(trial.intermediate_values) > trial.user_attrs["resumed_from_step"] for trial in continued)
-    assert not any("paused_after" not in trial.user_attrs for trial in trials if trial.state.name == "PRUNED")
-    best = min(trials, key=lambda trial: trial.values[0] if trial.state.name == "COMPLETE" else float("inf"))
+    assert any(
+        len(trial.intermediate_values) > trial.user_attrs["resumed_from_step"]
+        for trial in continued
+    )
+    assert not any(
+        "paused_after" not in trial.user_attrs for trial in trials if trial.state.name == "PRUNED"
+    )
+    best = min(
+        trials,
+        key=lambda trial: trial.values[0] if trial.state.name == "COMPLETE" else float("inf"),
+    )
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
-    assert (weights.trial, weights.params, weights.state["progress"].tolist()) == (best.number, best.params, [2.0] * 4)
+    assert (weights.trial, weights.params, weights.state["progress"].tolist()) == (
+        best.number,
+        best.params,
+        [2.0] * 4,
+    )
     assert best.user_attrs["metrics"] == {"epoch": 2.0}
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize(
-    ("way", "signal_"), [("call", signal.SIGKILL), ("lines of rank 0", signal.SIGKILL), ("call", signal.SIGTERM)]
+    ("way", "signal_"),
+    [("call", signal.SIGKILL), ("lines of rank 0", signal.SIGKILL), ("call", signal.SIGTERM)],
 )
 def test_interrupted_script_resumes_from_its_checkpoint(
     mpi: Mpi, tmp_path: Path, way: str, signal_: signal.Signals
@@ -84,8 +100,11 @@ def test_interrupted_script_resumes_from_its_checkpoint(
     options = ["--enqueue", "given.json", "--resume", "--evaluations", 3]
     options += ["--checkpoint-every", "1s"] if signal_ == signal.SIGKILL else []
     command = ["--loss", r"val_loss=(\S+)", "--", SAVING, "--way", way, "--epochs", 60]
-    slow = {"SAVING_SECONDS": "0.2"}  # An evaluation takes at least 20 s, more than a run that is stopped waits for.
-    with kill_at_end(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log", slow)) as victim:
+    # An evaluation takes at least 20 s, more than a run that is stopped waits for.
+    slow = {"SAVING_SECONDS": "0.2"}
+    with kill_at_end(
+        Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log", slow)
+    ) as victim:
         wait_for_losses(tmp_path / "run", 10, evaluations=2)
         victim.job.send_signal(signal_)
         victim.wait(30)
@@ -108,7 +127,9 @@ def test_checkpoints_on_rank_without_losses_warn(mpi: Mpi, tmp_path: Path) -> No
     options = ["--pruner", "asha", "--evaluations", 4, "--loss", r"val_loss=(\S+)"]
     job = mpi.run(4, *SEARCH, *options, "--", SAVING, "--way", "lines of rank 1", cwd=tmp_path)
     assert job.returncode == 0
-    assert re.fullmatch(r"warning: trial \d: rank 0 saves checkpoints, and reports no losses: .*\n", job.stderr)
+    assert re.fullmatch(
+        r"warning: trial \d: rank 0 saves checkpoints, and reports no losses: .*\n", job.stderr
+    )
     assert "PRUNED" in [trial.state.name for trial in load_trials(tmp_path / "run")]
     assert_losses_are_as_if_undisturbed(load_trials(tmp_path / "run"))
 
@@ -132,7 +153,10 @@ def test_script_that_cannot_resume_restarts(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "run" / "trials" / "0" / "go").touch()
     job = mpi.run(1, *SEARCH, *options, cwd=tmp_path)
     assert job.returncode == 0
-    assert "warning: trial 1 restarts, since it cannot resume from its checkpoint: rank 0, train.py:5: " in job.stderr
+    assert (
+        "warning: trial 1 restarts, since it cannot resume from its checkpoint: rank 0, train.py:5: "
+        in job.stderr
+    )
     trials = load_trials(tmp_path / "run")
     assert list_losses(trials[1]) == [3.0, 2.0, 1.0]
     assert "resumed_from_step" not in trials[1].user_attrs
@@ -152,7 +176,9 @@ def test_script_functions_in_objective_use_its_worker(mpi: Mpi, tmp_path: Path) 
     job = mpi.run(2, *search, "--evaluations", 3, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     for trial in load_trials(tmp_path / "run"):
-        assert list_losses(trial) == pytest.approx([trial.params["x"] + epoch for epoch in range(3)])
+        assert list_losses(trial) == pytest.approx(
+            [trial.params["x"] + epoch for epoch in range(3)]
+        )
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert weights.state["x"].item() == pytest.approx(weights.params["x"])
@@ -165,7 +191,11 @@ def test_script_functions_outside_search_do_nothing(tmp_path: Path) -> None:
         "print(hpo.checkpoint, hpo.trial, hpo.folder, 'torch' in sys.modules)\n"
     )
     job = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=scale(60)
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=scale(60),
     )
     assert (job.stdout, job.stderr) == ("None None None False\n", "")
     assert list(tmp_path.iterdir()) == []
@@ -174,12 +204,20 @@ def test_script_functions_outside_search_do_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        ("save_checkpoint({'model': torch.nn.Linear(1, 1)})", "a saved state must be .* at ['model']"),
-        ("offer_weights(torch.nn.Linear(1, 1))", "offered weights must be a state_dict(), got a network: offer .*"),
+        (
+            "save_checkpoint({'model': torch.nn.Linear(1, 1)})",
+            "a saved state must be .* at ['model']",
+        ),
+        (
+            "offer_weights(torch.nn.Linear(1, 1))",
+            "offered weights must be a state_dict(), got a network: offer .*",
+        ),
         ("report('0.3')", "hpo.report: loss must be a number, got '0.3'"),
     ],
 )
-def test_script_function_with_wrong_value_fails(mpi: Mpi, tmp_path: Path, call: str, reason: str) -> None:
+def test_script_function_with_wrong_value_fails(
+    mpi: Mpi, tmp_path: Path, call: str, reason: str
+) -> None:
     (tmp_path / "train.py").write_text(f"import torch, hpo\n\nhpo.{call}\nhpo.report(1.0)\n")
     job = mpi.run(1, *SEARCH, "--evaluations", 1, "--", "train.py", cwd=tmp_path)
     assert job.returncode == 3
@@ -210,18 +248,31 @@ def test_drafts_belong_to_next_printed_loss(mpi: Mpi, tmp_path: Path) -> None:
         "    print(f'epoch {epoch}', file=sys.stderr)\n"
         "    print(f'val_loss={loss}', file=sys.stderr if hpo.trial % 2 else sys.stdout)\n"
     )
-    options = ["--ranks-per-worker", 1, "--evaluations", 6, "--loss", r"val_loss=(\S+)", "--pruner", "asha"]
+    options = [
+        "--ranks-per-worker",
+        1,
+        "--evaluations",
+        6,
+        "--loss",
+        r"val_loss=(\S+)",
+        "--pruner",
+        "asha",
+    ]
     job = mpi.run(2, *SEARCH, *options, "--", "train.py", "--x", "{x}", cwd=tmp_path)
     assert job.returncode == 0
     assert "warning" not in job.stderr
     trials = load_trials(tmp_path / "run")
     for trial in trials:
         losses = list_losses(trial)
-        assert losses == pytest.approx([trial.params["x"] + abs(epoch - 20) for epoch in range(len(losses))])
+        assert losses == pytest.approx(
+            [trial.params["x"] + abs(epoch - 20) for epoch in range(len(losses))]
+        )
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert weights.state["epoch"].item() == 20
-    assert min(len(trial.intermediate_values) for trial in trials) < 30, "some evaluations are paused"
+    assert min(len(trial.intermediate_values) for trial in trials) < 30, (
+        "some evaluations are paused"
+    )
     printed = (tmp_path / "run" / "logs" / "0.txt").read_text()
     assert "hpo:" not in printed
 
@@ -229,11 +280,19 @@ def test_drafts_belong_to_next_printed_loss(mpi: Mpi, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "warning"),
     [
-        (["hpo.save_checkpoint({})", "hpo.report(1.0)"], "it saves checkpoints, and never reads hpo.checkpoint: "),
-        (["hpo.checkpoint", "hpo.report(1.0)", "hpo.save_checkpoint({})"], "its last checkpoint belongs to no loss: "),
+        (
+            ["hpo.save_checkpoint({})", "hpo.report(1.0)"],
+            "it saves checkpoints, and never reads hpo.checkpoint: ",
+        ),
+        (
+            ["hpo.checkpoint", "hpo.report(1.0)", "hpo.save_checkpoint({})"],
+            "its last checkpoint belongs to no loss: ",
+        ),
     ],
 )
-def test_unusable_checkpoints_warn_once(mpi: Mpi, tmp_path: Path, lines: list[str], warning: str) -> None:
+def test_unusable_checkpoints_warn_once(
+    mpi: Mpi, tmp_path: Path, lines: list[str], warning: str
+) -> None:
     (tmp_path / "train.py").write_text("import hpo\n" + "\n".join(lines))
     job = mpi.run(1, *SEARCH, "--evaluations", 2, "--", "train.py", cwd=tmp_path)
     assert job.returncode == 0
@@ -245,14 +304,18 @@ def test_checkpoint_has_weights_of_its_own_lowest_loss(tmp_path: Path) -> None:
     drafts = DraftStore(tmp_path / ".0", {"x": 1.0})
     for number, content in enumerate(("a", "b")):
         save_file({"w": torch.tensor([number])}, tmp_path / f".0-weights-{content}.safetensors")
-    save_file({"state/0": torch.ones(3)}, tmp_path / ".0-state.safetensors", {"tree": '{"tensor": "0"}'})
+    save_file(
+        {"state/0": torch.ones(3)}, tmp_path / ".0-state.safetensors", {"tree": '{"tensor": "0"}'}
+    )
     first, second, state = (drafts.take_named(name) for name in ("weights-a", "weights-b", "state"))
     assert first is not None
     assert second is not None
     assert state is not None
     assert drafts.take_named("missing") is None
     drafts.keep_weights(first)
-    drafts.keep_checkpoint(state, {"losses": [1.0], "metrics": {}, "seconds": 0.1}, has_weights=True)
+    drafts.keep_checkpoint(
+        state, {"losses": [1.0], "metrics": {}, "seconds": 0.1}, has_weights=True
+    )
     drafts.keep_weights(second)
     assert drafts.make_checkpoint_file(tmp_path / "0.safetensors") == 1
     assert read_checkpoint_info(tmp_path / "0.safetensors").losses == [1.0]

@@ -11,14 +11,30 @@ import pytest
 from tests.support.chaos import Victim, kill_at_end
 from tests.support.launch import ALONE, Mpi
 from tests.support.run_output import find_complete_losses, load_trials
-from tests.support.sharing import SHARING, WAYS, make_sharing_arguments, measure_seconds_lost, read_rank_notes
+from tests.support.sharing import (
+    SHARING,
+    WAYS,
+    make_sharing_arguments,
+    measure_seconds_lost,
+    read_rank_notes,
+)
 
-# By way: the size of the worker, and which rank of it fails when. A failure ends all trainers of the worker, so the
-# moments differ between the ways, and all kinds are in one of them. A pipeline's middle stage reads no data.
+# By way: the size of the worker, and which rank of it fails when. A failure ends all trainers of
+# the worker, so the moments differ between the ways, and all kinds are in one of them. A pipeline's
+# middle stage reads no data.
 FAILURES = {
-    "replicate": (3, {"raise@forward0": 1, "memory@forward1": 0, "raise@data1": 2, "sleep@gather1": 2}),
-    "shard": (2, {"interrupt@backward1": 1, "raise@gather1": 1, "keep@forward1": 0, "sleep@backward1": 0}),
-    "pipeline": (3, {"raise@backward0": 2, "raise@validation0": 0, "keep@forward1": 2, "sleep@backward1": 1}),
+    "replicate": (
+        3,
+        {"raise@forward0": 1, "memory@forward1": 0, "raise@data1": 2, "sleep@gather1": 2},
+    ),
+    "shard": (
+        2,
+        {"interrupt@backward1": 1, "raise@gather1": 1, "keep@forward1": 0, "sleep@backward1": 0},
+    ),
+    "pipeline": (
+        3,
+        {"raise@backward0": 2, "raise@validation0": 0, "keep@forward1": 2, "sleep@backward1": 1},
+    ),
 }
 PATIENCE = 6  # seconds for which ranks wait for one that sleeps
 RAISED = {"memory": "OutOfMemoryError", "interrupt": "KeyboardInterrupt"}  # ValueError otherwise
@@ -44,14 +60,18 @@ def line_of(code: str) -> int:
 def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Return the loss after each epoch if one rank trains the network. All evaluations train this network."""
     folder = tmp_path_factory.mktemp("alone")
-    job = Mpi().run(1, *make_sharing_arguments("replicate", "--evaluations", 1, *ALONE, epochs=3), cwd=folder)
+    job = Mpi().run(
+        1, *make_sharing_arguments("replicate", "--evaluations", 1, *ALONE, epochs=3), cwd=folder
+    )
     assert (job.returncode, job.stderr) == (0, "")
     (trial,) = load_trials(folder / "run")
     assert sorted(trial.intermediate_values) == [1, 2, 3]
     return trial.intermediate_values
 
 
-def assert_undisturbed(trial: optuna.trial.FrozenTrial, losses: dict[int, float], slope: float) -> None:
+def assert_undisturbed(
+    trial: optuna.trial.FrozenTrial, losses: dict[int, float], slope: float
+) -> None:
     """Assert that an evaluation has the losses that it would have alone, even if earlier evaluations have failed."""
     for epoch, loss in trial.intermediate_values.items():
         assert loss - slope * trial.number == pytest.approx(losses[epoch], rel=1e-4)
@@ -63,7 +83,14 @@ def test_failure_in_a_shared_network_fails_one_evaluation(
 ) -> None:
     size, chosen = FAILURES[way]
     failures = {f"{what}:{rank}": rank for what, rank in chosen.items()}
-    options = ["--ranks-per-worker", size, "--evaluations", 2 * len(failures), "--collective-timeout", PATIENCE]
+    options = [
+        "--ranks-per-worker",
+        size,
+        "--evaluations",
+        2 * len(failures),
+        "--collective-timeout",
+        PATIENCE,
+    ]
     job = mpi.run(
         size,
         *make_sharing_arguments(way, *options, fails=",".join(failures), folder=tmp_path),
@@ -73,10 +100,15 @@ def test_failure_in_a_shared_network_fails_one_evaluation(
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
     for number, (what, rank) in enumerate(failures.items()):
-        failure, (kind, place) = trials[2 * number].user_attrs["failure"], re.split(r"@|\d", what)[:2]
+        failure, (kind, place) = (
+            trials[2 * number].user_attrs["failure"],
+            re.split(r"@|\d", what)[:2],
+        )
         if kind == "sleep":
             code_line = r"(shar(ing|ed_training)\.py:\d+|its end)"
-            waited = rf"timeout: rank \d waited {PATIENCE} s \(--collective-timeout\) at {code_line}"
+            waited = (
+                rf"timeout: rank \d waited {PATIENCE} s \(--collective-timeout\) at {code_line}"
+            )
             late = rf"rank {rank}, which was at sharing\.py:{line_of('time.sleep(3600)')}"
             assert re.fullmatch(f"{waited} for {late}", failure), (what, failure)
         else:
@@ -98,7 +130,10 @@ def test_evaluations_with_shared_networks_leave_nothing_behind(
 ) -> None:
     options = ["--evaluations", 12, "--pruner", "median"]
     job = mpi.run(
-        2, *make_sharing_arguments(way, *options, folder=tmp_path, epochs=3, slope=0.1), cwd=tmp_path, timeout=200
+        2,
+        *make_sharing_arguments(way, *options, folder=tmp_path, epochs=3, slope=0.1),
+        cwd=tmp_path,
+        timeout=200,
     )
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
@@ -124,8 +159,11 @@ def test_ranks_close_the_files_of_crashed_trainers(mpi: Mpi, tmp_path: Path) -> 
         for count in (6, 22):
             assert victim.wait_for(f"\n{count:2}/24 ")
             for process in [*victim.find_ranks(), *victim.find_templates()]:
-                found.setdefault(process, []).append(len(list(Path(f"/proc/{process}/fd").iterdir())))
+                found.setdefault(process, []).append(
+                    len(list(Path(f"/proc/{process}/fd").iterdir()))
+                )
         assert victim.wait(60) == (3, ""), "no evaluation succeeded"
     assert len(found) == 3, "two ranks and one template"
     for early, late in found.values():
-        assert late <= early + 8, found  # pipes of one trainer, a copy of another rank's, a file that is being read
+        # Pipes of one trainer, a copy of another rank's, a file that is being read.
+        assert late <= early + 8, found

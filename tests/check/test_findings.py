@@ -51,7 +51,10 @@ def test_find_mismatch_names_the_collective_of_each_rank() -> None:
 
 
 def test_find_mismatch_of_equal_sizes_is_right() -> None:
-    seen = [Trace(failures=[mismatch(rank, reduced(shape), 1 - rank)]) for rank, shape in enumerate(["6", "2, 3"])]
+    seen = [
+        Trace(failures=[mismatch(rank, reduced(shape), 1 - rank)])
+        for rank, shape in enumerate(["6", "2, 3"])
+    ]
     found = find_mismatch(seen[0].failures[0], seen)
     assert found is not None
     assert found.is_false_alarm
@@ -59,7 +62,10 @@ def test_find_mismatch_of_equal_sizes_is_right() -> None:
 
 def test_middle_params_are_on_the_scale_of_each_range() -> None:
     space = SearchSpace(
-        layers=Int(1, 5), lr=Float(1e-4, 1.0, log=True), gamma=Float(0.5, 0.75), act=Categorical("tanh", "relu", "elu")
+        layers=Int(1, 5),
+        lr=Float(1e-4, 1.0, log=True),
+        gamma=Float(0.5, 0.75),
+        act=Categorical("tanh", "relu", "elu"),
     )
     assert make_middle_params(space) == {"layers": 3, "lr": 0.01, "gamma": 0.625, "act": "tanh"}
 
@@ -67,7 +73,9 @@ def test_middle_params_are_on_the_scale_of_each_range() -> None:
 def test_probe_traces_a_training_without_changing_it() -> None:
     def train() -> torch.Tensor:
         torch.manual_seed(0)
-        network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+        network = nn.Sequential(
+            nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1)
+        )
         network.register_parameter("idle", nn.Parameter(torch.zeros(3)))
         steps = torch.optim.Adam(network.parameters())
         for batch in torch.randn(5, 6, 4):
@@ -81,15 +89,23 @@ def test_probe_traces_a_training_without_changing_it() -> None:
     with Probe() as probe:
         watched = train()
     assert watched.equal(alone)
-    assert (len(module._global_forward_pre_hooks), len(optimizer._global_optimizer_post_hooks)) == before
+    assert (
+        len(module._global_forward_pre_hooks),
+        len(optimizer._global_optimizer_post_hooks),
+    ) == before
     seen = probe.trace
     assert (seen.steps, seen.without_gradient, len(seen.shapes)) == (5, ["idle"], 7)
-    assert (dict(seen.normalization_layers), dict(seen.random_layers)) == ({"BatchNorm1d": 1}, {"Dropout": 1})
+    assert (dict(seen.normalization_layers), dict(seen.random_layers)) == (
+        {"BatchNorm1d": 1},
+        {"Dropout": 1},
+    )
     assert sorted(seen.weights) == [0]
     assert sorted(seen.networks) == [(0, steps, True) for steps in (0, 1, 2, 4)]
     assert seen.network_shapes == seen.shapes
     assert [len(hashes) for _, hashes in seen.samples] == [6, 6, 6, 6, 6, 2]
-    assert len({one for _, hashes in seen.samples for one in hashes}) == 31, "the last two samples are alike"
+    assert len({one for _, hashes in seen.samples for one in hashes}) == 31, (
+        "the last two samples are alike"
+    )
     assert seen.memory > 1 << 20
     assert Trace.from_data(send_through_json(seen.to_data())) == seen
 
@@ -119,7 +135,9 @@ def test_seen_from_data_returns_what_a_trainer_has_seen() -> None:
         was_cut=True,
     )
     assert vars(seen).keys() == vars(Trace()).keys()
-    assert all(value != vars(Trace())[name] for name, value in vars(seen).items()), "each field has a value to lose"
+    assert all(value != vars(Trace())[name] for name, value in vars(seen).items()), (
+        "each field has a value to lose"
+    )
     assert Trace.from_data(send_through_json(seen.to_data())) == seen
     assert Trace.from_data(send_through_json(Trace().to_data())) == Trace()
     assert Trace.from_data({}) == Trace(), "the trainer has crashed"
@@ -130,7 +148,9 @@ def make_outcome(ranks: int, *losses: float, failure: str = "", **changes: Any) 
     curve = dict(enumerate(losses, start=1))
     evaluation = make_evaluation(0, curve=curve, failure=failure or None)
     numbers: dict[int, Fingerprint] = {0: ((1.0, 2.0),)}
-    traces = [Trace(steps=2, shapes=[(1,)], weights=numbers, gradients=numbers) for _ in range(ranks)]
+    traces = [
+        Trace(steps=2, shapes=[(1,)], weights=numbers, gradients=numbers) for _ in range(ranks)
+    ]
     given = {"has_offered_weights": False, "is_false_alarm": False, "rejection": "", **changes}
     return CheckOutcome(evaluation, traces, **given)
 
@@ -171,7 +191,11 @@ def test_inspect_outcomes_names_failures() -> None:
 
 
 def test_print_findings_returns_status_of_linters(capsys: pytest.CaptureFixture[str]) -> None:
-    findings = [Finding("wrong", "It fails", "Mend it"), Finding("look", "It is odd"), Finding("ok", "It is fast")]
+    findings = [
+        Finding("wrong", "It fails", "Mend it"),
+        Finding("look", "It is odd"),
+        Finding("ok", "It is fast"),
+    ]
     assert print_findings(findings) == 1
     assert capsys.readouterr().out == (
         "wrong  It fails\n       Mend it\nlook   It is odd\nok     It is fast\n\n1 problem, 1 finding to look at\n"

@@ -12,7 +12,9 @@ from tests.support.limits import scale
 
 
 def check_syntax(script: str) -> None:
-    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False, timeout=scale(20))
+    done = subprocess.run(
+        ["bash", "-n"], input=script, capture_output=True, text=True, check=False, timeout=scale(20)
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -23,24 +25,41 @@ def search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "my search.py"
 
 
-def test_slurm_script_requests_its_options(hpo: Hpo, search: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_script_requests_its_options(
+    hpo: Hpo, search: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LOADEDMODULES", "python/3.12:openmpi/5.0")
     numbers = ["--nodes", 4, "--gpus-per-node", 4, "--cpus-per-rank", 8, "--ranks-per-worker", 4]
     status, script, _ = hpo("slurm-script", search, *numbers, "--time", "1d1h30m")
     assert status == 0
     check_syntax(script)
-    directives = [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
+    directives = [
+        line.removeprefix("#SBATCH --")
+        for line in script.splitlines()
+        if line.startswith("#SBATCH")
+    ]
     assert directives == [
-        *("job-name=my_search", "nodes=4", "ntasks-per-node=4", "gpus-per-node=4", "cpus-per-task=8"),
+        *(
+            "job-name=my_search",
+            "nodes=4",
+            "ntasks-per-node=4",
+            "gpus-per-node=4",
+            "cpus-per-task=8",
+        ),
         *("time=25:30:00", "signal=USR1@120", "requeue", "no-kill"),
     ]
     assert "\nmodule load python/3.12 openmpi/5.0\n" in script
-    assert "hpo search 'my search.py' --ranks-per-worker 4 --run-dir runs/my_search --resume\n" in script
+    assert (
+        "hpo search 'my search.py' --ranks-per-worker 4 --run-dir runs/my_search --resume\n"
+        in script
+    )
     assert script.endswith("\nif [ $? -eq 75 ]; then sbatch my_search.sh; fi\n")
 
 
 @pytest.mark.parametrize(("gpus", "cores"), [([], 1), (["--gpus-per-node", 2], 4)])
-def test_job_script_has_more_cores_for_ranks_with_gpus(hpo: Hpo, search: str, gpus: list[object], cores: int) -> None:
+def test_job_script_has_more_cores_for_ranks_with_gpus(
+    hpo: Hpo, search: str, gpus: list[object], cores: int
+) -> None:
     _, script, _ = hpo("slurm-script", search, "--ranks-per-node", 2, *gpus, "--time", "1h")
     assert f"\n#SBATCH --cpus-per-task={cores}\n" in script
     _, script, _ = hpo("pbs-script", search, "--ranks-per-node", 2, *gpus, "--time", "1h")
@@ -48,12 +67,16 @@ def test_job_script_has_more_cores_for_ranks_with_gpus(hpo: Hpo, search: str, gp
 
 
 def test_pbs_script_stops_before_its_time_limit(hpo: Hpo, search: str) -> None:
-    status, script, _ = hpo("pbs-script", search, "--nodes", 3, "--ranks-per-node", 2, "--time", "1h")
+    status, script, _ = hpo(
+        "pbs-script", search, "--nodes", 3, "--ranks-per-node", 2, "--time", "1h"
+    )
     assert status == 0
     check_syntax(script)
     assert "#PBS -l select=3:ncpus=2:mpiprocs=2\n#PBS -l walltime=1:00:00\n" in script
     assert 'hpo supervise mpirun -f "$PBS_NODEFILE" -n 6 ' in script
-    assert "\nexport HPO_JOB_END_TIME=$(($(date +%s) + 3540))\n" in script, "the run stops a minute before"
+    assert "\nexport HPO_JOB_END_TIME=$(($(date +%s) + 3540))\n" in script, (
+        "the run stops a minute before"
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +92,9 @@ def test_pbs_script_stops_before_its_time_limit(hpo: Hpo, search: str) -> None:
         ([], "Missing option '--time'"),
     ],
 )
-def test_job_script_of_wrong_request_is_refused(hpo: Hpo, search: str, arguments: list[str], message: str) -> None:
+def test_job_script_of_wrong_request_is_refused(
+    hpo: Hpo, search: str, arguments: list[str], message: str
+) -> None:
     status, out, err = hpo("slurm-script", search, *arguments)
     assert (status, out) == (2, "")
     assert message in err

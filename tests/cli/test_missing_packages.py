@@ -41,7 +41,10 @@ def test_check_packages_if_some_are_missing_raises(
     monkeypatch.setattr(sys, "version_info", python)
     with pytest.raises(UsageError) as raised:
         check_packages("hpo search")
-    assert str(raised.value) == f"hpo search needs {', '.join(missing)}, not installed here. Run: {command}"
+    assert (
+        str(raised.value)
+        == f"hpo search needs {', '.join(missing)}, not installed here. Run: {command}"
+    )
 
 
 def test_advised_propulate_version_is_the_required_one() -> None:
@@ -52,7 +55,12 @@ def test_advised_propulate_version_is_the_required_one() -> None:
 
 @pytest.mark.parametrize(
     ("environment", "first"),
-    [({}, True), ({"PMI_RANK": "0"}, True), ({"PMI_RANK": "3"}, False), ({"OMPI_COMM_WORLD_RANK": "1"}, False)],
+    [
+        ({}, True),
+        ({"PMI_RANK": "0"}, True),
+        ({"PMI_RANK": "3"}, False),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, False),
+    ],
 )
 def test_is_first_rank_reads_launcher_variables(environment: dict[str, str], first: bool) -> None:
     assert is_first_rank(environment) is first
@@ -61,13 +69,18 @@ def test_is_first_rank_reads_launcher_variables(environment: dict[str, str], fir
 def test_lazy_module_that_is_missing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = LazyModule("absent_module")
     monkeypatch.setitem(sys.modules, "absent_module", absent)
-    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'absent_module'\. .*pip install absent_module$"):
+    with pytest.raises(
+        ModuleNotFoundError,
+        match=r"^No module named 'absent_module'\. .*pip install absent_module$",
+    ):
         _ = absent.models
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["search", "check"])
-def test_command_without_mpi_prints_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str) -> None:
+def test_command_without_mpi_prints_one_message(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
     monkeypatch.setenv("MPI4PY_LIBMPI", str(tmp_path / "libmpi.so"))
     job = run_hpo(command, "digits_cnn", cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "")

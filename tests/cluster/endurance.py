@@ -24,10 +24,18 @@ _RANKS = 48
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=10, help="nodes that are lost during a run of 60 evaluations")
-    parser.add_argument("--seconds", type=float, default=12.0, help="seconds of an evaluation of this run")
-    parser.add_argument("--starts", type=int, default=4, help="starts of 48 ranks, on three nodes and on one")
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="seed of the random kills")
+    parser.add_argument(
+        "--kills", type=int, default=10, help="nodes that are lost during a run of 60 evaluations"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=12.0, help="seconds of an evaluation of this run"
+    )
+    parser.add_argument(
+        "--starts", type=int, default=4, help="starts of 48 ranks, on three nodes and on one"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="seed of the random kills"
+    )
     arguments = parser.parse_args()
     if missing := find_missing_requirement():
         parser.exit(1, f"{missing}\n")
@@ -55,13 +63,19 @@ def measure_lost_nodes(chance: random.Random, kills: int, seconds: float) -> Non
             back_at[node] = killed_at + chance.uniform(5, 35)
             _wait_for_results(cluster, done + 1, back_at)
             waits.append(time.monotonic() - killed_at)
-            print(f"{node} was lost after {done} results; the next result came {waits[-1]:.0f} s later", flush=True)
+            print(
+                f"{node} was lost after {done} results; the next result came {waits[-1]:.0f} s later",
+                flush=True,
+            )
         _pass_time(cluster, 0, back_at)
         while cluster.list_jobs():
             assert time.monotonic() < began + 3600
             _pass_time(cluster, 1, back_at)
         evaluations = read_summary(cluster.folder / "runs" / "my_search")
-        print(f"{len(waits)} lost nodes in {time.monotonic() - began:.0f} s: {evaluations}\n", flush=True)
+        print(
+            f"{len(waits)} lost nodes in {time.monotonic() - began:.0f} s: {evaluations}\n",
+            flush=True,
+        )
         assert (evaluations["complete"], evaluations["failed"]) == (60, 0)
 
 
@@ -69,7 +83,9 @@ def _wait_for_results(cluster: SlurmCluster, count: int, back_at: dict[str, floa
     """Wait until the job has printed `count` results, or has ended, and start lost nodes when their time has come."""
     end = time.monotonic() + _SECONDS_TO_CONTINUE
     while len(parse_lines(cluster.read_output())) < count and cluster.list_jobs():
-        assert time.monotonic() < end, f"{cluster.list_jobs()}\n{cluster.read_output()}\n{cluster.read_logs()}"
+        assert time.monotonic() < end, (
+            f"{cluster.list_jobs()}\n{cluster.read_output()}\n{cluster.read_logs()}"
+        )
         _pass_time(cluster, 0.5, back_at)
 
 
@@ -93,19 +109,33 @@ def run_through_jobs() -> None:
         output = cluster.wait_for_jobs(1200)
         jobs = len(re.findall(r"my_search: 75 evaluations on 12 ranks", output))
         evaluations = read_summary(cluster.folder / "runs" / "my_search")
-        print(f"{jobs} jobs with a time limit, in {time.monotonic() - began:.0f} s: {evaluations}\n", flush=True)
+        print(
+            f"{jobs} jobs with a time limit, in {time.monotonic() - began:.0f} s: {evaluations}\n",
+            flush=True,
+        )
         assert jobs >= 6
         assert evaluations["complete"] == 75
 
 
 def measure_starts(count: int) -> None:
     """Compare the time until the first result of 48 ranks, on three nodes and on one."""
-    options = {3: ["--nodes=3", f"--ntasks-per-node={_RANKS // 3}"], 1: ["--nodes=1", "--overcommit"]}
+    options = {
+        3: ["--nodes=3", f"--ntasks-per-node={_RANKS // 3}"],
+        1: ["--nodes=1", "--overcommit"],
+    }
     times: dict[int, list[float]] = {nodes: [] for nodes in options}
     with make_cluster() as cluster:
         for _ in range(count):
             for nodes, given in options.items():
-                search = ["hpo", "search", "my_search.py", "--evaluations", 24, "--set", "seconds=0"]
+                search = [
+                    "hpo",
+                    "search",
+                    "my_search.py",
+                    "--evaluations",
+                    24,
+                    "--set",
+                    "seconds=0",
+                ]
                 srun = ["srun", "--mpi=pmi2", f"--ntasks={_RANKS}", *given]
                 times[nodes].append(_time_first_result(cluster, [*srun, *search]))
                 wait_until(lambda: not cluster.list_jobs(), 100)

@@ -25,7 +25,9 @@ def read_documented_script(page: str) -> str:
 def shorten(script: str, evaluations: int, seconds: float) -> str:
     """Return a documented job script with another budget."""
     assert script.count("--evaluations 500") == 1
-    return script.replace("--evaluations 500", f"--evaluations {evaluations} --set seconds={seconds}")
+    return script.replace(
+        "--evaluations 500", f"--evaluations {evaluations} --set seconds={seconds}"
+    )
 
 
 def count_complete(run_dir: Path) -> int:

@@ -1,8 +1,8 @@
 """A SLURM cluster of one controller and several nodes on this machine, for tests.
 
-Each machine of the cluster is a set of Linux namespaces (network, host name, mounts, processes). SIGKILL to its first
-process ends all of its processes at once, as when a node loses power. That process also ends when the test process
-does, so nothing remains: no process, no network, no mount.
+Each machine of the cluster is a set of Linux namespaces (network, host name, mounts, processes).
+SIGKILL to its first process ends all of its processes at once, as when a node loses power. That
+process also ends when the test process does, so nothing remains: no process, no network, no mount.
 """
 
 from __future__ import annotations
@@ -85,7 +85,20 @@ def find_missing_requirement() -> str:
     if packages:
         return f"a simulated cluster needs: apt-get install --no-install-recommends {' '.join(packages)}"
     probe = subprocess.run(
-        ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "ip", "link", "add", "switch", "type", "bridge"],
+        [
+            "unshare",
+            "--net",
+            "--uts",
+            "--mount",
+            "--pid",
+            "--fork",
+            "ip",
+            "link",
+            "add",
+            "switch",
+            "type",
+            "bridge",
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -118,7 +131,9 @@ class Machine:
     @property
     def first_pid(self) -> int:
         """The process ID, in the namespace of the test, of the first process of the machine."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        children = (
+            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        )
         return int(children[0])
 
     def kill(self) -> None:
@@ -137,8 +152,9 @@ class SlurmCluster:
     """A SLURM cluster on this machine. Use it as a context manager: it is removed at the end.
 
     Args:
-        binds_cores: Whether SLURM binds each task to cores of its own, with cgroups if this machine has version 1 of
-            them. A node then has only the cores of this machine. Otherwise, SLURM believes that it has 32 cores.
+        binds_cores: Whether SLURM binds each task to cores of its own, with cgroups if this machine
+            has version 1 of them. A node then has only the cores of this machine. Otherwise, SLURM
+            believes that it has 32 cores.
 
     Attributes:
         folder: A directory that all machines share.
@@ -147,7 +163,9 @@ class SlurmCluster:
 
     def __init__(self, binds_cores: bool = False) -> None:
         self._binds_cores = binds_cores
-        self.has_cgroups = binds_cores and all(os.access(_CGROUPS / name, os.W_OK) for name in ("freezer", "cpuset"))
+        self.has_cgroups = binds_cores and all(
+            os.access(_CGROUPS / name, os.W_OK) for name in ("freezer", "cpuset")
+        )
         # Not in a pytest directory: the path of a socket has at most 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="hpo-cluster-", dir="/var/tmp"))
         self._machines: dict[str, Machine] = {}
@@ -194,7 +212,11 @@ class SlurmCluster:
         wait_until(are_usable, SECONDS_TO_START, self.read_logs)
 
     def run(
-        self, *command: object, on: str = CONTROLLER, timeout: float = 60, variables: Mapping[str, str] = _NO_VARIABLES
+        self,
+        *command: object,
+        on: str = CONTROLLER,
+        timeout: float = 60,
+        variables: Mapping[str, str] = _NO_VARIABLES,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a machine to its end."""
         return subprocess.run(
@@ -220,11 +242,13 @@ class SlurmCluster:
         self._machines[on].processes.append(process)
         return process
 
-    def submit(self, script: str, *options: object, name: str = "search.sh", **variables: str) -> str:
+    def submit(
+        self, script: str, *options: object, name: str = "search.sh", **variables: str
+    ) -> str:
         """Write a job script into the shared directory, submit it, and return the number of the job.
 
-        Its output is in `NAME.out`. Job scripts find the environment of the tests in "$HOME/venvs/hpo", and a command
-        `module` that does nothing.
+        Its output is in `NAME.out`. Job scripts find the environment of the tests in
+        "$HOME/venvs/hpo", and a command `module` that does nothing.
         """
         (self.folder / name).write_text(script)
         given = {"SBATCH_OUTPUT": f"{self.folder}/{name}.out", "SBATCH_OPEN_MODE": "append"}
@@ -253,17 +277,34 @@ class SlurmCluster:
 
     def read_logs(self) -> str:
         """Return the ends of the logs of SLURM, for messages of failed tests."""
-        return "\n".join(f"{path.name}:\n{path.read_text()[-2000:]}" for path in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            f"{path.name}:\n{path.read_text()[-2000:]}"
+            for path in sorted(self.folder.glob("*.log"))
+        )
 
     def _make_command(self, machine: str, command: tuple[object, ...]) -> list[str]:
         enter = ["nsenter", "--target", str(self._machines[machine].first_pid), "--all"]
         return [*enter, f"--wd={self.folder}", *map(str, command)]
 
     def _make_environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "PYTEST_"))}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM_", "PYTEST_"))
+        }
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
-        configuration = {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path, "PYTHONPATH": str(ROOT)}
-        return {**kept, **configuration, "HOME": str(self.folder / "home"), "TMPDIR": "/tmp", **variables}
+        configuration = {
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+            "PATH": path,
+            "PYTHONPATH": str(ROOT),
+        }
+        return {
+            **kept,
+            **configuration,
+            "HOME": str(self.folder / "home"),
+            "TMPDIR": "/tmp",
+            **variables,
+        }
 
     # Start
 
@@ -275,7 +316,10 @@ class SlurmCluster:
         (folder / "home" / "venvs" / "hpo").symlink_to(sys.prefix)
         (folder / "hosts").write_text(
             "127.0.0.1 localhost\n"
-            + "".join(f"{_NETWORK}{number} {name}\n" for number, name in enumerate((CONTROLLER, *NODES), start=1))
+            + "".join(
+                f"{_NETWORK}{number} {name}\n"
+                for number, name in enumerate((CONTROLLER, *NODES), start=1)
+            )
         )
         (folder / "slurm.conf").write_text(
             _SLURM_CONF.format(
@@ -289,8 +333,11 @@ class SlurmCluster:
         )
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainCores=yes\n")
         for number in range(4):
-            (folder / f"gpu{number}").symlink_to("/dev/null")  # SLURM requires that the files of GPUs are devices.
-        (folder / "gres.conf").write_text(f"NodeName={','.join(NODES)} Name=gpu File={folder}/gpu[0-3]\n")
+            # SLURM requires that the files of GPUs are devices.
+            (folder / f"gpu{number}").symlink_to("/dev/null")
+        (folder / "gres.conf").write_text(
+            f"NodeName={','.join(NODES)} Name=gpu File={folder}/gpu[0-3]\n"
+        )
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o600)
         # Nodes share /tmp here, so the sockets of PMIx on them need another directory.
@@ -320,7 +367,9 @@ class SlurmCluster:
     def _start_controller(self) -> None:
         self._start_machine(CONTROLLER)
         munge = ["--foreground", "--force", "--socket", self.folder / "munge.socket"]
-        files = [f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "pid", "log", "seed")]
+        files = [
+            f"--{name}-file={self.folder}/munge.{name}" for name in ("key", "pid", "log", "seed")
+        ]
         self._start_daemon(CONTROLLER, "munged", *map(str, [*munge, *files]))
         wait_until((self.folder / "munge.socket").exists, SECONDS_TO_START, self.read_logs)
         self._start_daemon(CONTROLLER, "slurmctld", "-D")
@@ -330,9 +379,26 @@ class SlurmCluster:
         files = {"hosts": "/etc/hosts", "ssh_config": "/etc/ssh/ssh_config"}
         mounts = [f"mount --bind {self.folder}/{name} {path}" for name, path in files.items()]
         mounts += [f"mount -t tmpfs none {path}" for path in ("/run", "/dev/shm")]
-        # The first process ends when its standard input is closed, so when the test process has ended.
-        steps = [f"hostname {name}", *mounts, "mkdir /run/sshd", "ip link set lo up", "echo ready", "read -r _"]
-        namespaces = ("--net", "--uts", "--ipc", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child")
+        # The first process ends when its standard input is closed, so when the test process has
+        # ended.
+        steps = [
+            f"hostname {name}",
+            *mounts,
+            "mkdir /run/sshd",
+            "ip link set lo up",
+            "echo ready",
+            "read -r _",
+        ]
+        namespaces = (
+            "--net",
+            "--uts",
+            "--ipc",
+            "--mount",
+            "--pid",
+            "--mount-proc",
+            "--fork",
+            "--kill-child",
+        )
         process = subprocess.Popen(
             ["unshare", *namespaces, "bash", "-c", " && ".join(steps)],
             stdin=subprocess.PIPE,
@@ -344,17 +410,32 @@ class SlurmCluster:
         assert process.stdout.readline() == b"ready\n", f"{name} cannot be started"
         self._machines[name] = machine = Machine(process)
         if name == CONTROLLER:  # It also has the network switch.
-            self._configure(f"ip link add switch type bridge && ip addr add {_NETWORK}1/24 dev switch")
+            self._configure(
+                f"ip link add switch type bridge && ip addr add {_NETWORK}1/24 dev switch"
+            )
             self._configure("ip link set switch up")
         else:
             self._configure(f"ip link del {name}", check=False)
             self._configure(f"ip link add {name} type veth peer name eth0")
             self._configure(f"ip link set {name} master switch up")
-            # The process IDs of the test are unknown in the controller's namespace, so its network is entered alone.
+            # The process IDs of the test are unknown in the controller's namespace, so its network
+            # is entered alone.
             controller = self._machines[CONTROLLER].first_pid
-            move = ["nsenter", "--target", str(controller), "--net", "ip", "link", "set", "eth0", "netns"]
+            move = [
+                "nsenter",
+                "--target",
+                str(controller),
+                "--net",
+                "ip",
+                "link",
+                "set",
+                "eth0",
+                "netns",
+            ]
             subprocess.run([*move, str(machine.first_pid)], check=True, timeout=20)
-            self._configure(f"ip addr add {_NETWORK}{number}/24 dev eth0 && ip link set eth0 up", on=name)
+            self._configure(
+                f"ip addr add {_NETWORK}{number}/24 dev eth0 && ip link set eth0 up", on=name
+            )
 
     def _configure(self, script: str, on: str = CONTROLLER, check: bool = True) -> None:
         done = self.run("bash", "-c", script, on=on)
@@ -366,7 +447,9 @@ class SlurmCluster:
         self.start(path, *arguments, on=machine)
 
 
-def wait_until(is_done: Callable[[], bool], seconds: float, describe: Callable[[], str] = lambda: "") -> None:
+def wait_until(
+    is_done: Callable[[], bool], seconds: float, describe: Callable[[], str] = lambda: ""
+) -> None:
     """Wait until `is_done()` is true. After `seconds`, fail the test with the text of `describe()`."""
     end = time.monotonic() + seconds
     while not is_done():

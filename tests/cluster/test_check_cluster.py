@@ -22,12 +22,24 @@ def test_check_cluster_describes_three_hosts(cluster: SlurmCluster) -> None:
     assert time.monotonic() - began < 60, "it ends within a minute"
     assert job.stdout.startswith("6 ranks, 3 workers of 2, 2 islands, 3 hosts\nMPICH 5")
     assert "; ranks started by srun in SLURM job " in job.stdout
-    rows = re.findall(r"^ (n\d) +(\d-\d) +(\d) .*?(?: ([+-]\d+\.\d) ± \d+\.\d)?$", job.stdout, re.MULTILINE)
+    rows = re.findall(
+        r"^ (n\d) +(\d-\d) +(\d) .*?(?: ([+-]\d+\.\d) ± \d+\.\d)?$", job.stdout, re.MULTILINE
+    )
     assert [row[:3] for row in rows] == [("n1", "0-1", "0"), ("n2", "2-3", "1"), ("n3", "4-5", "2")]
-    assert [abs(float(offset or 0)) < 5 for *_, offset in rows] == [True] * 3, "they are one machine"
-    groups = re.findall(r"^ ([^\d\n]+?) +(\d) +(\d) +gloo +\S+ +(\S+) +(\S+)$", job.stdout, re.MULTILINE)
-    assert [group[:3] for group in groups] == [("a worker on one host", "3", "2"), ("one rank of each host", "1", "3")]
-    assert all(0 < float(latency) < 1000 and 0 < float(bandwidth) < 1000 for *_, latency, bandwidth in groups)
+    assert [abs(float(offset or 0)) < 5 for *_, offset in rows] == [True] * 3, (
+        "they are one machine"
+    )
+    groups = re.findall(
+        r"^ ([^\d\n]+?) +(\d) +(\d) +gloo +\S+ +(\S+) +(\S+)$", job.stdout, re.MULTILINE
+    )
+    assert [group[:3] for group in groups] == [
+        ("a worker on one host", "3", "2"),
+        ("one rank of each host", "1", "3"),
+    ]
+    assert all(
+        0 < float(latency) < 1000 and 0 < float(bandwidth) < 1000
+        for *_, latency, bandwidth in groups
+    )
     assert f"ok     A durable write to {cluster.folder} takes" in job.stdout
     assert "all hosts see the same files" in " ".join(job.stdout.split())
     assert not list(cluster.folder.glob(".hpo-check-*"))
@@ -58,15 +70,24 @@ def test_check_cluster_ends_if_network_drops_packets(cluster: SlurmCluster) -> N
             if other != number
         )
         script = "ip link add lost0 type veth peer name lost1 && ip link set lost0 up && ip link set lost1 up"
-        done = cluster.run("bash", "-c", f"{script} && ip addr add 192.0.2.{number}/24 dev lost0{neighbours}", on=node)
+        done = cluster.run(
+            "bash",
+            "-c",
+            f"{script} && ip addr add 192.0.2.{number}/24 dev lost0{neighbours}",
+            on=node,
+        )
         assert done.returncode == 0, done.stderr
     began = time.monotonic()
     options = ["--ranks-per-worker", 6, "--collective-timeout", "10s"]
-    job = cluster.run(*SRUN, *CHECK, *options, variables={"GLOO_SOCKET_IFNAME": "lost0"}, timeout=150)
+    job = cluster.run(
+        *SRUN, *CHECK, *options, variables={"GLOO_SOCKET_IFNAME": "lost0"}, timeout=150
+    )
     assert job.returncode == 1, job.stderr
     assert time.monotonic() - began < 60
     assert job.stdout.count("\nwrong  1 process group failed, on n1, n2 and n3: ") == 1
-    assert "Set the network of the process group: export GLOO_SOCKET_IFNAME=" in " ".join(job.stdout.split())
+    assert "Set the network of the process group: export GLOO_SOCKET_IFNAME=" in " ".join(
+        job.stdout.split()
+    )
 
 
 def test_check_cluster_finds_folder_that_a_host_cannot_write(cluster: SlurmCluster) -> None:
@@ -75,12 +96,17 @@ def test_check_cluster_finds_folder_that_a_host_cannot_write(cluster: SlurmClust
     assert cluster.run("bash", "-c", script, on="n2").returncode == 0
     job = cluster.run(*SRUN, *CHECK, "--run-dir", "read/run")
     assert job.returncode == 1, job.stderr
-    assert f"wrong  n2 cannot write in {cluster.folder}/read: Read-only file system" in " ".join(job.stdout.split(" "))
+    assert f"wrong  n2 cannot write in {cluster.folder}/read: Read-only file system" in " ".join(
+        job.stdout.split(" ")
+    )
 
 
 def test_check_cluster_names_worker_that_spans_hosts(cluster: SlurmCluster) -> None:
     job = cluster.run("srun", "--mpi=pmi2", "--nodes=3", "--ntasks=6", *CHECK)
     assert (job.returncode, job.stderr) == (0, "")
     words = " ".join(job.stdout.split())
-    assert "look 1 worker of 3 spans several hosts To avoid this, start a multiple of 2 ranks on each host" in words
+    assert (
+        "look 1 worker of 3 spans several hosts To avoid this, start a multiple of 2 ranks on each host"
+        in words
+    )
     assert re.search(r"^ a worker that spans hosts +1 +2 +gloo ", job.stdout, re.MULTILINE)

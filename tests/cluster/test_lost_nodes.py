@@ -9,7 +9,13 @@ import time
 
 import pytest
 
-from tests.cluster.job_results import PMI, count_complete, read_documented_script, read_summary, shorten
+from tests.cluster.job_results import (
+    PMI,
+    count_complete,
+    read_documented_script,
+    read_summary,
+    shorten,
+)
 from tests.cluster.simulation import NODES, SlurmCluster, wait_until
 from tests.support.launch import ROOT, find_open_mpi
 from tests.support.run_output import load_trials, parse_lines
@@ -48,7 +54,9 @@ def test_run_continues_without_lost_node(cluster: SlurmCluster) -> None:
     assert "may have crashed the job" not in output, "no evaluation is suspected"
     check_run_is_whole(cluster, 24)
     trials = load_trials(cluster.folder / "runs" / "my_search")
-    assert any(trial.user_attrs.get("resumed_from_step") for trial in trials), "they continue from their checkpoints"
+    assert any(trial.user_attrs.get("resumed_from_step") for trial in trials), (
+        "they continue from their checkpoints"
+    )
 
 
 def test_job_whose_batch_host_is_lost_is_requeued(cluster: SlurmCluster) -> None:
@@ -68,22 +76,52 @@ def test_mpirun_continues_without_lost_host(cluster: SlurmCluster, option: str) 
     """It connects to the hosts by ssh. When the lost host is back, the next start uses it again."""
     (cluster.folder / "hosts.txt").write_text("".join(f"{node}:2\n" for node in NODES))
     hosts = ",".join(NODES) if option == "-hosts" else "hosts.txt"
-    mpirun = [shutil.which("mpirun"), option, hosts, "-ppn", 2, "-n", 6, sys.executable, ROOT / "run_islands.py"]
-    search = ["my_search.py", "--run-dir", "run", "--evaluations", 60, "--set", "seconds=1", "--islands", 3]
+    mpirun = [
+        shutil.which("mpirun"),
+        option,
+        hosts,
+        "-ppn",
+        2,
+        "-n",
+        6,
+        sys.executable,
+        ROOT / "run_islands.py",
+    ]
+    search = [
+        "my_search.py",
+        "--run-dir",
+        "run",
+        "--evaluations",
+        60,
+        "--set",
+        "seconds=1",
+        "--islands",
+        3,
+    ]
     job = cluster.start("hpo", "supervise", *mpirun, *search, on="n1")
     wait_until(lambda: len(parse_lines(cluster.read_output("n1.out"))) >= 6, 100, cluster.read_logs)
     cluster.kill_node("n2")
     message = "; n2 does not answer; restarting it with 4 ranks on n1, n3"
-    wait_until(lambda: message in cluster.read_output("n1.out"), 100, lambda: cluster.read_output("n1.out"))
+    wait_until(
+        lambda: message in cluster.read_output("n1.out"), 100, lambda: cluster.read_output("n1.out")
+    )
     cluster.start_node("n2")
-    wait_until(lambda: "resumed after" in cluster.read_output("n1.out"), 60, lambda: cluster.read_output("n1.out"))
+    wait_until(
+        lambda: "resumed after" in cluster.read_output("n1.out"),
+        60,
+        lambda: cluster.read_output("n1.out"),
+    )
     done = len(parse_lines(cluster.read_output("n1.out")))
-    wait_until(lambda: len(parse_lines(cluster.read_output("n1.out"))) >= done + 4, 60, cluster.read_logs)
+    wait_until(
+        lambda: len(parse_lines(cluster.read_output("n1.out"))) >= done + 4, 60, cluster.read_logs
+    )
     cluster.kill_node("n3")
     assert job.wait(200) == 0
     output = cluster.read_output("n1.out")
     assert "; n3 does not answer; restarting it with 4 ranks on n1, n2" in output
-    assert output.count("4 ranks, 2 workers of 2, 2 islands, 2 hosts") == 2, "an option for 3 islands is changed"
+    assert output.count("4 ranks, 2 workers of 2, 2 islands, 2 hosts") == 2, (
+        "an option for 3 islands is changed"
+    )
     assert read_summary(cluster.folder / "run")["complete"] == 60
 
 
@@ -92,7 +130,16 @@ def test_open_mpi_continues_without_lost_host(cluster: SlurmCluster) -> None:
     # With --oversubscribe, all ranks would be on the first host.
     hosts = ["--host", ",".join(f"{node}:2" for node in NODES), "-n", 6, "--allow-run-as-root"]
     search = ["my_search.py", "--run-dir", "run", "--evaluations", 30, "--set", "seconds=1"]
-    job = cluster.start("hpo", "supervise", mpi.mpirun, *hosts, mpi.python, ROOT / "run_islands.py", *search, on="n1")
+    job = cluster.start(
+        "hpo",
+        "supervise",
+        mpi.mpirun,
+        *hosts,
+        mpi.python,
+        ROOT / "run_islands.py",
+        *search,
+        on="n1",
+    )
     wait_until(lambda: len(parse_lines(cluster.read_output("n1.out"))) >= 6, 100, cluster.read_logs)
     cluster.kill_node("n2")
     assert job.wait(200) == 0, cluster.read_output("n1.out")

@@ -57,10 +57,19 @@ def run_search(cluster: SlurmCluster, *options: object) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(cluster.folder.glob("seen-*"))]
 
 
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two tasks cannot have cores of their own on one core")
+@pytest.mark.skipif(
+    (os.cpu_count() or 1) < 2, reason="two tasks cannot have cores of their own on one core"
+)
 def test_trainers_use_the_cores_of_their_task(binding_cluster: SlurmCluster) -> None:
-    seen = run_search(binding_cluster, "--ntasks-per-node=2", "--cpus-per-task=1", "--cpu-bind=cores")
-    assert [(one["host"], one["threads"]) for one in seen] == [("n1", 1), ("n1", 1), ("n2", 1), ("n2", 1)]
+    seen = run_search(
+        binding_cluster, "--ntasks-per-node=2", "--cpus-per-task=1", "--cpu-bind=cores"
+    )
+    assert [(one["host"], one["threads"]) for one in seen] == [
+        ("n1", 1),
+        ("n1", 1),
+        ("n2", 1),
+        ("n2", 1),
+    ]
     first, second, *others = [one["cores"] for one in seen]
     assert len(first) == len(second) == 1
     assert first != second
@@ -73,13 +82,21 @@ def test_trainers_use_the_cores_of_their_task(binding_cluster: SlurmCluster) -> 
 def test_trainer_of_task_with_two_cores_uses_two_threads(binding_cluster: SlurmCluster) -> None:
     options = ["--ntasks-per-node=1", "--cpus-per-task=2", "--cpu-bind=cores"]
     seen = run_search(binding_cluster, *options)
-    assert [(one["host"], len(one["cores"]), one["threads"]) for one in seen] == [("n1", 2, 2), ("n2", 2, 2)]
+    assert [(one["host"], len(one["cores"]), one["threads"]) for one in seen] == [
+        ("n1", 2, 2),
+        ("n2", 2, 2),
+    ]
 
 
 def test_trainers_see_the_gpu_of_their_task(cluster: SlurmCluster) -> None:
     (cluster.folder / "seeing.py").write_text(SEARCH)
     seen = run_search(cluster, "--ntasks-per-node=2", "--gpus-per-task=1")
-    assert [(one["host"], one["gpus"]) for one in seen] == [("n1", "0"), ("n1", "1"), ("n2", "0"), ("n2", "1")]
+    assert [(one["host"], one["gpus"]) for one in seen] == [
+        ("n1", "0"),
+        ("n1", "1"),
+        ("n2", "0"),
+        ("n2", "1"),
+    ]
 
 
 def test_two_jobs_on_one_node_see_other_gpus(cluster: SlurmCluster) -> None:
@@ -89,11 +106,15 @@ def test_two_jobs_on_one_node_see_other_gpus(cluster: SlurmCluster) -> None:
     for name in ("first", "second"):
         (cluster.folder / name).mkdir()
         script = f'#!/bin/bash\n. "$HOME/venvs/hpo/bin/activate"\ncd {name} && {search}\necho "{name} $?"\n'
-        cluster.submit(script, "--nodelist=n1", "--ntasks=2", "--gpus-per-task=1", name=f"{name}.sh")
+        cluster.submit(
+            script, "--nodelist=n1", "--ntasks=2", "--gpus-per-task=1", name=f"{name}.sh"
+        )
     outputs = [(cluster.wait_for_jobs(150, f"{name}.sh.out"), name) for name in ("first", "second")]
     seen = {}
     for output, name in outputs:
         assert output.endswith(f"{name} 0\n"), output
-        seen[name] = [json.loads(path.read_text()) for path in sorted((cluster.folder / name).glob("seen-*"))]
+        seen[name] = [
+            json.loads(path.read_text()) for path in sorted((cluster.folder / name).glob("seen-*"))
+        ]
     assert {one["host"] for ranks in seen.values() for one in ranks} == {"n1"}
     assert sorted(one["gpus"] for ranks in seen.values() for one in ranks) == ["0", "1", "2", "3"]

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.job_results import PMI, count_complete, read_documented_script, read_summary, shorten
+from tests.cluster.job_results import (
+    PMI,
+    count_complete,
+    read_documented_script,
+    read_summary,
+    shorten,
+)
 from tests.cluster.simulation import NODES, SlurmCluster, wait_until
 from tests.support.launch import ROOT, find_open_mpi
 from tests.support.run_output import find_complete_losses, load_trials, parse_lines
@@ -18,7 +24,10 @@ pytestmark = [pytest.mark.mpi, pytest.mark.timeout(420)]
 
 def make_script(*options: object, before: str = "", **settings: object) -> str:
     """Return a short job script that runs the search of the tests."""
-    words = [*options, *(word for name, value in settings.items() for word in ("--set", f"{name}={value}"))]
+    words = [
+        *options,
+        *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
+    ]
     return (
         '#!/bin/bash\n. "$HOME/venvs/hpo/bin/activate"\n'
         f"{before}srun --kill-on-bad-exit=1 hpo search my_search.py {' '.join(map(str, words))}\n"
@@ -70,7 +79,9 @@ def test_preempted_job_resumes(cluster: SlurmCluster) -> None:
     """SLURM sends SIGTERM, and SIGKILL after the partition's GraceTime. The run stops before, and submits itself."""
     cluster.submit(shorten(read_documented_script("clusters.md"), evaluations=30, seconds=1), **PMI)
     wait_until(lambda: len(parse_lines(cluster.read_output())) > 3, 100, cluster.read_output)
-    done = cluster.run("srun", "--partition=urgent", "--nodes=3", "--exclusive", "hostname", timeout=100)
+    done = cluster.run(
+        "srun", "--partition=urgent", "--nodes=3", "--exclusive", "hostname", timeout=100
+    )
     assert sorted(done.stdout.split()) == list(NODES), done.stderr
     output = cluster.wait_for_jobs(200)
     assert output.count("30 evaluations on 12 ranks") == 2
@@ -80,11 +91,16 @@ def test_preempted_job_resumes(cluster: SlurmCluster) -> None:
 
 def test_job_array_runs_are_independent(cluster: SlurmCluster) -> None:
     """Several jobs are on one node at the same time, each with its own run."""
-    script = make_script("--run-dir run-$SLURM_ARRAY_TASK_ID --evaluations 10 --seed $SLURM_ARRAY_TASK_ID")
+    script = make_script(
+        "--run-dir run-$SLURM_ARRAY_TASK_ID --evaluations 10 --seed $SLURM_ARRAY_TASK_ID"
+    )
     cluster.submit(script, "--array=0-3", "--nodes=1", "--ntasks=2", "--cpus-per-task=4", **PMI)
     output = cluster.wait_for_jobs(150)
     assert output.count("status 0") == 4
-    best = [sorted(find_complete_losses(load_trials(cluster.folder / f"run-{index}")).values()) for index in range(4)]
+    best = [
+        sorted(find_complete_losses(load_trials(cluster.folder / f"run-{index}")).values())
+        for index in range(4)
+    ]
     assert {len(losses) for losses in best} == {10}
     assert len({losses[0] for losses in best}) == 4
 
@@ -98,8 +114,20 @@ def test_job_array_runs_are_independent(cluster: SlurmCluster) -> None:
         (["--ntasks-per-node=2", "--distribution=plane=1"], False),
     ],
 )
-def test_workers_are_on_one_node_if_possible(cluster: SlurmCluster, options: list[str], spans: bool) -> None:
-    search = ["hpo", "search", "my_search.py", "--ranks-per-worker", 2, "--evaluations", 6, "--run-dir", "run"]
+def test_workers_are_on_one_node_if_possible(
+    cluster: SlurmCluster, options: list[str], spans: bool
+) -> None:
+    search = [
+        "hpo",
+        "search",
+        "my_search.py",
+        "--ranks-per-worker",
+        2,
+        "--evaluations",
+        6,
+        "--run-dir",
+        "run",
+    ]
     job = cluster.run("srun", "--mpi=pmi2", "--nodes=3", *options, *search, timeout=100)
     assert job.returncode == 0, job.stderr
     assert "6 ranks, 3 workers of 2, 2 islands, 3 hosts" in job.stdout
@@ -109,8 +137,20 @@ def test_workers_are_on_one_node_if_possible(cluster: SlurmCluster, options: lis
 
 
 def test_worker_spans_nodes(cluster: SlurmCluster) -> None:
-    search = ["hpo", "search", "my_search.py", "--ranks-per-worker", 6, "--evaluations", 4, "--run-dir", "run"]
-    job = cluster.run("srun", "--mpi=pmi2", "--nodes=3", "--ntasks-per-node=2", *search, timeout=100)
+    search = [
+        "hpo",
+        "search",
+        "my_search.py",
+        "--ranks-per-worker",
+        6,
+        "--evaluations",
+        4,
+        "--run-dir",
+        "run",
+    ]
+    job = cluster.run(
+        "srun", "--mpi=pmi2", "--nodes=3", "--ntasks-per-node=2", *search, timeout=100
+    )
     assert job.returncode == 0, job.stderr
     assert "1 worker of 1 spans several hosts\n" in job.stdout
     assert read_summary(cluster.folder / "run")["complete"] == 4
@@ -119,7 +159,9 @@ def test_worker_spans_nodes(cluster: SlurmCluster) -> None:
 def test_open_mpi_starts_with_pmix(cluster: SlurmCluster) -> None:
     python = find_open_mpi().python
     search = [ROOT / "run_islands.py", "my_search.py", "--evaluations", 6, "--run-dir", "run"]
-    job = cluster.run("srun", "--mpi=pmix", "--nodes=3", "--ntasks-per-node=2", python, *search, timeout=150)
+    job = cluster.run(
+        "srun", "--mpi=pmix", "--nodes=3", "--ntasks-per-node=2", python, *search, timeout=150
+    )
     assert job.returncode == 0, job.stderr
     assert "6 ranks, 3 workers of 2, 2 islands, 3 hosts" in job.stdout
     assert read_summary(cluster.folder / "run")["complete"] == 6
@@ -129,7 +171,12 @@ def test_wrong_mpi_type_is_explained(cluster: SlurmCluster) -> None:
     search = ["hpo", "search", "my_search.py", "--evaluations", 2, "--run-dir", "run"]
     job = cluster.run("srun", "--mpi=none", "--nodes=2", "--ntasks=4", *search, timeout=100)
     assert job.returncode == 2
-    assert job.stderr.count("error: 4 ranks were started (SLURM_STEP_NUM_TASKS=4), and mpi4py finds 1: srun must") == 1
+    assert (
+        job.stderr.count(
+            "error: 4 ranks were started (SLURM_STEP_NUM_TASKS=4), and mpi4py finds 1: srun must"
+        )
+        == 1
+    )
     assert "Use srun --mpi=pmi2 for MPICH" in job.stderr
     assert not (cluster.folder / "run").exists()
 

@@ -20,7 +20,9 @@ from hpo.dominance import (
 )
 
 cost_rows = st.integers(1, 3).flatmap(
-    lambda objectives: st.lists(st.lists(st.integers(0, 4), min_size=objectives, max_size=objectives), max_size=12)
+    lambda objectives: st.lists(
+        st.lists(st.integers(0, 4), min_size=objectives, max_size=objectives), max_size=12
+    )
 )
 
 
@@ -52,7 +54,8 @@ def test_domination_ranks_follow_their_definition(rows: list[list[int]]) -> None
 def test_hypervolume_counts_dominated_unit_cubes(rows: list[list[int]]) -> None:
     costs = make_costs(rows)
     objectives = costs.shape[1]
-    corners = itertools.product(range(4), repeat=objectives)  # Lower corners of unit cubes. The reference is 4.
+    # Lower corners of unit cubes. The reference is 4.
+    corners = itertools.product(range(4), repeat=objectives)
     expected = sum(any((own <= corner).all() for own in costs) for corner in map(np.array, corners))
     assert compute_hypervolume(costs, np.full(objectives, 4.0)) == pytest.approx(expected)
 

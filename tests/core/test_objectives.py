@@ -47,15 +47,25 @@ def test_parse_objectives_returns_names_and_directions() -> None:
     assert parse_objectives(["loss"]) == ONLY_LOSS
     assert parse_objectives(("loss", "parameters", maximize("speed"))) == THREE
     assert THREE.compute_costs((1.0, 2.0, 3.0)) == (1.0, 2.0, -3.0)
-    assert THREE.compute_costs((1.0, 2.0)) == THREE.compute_costs((1.0, math.nan, 3.0)) == (math.inf,) * 3
+    assert (
+        THREE.compute_costs((1.0, 2.0))
+        == THREE.compute_costs((1.0, math.nan, 3.0))
+        == (math.inf,) * 3
+    )
     assert THREE.select_metric_values({"speed": 3, "parameters": 2, "accuracy": 1}) == (2.0, 3.0)
-    assert (THREE.find_missing({"speed": 3}), THREE.select_metric_values({"speed": 3})) == (["parameters"], ())
+    assert (THREE.find_missing({"speed": 3}), THREE.select_metric_values({"speed": 3})) == (
+        ["parameters"],
+        (),
+    )
 
 
 @pytest.mark.parametrize(
     ("objectives", "message"),
     [
-        ("loss", r'objectives must be a tuple of names, such as objectives = \("loss", "parameters"\), got \'loss\''),
+        (
+            "loss",
+            r'objectives must be a tuple of names, such as objectives = \("loss", "parameters"\), got \'loss\'',
+        ),
         ((), r"must be a tuple of names, such as .*, got \(\)"),
         ({"loss": 1}, "must be a tuple of names"),
         (("loss", 3), "must be names of metrics, .*, got 3"),
@@ -66,11 +76,16 @@ def test_parse_objectives_returns_names_and_directions() -> None:
             (maximize("loss"), "parameters"),
             r"the first objective must be 'loss', got MaximizedMetric\(name='loss'\)",
         ),
-        (("loss", "size", maximize("size")), "objectives must differ from each other, got 'size' twice"),
+        (
+            ("loss", "size", maximize("size")),
+            "objectives must differ from each other, got 'size' twice",
+        ),
         (("loss", "loss"), "objectives must differ from each other, got 'loss' twice"),
     ],
 )
-def test_search_file_with_invalid_objectives_raises(tmp_path: Path, objectives: Any, message: str) -> None:
+def test_search_file_with_invalid_objectives_raises(
+    tmp_path: Path, objectives: Any, message: str
+) -> None:
     text = repr(objectives).replace("MaximizedMetric(name=", "hpo.maximize(")
     file = tmp_path / "search.py"
     file.write_text(
@@ -96,8 +111,13 @@ def test_check_objectives_with_single_loss_propagator_raises() -> None:
 def test_manifest_with_invalid_objectives_raises() -> None:
     assert make_manifest().objectives == ONLY_LOSS, "An old manifest has no objectives."
     objectives = {"names": ["loss", "speed"], "maximized": ["speed"]}
-    assert make_manifest(objectives=objectives).objectives == Objectives(("loss", "speed"), ("speed",))
-    assert json.loads(json.dumps(make_manifest(objectives=objectives).to_json()))["objectives"] == objectives
+    assert make_manifest(objectives=objectives).objectives == Objectives(
+        ("loss", "speed"), ("speed",)
+    )
+    assert (
+        json.loads(json.dumps(make_manifest(objectives=objectives).to_json()))["objectives"]
+        == objectives
+    )
     for wrong in (
         {"names": ["speed", "loss"], "maximized": []},
         {"names": ["loss", "loss"], "maximized": []},
@@ -105,7 +125,9 @@ def test_manifest_with_invalid_objectives_raises() -> None:
         {"names": ["loss"]},
         ["loss"],
     ):
-        with pytest.raises(UsageError, match=r"'objectives' must be an object with 'names', .*, got "):
+        with pytest.raises(
+            UsageError, match=r"'objectives' must be an object with 'names', .*, got "
+        ):
             make_manifest(objectives=wrong)
 
 
@@ -121,21 +143,32 @@ def make_record(folder: Path, objectives: Objectives, *rows: tuple[float, ...]) 
 
 
 def complete(record: Record, values: tuple[float, ...]) -> Assignment:
-    assignment = claim_evaluation(record, {"x": random.Random(f"{values}").random()}, SPACE.make_distributions(), 999)
+    assignment = claim_evaluation(
+        record, {"x": random.Random(f"{values}").random()}, SPACE.make_distributions(), 999
+    )
     metrics = dict(zip(record.objectives.metric_names, values[1:], strict=True))
     record.complete(assignment, values[0], 1.0, {**metrics, "accuracy": 0.5})
     return assignment
 
 
 def test_record_with_objectives_is_an_optuna_study(tmp_path: Path) -> None:
-    record = make_record(tmp_path, THREE, (1.0, 9.0, 5.0), (2.0, 5.0, 5.0), (3.0, 9.0, 4.0), (3.0, 9.0, 6.0))
+    record = make_record(
+        tmp_path, THREE, (1.0, 9.0, 5.0), (2.0, 5.0, 5.0), (3.0, 9.0, 4.0), (3.0, 9.0, 6.0)
+    )
     assert Record(tmp_path / "study.log", "run").objectives == THREE
     study = record.study
     assert study.metric_names == ["loss", "parameters", "speed"]
-    assert [direction.name for direction in study.directions] == ["MINIMIZE", "MINIMIZE", "MAXIMIZE"]
+    assert [direction.name for direction in study.directions] == [
+        "MINIMIZE",
+        "MINIMIZE",
+        "MAXIMIZE",
+    ]
     assert study.trials[0].values == [1.0, 9.0, 5.0]
     assert (
-        [evaluation.trial for evaluation in find_front(record.read_evaluations(), record.objectives)]
+        [
+            evaluation.trial
+            for evaluation in find_front(record.read_evaluations(), record.objectives)
+        ]
         == sorted(trial.number for trial in study.best_trials)
         == [0, 1, 3]
     )
@@ -195,7 +228,10 @@ def test_front_has_all_ties_and_no_failed_evaluations() -> None:
 
 
 def test_select_spread_keeps_distant_individuals() -> None:
-    line = [make_individual(index, index / 100, float(100 - index)) for index in (0, 1, 2, 30, 31, 60, 99, 100)]
+    line = [
+        make_individual(index, index / 100, float(100 - index))
+        for index in (0, 1, 2, 30, 31, 60, 99, 100)
+    ]
     assert [found.trial for found in select_spread(line, TWO, 5)] == [0, 31, 60, 99, 100]
 
 
@@ -203,7 +239,9 @@ def test_select_spread_keeps_distant_individuals() -> None:
 def test_select_spread_keeps_the_best_of_each_objective(objectives: int) -> None:
     names = Objectives(("loss", *map(str, range(1, objectives))))
     draws = random.Random(objectives)
-    many = [make_individual(trial, *(draws.random() for _ in range(objectives))) for trial in range(60)]
+    many = [
+        make_individual(trial, *(draws.random() for _ in range(objectives))) for trial in range(60)
+    ]
     kept = select_spread(find_front(many, names), names)
     assert len(kept) <= MAX_FRONT_WEIGHTS
     for index in range(objectives):
@@ -211,9 +249,14 @@ def test_select_spread_keeps_the_best_of_each_objective(objectives: int) -> None
 
 
 def test_summarize_hypervolume_ignores_outliers() -> None:
-    good = [make_individual(0, 0.0, 10.0), make_individual(1, 5.0, 5.0), make_individual(2, 10.0, 0.0)]
+    good = [
+        make_individual(0, 0.0, 10.0),
+        make_individual(1, 5.0, 5.0),
+        make_individual(2, 10.0, 0.0),
+    ]
     whole = summarize_hypervolume(good, TWO)
-    # The box is 11 by 11. The ends dominate strips of 1 by 11, and the middle dominates a square of 6 by 6.
+    # The box is 11 by 11. The ends dominate strips of 1 by 11, and the middle dominates a square of
+    # 6 by 6.
     share = pytest.approx((11 + 11 - 1 + 25) / 121)
     assert whole is not None
     assert whole.share == share
@@ -231,7 +274,11 @@ def test_summarize_hypervolume_ignores_outliers() -> None:
     )
     assert make_box(good[:1], TWO) is None, "One individual has no trade-off."
     assert summarize_hypervolume(good, ONLY_LOSS) is None
-    ends = [make_individual(0, -1.7e308, 1.7e308), make_individual(1, 1.7e308, -1.7e308), make_individual(2, 0.0, 0.0)]
+    ends = [
+        make_individual(0, -1.7e308, 1.7e308),
+        make_individual(1, 1.7e308, -1.7e308),
+        make_individual(2, 0.0, 0.0),
+    ]
     huge = summarize_hypervolume(ends, TWO)
     assert huge is not None
     assert 0.2 < huge.share < 0.3
@@ -259,11 +306,18 @@ def test_emigrants_are_of_the_front_and_replace_the_worst() -> None:
     sent = {emigrants(population)[0].loss for _ in range(50)}
     assert sent == {1.0, 5.0, 9.0}
     assert all(emigrants(population)[0].costs != (9.0, 9.0) for _ in range(50))
-    assert len({id(sent) for sent in EmigrantSelection(5, random.Random(0))(population)}) == 5, "All must emigrate."
-    assert [gone.costs for gone in ReplacementSelection(2)(population)] == [(9.0, 9.0), (math.inf, math.inf)]
+    assert len({id(sent) for sent in EmigrantSelection(5, random.Random(0))(population)}) == 5, (
+        "All must emigrate."
+    )
+    assert [gone.costs for gone in ReplacementSelection(2)(population)] == [
+        (9.0, 9.0),
+        (math.inf, math.inf),
+    ]
 
 
-WIDE = SearchSpace(width=Int(1, 300, log=True), lr=Float(1e-4, 1.0, log=True), act=Categorical("relu", "tanh"))
+WIDE = SearchSpace(
+    width=Int(1, 300, log=True), lr=Float(1e-4, 1.0, log=True), act=Categorical("relu", "tanh")
+)
 
 
 def trade(params: dict[str, Any]) -> tuple[tuple[float, float], float]:
@@ -271,14 +325,20 @@ def trade(params: dict[str, Any]) -> tuple[tuple[float, float], float]:
 
     One learning rate is the best for all widths.
     """
-    loss = params["width"] ** -0.5 + (math.log10(params["lr"]) + 2) ** 2 / 8 + (params["act"] == "tanh") / 10
+    loss = (
+        params["width"] ** -0.5
+        + (math.log10(params["lr"]) + 2) ** 2 / 8
+        + (params["act"] == "tanh") / 10
+    )
     return (loss, params["width"] / 300), 1.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "share"), [("ga", 0.6), ("tpe", 0.9)])
 def test_propagators_find_a_better_front_than_random(name: str, share: float) -> None:
-    best = np.array([trade({"width": width, "lr": 0.01, "act": "relu"})[0] for width in range(1, 301)])
+    best = np.array(
+        [trade({"width": width, "lr": 0.01, "act": "relu"})[0] for width in range(1, 301)]
+    )
 
     def compute_missing_volume(propagator: str) -> float:
         volumes = []
@@ -299,7 +359,9 @@ def test_weights_are_kept_for_the_front_only(tmp_path: Path) -> None:
 
     def complete_evaluation(loss: float, parameters: float) -> bool:
         assignment = leader.begin({"x": random.Random(f"{loss}").random()})
-        return leader.complete(assignment, loss, {"w": torch.tensor([loss])}, {"parameters": parameters})
+        return leader.complete(
+            assignment, loss, {"w": torch.tensor([loss])}, {"parameters": parameters}
+        )
 
     def list_kept() -> set[int]:
         return {int(path.stem) for path in (tmp_path / "front").iterdir()}
@@ -335,11 +397,24 @@ def test_weights_of_equal_individuals_are_kept_once(tmp_path: Path) -> None:
     record = make_record(tmp_path, TWO)
     leader = LeaderStub(make_writer(record, tmp_path, space=SPACE))
     begun = [leader.begin({"x": index / 10}) for index in range(4)]
-    for assignment, loss, parameters in ((begun[1], 0.5, 5.0), (begun[2], 0.4, 9.0), (begun[0], 0.5, 5.0)):
-        assert leader.complete(assignment, loss, {"w": torch.tensor([loss])}, {"parameters": parameters})
+    for assignment, loss, parameters in (
+        (begun[1], 0.5, 5.0),
+        (begun[2], 0.4, 9.0),
+        (begun[0], 0.5, 5.0),
+    ):
+        assert leader.complete(
+            assignment, loss, {"w": torch.tensor([loss])}, {"parameters": parameters}
+        )
     assert not leader.is_wanted(begun[3], 0.5, {"parameters": 5.0})
-    assert {evaluation.trial for evaluation in find_front(record.read_evaluations(), TWO)} == {0, 1, 2}
-    assert {path.name for path in (tmp_path / "front").iterdir()} == {"0.safetensors", "2.safetensors"}
+    assert {evaluation.trial for evaluation in find_front(record.read_evaluations(), TWO)} == {
+        0,
+        1,
+        2,
+    }
+    assert {path.name for path in (tmp_path / "front").iterdir()} == {
+        "0.safetensors",
+        "2.safetensors",
+    }
     draft = tmp_path / "front" / ".7.safetensors.7"
     draft.touch()
     RunDir(tmp_path).remove_stale_files()
@@ -347,9 +422,15 @@ def test_weights_of_equal_individuals_are_kept_once(tmp_path: Path) -> None:
 
 
 def test_find_winner_ignores_confirmed_but_dominated() -> None:
-    search = [make_individual(0, 0.5, 7.0), make_individual(1, 0.4, 9.0), make_individual(2, 0.6, 8.0)]
+    search = [
+        make_individual(0, 0.5, 7.0),
+        make_individual(1, 0.4, 9.0),
+        make_individual(2, 0.6, 8.0),
+    ]
     means = {0: 0.7, 1: 0.8, 2: 0.6}
-    confirmations = [make_evaluation(trial, loss=loss, confirms=trial, seed=1) for trial, loss in means.items()]
+    confirmations = [
+        make_evaluation(trial, loss=loss, confirms=trial, seed=1) for trial, loss in means.items()
+    ]
     assert find_winner(search, confirmations, TWO) == search[0]
     assert find_winner(search, [], TWO) == search[1]
 
@@ -372,12 +453,19 @@ def test_read_warm_start_needs_all_objectives(tmp_path: Path) -> None:
             with pytest.warns(optuna.exceptions.ExperimentalWarning):
                 study.set_metric_names(names)
         values = [0.25, 2.0, 7.0] if names else [0.25, 7.0]
-        study.add_trial(optuna.create_trial(params={"x": 0.5}, distributions=SPACE.make_distributions(), values=values))
+        study.add_trial(
+            optuna.create_trial(
+                params={"x": 0.5}, distributions=SPACE.make_distributions(), values=values
+            )
+        )
     (same,) = read_warm_start(f"{storage}#same", SPACE, objectives).evaluations
     assert (same.values, same.metrics) == ((0.25, 7.0), {"speed": 7.0})
     (named,) = read_warm_start(f"{storage}#named", SPACE, objectives).evaluations
     assert (named.values, named.metrics) == ((0.25, 7.0), {"size": 2.0, "speed": 7.0})
-    with pytest.raises(UsageError, match="no finished evaluation is valid in this search space: trial 0: its 'speed'"):
+    with pytest.raises(
+        UsageError,
+        match="no finished evaluation is valid in this search space: trial 0: its 'speed'",
+    ):
         read_warm_start(f"{storage}#turned", SPACE, objectives)
     with pytest.raises(UsageError, match="its first objective must be 'loss', got 'size'"):
         read_warm_start(f"{storage}#behind", SPACE, objectives)

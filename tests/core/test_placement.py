@@ -25,7 +25,9 @@ from hpo.placement import describe_spanning_workers, order_ranks
         ("abba", 1, [0, 3, 1, 2]),
     ],
 )
-def test_order_ranks_fills_hosts_with_whole_workers(hosts: str, size: int, order: list[int]) -> None:
+def test_order_ranks_fills_hosts_with_whole_workers(
+    hosts: str, size: int, order: list[int]
+) -> None:
     assert order_ranks([ord(host) for host in hosts], size) == order
 
 
@@ -37,7 +39,10 @@ def test_order_ranks_has_fewest_spanning_workers() -> None:
         hosts = [chance.randint(0, 4) for _ in range(size * workers)]
         order = order_ranks(hosts, size)
         assert (order[0], sorted(order)) == (0, list(range(size * workers)))
-        groups = [{hosts[rank] for rank in order[start : start + size]} for start in range(0, len(order), size)]
+        groups = [
+            {hosts[rank] for rank in order[start : start + size]}
+            for start in range(0, len(order), size)
+        ]
         spanning = sum(len(group) > 1 for group in groups)
         assert spanning == workers - sum(hosts.count(host) // size for host in set(hosts))
         text = describe_spanning_workers([hosts[rank] for rank in order], size)
@@ -48,7 +53,11 @@ def test_order_ranks_has_fewest_spanning_workers() -> None:
     ("hosts", "size", "text"),
     [
         ([0, 0, 1, 1], 2, ""),
-        ([0, 0, 0, 0, 1, 2], 2, "1 worker of 3 spans several hosts. To avoid this, start a multiple of 2 ranks on "),
+        (
+            [0, 0, 0, 0, 1, 2],
+            2,
+            "1 worker of 3 spans several hosts. To avoid this, start a multiple of 2 ranks on ",
+        ),
         ([0, 0, 1, 1, 2, 2, 3, 3], 4, "2 workers of 2 span several hosts"),
     ],
 )
@@ -61,11 +70,15 @@ def test_spanning_workers_are_described(hosts: list[int], size: int, text: str) 
 def test_rank_without_gpu_is_refused() -> None:
     check_gpus([("a", 2, ""), ("b", 1, "")])
     check_gpus([("a", 0, ""), ("b", 0, "")])
-    with pytest.raises(UsageError, match=r"^1 rank on b sees no GPU, but ranks on a do\. Request GPUs for all ranks"):
+    with pytest.raises(
+        UsageError,
+        match=r"^1 rank on b sees no GPU, but ranks on a do\. Request GPUs for all ranks",
+    ):
         check_gpus([("a", 2, ""), ("a", 2, ""), ("b", 0, "")])
     with pytest.raises(UsageError, match=r"^3 ranks on a, b see no GPU, but ranks on a do"):
         check_gpus([("a", 2, ""), ("a", 0, ""), ("b", 0, ""), ("b", 0, "")])
     with pytest.raises(
-        UsageError, match=r"use the GPUs of each host\. b: no driver\. To compute on CPUs: export CUDA_V"
+        UsageError,
+        match=r"use the GPUs of each host\. b: no driver\. To compute on CPUs: export CUDA_V",
     ):
         check_gpus([("a", 2, ""), ("b", 0, "no driver"), ("b", 0, "no driver")])

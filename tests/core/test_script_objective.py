@@ -41,8 +41,14 @@ def test_reserved_port_is_free_for_torch_store_only() -> None:
         ([], "a search over a program must have hyperparameters. "),
         (["lr"], "--space must be NAME=..., got 'lr'. "),
         (["lr=Float(1"], "--space lr=Float(1: 'Float(1' is not a parameter. "),
-        (["lr=Foo(1, 2)"], "--space lr=Foo(1, 2): a parameter must be a Categorical, Float, Int, Ordinal, got 'Foo"),
-        (["lr=Float(__import__('os').getpid(), 2)"], "its arguments must be numbers, strings, True or False. "),
+        (
+            ["lr=Foo(1, 2)"],
+            "--space lr=Foo(1, 2): a parameter must be a Categorical, Float, Int, Ordinal, got 'Foo",
+        ),
+        (
+            ["lr=Float(__import__('os').getpid(), 2)"],
+            "its arguments must be numbers, strings, True or False. ",
+        ),
         (["lr=Float(1, 2, **{})"], "its arguments must be numbers, strings, True or False. "),
         (["lr=Float(2, 1)"], "--space: parameter 'lr': low must be less than high"),
         (["lr=Float(1, 2, three=4)"], "three"),
@@ -55,37 +61,84 @@ def test_parse_space_with_wrong_text_raises(texts: list[str], message: str) -> N
 
 
 def test_parse_space_matches_search_file(tmp_path: Path) -> None:
-    texts = ["opt=Categorical('sgd', 'adam')", "momentum=Float(0.0, 0.9, when={'opt': 'sgd'})", "k=Ordinal(8, 16)"]
+    texts = [
+        "opt=Categorical('sgd', 'adam')",
+        "momentum=Float(0.0, 0.9, when={'opt': 'sgd'})",
+        "k=Ordinal(8, 16)",
+    ]
     assert parse_space(texts) == dict(text.split("=", 1) for text in texts)
-    assert split_command(["--seed", "1", "--", "train.py", "--", "x"]) == (["--seed", "1"], ["train.py", "--", "x"])
+    assert split_command(["--seed", "1", "--", "train.py", "--", "x"]) == (
+        ["--seed", "1"],
+        ["train.py", "--", "x"],
+    )
     assert split_command(["a.py"]) == (["a.py"], None)
     (tmp_path / "train.py").write_text("")
     path = str(tmp_path / "train.py")
     options = ProgramOptions((), "l=(.*)", ("acc=acc (.*)",), ("amp",), "--from '{folder}/a b'", 2)
     script = make_script(["python3", path], options)
-    expected = {"metrics": {"acc": "acc (.*)"}, "flags": ["amp"], "resume": ["--from", "{folder}/a b"]}
+    expected = {
+        "metrics": {"acc": "acc (.*)"},
+        "flags": ["amp"],
+        "resume": ["--from", "{folder}/a b"],
+    }
     assert script == Script(path, loss="l=(.*)", first_report=2, **expected)  # type: ignore[arg-type]
     found: dict[str, Any] = {}
     exec(script.format_search_file(parse_space(texts)), found)
-    assert (found["objective"], list(found["space"].parameters)) == (script, ["opt", "momentum", "k"])
+    assert (found["objective"], list(found["space"].parameters)) == (
+        script,
+        ["opt", "momentum", "k"],
+    )
     assert Script.from_data(json.loads(json.dumps(script.data))) == script
 
 
 def test_script_fills_placeholders_or_appends_options() -> None:
     script = Script(
-        "train.py", "--lr", "{lr}", "c-{trial}.yaml", '{"a": {"b": 1}}', "{{lr}}", "--m", "{m}", flags=["amp"]
+        "train.py",
+        "--lr",
+        "{lr}",
+        "c-{trial}.yaml",
+        '{"a": {"b": 1}}',
+        "{{lr}}",
+        "--m",
+        "{m}",
+        flags=["amp"],
     )
     number, switch = Float(0.0, 1.0), Categorical(True, False)
     script.check({"lr": number, "m": number, "amp": switch, "w": number, "big": switch}, [])
     known = {"trial": 7, "folder": "f", "seed": 3}
     params = {"lr": 0.1, "m": 0.9, "amp": True, "w": 3, "big": False}
     start = ["train.py", "--lr", "0.1", "c-7.yaml", '{"a": {"b": 1}}', "{lr}"]
-    assert script.make_arguments(params, known) == [*start, "--m", "0.9", "--amp", "--w", "3", "--big", "false"]
+    assert script.make_arguments(params, known) == [
+        *start,
+        "--m",
+        "0.9",
+        "--amp",
+        "--w",
+        "3",
+        "--big",
+        "false",
+    ]
     del params["m"]
-    assert script.make_arguments({**params, "amp": False}, known, ["m"]) == [*start, "--w", "3", "--big", "false"]
+    assert script.make_arguments({**params, "amp": False}, known, ["m"]) == [
+        *start,
+        "--w",
+        "3",
+        "--big",
+        "false",
+    ]
     params = {"lr": -1e-4, "m": 0.9, "amp": False, "w": -2, "big": False}
     assert script.make_arguments(params, known)[1:] == [
-        *("--lr=-0.0001", "c-7.yaml", '{"a": {"b": 1}}', "{lr}", "--m", "0.9", "--w=-2", "--big", "false")
+        *(
+            "--lr=-0.0001",
+            "c-7.yaml",
+            '{"a": {"b": 1}}',
+            "{lr}",
+            "--m",
+            "0.9",
+            "--w=-2",
+            "--big",
+            "false",
+        )
     ]
     for wrong, message in (
         ({"amp": number}, "the flag 'amp' must be"),
@@ -151,7 +204,8 @@ def test_report_reader_uses_lines_or_file() -> None:
     rest = reports.take_new_reports()
     assert rest[0] == Report(2.0, {})
     assert [report.mistake for report in rest[1:]] == [
-        f"a report must be a JSON object with a loss and metrics, got {text}" for text in ("[1]", '{"loss": true}')
+        f"a report must be a JSON object with a loss and metrics, got {text}"
+        for text in ("[1]", '{"loss": true}')
     ]
     reports.take_line("loss=5")
     assert reports.take_new_reports() == []
@@ -166,7 +220,9 @@ def test_report_merger_compares_ranks() -> None:
     assert merger.add_reports(1, second[1:], 1) == [], "the leader may report it, too"
     loss, mistake = merger.add_reports(0, first, 0)
     assert loss == Report(0.5)
-    assert mistake.mistake.startswith("ranks 0 and 1 reported different losses, 0.5 and 0.6, as loss 2: ")
+    assert mistake.mistake.startswith(
+        "ranks 0 and 1 reported different losses, 0.5 and 0.6, as loss 2: "
+    )
     assert merger.add_reports(0, first, 0) == []
 
 
@@ -175,7 +231,9 @@ def test_report_merger_without_leader_reports_uses_ranks() -> None:
     assert merger.add_reports(1, reports[:1], 0) == []
     assert merger.add_reports(2, reports[:1], 0) == []
     assert merger.add_reports(0, [], 0) == []
-    assert merger.add_reports(1, reports[1:2], 1) == reports[:2], "rank 1 has reported its next loss"
+    assert merger.add_reports(1, reports[1:2], 1) == reports[:2], (
+        "rank 1 has reported its next loss"
+    )
     assert merger.add_reports(2, reports, 0) == reports[2:]
     assert merger.add_reports(1, reports, 0) == []
 
@@ -214,8 +272,14 @@ def test_init_proposes_search_file_from_script_options(tmp_path: Path, hpo: Hpo)
     weight_decay, chosen = Float(1e-4, 1e-2, log=True), Categorical("sgd", "adam")
     expected = {"lr": Float(1e-3, 0.1, log=True), "weight_decay": weight_decay, "optimizer": chosen}
     assert found["space"].parameters == expected
-    assert found["objective"].command == (str(tmp_path / "train.py"), "--weight-decay", "{weight_decay}")
-    assert re.findall(found["objective"].loss, "epoch 0 train_loss: 1.000 val_loss: 2.0000") == ["2.0000"]
+    assert found["objective"].command == (
+        str(tmp_path / "train.py"),
+        "--weight-decay",
+        "{weight_decay}",
+    )
+    assert re.findall(found["objective"].loss, "epoch 0 train_loss: 1.000 val_loss: 2.0000") == [
+        "2.0000"
+    ]
     for line in (
         "    # batch_size=Int(8, 128, log=True),  # and '--batch-size', '{batch_size}' in the Script\n",
         "    # dropout=Float(0.0, 0.9),\n",
@@ -227,7 +291,10 @@ def test_init_proposes_search_file_from_script_options(tmp_path: Path, hpo: Hpo)
     uncommented = re.sub(r"^    # ", "    ", printed, flags=re.MULTILINE)
     exec(uncommented, found)
     assert len(found["space"].parameters) == 7
-    for text, message in (("x = 1", "has no options of argparse"), ("x = (", "is not a Python script")):
+    for text, message in (
+        ("x = 1", "has no options of argparse"),
+        ("x = (", "is not a Python script"),
+    ):
         (tmp_path / "train.py").write_text(text)
         status, printed, errors = hpo("init", tmp_path / "train.py")
         assert (status, printed) == (2, "")

@@ -31,7 +31,9 @@ from hpo.layout import Layout
         ([("a", "b"), ("c", "d"), ("a", "b"), ("c", "d")], [[0], [0], [1], [1]]),
     ],
 )
-def test_assign_gpus_divides_visible_gpus(gpus_of_ranks: list[tuple[str, ...]], shares: list[list[int]]) -> None:
+def test_assign_gpus_divides_visible_gpus(
+    gpus_of_ranks: list[tuple[str, ...]], shares: list[list[int]]
+) -> None:
     assert [list(assign_gpus(gpus_of_ranks, rank)) for rank in range(len(gpus_of_ranks))] == shares
 
 
@@ -72,7 +74,10 @@ def test_gpu_variables_list_worker_gpus_in_rank_order(
     peers = [Gpus(seen, of_rank) for of_rank in numbers]
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     for rank in range(len(peers)):
-        assert make_gpu_variables(peers, rank, environment) == ({"CUDA_VISIBLE_DEVICES": shown}, own[rank])
+        assert make_gpu_variables(peers, rank, environment) == (
+            {"CUDA_VISIBLE_DEVICES": shown},
+            own[rank],
+        )
 
 
 def test_gpu_variables_with_different_gpus_keep_own() -> None:
@@ -82,11 +87,19 @@ def test_gpu_variables_with_different_gpus_keep_own() -> None:
 
 
 def test_gpu_variables_of_other_vendors() -> None:
-    amd = [Gpus(FOUR, (number,), variables=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")) for number in (2, 1)]
-    assert make_gpu_variables(amd, 0, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}) == ({"HIP_VISIBLE_DEVICES": "6,5"}, [0])
+    amd = [
+        Gpus(FOUR, (number,), variables=("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"))
+        for number in (2, 1)
+    ]
+    assert make_gpu_variables(amd, 0, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}) == (
+        {"HIP_VISIBLE_DEVICES": "6,5"},
+        [0],
+    )
     both = {"HIP_VISIBLE_DEVICES": "0,1,2,3", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     assert make_gpu_variables(amd, 1, both) == ({"HIP_VISIBLE_DEVICES": "2,1"}, [1])
-    intel = [Gpus(FOUR, (number,), variables=("ZE_AFFINITY_MASK",), backend="xccl") for number in (0, 1)]
+    intel = [
+        Gpus(FOUR, (number,), variables=("ZE_AFFINITY_MASK",), backend="xccl") for number in (0, 1)
+    ]
     assert make_gpu_variables(intel, 1, {"ZE_AFFINITY_MASK": "0.0,0.1,1.0,1.1"}) == (
         {"ZE_AFFINITY_MASK": "0.0,0.1"},
         [1],
@@ -127,7 +140,9 @@ def test_gpus_of_a_run_are_described(gpus: list[Gpus], backends: list[str], text
         ([0, 0], [Gpus(FOUR, (0,)), Gpus(FOUR, (1,))], False),
     ],
 )
-def test_separated_gpus_of_a_worker_are_found(hosts: list[int], gpus: list[Gpus], separated: bool) -> None:
+def test_separated_gpus_of_a_worker_are_found(
+    hosts: list[int], gpus: list[Gpus], separated: bool
+) -> None:
     assert has_separated_worker(Layout(2, 2, 1), hosts, gpus) is separated
 
 
@@ -144,14 +159,22 @@ def test_torchrun_variables_have_values_of_torchrun(
 ) -> None:
     for rank in range(len(hosts)):
         found = make_torchrun_variables(rank, hosts, ("10.0.0.1", 1234))
-        assert {name: found[name] for name in ("RANK", "WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE")} == {
+        assert {
+            name: found[name] for name in ("RANK", "WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE")
+        } == {
             "RANK": str(rank),
             "WORLD_SIZE": str(len(hosts)),
             "ROLE_RANK": str(rank),
             "ROLE_WORLD_SIZE": str(len(hosts)),
         }
-        assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == (str(local[rank]), str(sizes[rank]))
-        assert (found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == (str(nodes[rank]), str(len(set(hosts))))
+        assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == (
+            str(local[rank]),
+            str(sizes[rank]),
+        )
+        assert (found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == (
+            str(nodes[rank]),
+            str(len(set(hosts))),
+        )
         assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.0.0.1", "1234")
         assert found["TORCHELASTIC_USE_AGENT_STORE"] == "True"
 
@@ -162,6 +185,11 @@ def test_torchrun_variables_are_complete() -> None:
 
     assert local_elastic_agent.__file__ is not None
     source = Path(local_elastic_agent.__file__).read_text()
-    names = set(re.findall(r'"([A-Z_]+)":', source[source.index("worker_env = {") :].partition("}")[0]))
+    names = set(
+        re.findall(r'"([A-Z_]+)":', source[source.index("worker_env = {") :].partition("}")[0])
+    )
     assert len(names) > 10
-    assert names - {"TORCH_NCCL_ASYNC_ERROR_HANDLING"} <= make_torchrun_variables(0, [0], ("127.0.0.1", 1)).keys()
+    assert (
+        names - {"TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+        <= make_torchrun_variables(0, [0], ("127.0.0.1", 1)).keys()
+    )

@@ -38,7 +38,10 @@ def trainer() -> Any:
 
 def test_wait_in_a_collective_hangs_after_the_patience(trainer: Any) -> None:
     detector, began = HangDetector(trainer, 8.0), clock.now()
-    assert [detector.is_hanging(began + seconds) for seconds in (1, 3, 5, 7, 9, 11)] == [*5 * [False], True]
+    assert [detector.is_hanging(began + seconds) for seconds in (1, 3, 5, 7, 9, 11)] == [
+        *5 * [False],
+        True,
+    ]
     assert list(detector.frames) == [OBJECTIVE, COLLECTIVE]
 
 
@@ -47,7 +50,10 @@ def test_time_before_the_collective_does_not_count(trainer: Any) -> None:
     trainer.stack = [OBJECTIVE]
     assert not detector.is_hanging(began + 3)
     trainer.stack = [OBJECTIVE, COLLECTIVE]
-    assert [detector.is_hanging(began + seconds) for seconds in (6, 9, 12, 13.9, 14.1)] == [*4 * [False], True]
+    assert [detector.is_hanging(began + seconds) for seconds in (6, 9, 12, 13.9, 14.1)] == [
+        *4 * [False],
+        True,
+    ]
 
 
 def test_busy_objective_is_not_asked_for_its_stack(trainer: Any) -> None:
@@ -67,7 +73,9 @@ def test_objective_waiting_for_a_core_is_not_asked(trainer: Any) -> None:
 
 
 @pytest.mark.parametrize("stack", [[], [OBJECTIVE], [COLLECTIVE, OBJECTIVE]])
-def test_idle_objective_outside_of_collectives_does_not_hang(trainer: Any, stack: list[FrameSummary]) -> None:
+def test_idle_objective_outside_of_collectives_does_not_hang(
+    trainer: Any, stack: list[FrameSummary]
+) -> None:
     trainer.stack = stack
     detector, began = HangDetector(trainer, 8.0), clock.now()
     assert not any(detector.is_hanging(began + seconds) for seconds in range(3, 60, 3))

@@ -35,7 +35,11 @@ class LeaderHarness:
     """A leader with its own record, to which no other leader writes, and the evaluations that it begins."""
 
     def __init__(
-        self, folder: Path, limits: Limits, pruner: Pruner | None = None, saver: Checkpointer | None = None
+        self,
+        folder: Path,
+        limits: Limits,
+        pruner: Pruner | None = None,
+        saver: Checkpointer | None = None,
     ) -> None:
         self.record: Record = make_run(folder / "run")
         self.stops: list[StopRequest] = []
@@ -47,15 +51,22 @@ class LeaderHarness:
         self.leader = Leader(self.own.recorder, limits, self.stops.append, saver, self.own.keeper)
         self.begun = 0
 
-    def begin(self, restored: CheckpointInfo | None = None, weights: dict[str, torch.Tensor] | None = None) -> Attempt:
+    def begin(
+        self, restored: CheckpointInfo | None = None, weights: dict[str, torch.Tensor] | None = None
+    ) -> Attempt:
         self.begun += 1
         assignment = self.own.begin({**PARAMS, "lr": self.begun / 10})
         path = self.folder / "restored.safetensors"
         if restored is not None:
-            write_checkpoint(path, {"epoch": 3}, replace(restored, params=assignment.params), weights)
+            write_checkpoint(
+                path, {"epoch": 3}, replace(restored, params=assignment.params), weights
+            )
         checkpoint = None if restored is None else read_checkpoint_file(path)
         self.offers = Offers(True, checkpoint, None)
-        attempt = Attempt(assignment, StartingPoint(path, info=checkpoint.metadata) if checkpoint else StartingPoint())
+        attempt = Attempt(
+            assignment,
+            StartingPoint(path, info=checkpoint.metadata) if checkpoint else StartingPoint(),
+        )
         attempt.drafts = DraftStore(self.folder / ".draft", assignment.params)
         return attempt
 
@@ -65,12 +76,17 @@ class LeaderHarness:
         offers.offer_weights({"w": torch.full((1,), loss)})
         if saved is not None:
             offers.save_checkpoint(saved)
-        flags: dict[str, Any] = {"offers_weights": offers.offers_weights, "has_saved": offers.has_saved}
+        flags: dict[str, Any] = {
+            "offers_weights": offers.offers_weights,
+            "has_saved": offers.has_saved,
+        }
         report = Report(loss, **flags, **offers.reads, **fields)
         verdict = self.leader.decide(attempt, report, "rank 0 | hello\n")
         attempt.record_verdict(verdict)
         copies = copy_offers(offers, keeps_weights=verdict.keep, saves_checkpoint=verdict.save)
-        self.leader.keep_drafts(attempt, verdict, copies.get("checkpoint"), copies.get("weights"), since)
+        self.leader.keep_drafts(
+            attempt, verdict, copies.get("checkpoint"), copies.get("weights"), since
+        )
         return verdict
 
     def resume(self, attempt: Attempt) -> Any:
@@ -93,7 +109,9 @@ def test_leader_records_each_loss_at_once(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "logs" / "0.txt").read_text() == "rank 0 | hello\n" * 3
 
 
-def test_leader_warns_of_weights_lost_with_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_leader_warns_of_weights_lost_with_trainer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     harness = LeaderHarness(tmp_path, Limits())
     attempt = harness.begin()
     harness.step(attempt, 0.5)
@@ -146,14 +164,18 @@ def test_leader_after_timeout_fails_and_records_loss(tmp_path: Path) -> None:
     assert harness.curve(attempt) == {1: 0.5}
 
 
-def test_leader_excludes_recording_time_from_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leader_excludes_recording_time_from_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     harness = LeaderHarness(tmp_path, Limits(evaluation_timeout=30.0))
     attempt = harness.begin()
     now = [1000.0]
     monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
     attempt.began_at = 1000.0
     report = harness.record.report
-    monkeypatch.setattr(harness.record, "report", lambda *given: (now.__setitem__(0, now[0] + 100), report(*given)))
+    monkeypatch.setattr(
+        harness.record, "report", lambda *given: (now.__setitem__(0, now[0] + 100), report(*given))
+    )
     assert harness.step(attempt, 0.5).state == State.RUNNING
     assert harness.step(attempt, 0.4).state == State.RUNNING
     assert attempt.seconds == 0.0
@@ -166,7 +188,11 @@ def test_leader_asks_pruner_after_recording_loss(tmp_path: Path) -> None:
     assert harness.step(attempt, 2.0).state == State.PRUNED
     harness.leader.finish_evaluation(attempt, 1.0)
     (evaluation,) = harness.record.read_evaluations()
-    assert (evaluation.state, evaluation.loss, dict(evaluation.curve)) == ("pruned", 0.5, {1: 0.5, 2: 2.0})
+    assert (evaluation.state, evaluation.loss, dict(evaluation.curve)) == (
+        "pruned",
+        0.5,
+        {1: 0.5, 2: 2.0},
+    )
 
 
 def test_leader_keeps_only_best_weights_of_run(tmp_path: Path) -> None:
@@ -198,19 +224,27 @@ def test_leader_stops_run_after_max_failures(tmp_path: Path) -> None:
 
 def test_resumed_attempt_keeps_its_losses_and_seconds(tmp_path: Path) -> None:
     harness = LeaderHarness(tmp_path, Limits(evaluation_timeout=100.0))
-    info = CheckpointInfo({}, [0.5, 0.25, 0.75], {"accuracy": 0.5}, 99.0, {"dict": [["epoch", 3]]}, has_weights=True)
+    info = CheckpointInfo(
+        {}, [0.5, 0.25, 0.75], {"accuracy": 0.5}, 99.0, {"dict": [["epoch", 3]]}, has_weights=True
+    )
     attempt = harness.begin(info, {"w": torch.full((1,), 0.25)})
     assert harness.resume(attempt) == {"epoch": 3}
     assert not harness.curve(attempt), "the resumption is recorded with the next loss"
     assert harness.step(attempt, 0.5).state == State.RUNNING
     assert harness.curve(attempt) == {1: 0.5, 2: 0.25, 3: 0.75, 4: 0.5}
-    with pytest.raises(RuntimeError, match=r"worker\.checkpoint must be read before the first loss"):
+    with pytest.raises(
+        RuntimeError, match=r"worker\.checkpoint must be read before the first loss"
+    ):
         harness.resume(attempt)
     attempt.verdict = Verdict(State.COMPLETE)
     harness.leader.finish_evaluation(attempt, 101.0)
     (evaluation,) = harness.record.read_evaluations()
     assert (evaluation.loss, evaluation.metrics) == (0.25, {"accuracy": 0.5})
-    assert (evaluation.resumed_from_step, evaluation.seconds_before, evaluation.seconds) == (3, 99.0, 101.0)
+    assert (evaluation.resumed_from_step, evaluation.seconds_before, evaluation.seconds) == (
+        3,
+        99.0,
+        101.0,
+    )
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert weights.state["w"].item() == 0.25
@@ -231,7 +265,11 @@ def test_resumed_attempt_without_more_losses_is_complete(tmp_path: Path) -> None
     attempt.verdict = Verdict(State.COMPLETE)
     harness.leader.finish_evaluation(attempt, 9.5)
     (evaluation,) = harness.record.read_evaluations()
-    assert (evaluation.state, evaluation.loss, evaluation.curve) == ("complete", 0.25, {1: 0.5, 2: 0.25})
+    assert (evaluation.state, evaluation.loss, evaluation.curve) == (
+        "complete",
+        0.25,
+        {1: 0.5, 2: 0.25},
+    )
 
 
 def test_attempt_that_ignores_its_checkpoint_restarts(tmp_path: Path) -> None:
@@ -257,7 +295,11 @@ def test_leader_at_stop_writes_last_checkpoint(tmp_path: Path) -> None:
     attempt.record_verdict(Verdict(State.STOPPED))
     harness.leader.finish_evaluation(attempt, 1.0)
     info = read_checkpoint_info(path)
-    assert (info.losses, info.tree, info.has_weights) == ([0.5, 0.25], {"dict": [["epoch", 2]]}, True)
+    assert (info.losses, info.tree, info.has_weights) == (
+        [0.5, 0.25],
+        {"dict": [["epoch", 2]]},
+        True,
+    )
     assert harness.own.recorder.writer.read_checkpoint_step(attempt.assignment.number) == 2
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
@@ -273,9 +315,13 @@ def test_leader_removes_checkpoint_of_ended_evaluation(tmp_path: Path) -> None:
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
 
-def test_leader_warns_once_if_checkpoints_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_leader_warns_once_if_checkpoints_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "run" / "checkpoints"
-    harness = LeaderHarness(tmp_path, Limits(), saver=Checkpointer(CheckpointStore(folder), every=0.0))
+    harness = LeaderHarness(
+        tmp_path, Limits(), saver=Checkpointer(CheckpointStore(folder), every=0.0)
+    )
     folder.write_text("in the way")
     attempt = harness.begin()
     for loss in (0.5, 0.25):

@@ -34,12 +34,18 @@ def supervise(messages: Iterable[Message], decide: Any) -> tuple[Attempt, list[f
     Return the attempt, and the times at which copies began.
     """
     answers, since = iter([Message("joined", {}), *messages]), []
-    trainer = SimpleNamespace(wait=lambda *_: next(answers), send=ignore, read_output=ignore, has_started=True)
+    trainer = SimpleNamespace(
+        wait=lambda *_: next(answers), send=ignore, read_output=ignore, has_started=True
+    )
     trainer.read_thread_state = lambda: (True, 0)
     comm = SimpleNamespace(bcast=lambda verdict: verdict)
-    comm.begin_gather = lambda end: SimpleNamespace(is_done=lambda: True, unpack_objects=lambda: [end])
+    comm.begin_gather = lambda end: SimpleNamespace(
+        is_done=lambda: True, unpack_objects=lambda: [end]
+    )
     slot = SimpleNamespace(output=SimpleNamespace(take_printed=ignore), discard_trainer=ignore)
-    group: Any = SimpleNamespace(trainer=trainer, patience=600.0, store_listeners=[], serve_store=ignore, rank=0)
+    group: Any = SimpleNamespace(
+        trainer=trainer, patience=600.0, store_listeners=[], serve_store=ignore, rank=0
+    )
     group.comm, group.slot, group.has_own_gpu = comm, slot, False
     leader: Any = SimpleNamespace(
         limits=Limits(),
@@ -50,7 +56,9 @@ def supervise(messages: Iterable[Message], decide: Any) -> tuple[Attempt, list[f
         warn_about_copies=ignore,
         warn_about_lost_weights=ignore,
     )
-    watched: Any = SimpleNamespace(cause=None, clear_event=ignore, take_news=list, cancel_on_all=ignore)
+    watched: Any = SimpleNamespace(
+        cause=None, clear_event=ignore, take_news=list, cancel_on_all=ignore
+    )
     attempt, frames = Attempt(Assignment(0, 0, {}, 0)), UserFrames(Path("search.py"))
     FunctionSupervision(group, watched, attempt, leader, frames, is_traced=False).supervise()
     return attempt, since
@@ -80,7 +88,10 @@ def test_supervision_with_failed_offer_fails(state: State) -> None:
     verdict = Verdict(state, 1.0, keep=True, is_last=state == State.RUNNING)
     end = Message("end", {"failure": "ValueError: no", "is_offer": True, "place": "search.py:3"})
     attempt, _ = supervise([REPORT, end, IDLE], lambda *_: verdict)
-    assert (attempt.verdict.state, attempt.verdict.failure) == (State.FAILED, "rank 0, search.py:3: ValueError: no")
+    assert (attempt.verdict.state, attempt.verdict.failure) == (
+        State.FAILED,
+        "rank 0, search.py:3: ValueError: no",
+    )
 
 
 def test_supervision_with_crash_after_last_loss_is_complete() -> None:

@@ -63,7 +63,10 @@ def test_find_difference_names_what_each_rank_did(parts: list[ReportPart], diffe
             "rank 1: cause",
         ),
         (
-            [fail_rank(0, "a peer failed", 1.0, own=False, place="x.py:3"), fail_rank(1, "cause", 2.0)],
+            [
+                fail_rank(0, "a peer failed", 1.0, own=False, place="x.py:3"),
+                fail_rank(1, "cause", 2.0),
+            ],
             "rank 1: cause",
         ),
         ([RankEnd(0), fail_rank(1, "cause", 2.0, place="x.py:3")], "rank 1, x.py:3: cause"),
@@ -134,7 +137,11 @@ def test_judge_ends_with_failure_names_its_cause(ends: list[RankEnd], reason: st
             "of rank 1",
         ),
         (
-            [fail_rank(0, "waited", 1.0, timeout=True), fail_rank(1, "closed", 2.0, own=False), RankEnd(2)],
+            [
+                fail_rank(0, "waited", 1.0, timeout=True),
+                fail_rank(1, "closed", 2.0, own=False),
+                RankEnd(2),
+            ],
             "Rank 1:\nof rank 1\n\nRank 0:\nof rank 0",
         ),
         ([fail_rank(0, "timeout: no loss", 1.0, own=False), RankEnd(1)], "Rank 0:\nof rank 0"),
@@ -151,7 +158,10 @@ def test_judge_ends_with_failure_has_its_tracebacks(ends: list[RankEnd], traceba
             fail_rank(0, "Connection closed by peer", 1.0, echo=True),
             fail_rank(1, "Broken pipe", 2.0, echo=True),
         ],
-        [fail_rank(0, "Broken pipe", 1.0, echo=True), fail_rank(1, "a peer failed", 2.0, own=False)],
+        [
+            fail_rank(0, "Broken pipe", 1.0, echo=True),
+            fail_rank(1, "a peer failed", 2.0, own=False),
+        ],
         [fail_rank(0, "the trainer was ended by SIGKILL", 1.0, orphaned=True)],
         [
             fail_rank(0, "the trainer was ended by SIGKILL", 1.0, orphaned=True),
@@ -165,12 +175,16 @@ def test_judge_ends_without_cause_in_objective_repeats(ends: list[RankEnd]) -> N
 
 def test_judge_ends_after_suspension_repeats() -> None:
     waited = fail_rank(0, "waited", 1.0, timeout=True, suspended=True)
-    assert judge_ends([waited, fail_rank(1, "a peer waited", 2.0, own=False)]).state == State.SUSPENDED
+    assert (
+        judge_ends([waited, fail_rank(1, "a peer waited", 2.0, own=False)]).state == State.SUSPENDED
+    )
     assert judge_ends([waited, fail_rank(1, "cause", 0.5)]).failure == "rank 1: cause"
 
 
 def test_judge_ends_with_loss_not_finite_is_diverged() -> None:
-    verdict = judge_ends([fail_rank(0, "ValueError: the validation loss is nan", 1.0, diverged=True), RankEnd(1)])
+    verdict = judge_ends(
+        [fail_rank(0, "ValueError: the validation loss is nan", 1.0, diverged=True), RankEnd(1)]
+    )
     assert (verdict.state, verdict.diverged) == (State.FAILED, True)
 
 
@@ -189,6 +203,8 @@ def test_judge_ends_while_run_stops_is_stopped() -> None:
         (State.PAUSED, False, True, State.PAUSED),
     ],
 )
-def test_last_loss_completes_evaluation_that_runs(state: State, is_last: bool, ends: bool, after: State) -> None:
+def test_last_loss_completes_evaluation_that_runs(
+    state: State, is_last: bool, ends: bool, after: State
+) -> None:
     verdict = Verdict(state, 0.5, is_last=is_last)
     assert (verdict.ends_evaluation, verdict.complete_last().state) == (ends, after)

@@ -1,7 +1,8 @@
 """Build a CUDA runtime, an NCCL and an NVML that pretend, for the installed CUDA build of torch.
 
-torch's own code on the host is then the real one: dispatch, allocator, process groups. See cuda.c for what behaves and
-what does not. It needs a C compiler, and the headers in the wheels of NVIDIA on which torch depends.
+torch's own code on the host is then the real one: dispatch, allocator, process groups. See cuda.c
+for what behaves and what does not. It needs a C compiler, and the headers in the wheels of NVIDIA
+on which torch depends.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ import sysconfig
 from pathlib import Path
 
 _SOURCES = Path(__file__).parent
-_TORCH_LIBRARIES = ("libc10_cuda.so", "libtorch_cuda.so", "libtorch_python.so", "libtorch_cuda_linalg.so")
+_TORCH_LIBRARIES = (
+    "libc10_cuda.so",
+    "libtorch_cuda.so",
+    "libtorch_python.so",
+    "libtorch_cuda_linalg.so",
+)
 # Keywords of nvcc in the headers, which have no meaning for gcc.
 _KEYWORDS = """#pragma once
 #define __host__
@@ -54,12 +60,19 @@ def find_obstacle() -> str:
     """Return why the fake cannot be built on this machine; an empty text if it can."""
     if shutil.which("gcc") is None or shutil.which("nm") is None:
         return "gcc and nm are needed"
-    return "" if _find_headers() else "torch is not a CUDA build whose wheels have the headers of CUDA 13 and NCCL"
+    return (
+        ""
+        if _find_headers()
+        else "torch is not a CUDA build whose wheels have the headers of CUDA 13 and NCCL"
+    )
 
 
 def build_fake_gpu(folder: Path) -> dict[str, str]:
     """Build the libraries in `folder`, and return the environment variables with which torch uses them."""
-    headers, defined = _find_headers(), "".join((_SOURCES / name).read_text() for name in ("cuda.c", "nccl.c"))
+    headers, defined = (
+        _find_headers(),
+        "".join((_SOURCES / name).read_text() for name in ("cuda.c", "nccl.c")),
+    )
     needed = _list_undefined_symbols()
     missing = sorted(name for name in needed if not re.search(rf"\b{name}\(", defined + _BLAS))
     (folder / "crt").mkdir(parents=True)
@@ -67,9 +80,15 @@ def build_fake_gpu(folder: Path) -> dict[str, str]:
         (folder / "crt" / name).write_text(_KEYWORDS)
     stubs = "".join(f"int {name}(void) {{ return 0; }}\n" for name in missing)
     (folder / "stubs.c").write_text(f"#include <stdlib.h>\n{_BLAS}{stubs}")
-    driver = sorted(set(re.findall(r"CUresult CUDAAPI (cu\w+)\(", (headers[0] / "cuda.h").read_text())))
-    stubs = "".join(f"int {name}(void) {{ return 0; }}\n" for name in driver if name != "cuCtxGetCurrent")
-    (folder / "driver.c").write_text(f"int cuCtxGetCurrent(void **found) {{ *found = found; return 0; }}\n{stubs}")
+    driver = sorted(
+        set(re.findall(r"CUresult CUDAAPI (cu\w+)\(", (headers[0] / "cuda.h").read_text()))
+    )
+    stubs = "".join(
+        f"int {name}(void) {{ return 0; }}\n" for name in driver if name != "cuCtxGetCurrent"
+    )
+    (folder / "driver.c").write_text(
+        f"int cuCtxGetCurrent(void **found) {{ *found = found; return 0; }}\n{stubs}"
+    )
     include = [f"-I{path}" for path in (folder, *headers, _SOURCES)]
     sources = [_SOURCES / "cuda.c", _SOURCES / "nccl.c", folder / "stubs.c"]
     _compile(folder / "libfakecuda.so", *include, *sources, "-lpthread", "-lrt")
@@ -93,7 +112,9 @@ def _list_undefined_symbols() -> set[str]:
     for library in _TORCH_LIBRARIES:
         path = Path(spec.origin).parent / "lib" / library
         command = ["nm", "--dynamic", "--undefined-only", str(path)]
-        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        lines = subprocess.run(
+            command, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
         names |= {line.split()[-1].partition("@")[0] for line in lines}
     return {name for name in names if re.match(r"_*cuda|nccl|cublas", name)}
 

@@ -32,7 +32,13 @@ from tests.support.run_output import load_trials
 from tests.support.runs import QUICK, claim_evaluation, complete_evaluations, start_session
 
 RUN = Path("run")
-OPTIONS: dict[str, Any] = {"evaluations": 8, "top_n": 4, "seed": 3, "target_loss": 2.0, "evaluation_timeout": 50.0}
+OPTIONS: dict[str, Any] = {
+    "evaluations": 8,
+    "top_n": 4,
+    "seed": 3,
+    "target_loss": 2.0,
+    "evaluation_timeout": 50.0,
+}
 
 
 @pytest.fixture
@@ -65,7 +71,9 @@ def count_confirmed_seeds() -> dict[int, int]:
     return {entry["trial"]: len(entry["losses"]) for entry in summary["confirmed"]}
 
 
-def replace_losses(confirmations: Sequence[Evaluation], losses: Mapping[int, list[float]]) -> list[Evaluation]:
+def replace_losses(
+    confirmations: Sequence[Evaluation], losses: Mapping[int, list[float]]
+) -> list[Evaluation]:
     """Return the confirmations with other losses. `losses` has the losses of each trial that was confirmed."""
     left = {trial: list(some) for trial, some in losses.items()}
     return [
@@ -79,19 +87,30 @@ def replace_losses(confirmations: Sequence[Evaluation], losses: Mapping[int, lis
 def test_confirm_trains_the_advised_trials_alone(mpi: Mpi) -> None:
     known = RunReader(RUN).make_result()
     close = [
-        replace(evaluation, loss=1.99) if evaluation.trial == 1 else evaluation for evaluation in known.evaluations
+        replace(evaluation, loss=1.99) if evaluation.trial == 1 else evaluation
+        for evaluation in known.evaluations
     ]
     first = advise("confirm", replace(known, evaluations=close))
     assert first.text.startswith("Train the best again with other seeds")
     run_command(mpi, first.command)
     assert count_confirmed_seeds() == dict.fromkeys(range(4), 3), "--top-n 4"
     known = RunReader(RUN).make_result()
-    alike = {0: [0.10, 0.14, 0.12], 1: [0.11, 0.15, 0.13], 2: [0.5, 0.51, 0.52], 3: [0.6, 0.61, 0.62]}
-    more = advise("confirm", replace(known, confirmations=replace_losses(known.confirmations, alike)))
+    alike = {
+        0: [0.10, 0.14, 0.12],
+        1: [0.11, 0.15, 0.13],
+        2: [0.5, 0.51, 0.52],
+        3: [0.6, 0.61, 0.62],
+    }
+    more = advise(
+        "confirm", replace(known, confirmations=replace_losses(known.confirmations, alike))
+    )
     seeds = int(shlex.split(more.command)[-1])
     assert f"with {seeds} seeds" in more.text
     output = run_command(mpi, more.command)
-    assert f"confirming the best with {seeds} other seeds each: {4 * (seeds - 3)} evaluations" in output
+    assert (
+        f"confirming the best with {seeds} other seeds each: {4 * (seeds - 3)} evaluations"
+        in output
+    )
     assert count_confirmed_seeds() == dict.fromkeys(range(4), seeds)
     assert len(load_trials(RUN)) == 5, "the resumed run keeps the target, so it trains nothing else"
 
@@ -109,7 +128,11 @@ WAITS = [*make_flat_search(40)[:4], replace(make_flat_search(40)[4], ended=200.0
 NEW_RUNS: dict[str, tuple[str, RunResult, dict[str, Any]]] = {
     "epochs": ("epochs", make_result(make_curves(compute_falling_loss)), {}),
     "bounds": ("bounds", make_result(make_crowded_search(64, compute_distant_loss, lr=1.0)), {}),
-    "fewer": ("idle", make_result(WAITS, last_summary=make_session_times(0.29)), {"ranks_per_worker": 4}),
+    "fewer": (
+        "idle",
+        make_result(WAITS, last_summary=make_session_times(0.29)),
+        {"ranks_per_worker": 4},
+    ),
 }
 
 
@@ -123,7 +146,10 @@ def test_new_run_command_keeps_options_of_the_run(mpi: Mpi, name: str) -> None:
     )  # The target is not reached, so the new run keeps it.
     entry = before.manifest.sessions[-1]
     entry = replace(entry, options={**entry.options, "target_loss": target})
-    advice = advise(kind, replace(fake_result, run_dir=RUN, manifest=replace(before.manifest, sessions=(entry,))))
+    advice = advise(
+        kind,
+        replace(fake_result, run_dir=RUN, manifest=replace(before.manifest, sessions=(entry,))),
+    )
     job = mpi.run(4, *shlex.split(advice.command), cwd=Path.cwd())
     assert job.returncode == 0, job.stderr
     (run_json,) = Path("runs").glob("*/run.json")
@@ -176,10 +202,15 @@ def confirm_all(session: Session, n: int) -> None:
     """Record all planned confirmations of the best `n` trials. Each has the loss 1."""
     space = load_search_file(QUICK).space
     session.create_confirmations(space)
-    evaluations, confirmations = session.open_record().read_evaluations(), session.open_confirmations()
+    evaluations, confirmations = (
+        session.open_record().read_evaluations(),
+        session.open_confirmations(),
+    )
     best = session.find_to_confirm(evaluations, confirmations.read_evaluations(), n)
     total = session.confirmation_plan.enqueue_planned(confirmations, best, space)
-    for _ in range(session.confirmation_plan.count_remaining(best, confirmations.read_evaluations())):
+    for _ in range(
+        session.confirmation_plan.count_remaining(best, confirmations.read_evaluations())
+    ):
         assignment = claim_evaluation(confirmations, None, {}, total)
         confirmations.complete(assignment, 1.0, 1.0, {})
 
@@ -189,12 +220,19 @@ def test_confirmed_trials_stay_in_the_table_of_a_new_best() -> None:
     confirm_all(start_session(RUN, resume=True, confirm_seeds=2, top_n=2), 2)
     complete_evaluations(start_session(RUN, resume=True, confirm_seeds=2, top_n=2).open_record(), 1)
     more = start_session(RUN, resume=True, confirm_seeds=4, top_n=2)
-    evaluations, confirmations = more.open_record().read_evaluations(), more.open_confirmations().read_evaluations()
+    evaluations, confirmations = (
+        more.open_record().read_evaluations(),
+        more.open_confirmations().read_evaluations(),
+    )
     assert [evaluation.trial for evaluation in rank_evaluations(evaluations, 2)] == [5, 0]
-    assert [evaluation.trial for evaluation in more.find_to_confirm(evaluations, confirmations, 2)] == [5, 0, 1]
+    assert [
+        evaluation.trial for evaluation in more.find_to_confirm(evaluations, confirmations, 2)
+    ] == [5, 0, 1]
     assert {evaluation.confirms for evaluation in RunReader(RUN).read_confirmations()} == {0, 1}
     confirm_all(more, 2)
-    assert sorted(evaluation.confirms or 0 for evaluation in RunReader(RUN).read_confirmations()) == [
+    assert sorted(
+        evaluation.confirms or 0 for evaluation in RunReader(RUN).read_confirmations()
+    ) == [
         *[0] * 4,
         *[1] * 4,
         *[5] * 4,
@@ -203,14 +241,18 @@ def test_confirmed_trials_stay_in_the_table_of_a_new_best() -> None:
     found = fewer.find_to_confirm(evaluations, fewer.open_confirmations().read_evaluations(), 1)
     assert [evaluation.trial for evaluation in found] == [5], "--top-n was given again"
     confirm_all(fewer, 1)
-    assert sorted(evaluation.confirms or 0 for evaluation in RunReader(RUN).read_confirmations()) == [
+    assert sorted(
+        evaluation.confirms or 0 for evaluation in RunReader(RUN).read_confirmations()
+    ) == [
         *[0] * 4,
         *[1] * 4,
         *[5] * 6,
     ]
     again = start_session(RUN, resume=True, confirm_seeds=6, top_n=1)
     found = again.find_to_confirm(evaluations, again.open_confirmations().read_evaluations(), 1)
-    assert [evaluation.trial for evaluation in found] == [5], "a repeated command must find nothing left to do"
+    assert [evaluation.trial for evaluation in found] == [5], (
+        "a repeated command must find nothing left to do"
+    )
     winner = RunReader(RUN).find_winner()
     assert winner is not None
     assert winner.trial == 5, "all losses are equal, and the others have fewer seeds"

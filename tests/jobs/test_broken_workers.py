@@ -38,5 +38,9 @@ def test_failures_of_a_broken_worker_do_not_count(mpi: Mpi, tmp_path: Path) -> N
     assert "Repair or exclude the hosts or GPUs" in done.stdout
     for evaluation in own:
         shown = run_hpo("show", tmp_path / "run", evaluation.trial).stdout
-        state = "failed on a broken worker, and retried as trial" if evaluation.tests is None else "a test of worker 2"
+        state = (
+            "failed on a broken worker, and retried as trial"
+            if evaluation.tests is None
+            else "a test of worker 2"
+        )
         assert shown.startswith(f"trial {evaluation.trial} of {tmp_path / 'run'}: {state}")

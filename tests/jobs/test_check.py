@@ -91,14 +91,18 @@ RIGHT = ["none", "fork", "torchrun", "init"]
 
 
 def test_check_finds_usual_mistakes_with_advice(mpi: Mpi, tmp_path: Path) -> None:
-    for (way, told), (status, printed) in zip(TOLD.items(), check_ways(mpi, tmp_path, list(TOLD)), strict=True):
+    for (way, told), (status, printed) in zip(
+        TOLD.items(), check_ways(mpi, tmp_path, list(TOLD)), strict=True
+    ):
         assert re.search(told, printed), f"{way}: {printed}"
         assert status == 1, way
         assert "\n1 problem\n" in printed, f"{way}: one mistake is one finding: {printed}"
 
 
 def test_check_finds_mistakes_that_a_run_does_not_report(mpi: Mpi, tmp_path: Path) -> None:
-    for (way, told), (status, printed) in zip(UNTOLD.items(), check_ways(mpi, tmp_path, list(UNTOLD)), strict=True):
+    for (way, told), (status, printed) in zip(
+        UNTOLD.items(), check_ways(mpi, tmp_path, list(UNTOLD)), strict=True
+    ):
         assert re.search(told, printed), f"{way}: {printed}"
         assert status == 1, way
         assert re.search(r"\n1 problem(, 1 finding to look at)?\n", printed), f"{way}: {printed}"
@@ -132,7 +136,9 @@ def test_check_that_finds_a_mistake_ends_with_status_1(mpi: Mpi, tmp_path: Path)
         ("bach=3", "--set bach=3: .* has no setting 'bach'; did you mean batch"),
     ],
 )
-def test_check_with_a_usage_error_prints_one_message(mpi: Mpi, tmp_path: Path, setting: str, message: str) -> None:
+def test_check_with_a_usage_error_prints_one_message(
+    mpi: Mpi, tmp_path: Path, setting: str, message: str
+) -> None:
     job = mpi.run(2, *HPO, "check", MISTAKEN, "--set", setting, cwd=tmp_path)
     assert (job.returncode, job.stdout) == (2, "")
     assert re.match(f"error: .*{message}", job.stderr), job.stderr
@@ -141,8 +147,20 @@ def test_check_with_a_usage_error_prints_one_message(mpi: Mpi, tmp_path: Path, s
 # Short settings for the shipped search spaces; one without any here takes what it has.
 SHORT = {
     "digits_cnn": ["epochs=2"],
-    "cifar10_resnet": ["dataset=digits", "epochs=2", "train_samples=64", "validation_samples=16", "batch_size=64"],
-    "text_transformer": ["context=16", "epochs=2", "train_samples=64", "validation_samples=32", "batch_size=16"],
+    "cifar10_resnet": [
+        "dataset=digits",
+        "epochs=2",
+        "train_samples=64",
+        "validation_samples=16",
+        "batch_size=64",
+    ],
+    "text_transformer": [
+        "context=16",
+        "epochs=2",
+        "train_samples=64",
+        "validation_samples=32",
+        "batch_size=16",
+    ],
     "mnist_cnn": [
         "dataset=fashion-mnist",
         f"data_dir={FASHION_MNIST}",
@@ -153,7 +171,9 @@ SHORT = {
 }
 
 
-@pytest.mark.parametrize("search", sorted((ROOT / "search_spaces").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "search", sorted((ROOT / "search_spaces").glob("*.py")), ids=lambda path: path.stem
+)
 @needs_fashion_mnist
 def test_check_passes_shipped_search_spaces(mpi: Mpi, tmp_path: Path, search: Path) -> None:
     status, printed = check_search(mpi, 2, tmp_path, search, *SHORT.get(search.stem, []))
@@ -178,50 +198,77 @@ def test_check_compares_any_number_of_ranks_with_one(mpi: Mpi, tmp_path: Path) -
         status, printed = check_search(mpi, ranks, tmp_path, MISTAKEN)
         assert status == 0, printed
         rows = re.findall(
-            r"^ (\d) ranks?(, again)? +1\.335 +1\.28\d +10 +\d+\.\d( +\d+)( \d+)*$", printed, re.MULTILINE
+            r"^ (\d) ranks?(, again)? +1\.335 +1\.28\d +10 +\d+\.\d( +\d+)( \d+)*$",
+            printed,
+            re.MULTILINE,
         )
         assert [row[0] for row in rows] == (["3", "3", "1"] if ranks == 3 else ["1", "1"]), printed
         assert ("3 ranks and 1 rank have the same losses" in printed) == (ranks == 3)
         assert ("Only 1 rank was checked" in printed) == (ranks == 1)
 
 
-@pytest.mark.parametrize(("page", "name", "ranks"), [("pipeline", "my_pipeline.py", 3), ("fsdp", "my_sharded.py", 2)])
-def test_check_accepts_networks_in_parts(mpi: Mpi, tmp_path: Path, page: str, name: str, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("page", "name", "ranks"), [("pipeline", "my_pipeline.py", 3), ("fsdp", "my_sharded.py", 2)]
+)
+def test_check_accepts_networks_in_parts(
+    mpi: Mpi, tmp_path: Path, page: str, name: str, ranks: int
+) -> None:
     """With three pipeline stages, torch's check of collectives is too strict, and fails the first evaluation.
 
-    `hpo check` must still accept the network. Batches are larger than on the page, so that an epoch has 5 steps.
+    `hpo check` must still accept the network. Batches are larger than on the page, so that an epoch
+    has 5 steps.
     """
     code = example(f"docs/training/{page}.md", name)
     assert code.count(".split(56)") == 1
     (tmp_path / name).write_text(code.replace(".split(56)", ".split(280)"), "utf-8")
     status, printed = check_search(mpi, ranks, tmp_path, name)
     assert status == 0, printed
-    assert re.search(rf"^ {ranks} ranks +\d\.\d+ +\d\.\d+ +\d\.\d+ +5 ", printed, re.MULTILINE), printed
+    assert re.search(rf"^ {ranks} ranks +\d\.\d+ +\d\.\d+ +\d\.\d+ +5 ", printed, re.MULTILINE), (
+        printed
+    )
     assert "\nNothing is wrong" in printed
 
 
 def test_check_reports_whether_an_evaluation_resumes(mpi: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "long.py").write_text(example("docs/training/checkpoints.md", "my_long_search.py"), "utf-8")
+    (tmp_path / "long.py").write_text(
+        example("docs/training/checkpoints.md", "my_long_search.py"), "utf-8"
+    )
     status, printed = check_search(mpi, 2, tmp_path, "long.py", "epochs=3")
     assert status == 0, printed
-    assert "ok     After a resume from the first checkpoint, the losses are the same, to the last" in printed, printed
-    (_, right), (_, none), (_, short) = check_ways(mpi, tmp_path, ["saves", "none", "saves,epochs=1"])
-    assert "ok     After a resume from the first checkpoint, the losses are the same, to the last" in right, right
-    assert "ok     No checkpoint is saved. It is optional: without one, an interrupted evaluation restarts" in none, (
-        none
+    assert (
+        "ok     After a resume from the first checkpoint, the losses are the same, to the last"
+        in printed
+    ), printed
+    (_, right), (_, none), (_, short) = check_ways(
+        mpi, tmp_path, ["saves", "none", "saves,epochs=1"]
     )
-    assert "look   The only checkpoint belongs to the only loss Set epochs=2 to check that it resumes" in short, short
+    assert (
+        "ok     After a resume from the first checkpoint, the losses are the same, to the last"
+        in right
+    ), right
+    assert (
+        "ok     No checkpoint is saved. It is optional: without one, an interrupted evaluation restarts"
+        in none
+    ), none
+    assert (
+        "look   The only checkpoint belongs to the only loss Set epochs=2 to check that it resumes"
+        in short
+    ), short
 
 
 def test_check_uses_the_first_enqueued_and_leaves_no_files(
     mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "start.json").write_text(json.dumps([{"width": 9, "lr": 0.5, "act": "relu"}, {"width": 10}]))
+    (tmp_path / "start.json").write_text(
+        json.dumps([{"width": 9, "lr": 0.5, "act": "relu"}, {"width": 10}])
+    )
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     job = mpi.run(2, *HPO, "check", MISTAKEN, "--enqueue", "start.json", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    assert job.stdout.startswith(f"{MISTAKEN}: width=9  lr=0.5  act=relu\ntwice on 2 ranks, and once on 1 rank;")
+    assert job.stdout.startswith(
+        f"{MISTAKEN}: width=9  lr=0.5  act=relu\ntwice on 2 ranks, and once on 1 rank;"
+    )
     assert join_points(job.stdout).endswith("\nNothing is wrong\n")
     torchs = tmp_path / "temporary" / f"torchinductor_{getpass.getuser()}"
     if torchs.is_dir():
@@ -260,7 +307,13 @@ def test_breakpoint_on_one_rank_reads_standard_input(tmp_path: Path) -> None:
     (tmp_path / "asking.py").write_text(ASKING)
     line = make_hpo_command("check", "asking.py")
     ended = subprocess.run(
-        line, cwd=tmp_path, input="p answer\nc\nc\n", capture_output=True, text=True, check=False, timeout=scale(60)
+        line,
+        cwd=tmp_path,
+        input="p answer\nc\nc\n",
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=scale(60),
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "(Pdb) 42\n" in ended.stdout
@@ -272,7 +325,9 @@ def test_breakpoint_on_one_rank_reads_standard_input(tmp_path: Path) -> None:
 def test_breakpoint_on_one_rank_works_in_a_terminal(tmp_path: Path) -> None:
     (tmp_path / "asking.py").write_text(ASKING)
     terminal, end = pty.openpty()
-    job = subprocess.Popen(make_hpo_command("check", "asking.py"), cwd=tmp_path, stdin=end, stdout=end, stderr=end)
+    job = subprocess.Popen(
+        make_hpo_command("check", "asking.py"), cwd=tmp_path, stdin=end, stdout=end, stderr=end
+    )
     os.close(end)
     shown = b""
     try:

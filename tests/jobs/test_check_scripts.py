@@ -63,12 +63,17 @@ def test_check_of_batches_drawn_by_each_rank_is_not_wrong(mpi: Mpi, tmp_path: Pa
     printed = join_points(job.stdout)
     assert (job.returncode, job.stderr) == (0, ""), printed
     assert "look   The samples differ from those on 1 rank: each rank draws its batches" in printed
-    assert re.search("ok     All ranks have the same network after .* steps, and train on different batches\n", printed)
+    assert re.search(
+        "ok     All ranks have the same network after .* steps, and train on different batches\n",
+        printed,
+    )
     assert "\nNothing is wrong, 2 findings to look at\n" in printed
     job = mpi.run(2, *check, "--rank_has_own_seed=False", cwd=tmp_path)
     printed = join_points(job.stdout)
     assert (job.returncode, job.stderr) == (1, ""), printed
-    assert "wrong  Each of 2 ranks trains on the same batches 2 ranks then do the work of 1" in printed
+    assert (
+        "wrong  Each of 2 ranks trains on the same batches 2 ranks then do the work of 1" in printed
+    )
     assert "\n1 problem, 1 finding to look at\n" in printed
 
 
@@ -77,6 +82,10 @@ def test_check_sees_a_program_that_ends_with_its_last_loss(mpi: Mpi, tmp_path: P
     (tmp_path / "train.py").write_text(slow_exit + (SCRIPTS / "drawing.py").read_text())
     job = mpi.run(2, *HPO, "check", "--loss", r"val loss (\S+)", "--", "train.py", cwd=tmp_path)
     assert job.returncode == 0, job.stdout
-    rows = re.findall(r"^ *(?:2 ranks, again|2 ranks|1 rank) +\S+ +\S+ +\S+ +(\d+)", job.stdout, re.MULTILINE)
+    rows = re.findall(
+        r"^ *(?:2 ranks, again|2 ranks|1 rank) +\S+ +\S+ +\S+ +(\d+)", job.stdout, re.MULTILINE
+    )
     assert len(rows) == 3, job.stdout
-    assert {"21"} <= set(rows) <= {"20", "21"}, f"it is stopped before or after its last step: {job.stdout}"
+    assert {"21"} <= set(rows) <= {"20", "21"}, (
+        f"it is stopped before or after its last step: {job.stdout}"
+    )

@@ -31,7 +31,9 @@ def parse_rank_lines(job: subprocess.CompletedProcess[str], ranks: int) -> list[
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
-def test_communicator_delivers_and_sleeps_while_it_waits(each_mpi: Mpi, ranks: int, tmp_path: Path) -> None:
+def test_communicator_delivers_and_sleeps_while_it_waits(
+    each_mpi: Mpi, ranks: int, tmp_path: Path
+) -> None:
     lines = run_program(each_mpi, ranks, "communication.py", tmp_path)
     for line in lines[1:]:
         assert max(line["cpu"].values()) < 0.05, line["cpu"]
@@ -48,7 +50,9 @@ def test_worker_of_any_size_trains_like_one_process(tmp_path: Path) -> None:
         peers = [peer for peer in lines if peer["size"] == line["size"]]
         total = float(sum(peer["rank"] for peer in peers))
         assert line["group"] == [line["size"], peers.index(line), "gloo", total]
-        assert line["losses"] == line["again"], "the same hyperparameters and seed give the same loss"
+        assert line["losses"] == line["again"], (
+            "the same hyperparameters and seed give the same loss"
+        )
         assert line["losses"] == peers[0]["losses"], "the same loss on every rank"
         assert line["losses"] == pytest.approx(line["by_the_book"], abs=1e-5)
         assert line["losses"][-1] == pytest.approx(line["own_loss"], abs=1e-6)
@@ -60,7 +64,14 @@ def test_worker_of_any_size_trains_like_one_process(tmp_path: Path) -> None:
 
 def test_signal_replaces_stop_by_target(each_mpi: Mpi, tmp_path: Path) -> None:
     for line in run_program(each_mpi, 3, "overruling.py", tmp_path):
-        assert line["seen"] == ["the target is reached", None, None, "another target", "SIGINT", "SIGINT"]
+        assert line["seen"] == [
+            "the target is reached",
+            None,
+            None,
+            "another target",
+            "SIGINT",
+            "SIGINT",
+        ]
 
 
 @pytest.mark.parametrize(
@@ -74,10 +85,14 @@ def test_signal_replaces_stop_by_target(each_mpi: Mpi, tmp_path: Path) -> None:
         ([[5]], [1]),
     ],
 )
-def test_thread_share_divides_cores_among_ranks(cores_of_ranks: list[list[int]], threads: list[int]) -> None:
+def test_thread_share_divides_cores_among_ranks(
+    cores_of_ranks: list[list[int]], threads: list[int]
+) -> None:
     from hpo.evaluation.host import compute_thread_share
 
-    assert [compute_thread_share(cores_of_ranks, rank) for rank in range(len(cores_of_ranks))] == threads
+    assert [
+        compute_thread_share(cores_of_ranks, rank) for rank in range(len(cores_of_ranks))
+    ] == threads
 
 
 def read_cpu_seconds(process: int) -> float:
@@ -91,7 +106,16 @@ def test_all_processes_sleep_while_one_trainer_works(mpi: Mpi, tmp_path: Path) -
 
     The other worker waits for the end of the run.
     """
-    arguments = [PROGRAM, SEARCHES / "waiting.py", "--run-dir", "run", "--islands", 1, "--evaluations", 4]
+    arguments = [
+        PROGRAM,
+        SEARCHES / "waiting.py",
+        "--run-dir",
+        "run",
+        "--islands",
+        1,
+        "--evaluations",
+        4,
+    ]
     with kill_at_end(Victim(mpi, 4, arguments, tmp_path, tmp_path / "log")) as victim:
         assert victim.wait_for("\n3/4 ")
         victim.sleep(1.0)
@@ -104,4 +128,7 @@ def test_all_processes_sleep_while_one_trainer_works(mpi: Mpi, tmp_path: Path) -
         (tmp_path / "go").touch()
         assert victim.wait() == (0, "")
     assert max(used.values()) < 0.05 * 3.0, used
-    assert Counter(trial.user_attrs["worker"] for trial in load_trials(tmp_path / "run")) == {0: 1, 1: 3}
+    assert Counter(trial.user_attrs["worker"] for trial in load_trials(tmp_path / "run")) == {
+        0: 1,
+        1: 3,
+    }

@@ -18,7 +18,13 @@ from typing import Any
 import pytest
 
 from tests.fake_gpu.build import build_fake_gpu, find_obstacle
-from tests.support.launch import PROGRAM, SEARCHES, make_hpo_command, wait_for_job, write_changed_program
+from tests.support.launch import (
+    PROGRAM,
+    SEARCHES,
+    make_hpo_command,
+    wait_for_job,
+    write_changed_program,
+)
 from tests.support.limits import scale
 from tests.support.run_output import load_trials
 
@@ -39,10 +45,19 @@ class GpuHost:
     variables: dict[str, str]
     output: str = field(default="", init=False)
 
-    def run(self, ranks: int, *arguments: object, program: Path = PROGRAM, expected: int = 0, **others: str) -> None:
+    def run(
+        self,
+        ranks: int,
+        *arguments: object,
+        program: Path = PROGRAM,
+        expected: int = 0,
+        **others: str,
+    ) -> None:
         """Run a search of tests/searches/on_gpus.py, and check its exit status. `others` are environment variables."""
         options = (SEARCH, "--run-dir", "run", "--set", f"folder={self.folder}", *arguments)
-        self.run_command(["mpirun", "-n", ranks, sys.executable, program, *options], expected, **others)
+        self.run_command(
+            ["mpirun", "-n", ranks, sys.executable, program, *options], expected, **others
+        )
 
     def run_command(self, command: Sequence[object], expected: int = 0, **others: str) -> None:
         """Run a command on this host, and check its exit status."""
@@ -65,17 +80,30 @@ class GpuHost:
         """Run one evaluation for each of these ways on one worker, in turn. `options` are those of `run`."""
         count = len(ways.split(","))
         (self.folder / "given.json").write_text(json.dumps([{"k": k} for k in range(count)]))
-        worker = ("--islands", 1, "--ranks-per-worker", ranks, "--evaluations", count, "--enqueue", "given.json")
+        worker = (
+            "--islands",
+            1,
+            "--ranks-per-worker",
+            ranks,
+            "--evaluations",
+            count,
+            "--enqueue",
+            "given.json",
+        )
         self.run(ranks, *worker, "--set", f"ways={ways}", *arguments, **options)
 
     def read_notes(self) -> dict[str, dict[str, Any]]:
         """Return what the evaluations have noted, by hyperparameter and rank."""
-        return {path.stem: json.loads(path.read_text()) for path in sorted(self.folder.glob("*-?.json"))}
+        return {
+            path.stem: json.loads(path.read_text()) for path in sorted(self.folder.glob("*-?.json"))
+        }
 
     def find_processes(self, rank: int) -> list[int]:
         """Return the trainers of one rank of the only worker, in the order of the evaluations."""
         notes = self.read_notes()
-        return [notes[f"{k}-{rank}"]["process"] for k in range(len(notes)) if f"{k}-{rank}" in notes]
+        return [
+            notes[f"{k}-{rank}"]["process"] for k in range(len(notes)) if f"{k}-{rank}" in notes
+        ]
 
     def read_events(self, name: str) -> list[tuple[int, int]]:
         """Return the processes and the values of the fake's events with this name."""
@@ -119,8 +147,12 @@ def test_ranks_use_own_gpus_and_keep_their_trainers(host: GpuHost) -> None:
     assert len({one["free"] for one in notes.values()}) == 1, "evaluations leave memory behind"
     templates = {one["template"] for one in notes.values()}
     assert len(templates) == 1
-    assert not templates & {process for process, _ in host.read_events("cuInit")}, "the template has asked the driver"
-    assert json.loads((host.folder / "test.json").read_text())["free"] > 79, "trainers run beside the final test"
+    assert not templates & {process for process, _ in host.read_events("cuInit")}, (
+        "the template has asked the driver"
+    )
+    assert json.loads((host.folder / "test.json").read_text())["free"] > 79, (
+        "trainers run beside the final test"
+    )
 
 
 @pytest.mark.mpi
@@ -130,14 +162,18 @@ def test_code_of_users_fails_or_replaces_only_what_it_must(host: GpuHost) -> Non
     # The trainers of both ranks are replaced after keep, thread (on rank 0 alone), lose and hide.
     expected = [0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4]
     for processes in (first, second):
-        assert [sorted(set(processes), key=processes.index).index(process) for process in processes] == expected
+        assert [
+            sorted(set(processes), key=processes.index).index(process) for process in processes
+        ] == expected
     trials = load_trials(host.folder / "run")
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 9 + ["FAIL"] + ["COMPLETE"] * 3
     assert "CUDA error: unspecified launch failure" in trials[9].user_attrs["failure"]
     assert "must yield" not in trials[9].user_attrs["failure"]
     assert "trial 5: it leaves GPU memory behind" in host.output
     assert "(5368709120,) torch.uint8, 5120 MiB" in host.output
-    assert len({one["free"] for one in host.read_notes().values()}) == 1, "evaluations leave memory behind"
+    assert len({one["free"] for one in host.read_notes().values()}) == 1, (
+        "evaluations leave memory behind"
+    )
 
 
 @pytest.mark.mpi
@@ -177,8 +213,19 @@ def test_run_is_refused_if_cuda_does_not_work(host: GpuHost) -> None:
 @pytest.mark.mpi
 def test_rank_that_sees_its_own_gpu_alone_is_local_rank_0(host: GpuHost) -> None:
     """As with srun --gpus-per-task=1."""
-    search = [PROGRAM, SEARCH, "--run-dir", "run", "--set", f"folder={host.folder}", "--evaluations", 1]
-    first, second = (["-n", 1, "-env", "CUDA_VISIBLE_DEVICES", gpu, sys.executable, *search] for gpu in (2, 3))
+    search = [
+        PROGRAM,
+        SEARCH,
+        "--run-dir",
+        "run",
+        "--set",
+        f"folder={host.folder}",
+        "--evaluations",
+        1,
+    ]
+    first, second = (
+        ["-n", 1, "-env", "CUDA_VISIBLE_DEVICES", gpu, sys.executable, *search] for gpu in (2, 3)
+    )
     host.run_command(["mpirun", *first, ":", *second])
     notes = host.read_notes()
     assert [(one["uuid"], one["device"], one["local"]) for one in notes.values()] == [
@@ -192,7 +239,9 @@ def test_rank_that_sees_its_own_gpu_alone_is_local_rank_0(host: GpuHost) -> None
 def test_hang_in_the_start_of_nccl_is_limited_and_explained(host: GpuHost) -> None:
     change = "from hpo.evaluation import supervision\nsupervision.SECONDS_TO_JOIN = 3.0"
     program = write_changed_program(host.folder, change)
-    host.run_ways(2, "none", "--collective-timeout", "2s", program=program, expected=3, FAKE_NCCL_HANG="1")
+    host.run_ways(
+        2, "none", "--collective-timeout", "2s", program=program, expected=3, FAKE_NCCL_HANG="1"
+    )
     assert "NCCL or gloo does not answer. NCCL_DEBUG=INFO shows" in host.output
     assert len(host.read_events("ncclInitHangs")) == 4, "it is tried twice on both ranks"
 
@@ -201,7 +250,9 @@ def test_hang_in_the_start_of_nccl_is_limited_and_explained(host: GpuHost) -> No
 def test_check_measures_memory_of_gpus_without_tf32(host: GpuHost) -> None:
     settings = ("--set", f"folder={host.folder}", "--set", "gigabytes=3")
     host.run_command(["mpirun", "-n", 2, *make_hpo_command("check", SEARCH, *settings)])
-    assert not any(note["tf32"] for note in host.read_notes().values()), "the losses of 1 and 2 ranks would differ"
+    assert not any(note["tf32"] for note in host.read_notes().values()), (
+        "the losses of 1 and 2 ranks would differ"
+    )
     assert re.search(r"2 ranks +50 +50 .* 31\d\d 31\d\d$", host.output, re.MULTILINE), host.output
 
 
@@ -236,8 +287,12 @@ os.wait()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("has_nvml", "hazard"), [(True, ""), (False, "it asks the driver of the GPUs")])
-def test_question_to_the_driver_is_a_fork_hazard(host: GpuHost, has_nvml: bool, hazard: str) -> None:
+@pytest.mark.parametrize(
+    ("has_nvml", "hazard"), [(True, ""), (False, "it asks the driver of the GPUs")]
+)
+def test_question_to_the_driver_is_a_fork_hazard(
+    host: GpuHost, has_nvml: bool, hazard: str
+) -> None:
     host.variables |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     host.variables |= {} if has_nvml else {"FAKE_GPU_NO_NVML": "1"}
     assert host.run_python(FORK_HAZARD) == f"|4|{hazard}\n{bool(hazard)}\n"

@@ -37,7 +37,9 @@ def check_with_torchrun(folder: Path, trial: Any, pattern: str, *command: object
     options = [part for name, value in trial.params.items() for part in (f"--{name}", str(value))]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     line = [*torchrun, *map(str, command), *options]
-    job = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=scale(100), check=True)
+    job = subprocess.run(
+        line, cwd=folder, capture_output=True, text=True, timeout=scale(100), check=True
+    )
     expected = [float(loss) for loss in re.findall(pattern, job.stdout)]
     assert len(expected) > 1
     assert list(trial.intermediate_values.values()) == expected
@@ -45,12 +47,16 @@ def check_with_torchrun(folder: Path, trial: Any, pattern: str, *command: object
 
 def read_lines(folder: Path, trial: Any, pattern: str) -> list[str]:
     """Return the sorted matches of a pattern in the output of an evaluation."""
-    return sorted(re.findall(pattern, (folder / "run" / "logs" / f"{trial.number}.txt").read_text()))
+    return sorted(
+        re.findall(pattern, (folder / "run" / "logs" / f"{trial.number}.txt").read_text())
+    )
 
 
 def test_trainer_of_transformers_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path) -> None:
     command = [SCRIPTS / "transformers_trainer.py", *TRAINER.split()]
-    trials = search(mpi, tmp_path, LEARNING_RATE, TRAINER_LOSS, *command, "--output_dir", "{folder}")
+    trials = search(
+        mpi, tmp_path, LEARNING_RATE, TRAINER_LOSS, *command, "--output_dir", "{folder}"
+    )
     check_with_torchrun(tmp_path, trials[2], TRAINER_LOSS, *command, "--output_dir", "out")
 
 
@@ -62,7 +68,9 @@ def test_callback_of_transformers_reports_to_a_pruner(mpi: Mpi, tmp_path: Path) 
     trials = load_trials(tmp_path / "runs" / "trainer")
     states = [trial.state.name for trial in trials]
     assert (len(states), set(states)) == (8, {"COMPLETE", "PRUNED"})
-    assert all(len(trial.intermediate_values) == 3 for trial in trials if trial.state.name == "COMPLETE")
+    assert all(
+        len(trial.intermediate_values) == 3 for trial in trials if trial.state.name == "COMPLETE"
+    )
     for trial in trials:
         assert trial.user_attrs["metrics"].keys() == {"eval_accuracy"}
     best = min(find_complete_losses(trials).values())
@@ -84,7 +92,13 @@ def test_callback_reports_numbers_in_a_search_on_one_process(tmp_path: Path) -> 
     )
     (tmp_path / "metrics").touch()
     environment = {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, timeout=scale(60))
+    subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+        timeout=scale(60),
+    )
     lines = ['{"eval_wer": 0.5, "loss": 1.0}\n', '{"eval_loss": 1.0, "loss": 0.5}\n']
     assert (tmp_path / "metrics").read_text() == "".join(lines)
 
@@ -93,7 +107,11 @@ def test_callback_reports_numbers_in_a_search_on_one_process(tmp_path: Path) -> 
 def test_callback_without_transformers_names_the_extra() -> None:
     program = "import sys\nsys.modules['transformers'] = None\nimport hpo.training.transformers\n"
     job = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=scale(60)
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=scale(60),
     )
     assert job.returncode == 1
     last = job.stderr.splitlines()[-1]
@@ -112,8 +130,15 @@ def test_accelerate_finds_the_ranks_and_the_precision(mpi: Mpi, tmp_path: Path) 
             f"process 0 of 2, local 0, main True, local main True, {expected}, 8 batches",
             f"process 1 of 2, local 1, main False, local main False, {expected}, 8 batches",
         ]
-        assert read_lines(tmp_path, trial, "OMP_NUM_THREADS.*unset") == [], "Accelerate does not choose the threads"
-    check_with_torchrun(tmp_path, next(t for t in trials if t.params["mixed_precision"] == "bf16"), VAL_LOSS, *command)
+        assert read_lines(tmp_path, trial, "OMP_NUM_THREADS.*unset") == [], (
+            "Accelerate does not choose the threads"
+        )
+    check_with_torchrun(
+        tmp_path,
+        next(t for t in trials if t.params["mixed_precision"] == "bf16"),
+        VAL_LOSS,
+        *command,
+    )
 
 
 def test_plain_trainer_of_lightning_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path) -> None:

@@ -33,9 +33,7 @@ def run_code(
 def test_command_has_its_own_folder_variables_output_and_status(
     server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = (
-        "import os, sys; print(os.getcwd(), os.environ.get('SET'), sys.argv[1:]); print('no', file=sys.stderr); exit(5)"
-    )
+    code = "import os, sys; print(os.getcwd(), os.environ.get('SET'), sys.argv[1:]); print('no', file=sys.stderr); exit(5)"
     monkeypatch.setenv("SET", "1")
     first = run_code(server, code, tmp_path, "a", "b")
     assert (first.returncode, first.stderr) == (5, "no\nno\n")
@@ -57,7 +55,9 @@ def test_commands_share_processes_until_one_ends_its_job(server: JobServer, tmp_
     assert not server.is_usable
 
 
-def test_command_that_hangs_is_killed_after_its_time_limit(server: JobServer, tmp_path: Path) -> None:
+def test_command_that_hangs_is_killed_after_its_time_limit(
+    server: JobServer, tmp_path: Path
+) -> None:
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(3600)"
     with pytest.raises(TimeoutError, match="still running after") as error:
         run_code(server, code, tmp_path, seconds=2)

@@ -34,8 +34,12 @@ def notes_of(folder: Path, rank: int) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("size", "way"), [(1, "none"), (3, "none"), (2, "sharded"), (2, "plain")])
-def test_lightning_trainer_reports_after_each_validation(mpi: Mpi, tmp_path: Path, size: int, way: str) -> None:
-    job = mpi.run(size, *lit(tmp_path, way, "--evaluations", 4, "--ranks-per-worker", size), cwd=tmp_path)
+def test_lightning_trainer_reports_after_each_validation(
+    mpi: Mpi, tmp_path: Path, size: int, way: str
+) -> None:
+    job = mpi.run(
+        size, *lit(tmp_path, way, "--evaluations", 4, "--ranks-per-worker", size), cwd=tmp_path
+    )
     assert job.returncode == 0, job.stderr
     if way != "plain":
         assert job.stderr == "", "no tips, no warnings, no progress bars"
@@ -48,11 +52,14 @@ def test_lightning_trainer_reports_after_each_validation(mpi: Mpi, tmp_path: Pat
         assert trial.user_attrs["metrics"] == {"epochs": 2.0}
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
-    assert weights.state["layer.weight"].item() == pytest.approx(min(find_complete_losses(trials).values()), rel=1e-5)
+    assert weights.state["layer.weight"].item() == pytest.approx(
+        min(find_complete_losses(trials).values()), rel=1e-5
+    )
     for rank in range(size):
         notes = notes_of(tmp_path, rank)
         assert [note[1:3] for note in notes] == [["4", "nothing"]] * 4, "the last one validates"
-        # A trainer in which something is left is replaced, here for the process groups of Lightning's device mesh.
+        # A trainer in which something is left is replaced, here for the process groups of
+        # Lightning's device mesh.
         assert len({note[4] for note in notes}) == (4 if way == "sharded" else 1)
     names = [*(f"0-{rank}" for rank in range(size)), "0-numbers", "run"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
@@ -74,12 +81,23 @@ def test_lightning_failure_in_a_fit_fails_one_evaluation(mpi: Mpi, tmp_path: Pat
     assert job.returncode == 0, job.stderr
     *failures, well = load_trials(tmp_path / "run")
     for (way, reason), failed in zip(reasons.items(), failures, strict=True):
-        assert re.fullmatch(reason, failed.user_attrs["failure"]), f"{way}: {failed.user_attrs['failure']}"
+        assert re.fullmatch(reason, failed.user_attrs["failure"]), (
+            f"{way}: {failed.user_attrs['failure']}"
+        )
     assert well.state.name == "COMPLETE"
 
 
 def test_lightning_fit_that_is_pruned_ends_on_all_ranks(mpi: Mpi, tmp_path: Path) -> None:
-    options = ["--evaluations", 24, "--pruner", "percentile:25", "--propagators", "random", "--set", "epochs=4"]
+    options = [
+        "--evaluations",
+        24,
+        "--pruner",
+        "percentile:25",
+        "--propagators",
+        "random",
+        "--set",
+        "epochs=4",
+    ]
     job = mpi.run(2, *lit(tmp_path, "none", *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
@@ -91,7 +109,9 @@ def test_lightning_fit_that_is_pruned_ends_on_all_ranks(mpi: Mpi, tmp_path: Path
             assert float(x) == trial.params["x"]
             epochs = len(trial.intermediate_values)
             if trial.state.name == "PRUNED":
-                assert (int(seen), ended_by) == (epochs - 1, "Cancelled"), "what comes behind the report is left out"
+                assert (int(seen), ended_by) == (epochs - 1, "Cancelled"), (
+                    "what comes behind the report is left out"
+                )
             else:
                 assert (int(seen), ended_by) == (5, "nothing")
 
@@ -118,7 +138,11 @@ def test_lightning_module_without_lightning_names_the_extra() -> None:
         "import hpo.training.lightning\n"
     )
     job = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=scale(60)
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=scale(60),
     )
     assert job.returncode == 1
     last = job.stderr.splitlines()[-1]

@@ -28,7 +28,15 @@ def match_line(code: str) -> str:
 
 def make_careless_arguments(folder: Path, ways: str, *options: object) -> list[object]:
     """Return the arguments of a run. The path of the search file is relative, as users type it."""
-    return [PROGRAM, os.path.relpath(CARELESS, folder), "--run-dir", "run", "--set", f"ways={ways}", *options]
+    return [
+        PROGRAM,
+        os.path.relpath(CARELESS, folder),
+        "--run-dir",
+        "run",
+        "--set",
+        f"ways={ways}",
+        *options,
+    ]
 
 
 def run_failures(mpi: Mpi, folder: Path, reasons: dict[str, str], seconds: int = 60) -> list[str]:
@@ -57,18 +65,23 @@ def test_objective_that_changes_its_arguments_is_isolated(
     mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--ranks-per-worker", 2, "--islands", 1, "--evaluations", 6]
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore:Guards may run slower")  # torch warns of it with Python 3.13.0
+    # Torch warns of it with Python 3.13.0.
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore:Guards may run slower")
     mpi = replace(mpi, forks_templates=False)  # so that Python reads the variable
     job = mpi.launch(4, *make_careless_arguments(tmp_path, "none,compile", *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
     assert len(trials) == 6
     for trial in trials:
-        assert trial.values == [trial.params["lr"]], "the loss is lr, which the objective removed from its params"
+        assert trial.values == [trial.params["lr"]], (
+            "the loss is lr, which the objective removed from its params"
+        )
         metrics = trial.user_attrs["metrics"]
         assert metrics["parameters"] == 5 * (trial.params["width"] // 8)
         if "graphs" in metrics:
-            assert metrics["graphs"] >= 1, "torch's compiler works, also after training with DistributedDataParallel"
+            assert metrics["graphs"] >= 1, (
+                "torch's compiler works, also after training with DistributedDataParallel"
+            )
             assert metrics["difference"] == pytest.approx(0.0, abs=1e-6)
     assert sum("graphs" in trial.user_attrs["metrics"] for trial in trials) >= 2
 
@@ -88,7 +101,9 @@ def test_mistake_failure_names_line_and_remedy(mpi: Mpi, tmp_path: Path) -> None
     }
     if Path("/dev/nvidiactl").exists():
         del reasons["cuda"]
-    tracebacks = run_failures(mpi, tmp_path, {way: f"rank [01], {reason}" for way, reason in reasons.items()})
+    tracebacks = run_failures(
+        mpi, tmp_path, {way: f"rank [01], {reason}" for way, reason in reasons.items()}
+    )
     for traceback in tracebacks:
         first, second, *_ = traceback.splitlines()
         assert first == "Traceback (most recent call last):"
@@ -116,7 +131,9 @@ def test_timeout_failure_names_lines_of_both_ranks(mpi: Mpi, tmp_path: Path) -> 
     run_failures(mpi, tmp_path, reasons, seconds=2)
 
 
-def test_torch_distributed_debug_finds_mismatches(mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_distributed_debug_finds_mismatches(
+    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
     differs = "RuntimeError: Detected mismatch between collectives on ranks"
     places = {
@@ -124,24 +141,40 @@ def test_torch_distributed_debug_finds_mismatches(mpi: Mpi, tmp_path: Path, monk
         "type": match_line("torch.float64"),
         "barrier": match_line("dist.barrier()"),
     }
-    places["number"] = f"({match_line('(torch.ones(100)')}|{match_line('all_reduce(torch.ones(2))')})"
+    places["number"] = (
+        f"({match_line('(torch.ones(100)')}|{match_line('all_reduce(torch.ones(2))')})"
+    )
     reasons = {way: rf"rank [01], {place}: {differs}\. .*" for way, place in places.items()}
-    reasons["barrier"] = rf"rank [01], ({match_line('= DistributedData')}|{places['barrier']}): {differs}\. .*"
+    reasons["barrier"] = (
+        rf"rank [01], ({match_line('= DistributedData')}|{places['barrier']}): {differs}\. .*"
+    )
     tracebacks = run_failures(mpi, tmp_path, {"none": "", **reasons})
     assert len(tracebacks) == 4
     for traceback in tracebacks:
-        assert re.match(r'Traceback .*\n  File ".*careless\.py", .*\n(  .*\n)+RuntimeError: Detected mis', traceback)
+        assert re.match(
+            r'Traceback .*\n  File ".*careless\.py", .*\n(  .*\n)+RuntimeError: Detected mis',
+            traceback,
+        )
 
 
 def test_printed_lines_are_labelled_and_kept(mpi: Mpi, tmp_path: Path) -> None:
     job = mpi.run(
-        4, *make_careless_arguments(tmp_path, "say", "--evaluations", 3, "--ranks-per-worker", 2), cwd=tmp_path
+        4,
+        *make_careless_arguments(tmp_path, "say", "--evaluations", 3, "--ranks-per-worker", 2),
+        cwd=tmp_path,
     )
     assert job.returncode == 0
     marked = [line.split(" | ", 1) for line in job.stdout.splitlines() if " | " in line]
     for label in ("worker 0 rank 0", "worker 0 rank 1", "worker 1 rank 0", "worker 1 rank 1"):
         mine = [text for line_label, text in marked if line_label == label]
-        expected = [f"{label[9:]} says hello", "native code", "a child", "100%", "''", "without an end"]
+        expected = [
+            f"{label[9:]} says hello",
+            "native code",
+            "a child",
+            "100%",
+            "''",
+            "without an end",
+        ]
         assert mine == expected * (len(mine) // len(expected)), "lines are complete and in order"
     assert len(marked) == 3 * 2 * 6
     complaints = sorted(line.partition(" | ")[2] for line in job.stderr.splitlines())

@@ -26,9 +26,23 @@ def test_run_with_objectives_is_resumed_and_keeps_its_front(mpi: Mpi, tmp_path: 
     command = [PROGRAM, TRADING, "--run-dir", "run", "--top-n", 2]
     first = mpi.run(4, *command, "--evaluations", 10, cwd=tmp_path)
     assert (first.returncode, first.stderr) == (0, "")
-    job = mpi.run(2, *command, "--evaluations", 24, "--resume", "--confirm-seeds", 1, "--pruner", "asha", cwd=tmp_path)
+    job = mpi.run(
+        2,
+        *command,
+        "--evaluations",
+        24,
+        "--resume",
+        "--confirm-seeds",
+        1,
+        "--pruner",
+        "asha",
+        cwd=tmp_path,
+    )
     assert (job.returncode, job.stderr) == (0, "")
-    assert job.stdout.count("10 evaluations of earlier sessions did not record width, speed at rungs") == 1
+    assert (
+        job.stdout.count("10 evaluations of earlier sessions did not record width, speed at rungs")
+        == 1
+    )
     assert "resumed after 10 evaluations" in job.stdout
     trials = load_trials(tmp_path / "run")
     assert len(trials) == 24
@@ -41,7 +55,9 @@ def test_run_with_objectives_is_resumed_and_keeps_its_front(mpi: Mpi, tmp_path: 
         )
         at_rungs = {"1": [trial.intermediate_values[1], width, 10.0 / width], "3": trial.values}
         rungs = [rung for rung in at_rungs if int(rung) <= len(trial.intermediate_values)]
-        assert trial.user_attrs.get("at_rungs", {}) == ({r: at_rungs[r] for r in rungs} if trial.number >= 10 else {})
+        assert trial.user_attrs.get("at_rungs", {}) == (
+            {r: at_rungs[r] for r in rungs} if trial.number >= 10 else {}
+        )
     assert {len(trial.intermediate_values) for trial in ended} == {1, 3}
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     study = Record(tmp_path / "run" / "study.log", "run").study
@@ -58,13 +74,24 @@ def test_run_with_objectives_is_resumed_and_keeps_its_front(mpi: Mpi, tmp_path: 
     assert weights is not None
     assert weights.state["width"].item() == weights.params["width"]
     confirming = load_trials(tmp_path / "run", "run-confirm")
-    assert {trial.user_attrs["confirms"] for trial in confirming} == {entry["trial"] for entry in summary["top"]}
+    assert {trial.user_attrs["confirms"] for trial in confirming} == {
+        entry["trial"] for entry in summary["top"]
+    }
     assert all(len(trial.values) == 3 for trial in confirming)
 
 
 def test_evaluation_without_reported_objective_fails(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "given.json").write_text('[{"width": 2}, {"width": 3}]')
-    options = ["--run-dir", "run", "--evaluations", 2, "--set", "lacks=width,speed", "--enqueue", "given.json"]
+    options = [
+        "--run-dir",
+        "run",
+        "--evaluations",
+        2,
+        "--set",
+        "lacks=width,speed",
+        "--enqueue",
+        "given.json",
+    ]
     job = mpi.run(2, PROGRAM, TRADING, *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
     reasons = [
@@ -83,12 +110,17 @@ def test_run_with_objective_mistakes_is_refused_first(
     shutil.copy(TRADING, tmp_path / "mine.py")
     start_session(tmp_path / "run", tmp_path / "mine.py")
     text = TRADING.read_text()
-    (tmp_path / "mine.py").write_text(text.replace('("loss", "width", maximize("speed"))', '("loss", "width")'))
+    (tmp_path / "mine.py").write_text(
+        text.replace('("loss", "width", maximize("speed"))', '("loss", "width")')
+    )
     job = mpi.run(2, PROGRAM, "mine.py", "--run-dir", "run", "--resume", cwd=tmp_path)
     assert (job.returncode, remove_loading_lines(job.stdout)) == (2, "")
     assert "they were loss, width, speed (maximised), and are loss, width in mine.py" in job.stderr
     assert len(job.stderr.splitlines()) == 1
-    with pytest.raises(UsageError, match="--propagators must be among ga, tpe, random for several objectives, got pso"):
+    with pytest.raises(
+        UsageError,
+        match="--propagators must be among ga, tpe, random for several objectives, got pso",
+    ):
         start_session(tmp_path / "new", TRADING, propagators=("pso",))
     with pytest.raises(UsageError, match="--pbt must be used with the loss as the only objective"):
         start_session(tmp_path / "new", TRADING, pbt=True)

@@ -18,7 +18,8 @@ from tests.support.run_output import find_complete_losses, load_trials
 
 BUSY = SEARCHES / "busy.py"
 
-# Records which rank opens, renames or removes which file in the run directory; templates and trainers are rank -1.
+# Records which rank opens, renames or removes which file in the run directory; templates and
+# trainers are rank -1.
 AUDIT_HOOK = """
 import json, os, sys, time
 
@@ -47,7 +48,9 @@ def record_file_access(folder: Path, mpi: Mpi, *arguments: object) -> list[tuple
         "AUDIT_NOTES": str(folder / "notes"),
     }
     mpi = replace(mpi, forks_templates=False)  # so that Python imports sitecustomize.py
-    process = mpi.start(4, PROGRAM, *arguments, "--run-dir", folder / "run", cwd=folder, stdout=PIPE, **variables)
+    process = mpi.start(
+        4, PROGRAM, *arguments, "--run-dir", folder / "run", cwd=folder, stdout=PIPE, **variables
+    )
     job = wait_for_job(process)
     assert job.returncode == 0, job.stderr
     trials = load_trials(folder / "run")
@@ -58,7 +61,9 @@ def record_file_access(folder: Path, mpi: Mpi, *arguments: object) -> list[tuple
 
 
 def test_run_dir_is_changed_by_first_rank_only(each_mpi: Mpi, tmp_path: Path) -> None:
-    accesses = record_file_access(tmp_path, each_mpi, BUSY, *ALONE, "--evaluations", 12, "--set", "seconds=0.2")
+    accesses = record_file_access(
+        tmp_path, each_mpi, BUSY, *ALONE, "--evaluations", 12, "--set", "seconds=0.2"
+    )
     assert accesses, "no file access was recorded"
     assert {rank for rank, _, _ in accesses} == {0}
     assert {path for _, _, path in accesses} <= {"study.log", "study.log.lock", "logs"} | {
@@ -71,14 +76,29 @@ def test_run_dir_is_changed_by_first_rank_only(each_mpi: Mpi, tmp_path: Path) ->
     assert not list((tmp_path / "run").glob("*.lock*"))
     storage = JournalStorage(JournalFileBackend(str(tmp_path / "run" / "study.log")))
     study = storage.get_study_id_from_name("run")
-    storage.set_study_user_attr(study, "note", "by another program")  # It would wait for a lock that was left.
+    # It would wait for a lock that was left.
+    storage.set_study_user_attr(study, "note", "by another program")
     assert storage.get_study_user_attrs(study)["note"] == "by another program"
 
 
 def test_leaders_alone_write_checkpoints_and_weights(mpi: Mpi, tmp_path: Path) -> None:
-    settings = ["--set", "epochs=4", "--set", "seconds=0.4", "--evaluations", 6, "--checkpoint-every", "1s"]
-    accesses = record_file_access(tmp_path, mpi, SEARCHES / "saving.py", "--ranks-per-worker", 2, *settings)
-    by_rank = {rank: {(event, path) for other, event, path in accesses if other == rank} for rank in range(-1, 4)}
+    settings = [
+        "--set",
+        "epochs=4",
+        "--set",
+        "seconds=0.4",
+        "--evaluations",
+        6,
+        "--checkpoint-every",
+        "1s",
+    ]
+    accesses = record_file_access(
+        tmp_path, mpi, SEARCHES / "saving.py", "--ranks-per-worker", 2, *settings
+    )
+    by_rank = {
+        rank: {(event, path) for other, event, path in accesses if other == rank}
+        for rank in range(-1, 4)
+    }
     assert by_rank[-1] == set(), "trainers must touch no files of the run"
     assert by_rank[1] == by_rank[3] == set(), "ranks that are not leaders must touch no files"
     opened = {path for rank in (0, 2) for event, path in by_rank[rank] if event == "open"}
@@ -89,11 +109,22 @@ def test_leaders_alone_write_checkpoints_and_weights(mpi: Mpi, tmp_path: Path) -
     assert all(path.startswith(("checkpoints", ".best.safetensors.")) for _, path in by_rank[2])
     renamed = {path for rank in (0, 2) for event, path in by_rank[rank] if event == "os.rename"}
     assert renamed >= drafts
-    assert {path for path in renamed if path.startswith(".best")} <= {path for _, path in by_rank[0]}
+    assert {path for path in renamed if path.startswith(".best")} <= {
+        path for _, path in by_rank[0]
+    }
 
 
 def test_worker_continues_while_first_ranks_trainer_is_busy(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = [BUSY, *ALONE, "--evaluations", 12, "--set", "way=native", "--propagators", "random"]
+    arguments = [
+        BUSY,
+        *ALONE,
+        "--evaluations",
+        12,
+        "--set",
+        "way=native",
+        "--propagators",
+        "random",
+    ]
     job = mpi.run(2, PROGRAM, *arguments, "--run-dir", "run", cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     trials = load_trials(tmp_path / "run")
@@ -104,7 +135,8 @@ def test_worker_continues_while_first_ranks_trainer_is_busy(mpi: Mpi, tmp_path: 
         trial
         for trial in trials
         if trial.datetime_start and trial.datetime_complete and trial.user_attrs["worker"] == 1
-        if busy.datetime_start < trial.datetime_start and trial.datetime_complete < busy.datetime_complete
+        if busy.datetime_start < trial.datetime_start
+        and trial.datetime_complete < busy.datetime_complete
     ]
     assert len(during) >= 5, "the second worker must not wait for the root rank"
     starts = [trial.datetime_start.timestamp() for trial in during if trial.datetime_start]
@@ -112,4 +144,6 @@ def test_worker_continues_while_first_ranks_trainer_is_busy(mpi: Mpi, tmp_path: 
         "each evaluation takes 0.05 s"
     )
     assert len(find_complete_losses(trials)) == 12
-    assert {(tmp_path / "run" / "logs" / f"{trial.number}.txt").exists() for trial in trials} == {True}
+    assert {(tmp_path / "run" / "logs" / f"{trial.number}.txt").exists() for trial in trials} == {
+        True
+    }

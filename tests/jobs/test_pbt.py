@@ -38,10 +38,14 @@ SPACE = SearchSpace(
 )
 
 
-def make_heritable(trial: int, loss: float, state: str = "complete", island: int = 0, **others: Any) -> Evaluation:
+def make_heritable(
+    trial: int, loss: float, state: str = "complete", island: int = 0, **others: Any
+) -> Evaluation:
     params = {"layers": 2, "kind": "a", "lr": 0.1, "rate": 5.0, **others.pop("params", {})}
     curve = {1: loss + 1, 2: loss}
-    return Evaluation(trial, state, loss, params, island, 0, 0, curve=curve, **{"checkpoint_step": 2, **others})
+    return Evaluation(
+        trial, state, loss, params, island, 0, 0, curve=curve, **{"checkpoint_step": 2, **others}
+    )
 
 
 def test_can_be_inherited_needs_a_checkpoint_at_the_end() -> None:
@@ -90,7 +94,9 @@ def test_trace_lineage_ends_at_the_founder() -> None:
     ]
     known = {e.trial: e for e in evaluations}
     assert [e.trial for e in trace_lineage(known[3], known)] == [0, 2, 3]
-    assert [e.trial for e in trace_lineage(known[4], known)] == [4], "a missing parent must end the lineage"
+    assert [e.trial for e in trace_lineage(known[4], known)] == [4], (
+        "a missing parent must end the lineage"
+    )
     assert trace_lineage(known[1], known) == [known[1]]
 
 
@@ -126,7 +132,10 @@ def test_heirs_begin_from_checkpoints_of_their_parents(mpi: Mpi, tmp_path: Path)
     trials = load_trials(tmp_path / "run")
     parents = assert_inherited(trials, epochs=3)
     assert len(parents) > 10
-    assert all(trials[parent].user_attrs["island"] == trials[t].user_attrs["island"] for t, parent in parents.items())
+    assert all(
+        trials[parent].user_attrs["island"] == trials[t].user_attrs["island"]
+        for t, parent in parents.items()
+    )
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     line = [entry["trial"] for entry in summary["lineage"]]
     assert line[-1] == summary["best"]["trial"]
@@ -134,7 +143,10 @@ def test_heirs_begin_from_checkpoints_of_their_parents(mpi: Mpi, tmp_path: Path)
     assert re.search(r"Lineage of the best.*\n +trial +epochs +loss .*(lr|decay)", job.stdout)
     kept = {int(path.stem) for path in (tmp_path / "run" / "checkpoints").glob("*.safetensors")}
     by_island = [[t for t in trials if t.user_attrs["island"] == island] for island in (0, 1)]
-    best = [{t.number for t in sorted(own, key=lambda t: t.values[0])[:PARENTS_PER_ISLAND]} for own in by_island]
+    best = [
+        {t.number for t in sorted(own, key=lambda t: t.values[0])[:PARENTS_PER_ISLAND]}
+        for own in by_island
+    ]
     assert kept == best[0] | best[1]
 
 
@@ -159,7 +171,8 @@ def test_resume_after_a_kill_keeps_inheriting(mpi: Mpi, tmp_path: Path) -> None:
     )
     repeats = [trial for trial in trials if "retry_of" in trial.user_attrs]
     assert all(
-        t.user_attrs.get("inherits") == trials[t.user_attrs["retry_of"]].user_attrs.get("inherits") for t in repeats
+        t.user_attrs.get("inherits") == trials[t.user_attrs["retry_of"]].user_attrs.get("inherits")
+        for t in repeats
     )
 
 
@@ -180,7 +193,9 @@ def test_resume_after_a_kill_keeps_inheriting(mpi: Mpi, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_heirs_without_a_checkpoint_warn_once(mpi: Mpi, tmp_path: Path, settings: dict[str, object], said: str) -> None:
+def test_heirs_without_a_checkpoint_warn_once(
+    mpi: Mpi, tmp_path: Path, settings: dict[str, object], said: str
+) -> None:
     job = mpi.run(2, *make_command("run", "--evaluations", 10, **settings), cwd=tmp_path)
     assert job.returncode == 0
     (warning,) = job.stderr.splitlines()
@@ -201,7 +216,9 @@ def test_long_run_keeps_only_checkpoints_of_the_best(mpi: Mpi, tmp_path: Path) -
     command = make_command("run", "--evaluations", 60, "--islands", 1, "--propagators", "random")
     job = mpi.run(1, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    best = sorted(load_trials(tmp_path / "run"), key=lambda trial: trial.values[0])[:PARENTS_PER_ISLAND]
+    best = sorted(load_trials(tmp_path / "run"), key=lambda trial: trial.values[0])[
+        :PARENTS_PER_ISLAND
+    ]
     kept = {int(path.stem) for path in (tmp_path / "run" / "checkpoints").glob("*.safetensors")}
     assert kept == {trial.number for trial in best}
 
@@ -212,20 +229,35 @@ def test_heir_that_diverges_fails(mpi: Mpi, tmp_path: Path) -> None:
     trials = load_trials(tmp_path / "run")
     heirs_of_others = [trial for trial in trials if trial.user_attrs.get("inherits") is not None]
     assert heirs_of_others
-    assert all("the validation loss is nan" in trial.user_attrs["failure"] for trial in heirs_of_others)
+    assert all(
+        "the validation loss is nan" in trial.user_attrs["failure"] for trial in heirs_of_others
+    )
     assert all(trial.state.name == "COMPLETE" for trial in trials if trial not in heirs_of_others)
 
 
 @pytest.mark.parametrize("way", ["replicate", "pipeline"])
 def test_heir_of_a_network_continues_its_training(mpi: Mpi, tmp_path: Path, way: str) -> None:
-    start = [PROGRAM, SEARCHES / "inheriting.py", "--set", f"parallel={way}", "--set", "microbatches=2"]
+    start = [
+        PROGRAM,
+        SEARCHES / "inheriting.py",
+        "--set",
+        f"parallel={way}",
+        "--set",
+        "microbatches=2",
+    ]
     start = start if way == "pipeline" else start[:-2]
-    whole = mpi.run(2, *start, "--run-dir", "whole", "--evaluations", 1, "--set", "epochs=4", cwd=tmp_path)
+    whole = mpi.run(
+        2, *start, "--run-dir", "whole", "--evaluations", 1, "--set", "epochs=4", cwd=tmp_path
+    )
     assert (whole.returncode, whole.stderr) == (0, "")
     job = mpi.run(2, *start, "--run-dir", "run", "--evaluations", 2, "--pbt", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    first, second = (list(trial.intermediate_values.values()) for trial in load_trials(tmp_path / "run"))
-    (expected,) = (list(trial.intermediate_values.values()) for trial in load_trials(tmp_path / "whole"))
+    first, second = (
+        list(trial.intermediate_values.values()) for trial in load_trials(tmp_path / "run")
+    )
+    (expected,) = (
+        list(trial.intermediate_values.values()) for trial in load_trials(tmp_path / "whole")
+    )
     assert [*first, *second] == pytest.approx(expected, rel=1e-4)
     assert second[0] < min(first), "the second network must continue from the first"
 
@@ -251,8 +283,16 @@ def test_pbt_with_a_pausing_pruner_is_rejected(mpi: Mpi, tmp_path: Path) -> None
             {"checkpoint_every": math.inf},
             "--pbt and --checkpoint-every off exclude each other: only checkpoints can be inherited",
         ),
-        ("heirs", {"propagators": ("ga", "propulate")}, "among ga, tpe, random with --pbt, got propulate"),
-        ("tiny", {}, r"--pbt must be used with at least one mutable parameter.*depth=Int\(1, 3, mutable=True\)"),
+        (
+            "heirs",
+            {"propagators": ("ga", "propulate")},
+            "among ga, tpe, random with --pbt, got propulate",
+        ),
+        (
+            "tiny",
+            {},
+            r"--pbt must be used with at least one mutable parameter.*depth=Int\(1, 3, mutable=True\)",
+        ),
     ],
 )
 def test_pbt_with_conflicting_options_is_rejected(

@@ -31,18 +31,29 @@ def test_run_begins_with_priors_and_shows_agreement(mpi: Mpi, hpo: Hpo, tmp_path
     assert trials[0].params["depth"] <= 10, "The constraint must hold."
     assert trials[0].user_attrs["propagator"] == "priors"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    shown = re.search(r"\n +lr +0\.0001 +medium +(-?\d\.\d+) +(\w+).*\n +width +500 +medium", first.stdout)
+    shown = re.search(
+        r"\n +lr +0\.0001 +medium +(-?\d\.\d+) +(\w+).*\n +width +500 +medium", first.stdout
+    )
     assert shown
-    assert (f"{summary['priors'][0]['correlation']:.2f}", summary["priors"][0]["verdict"]) == shown.groups()
+    assert (
+        f"{summary['priors'][0]['correlation']:.2f}",
+        summary["priors"][0]["verdict"],
+    ) == shown.groups()
     assert [each["name"] for each in summary["priors"]] == ["lr", "width"]
-    assert re.search(r"<td>width</td><td>500</td><td>medium</td>", (tmp_path / "run" / "report.html").read_text())
+    assert re.search(
+        r"<td>width</td><td>500</td><td>medium</td>", (tmp_path / "run" / "report.html").read_text()
+    )
 
     again = mpi.run(2, *arguments, "--evaluations", 44, "--resume", cwd=tmp_path)
     assert (again.returncode, again.stderr) == (0, "")
     (tmp_path / "search.py").write_text(FILE.format(prior=70, limit=5000))
     changed = mpi.run(2, *arguments, "--evaluations", 48, "--resume", cwd=tmp_path)
     assert (changed.returncode, changed.stderr) == (0, "")
-    bred = [trial.number for trial in load_trials(tmp_path / "run") if trial.user_attrs["propagator"] == "priors"]
+    bred = [
+        trial.number
+        for trial in load_trials(tmp_path / "run")
+        if trial.user_attrs["propagator"] == "priors"
+    ]
     assert bred == [0, 44], "A changed prior is evaluated, and an old one only once."
     status, printed, _ = hpo("top", tmp_path / "run")
     assert (status, re.search(r"\n +width +70 +medium ", printed) is not None) == (0, True)
@@ -53,7 +64,12 @@ def test_check_trains_the_individual_of_the_priors(mpi: Mpi, tmp_path: Path) -> 
     job = mpi.run(1, *HPO, "check", "search.py", cwd=tmp_path)
     assert job.stdout.startswith("search.py: lr=0.0001  width=500  depth="), job.stderr
     (tmp_path / "search.py").write_text(FILE.format(prior=500, limit=300))
-    refused = mpi.run(2, PROGRAM, "search.py", "--run-dir", "run", "--ranks-per-worker", 1, cwd=tmp_path)
+    refused = mpi.run(
+        2, PROGRAM, "search.py", "--run-dir", "run", "--ranks-per-worker", 1, cwd=tmp_path
+    )
     assert refused.returncode == 2
-    assert re.fullmatch(r"error: search\.py: the priors: width \* depth must be at most 300, got .*\n", refused.stderr)
+    assert re.fullmatch(
+        r"error: search\.py: the priors: width \* depth must be at most 300, got .*\n",
+        refused.stderr,
+    )
     assert not (tmp_path / "run").exists()

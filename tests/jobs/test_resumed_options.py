@@ -17,7 +17,17 @@ def test_show_prints_the_seed_of_the_trial(mpi: Mpi, hpo: Hpo, tmp_path: Path) -
     import torch
 
     for seed, evaluations in ((3, 2), (5, 4)):
-        arguments = [PROGRAM, NOISY, "--run-dir", "run", "--resume", "--seed", seed, "--evaluations", evaluations]
+        arguments = [
+            PROGRAM,
+            NOISY,
+            "--run-dir",
+            "run",
+            "--resume",
+            "--seed",
+            seed,
+            "--evaluations",
+            evaluations,
+        ]
         job = mpi.run(2, *arguments, cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
     assert "--seed was 3 before, and is 5 now: losses may not be comparable" in job.stdout

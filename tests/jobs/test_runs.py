@@ -37,13 +37,20 @@ from tests.support.launch import (
     wait_for_job,
 )
 from tests.support.limits import scale
-from tests.support.run_output import find_complete_losses, load_trials, parse_lines, remove_loading_lines
+from tests.support.run_output import (
+    find_complete_losses,
+    load_trials,
+    parse_lines,
+    remove_loading_lines,
+)
 from tests.support.runs import QUICK, start_session
 
 
 def test_hpo_search_is_the_same_command(mpi: Mpi, tmp_path: Path) -> None:
     hpo = [*HPO, "search"]
-    job = mpi.run(4, *hpo, SEARCHES / "tiny.py", "--evaluations", 3, "--run-dir", "run", cwd=tmp_path)
+    job = mpi.run(
+        4, *hpo, SEARCHES / "tiny.py", "--evaluations", 3, "--run-dir", "run", cwd=tmp_path
+    )
     assert job.returncode == 0, job.stderr
     assert len(load_trials(tmp_path / "run")) == 3
     command = json.loads((tmp_path / "run" / "run.json").read_text())["command"]
@@ -59,9 +66,13 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
         ranks = victim.find_ranks()
         assert (len(ranks), len(victim.find_templates())) == (8, 1)
         for number, rank in enumerate(ranks):
-            memory = re.findall(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{rank}/status").read_text(), re.MULTILINE)
+            memory = re.findall(
+                r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{rank}/status").read_text(), re.MULTILINE
+            )
             assert int(memory[0]) < 160 * 1024
-            assert "libtorch" not in Path(f"/proc/{rank}/maps").read_text(), "Ranks must not import torch."
+            assert "libtorch" not in Path(f"/proc/{rank}/maps").read_text(), (
+                "Ranks must not import torch."
+            )
             maps = Path(f"/proc/{rank}/maps").read_text()
             assert "libtorch" not in maps
             assert ("numpy" in maps) is (number % 2 == 0), "Only leaders of workers import numpy."
@@ -71,7 +82,9 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
     assert run_dir.name.startswith("digits_cnn-")
 
     lines = parse_lines(printed)
-    assert [(line["done"], line["budget"]) for line in lines] == [(str(n), "13") for n in range(1, 14)]
+    assert [(line["done"], line["budget"]) for line in lines] == [
+        (str(n), "13") for n in range(1, 14)
+    ]
     assert {line["worker"] for line in lines} == set("0123")
     assert all((line["island"] == "0") == (line["worker"] in "01") for line in lines)
     params = re.compile(r"conv_layers=\d +activation=\w+ +lr=\S+ +gamma=\S+ +accuracy=\S+$")
@@ -86,29 +99,56 @@ def test_the_default_search_on_8_ranks(mpi: Mpi, tmp_path: Path) -> None:
         assert trial.values == [min(trial.intermediate_values.values())]
         assert 0 <= trial.user_attrs["metrics"]["accuracy"] <= 1
     for worker in range(4):
-        generations = [t.user_attrs["generation"] for t in trials if t.user_attrs["worker"] == worker]
+        generations = [
+            t.user_attrs["generation"] for t in trials if t.user_attrs["worker"] == worker
+        ]
         assert generations == list(range(len(generations)))
 
     summary = json.loads((run_dir / "summary.json").read_text())
-    assert summary["evaluations"] == {"complete": 13, "pruned": 0, "paused": 0, "failed": 0, "running": 0, "budget": 13}
-    assert summary["best"]["loss"] == min(find_complete_losses(trials).values()) == pytest.approx(best, rel=1e-3)
+    assert summary["evaluations"] == {
+        "complete": 13,
+        "pruned": 0,
+        "paused": 0,
+        "failed": 0,
+        "running": 0,
+        "budget": 13,
+    }
+    assert (
+        summary["best"]["loss"]
+        == min(find_complete_losses(trials).values())
+        == pytest.approx(best, rel=1e-3)
+    )
     assert [island["island"] for island in summary["islands"]] == [0, 1]
     assert all(len(island["top"]) == 2 for island in summary["islands"])
     assert 0.3 < summary["worker_busy_fraction"] <= 1
     assert f"{summary['best']['loss']:.4g}" in printed.split("All islands")[1]
     assert printed.splitlines()[-1] == f"The report is {run_dir.relative_to(tmp_path)}/report.html"
-    assert f"<title>{run_dir.name}: loss {best:.4g}</title>" in (run_dir / "report.html").read_text("utf-8")
+    assert f"<title>{run_dir.name}: loss {best:.4g}</title>" in (run_dir / "report.html").read_text(
+        "utf-8"
+    )
     run = json.loads((run_dir / "run.json").read_text())
-    assert (run["budget"], run["seed"], run["settings"]["epochs"], len(run["hosts"])) == (13, 3, 2, 1)
+    assert (run["budget"], run["seed"], run["settings"]["epochs"], len(run["hosts"])) == (
+        13,
+        3,
+        2,
+        1,
+    )
     assert run["space"]["conv_layers"] == "Int(1, 6)"
 
     top = make_hpo_command("top", run_dir, "-n", 1)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     as_json = subprocess.run(
-        [*top, "--json"], env=environment, capture_output=True, text=True, check=True, timeout=scale(60)
+        [*top, "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=scale(60),
     )
     assert json.loads(as_json.stdout)["top"] == [summary["best"]]
-    table = subprocess.run(top, env=environment, capture_output=True, text=True, check=True, timeout=scale(60))
+    table = subprocess.run(
+        top, env=environment, capture_output=True, text=True, check=True, timeout=scale(60)
+    )
     assert "13 complete, of 13" in table.stdout
 
 
@@ -121,17 +161,24 @@ def test_run_evaluates_no_individual_twice_even_if_resumed(mpi: Mpi, tmp_path: P
     assert (job.returncode, job.stderr) == (0, "")
     assert "; ga, tpe; seed 0" in job.stdout, "The propagators must be kept."
     assert "5 complete, 1 failed, of 64" in job.stdout
-    assert "The search space is exhausted: it has 6 individuals, and all were evaluated" in job.stdout
+    assert (
+        "The search space is exhausted: it has 6 individuals, and all were evaluated" in job.stdout
+    )
     trials = load_trials(tmp_path / "run")
     assert len({tuple(trial.params.values()) for trial in trials}) == len(trials) == 6
-    assert {(t.user_attrs["island"], t.user_attrs["propagator"]) for t in trials} == {(0, "ga"), (1, "tpe")}
+    assert {(t.user_attrs["island"], t.user_attrs["propagator"]) for t in trials} == {
+        (0, "ga"),
+        (1, "tpe"),
+    }
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["exhausted"], summary["stopped"], summary["best"]["loss"]) == (True, None, 1.0)
     assert sum(entry["evaluations"] for entry in summary["propagators"]) == 6
     assert {entry["propagator"] for entry in summary["propagators"]} == {"ga", "tpe"}
 
 
-def test_run_with_enqueue_evaluates_these_first(mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_enqueue_evaluates_these_first(
+    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     enqueued = [{"depth": 3, "act": "tanh"}, {"act": "relu"}, {"depth": 3, "act": "tanh"}]
     (tmp_path / "given.json").write_text(json.dumps(enqueued))
     arguments = [PROGRAM, SEARCHES / "tiny.py", "--run-dir", "run", "--enqueue", "given.json"]
@@ -141,11 +188,14 @@ def test_run_with_enqueue_evaluates_these_first(mpi: Mpi, tmp_path: Path, monkey
         trials = load_trials(tmp_path / "run")
         assert len({tuple(trial.params.values()) for trial in trials}) == len(trials) == evaluations
         assert (trials[0].params, trials[1].params["act"]) == (enqueued[0], "relu")
-        assert [trial.user_attrs["propagator"] for trial in trials] == ["--enqueue"] * 2 + ["ga"] * (evaluations - 2)
+        assert [trial.user_attrs["propagator"] for trial in trials] == ["--enqueue"] * 2 + [
+            "ga"
+        ] * (evaluations - 2)
     monkeypatch.chdir(tmp_path)
     Path("given.json").write_text('[{"depth": 3}, {"depth": 4}]')
     with pytest.raises(
-        UsageError, match=r"^--enqueue given\.json: entry 2: parameter 'depth' must be in Int\(1, 3\), got 4"
+        UsageError,
+        match=r"^--enqueue given\.json: entry 2: parameter 'depth' must be in Int\(1, 3\), got 4",
     ):
         start_session(Path("run"), SEARCHES / "tiny.py", resume=True, enqueue=Path("given.json"))
 
@@ -176,15 +226,35 @@ def test_run_with_reached_target_stops_on_all_ranks(mpi: Mpi, tmp_path: Path) ->
     [
         (6, ["--ranks-per-worker", 3, "--islands", 2, "--evaluations", 7], 7, {0: {0}, 1: {1}}),
         (3, ["--generations", 4, "--migration"], 12, {0: {0, 1}, 1: {2}}),
-        (2, ["--ranks-per-worker", 1, "--migration-probability", 1, "--evaluations", 40], 40, {0: {0}, 1: {1}}),
+        (
+            2,
+            ["--ranks-per-worker", 1, "--migration-probability", 1, "--evaluations", 40],
+            40,
+            {0: {0}, 1: {1}},
+        ),
         (3, ["--propagators", "ga,tpe,random", "--evaluations", 40], 40, {0: {0}, 1: {1}, 2: {2}}),
     ],
     ids=["workers-of-3", "3-ranks", "islands-of-1", "island-for-each-propagator"],
 )
 def test_run_with_any_layout_spends_exactly_its_budget(
-    mpi: Mpi, tmp_path: Path, ranks: int, options: list[object], budget: int, workers_of_island: dict[int, set[int]]
+    mpi: Mpi,
+    tmp_path: Path,
+    ranks: int,
+    options: list[object],
+    budget: int,
+    workers_of_island: dict[int, set[int]],
 ) -> None:
-    job = mpi.run(ranks, PROGRAM, QUICK, *options, "--set", "seconds=0.02", "--run-dir", "here/run", cwd=tmp_path)
+    job = mpi.run(
+        ranks,
+        PROGRAM,
+        QUICK,
+        *options,
+        "--set",
+        "seconds=0.02",
+        "--run-dir",
+        "here/run",
+        cwd=tmp_path,
+    )
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "here" / "run")
     assert [trial.number for trial in trials] == list(range(budget))
@@ -205,7 +275,9 @@ def test_runs_at_the_same_time_have_separate_directories(mpi: Mpi, tmp_path: Pat
     assert [len(find_complete_losses(load_trials(run_dir))) for run_dir in run_dirs] == [8, 8]
 
 
-_UNPICKLED = "'TextIOWrapper' instances" if sys.version_info >= (3, 13) else "'_io.TextIOWrapper' object"
+_UNPICKLED = (
+    "'TextIOWrapper' instances" if sys.version_info >= (3, 13) else "'_io.TextIOWrapper' object"
+)
 OPENED = (
     f"prepare must return data that can be copied for each evaluation, got TypeError: cannot pickle {_UNPICKLED}. "
     "Return arrays, tensors and plain values, and open files in the objective"
@@ -214,17 +286,26 @@ OPENED = (
 
 def list_running(run_dir: Path) -> list[optuna.trial.FrozenTrial]:
     """Return the running trials of a run."""
-    return [trial for trial in load_trials(run_dir) if trial.state == optuna.trial.TrialState.RUNNING]
+    return [
+        trial for trial in load_trials(run_dir) if trial.state == optuna.trial.TrialState.RUNNING
+    ]
 
 
 def kill_after(job: subprocess.Popen[str], evaluations: int, log: Path) -> None:
     """Kill all processes of a job at once, after it has reported `evaluations` and while others are running."""
     deadline = time.monotonic() + scale(60)
-    while len(parse_lines(log.read_text())) < evaluations and time.monotonic() < deadline and job.poll() is None:
+    while (
+        len(parse_lines(log.read_text())) < evaluations
+        and time.monotonic() < deadline
+        and job.poll() is None
+    ):
         time.sleep(0.02)
     ended = len(find_complete_losses(load_trials(log.parent / "run")))
     # All workers may end at the same time: wait until they have begun again.
-    while len(find_complete_losses(load_trials(log.parent / "run"))) == ended and time.monotonic() < deadline:
+    while (
+        len(find_complete_losses(load_trials(log.parent / "run"))) == ended
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
     while not list_running(log.parent / "run") and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -234,7 +315,17 @@ def kill_after(job: subprocess.Popen[str], evaluations: int, log: Path) -> None:
 
 def test_killed_run_is_resumed_in_another_layout(mpi: Mpi, tmp_path: Path) -> None:
     run_dir, log = tmp_path / "run", tmp_path / "log"
-    options = [PROGRAM, QUICK, "--run-dir", run_dir, "--resume", "--set", "seconds=0.4", "--seed", 5]
+    options = [
+        PROGRAM,
+        QUICK,
+        "--run-dir",
+        run_dir,
+        "--resume",
+        "--set",
+        "seconds=0.4",
+        "--seed",
+        5,
+    ]
     with log.open("w") as out:
         job = mpi.start(4, *options, "--evaluations", 14, cwd=tmp_path, stdout=out.fileno())
     kill_after(job, 5, log)
@@ -255,22 +346,32 @@ def test_killed_run_is_resumed_in_another_layout(mpi: Mpi, tmp_path: Path) -> No
     assert [t.number for t in interrupted] == [t.number for t in in_flight]
     retries = {t.user_attrs["retry_of"]: t for t in trials if "retry_of" in t.user_attrs}
     assert {n: retries[n].params for n in retries} == {t.number: t.params for t in in_flight}
-    started = sorted((t for t in trials if t.number > in_flight[-1].number), key=lambda t: t.datetime_start or 0)
+    started = sorted(
+        (t for t in trials if t.number > in_flight[-1].number), key=lambda t: t.datetime_start or 0
+    )
     # One of them may have crashed the job, so they are retried one at a time.
     assert min(t.number for t in retries.values()) in {t.number for t in started[:3]}
-    workers = [(t.user_attrs["worker"], t.user_attrs["generation"]) for t in trials if t.number in after]
+    workers = [
+        (t.user_attrs["worker"], t.user_attrs["generation"]) for t in trials if t.number in after
+    ]
     assert len(set(workers)) == len(workers), "Generations must continue to count."
 
-    assert [line["done"] for line in parse_lines(job_again.stdout)] == [str(n) for n in range(len(before) + 1, 21)]
+    assert [line["done"] for line in parse_lines(job_again.stdout)] == [
+        str(n) for n in range(len(before) + 1, 21)
+    ]
     assert {t.user_attrs["island"] for t in trials[-6:]} == {0, 1, 2}
 
     moved = run_dir.rename(tmp_path / "moved")
-    (moved / "study.log.lock").symlink_to(moved / "study.log")  # as a process that is killed during a write leaves it
+    # As a process that is killed during a write leaves it.
+    (moved / "study.log.lock").symlink_to(moved / "study.log")
     options[options.index(run_dir)] = run_dir = moved
     again = mpi.run(1, *options, *ALONE, "--evaluations", 21, "--set", "epochs=1", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "epochs was 2 before, and is 1 now: losses may not be comparable" in again.stdout
-    assert json.loads((run_dir / "run.json").read_text())["set"] == {"seconds": "0.4", "epochs": "1"}
+    assert json.loads((run_dir / "run.json").read_text())["set"] == {
+        "seconds": "0.4",
+        "epochs": "1",
+    }
 
     other = tmp_path / "other.py"
     other.write_text(QUICK.read_text().replace("depth=Int(1, 9)", "depth=Int(1, 8)"))
@@ -281,11 +382,27 @@ def test_killed_run_is_resumed_in_another_layout(mpi: Mpi, tmp_path: Path) -> No
 
 @needs_fashion_mnist
 def test_mnist_cnn_runs_on_fashion_mnist_with_sqlite(mpi: Mpi, tmp_path: Path) -> None:
-    settings = ["dataset=fashion-mnist", f"data_dir={FASHION_MNIST}", "epochs=1", "train_samples=300"]
-    options = [option for setting in [*settings, "validation_samples=99"] for option in ("--set", setting)]
+    settings = [
+        "dataset=fashion-mnist",
+        f"data_dir={FASHION_MNIST}",
+        "epochs=1",
+        "train_samples=300",
+    ]
+    options = [
+        option for setting in [*settings, "validation_samples=99"] for option in ("--set", setting)
+    ]
     storage = f"sqlite:///{tmp_path}/study.db"
-    command = [PROGRAM, ROOT / "search_spaces" / "mnist_cnn.py", "--evaluations", 2, "--storage", storage]
-    job = mpi.run(2, *command, *options, "--islands", 1, "--run-dir", tmp_path / "run", cwd=tmp_path)
+    command = [
+        PROGRAM,
+        ROOT / "search_spaces" / "mnist_cnn.py",
+        "--evaluations",
+        2,
+        "--storage",
+        storage,
+    ]
+    job = mpi.run(
+        2, *command, *options, "--islands", 1, "--run-dir", tmp_path / "run", cwd=tmp_path
+    )
     assert (job.returncode, job.stderr) == (0, "")
     study = optuna.load_study(study_name="run", storage=storage)
     assert len(find_complete_losses(study.trials)) == 2
@@ -302,7 +419,10 @@ def test_run_with_missing_data_prints_one_message_first(
     job = mpi.run(2, PROGRAM, ROOT / "search_spaces" / "mnist_cnn.py", *options, cwd=tmp_path)
     assert (job.returncode, remove_loading_lines(job.stdout)) == (2, "")
     assert job.stderr.count("error:") == 1
-    assert f"train-images-idx3-ubyte[.gz] and train-labels-idx1-ubyte[.gz] in {tmp_path}/nowhere" in job.stderr
+    assert (
+        f"train-images-idx3-ubyte[.gz] and train-labels-idx1-ubyte[.gz] in {tmp_path}/nowhere"
+        in job.stderr
+    )
     assert "--set data_dir=FOLDER" in job.stderr
     assert not (tmp_path / "runs").exists()
 
@@ -315,8 +435,16 @@ def test_run_with_missing_data_prints_one_message_first(
         (2, ["raising.py"], "ZeroDivisionError: division by zero"),
         (1, ["opening.py"], OPENED),
         (3, ["--islands", "4"], "--islands 4 is more than the 3 workers"),
-        (2, ["--run-dir", "used"], "used already holds a run: add --resume to continue it, or name another"),
-        (2, ["--storage", "sqlite:////nowhere/study.db", "--run-dir", "new"], "the storage sqlite:////nowhere/stu"),
+        (
+            2,
+            ["--run-dir", "used"],
+            "used already holds a run: add --resume to continue it, or name another",
+        ),
+        (
+            2,
+            ["--storage", "sqlite:////nowhere/study.db", "--run-dir", "new"],
+            "the storage sqlite:////nowhere/stu",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -324,7 +452,9 @@ def test_run_with_mistake_prints_one_message_on_one_rank(
     mpi: Mpi, tmp_path: Path, ranks: int, arguments: list[str], message: str
 ) -> None:
     (tmp_path / "raising.py").write_text("1 / 0\n")
-    opening = f"{(SEARCHES / 'smooth.py').read_text()}\n\ndef prepare(*_):\n    return open(__file__)\n"
+    opening = (
+        f"{(SEARCHES / 'smooth.py').read_text()}\n\ndef prepare(*_):\n    return open(__file__)\n"
+    )
     (tmp_path / "opening.py").write_text(opening)
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "study.log").write_text("mine")
@@ -335,7 +465,9 @@ def test_run_with_mistake_prints_one_message_on_one_rank(
     assert job.stderr.startswith("error: ")
     assert job.stderr.count(message) == 1
     assert job.stderr.count("error: ") == 1
-    assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts] == before
+    assert [
+        path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts
+    ] == before
     assert (tmp_path / "used" / "study.log").read_text() == "mine"
 
 
@@ -347,8 +479,14 @@ def test_run_with_mistake_prints_one_message_on_one_rank(
             [QUICK, "--evaluations", "many"],
             "'--evaluations': must be a whole number, got 'many' (see hpo search --help)",
         ),
-        ([QUICK, "--evaluations", "0"], "--evaluations must be at least 1 and less than 2**63, got 0"),
-        ([QUICK, "--evaluations", "3", "--generations", "2"], "--evaluations and --generations exclude each other"),
+        (
+            [QUICK, "--evaluations", "0"],
+            "--evaluations must be at least 1 and less than 2**63, got 0",
+        ),
+        (
+            [QUICK, "--evaluations", "3", "--generations", "2"],
+            "--evaluations and --generations exclude each other",
+        ),
         (
             [QUICK, "--migration-probability", "often"],
             "'--migration-probability': must be a number, got 'often' (see hpo search --help)",
@@ -372,11 +510,15 @@ def test_command_line_with_mistake_prints_one_message(
     assert printed.err.count("\n") == 1
 
 
-def test_resume_in_directory_with_foreign_study_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_in_directory_with_foreign_study_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("used").mkdir()
     Path("used", "study.log").write_text("mine")
-    with pytest.raises(UsageError, match=r"^used/study\.log is not the study of a run\. Give another --run-dir"):
+    with pytest.raises(
+        UsageError, match=r"^used/study\.log is not the study of a run\. Give another --run-dir"
+    ):
         start_session(Path("used"), resume=True)
     assert Path("used", "study.log").read_text() == "mine"
 

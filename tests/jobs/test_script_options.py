@@ -12,7 +12,8 @@ from tests.support.run_output import find_complete_losses, load_trials
 
 LOSS = ["--loss", r"val_loss=(\S+)", "--run-dir", "run"]
 
-# The first report is made before training. All reports are worse than the reports of the earlier evaluations.
+# The first report is made before training. All reports are worse than the reports of the earlier
+# evaluations.
 WARMING_UP = """
 import sys
 for epoch in range(12):
@@ -21,9 +22,21 @@ for epoch in range(12):
 
 
 @pytest.mark.parametrize(("first", "reports"), [(1, 1), (2, 3)])
-def test_asha_without_resume_args_prunes(mpi: Mpi, tmp_path: Path, first: int, reports: int) -> None:
+def test_asha_without_resume_args_prunes(
+    mpi: Mpi, tmp_path: Path, first: int, reports: int
+) -> None:
     (tmp_path / "train.py").write_text(WARMING_UP)
-    options = ["--space", "x=Float(0.0, 1.0)", *LOSS, "--pruner", "asha", "--first-report", first, "--evaluations", 3]
+    options = [
+        "--space",
+        "x=Float(0.0, 1.0)",
+        *LOSS,
+        "--pruner",
+        "asha",
+        "--first-report",
+        first,
+        "--evaluations",
+        3,
+    ]
     job = mpi.run(2, *SEARCH, *options, "--", "train.py", "--trial", "{trial}", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
@@ -49,7 +62,9 @@ def test_confirmations_of_program_have_other_seeds(mpi: Mpi, tmp_path: Path) -> 
         "--seed",
         7,
     ]
-    job = mpi.run(2, *SEARCH, *options, "--", "train.py", "--x", "{x}", "--seed", "{seed}", cwd=tmp_path)
+    job = mpi.run(
+        2, *SEARCH, *options, "--", "train.py", "--x", "{x}", "--seed", "{seed}", cwd=tmp_path
+    )
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
     assert [trial.values for trial in trials] == [[trial.params["x"] + 7] for trial in trials]
@@ -69,7 +84,9 @@ def test_silent_program_fails_after_evaluation_timeout(mpi: Mpi, tmp_path: Path)
         "    try:\n        time.sleep(600)\n    except:\n        pass\n"
         "if sys.argv[2] == 'loud':\n    print('val_loss=0.5')\n"
     )
-    (tmp_path / "given.json").write_text('[{"way": "silent"}, {"way": "swallowing"}, {"way": "loud"}]')
+    (tmp_path / "given.json").write_text(
+        '[{"way": "silent"}, {"way": "swallowing"}, {"way": "loud"}]'
+    )
     options: list[object] = ["--space", "way=Categorical('silent', 'swallowing', 'loud')", *LOSS]
     options += ["--enqueue", "given.json", "--evaluations", 3, "--evaluation-timeout", "2s"]
     job = mpi.run(2, *SEARCH, *options, "--", "train.py", cwd=tmp_path)
@@ -92,7 +109,9 @@ def test_printed_advice_confirms_script_with_other_seeds(mpi: Mpi, tmp_path: Pat
     (command,) = [line for line in job.stdout.splitlines() if "--confirm-seeds 3" in line]
     job = mpi.run(2, *SEARCH, *shlex.split(command)[2:], cwd=tmp_path)
     assert job.returncode == 0, job.stderr
-    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 6, "only the confirmations are new"
+    assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 6, (
+        "only the confirmations are new"
+    )
     confirmations = find_complete_losses(load_trials(tmp_path / "run", "run-confirm"))
     assert len(confirmations) == 9
     assert len(set(confirmations.values())) > 3

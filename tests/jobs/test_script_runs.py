@@ -36,10 +36,23 @@ print(f"val_loss={len(early)} {early}")
 
 def test_package_that_starts_thread_is_left_to_trainers(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(EARLY)
-    job = mpi.run(2, *SEARCH, "--space", "k=Int(1, 9)", *LOSS, "--evaluations", 2, "--", "train.py", cwd=tmp_path)
+    job = mpi.run(
+        2,
+        *SEARCH,
+        "--space",
+        "k=Int(1, 9)",
+        *LOSS,
+        "--evaluations",
+        2,
+        "--",
+        "train.py",
+        cwd=tmp_path,
+    )
     assert (job.returncode, job.stderr) == (0, "")
     lines = re.findall("^train.py: .*", job.stdout, re.MULTILINE)
-    assert lines == ["train.py: when pyarrow is imported, it starts 1 thread: each trainer imports it"]
+    assert lines == [
+        "train.py: when pyarrow is imported, it starts 1 thread: each trainer imports it"
+    ]
     assert job.stdout.count("val_loss=1 ['sklearn']") == 4
 
 
@@ -49,8 +62,16 @@ def test_command_aborted_at_exit_is_complete(mpi: Mpi, tmp_path: Path) -> None:
     script.write_text(f'#!/bin/bash\n[ "$2" = exec ] && exec {python} "$@"\n{python} "$@"\n')
     script.chmod(0o755)
     (tmp_path / "given.json").write_text(json.dumps([{"way": way} for way in ABORTS]))
-    options = ["--space", f"way=Categorical({', '.join(map(repr, ABORTS))})", "--enqueue", "given.json", *LOSS]
-    job = mpi.run(2, *SEARCH, *options, "--evaluations", len(ABORTS), "--", "./train.sh", cwd=tmp_path)
+    options = [
+        "--space",
+        f"way=Categorical({', '.join(map(repr, ABORTS))})",
+        "--enqueue",
+        "given.json",
+        *LOSS,
+    ]
+    job = mpi.run(
+        2, *SEARCH, *options, "--evaluations", len(ABORTS), "--", "./train.sh", cwd=tmp_path
+    )
     assert job.returncode == 0, job.stderr
     trials = {trial.params["way"]: trial for trial in load_trials(tmp_path / "run")}
     for way, failure in ABORTS.items():
@@ -67,8 +88,21 @@ def test_command_aborted_at_exit_is_complete(mpi: Mpi, tmp_path: Path) -> None:
 
 
 def test_report_after_matching_line_warns_once(mpi: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import time, hpo\n\nprint('val_loss=0.5')\ntime.sleep(0.5)\nhpo.report(0.25)\n")
-    job = mpi.run(2, *SEARCH, "--space", "k=Int(1, 9)", *LOSS, "--evaluations", 2, "--", "train.py", cwd=tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import time, hpo\n\nprint('val_loss=0.5')\ntime.sleep(0.5)\nhpo.report(0.25)\n"
+    )
+    job = mpi.run(
+        2,
+        *SEARCH,
+        "--space",
+        "k=Int(1, 9)",
+        *LOSS,
+        "--evaluations",
+        2,
+        "--",
+        "train.py",
+        cwd=tmp_path,
+    )
     assert job.returncode == 0
     assert job.stderr == (
         "warning: trial 0: hpo.report is ignored, since a line has matched --loss before. Use only one of them in all "

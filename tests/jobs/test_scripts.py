@@ -39,8 +39,18 @@ def run_torchrun(folder: Path, params: dict[str, Any]) -> list[float]:
 
 def test_script_has_the_losses_of_torchrun(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text((SCRIPTS / "ddp.py").read_text())
-    options = [*LR, "--space", "hidden=Int(4, 64, log=True)", "--loss", r"val_loss=(\S+)", "--run-dir", "run"]
-    job = mpi.run(4, *SEARCH, *options, "--evaluations", 6, "--", "train.py", "--epochs", 2, cwd=tmp_path)
+    options = [
+        *LR,
+        "--space",
+        "hidden=Int(4, 64, log=True)",
+        "--loss",
+        r"val_loss=(\S+)",
+        "--run-dir",
+        "run",
+    ]
+    job = mpi.run(
+        4, *SEARCH, *options, "--evaluations", 6, "--", "train.py", "--epochs", 2, cwd=tmp_path
+    )
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
     assert len(find_complete_losses(trials)) == 6
@@ -93,14 +103,32 @@ def test_program_failure_fails_its_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     assert len(shown) == 2, "ranks whose peer has ended early; other peers are cancelled"
 
 
-ORDINARY = ["types", "logging", "atexit", "thread", "file", "source", "spawn", "seeds", "call", "comma", "exit", "late"]
+ORDINARY = [
+    "types",
+    "logging",
+    "atexit",
+    "thread",
+    "file",
+    "source",
+    "spawn",
+    "seeds",
+    "call",
+    "comma",
+    "exit",
+    "late",
+]
 
 
 def test_script_runs_as_with_python(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "train.py").symlink_to(SCRIPTS / "ordinary.py")
     (tmp_path / "given.json").write_text(json.dumps([{"way": way} for way in ORDINARY]))
-    options = ["--space", f"way=Categorical({', '.join(map(repr, ORDINARY))})", "--loss", r"val_loss=(\S+)"]
+    options = [
+        "--space",
+        f"way=Categorical({', '.join(map(repr, ORDINARY))})",
+        "--loss",
+        r"val_loss=(\S+)",
+    ]
     options += ["--enqueue", "given.json", "--evaluations", str(len(ORDINARY)), "--run-dir", "run"]
     job = mpi.run(2, *SEARCH, *options, "--", "scripts/train.py", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -108,7 +136,9 @@ def test_script_runs_as_with_python(mpi: Mpi, tmp_path: Path) -> None:
     assert {way: trial.values for way, trial in trials.items()} == {way: [1.0] for way in ORDINARY}
     assert [(tmp_path / f"file-{rank}").read_text() for rank in range(2)] == ["written"] * 2
     printed = (tmp_path / "run" / "logs" / f"{trials['seeds'].number}.txt").read_text()
-    assert len(set(re.findall(r"drawn (\S+)", printed))) == 2, "ranks without a seed draw different numbers"
+    assert len(set(re.findall(r"drawn (\S+)", printed))) == 2, (
+        "ranks without a seed draw different numbers"
+    )
 
 
 def test_shell_command_runs_on_each_rank(mpi: Mpi, tmp_path: Path) -> None:
@@ -117,11 +147,14 @@ def test_shell_command_runs_on_each_rank(mpi: Mpi, tmp_path: Path) -> None:
         '#!/bin/sh\nenv | grep -E "^(PMI|OMPI|HYDRA|SLURM_PROCID|MASTER_PORT=29500)"\n'
         'echo "rank $RANK of $WORLD_SIZE: $*"\n'
         '[ "$RANK" = 0 ] && echo "{\\"loss\\": 0.$2, \\"places\\": 1}" >> "$HPO_METRICS" && touch "$4/here"\n'
-        '[ "$2" != 3 ] || [ "$RANK" != 0 ]\n'  # Otherwise rank 1 would end the evaluation before rank 0 has written.
+        # Otherwise rank 1 would end the evaluation before rank 0 has written.
+        '[ "$2" != 3 ] || [ "$RANK" != 0 ]\n'
     )
     script.chmod(0o755)
     options = ["--space", "k=Int(1, 3)", "--evaluations", 3, "--run-dir", "run"]
-    job = mpi.run(2, *SEARCH, *options, "--", "./train.sh", "--k", "{k}", "--out", "{folder}", cwd=tmp_path)
+    job = mpi.run(
+        2, *SEARCH, *options, "--", "./train.sh", "--k", "{k}", "--out", "{folder}", cwd=tmp_path
+    )
     assert (job.returncode, job.stderr) == (0, "")
     trials = {trial.params["k"]: trial for trial in load_trials(tmp_path / "run")}
     assert [trials[k].values for k in (1, 2)] == [[0.1], [0.2]]
@@ -144,15 +177,44 @@ def has_checkpoint(trial: optuna.trial.FrozenTrial) -> bool:
 
 
 def test_program_resumes_from_its_own_files(mpi: Mpi, tmp_path: Path) -> None:
-    options = ["--space", "speed=Float(0.0, 0.5)", "--loss", r"validation loss: (\S+)", "--run-dir", "run", "--resume"]
-    options += ["--resume-args", "--resume {folder}/last.json", "--pruner", "asha", "--evaluations", "12"]
+    options = [
+        "--space",
+        "speed=Float(0.0, 0.5)",
+        "--loss",
+        r"validation loss: (\S+)",
+        "--run-dir",
+        "run",
+        "--resume",
+    ]
+    options += [
+        "--resume-args",
+        "--resume {folder}/last.json",
+        "--pruner",
+        "asha",
+        "--evaluations",
+        "12",
+    ]
     # Each individual is worse than the previous, so that the first paused ones are promoted later.
-    (tmp_path / "given.json").write_text(json.dumps([{"speed": 0.5 - number / 25} for number in range(12)]))
+    (tmp_path / "given.json").write_text(
+        json.dumps([{"speed": 0.5 - number / 25} for number in range(12)])
+    )
     options += ["--enqueue", "given.json"]
-    command = ["--", SCRIPTS / "continuing.py", "--out", "{folder}", "--epochs", 12, "--seconds", 0.2]
-    with kill_at_end(Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log")) as victim:
+    command = [
+        "--",
+        SCRIPTS / "continuing.py",
+        "--out",
+        "{folder}",
+        "--epochs",
+        12,
+        "--seconds",
+        0.2,
+    ]
+    with kill_at_end(
+        Victim(mpi, 4, [*SEARCH, *options, *command], tmp_path, tmp_path / "log")
+    ) as victim:
         assert victim.wait_for("\n 3/12 ")
-        while not any(map(has_checkpoint, load_trials(tmp_path / "run"))):  # The test has a time limit.
+        # The test has a time limit.
+        while not any(map(has_checkpoint, load_trials(tmp_path / "run"))):
             time.sleep(0.02)
         victim.job.send_signal(signal.SIGKILL)
         victim.wait(20)
@@ -160,11 +222,17 @@ def test_program_resumes_from_its_own_files(mpi: Mpi, tmp_path: Path) -> None:
     assert job.returncode == 0, job.stderr
     trials = load_trials(tmp_path / "run")
     later = [trial for trial in trials if "resumed_from_step" in trial.user_attrs]
-    assert any(trials[trial.user_attrs["retry_of"]].user_attrs.get("failure") == "interrupted" for trial in later)
+    assert any(
+        trials[trial.user_attrs["retry_of"]].user_attrs.get("failure") == "interrupted"
+        for trial in later
+    )
     assert any("paused_after" in trials[trial.user_attrs["retry_of"]].user_attrs for trial in later)
     for trial in trials:
         assert all(
-            any(loss == pytest.approx(8 * (1 - trial.params["speed"]) ** epoch, abs=1e-5) for epoch in range(1, 13))
+            any(
+                loss == pytest.approx(8 * (1 - trial.params["speed"]) ** epoch, abs=1e-5)
+                for epoch in range(1, 13)
+            )
             for loss in trial.intermediate_values.values()
         )
     assert [trial for trial in trials if trial.state.name == "COMPLETE"]
@@ -234,7 +302,9 @@ def test_folder_of_program_stays_when_it_resumes(mpi: Mpi, tmp_path: Path) -> No
     assert mpi.run(2, *SEARCH, *options, cwd=tmp_path).returncode == 0
     trials = load_trials(tmp_path / "run")
     assert [trial.user_attrs.get("retry_of") for trial in trials] == [None, None, 1, None]
-    folders = {path.name: (path / "rank0").read_text() for path in (tmp_path / "run" / "trials").iterdir()}
+    folders = {
+        path.name: (path / "rank0").read_text() for path in (tmp_path / "run" / "trials").iterdir()
+    }
     for number, trial in ((0, trials[0]), (1, trials[1]), (3, trials[3])):
         line = f"{number} {trial.params['k']}\n"
         assert folders[str(number)] == (2 * line if number == 1 else line)
@@ -272,7 +342,10 @@ MISTAKES = [
         [*LR, "--", "train.py", "{lrr}"],
         "train.py: placeholders must be among lr, trial, folder, seed, got 'lrr' in '{lrr}'. ",
     ),
-    ([*LR, "--flag", "x", "--", "train.py"], "train.py: a flag must be one of the hyperparameters lr, got 'x'"),
+    (
+        [*LR, "--flag", "x", "--", "train.py"],
+        "train.py: a flag must be one of the hyperparameters lr, got 'x'",
+    ),
     ([*LR, "--pbt", "--", "train.py"], "--pbt must not be given for a program, got train.py. "),
     (
         [*LR, "--confirm-seeds", "2", "--", "train.py"],
@@ -284,7 +357,9 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES)
-def test_mistake_in_command_is_one_message(mpi: Mpi, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_mistake_in_command_is_one_message(
+    mpi: Mpi, tmp_path: Path, arguments: list[str], message: str
+) -> None:
     (tmp_path / "train.py").write_text("import argparse\n")
     (tmp_path / "broken.py").write_text("print(\n")
     (tmp_path / "package").mkdir()
@@ -317,7 +392,9 @@ def test_check_finds_mistakes_of_script(mpi: Mpi, tmp_path: Path) -> None:
     check = [*HPO, "check", "--loss", r"val_loss=(\S+)", "--"]
     job = mpi.run(2, *check, SCRIPTS / "ddp.py", "--epochs", 2, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    assert job.stdout.startswith(f"{SCRIPTS / 'ddp.py'} --epochs 2\ntwice on 2 ranks, and once on 1 rank; ")
+    assert job.stdout.startswith(
+        f"{SCRIPTS / 'ddp.py'} --epochs 2\ntwice on 2 ranks, and once on 1 rank; "
+    )
     for point in (
         "ok     The same seed on 2 ranks has the same losses twice, to the last digit\n",
         "ok     The program reads LOCAL_RANK, MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE\n",

@@ -16,7 +16,15 @@ from tests.support.run_output import find_complete_losses, load_trials, remove_l
 
 RESNET = ROOT / "search_spaces" / "cifar10_resnet.py"
 TRANSFORMER = ROOT / "search_spaces" / "text_transformer.py"
-SMALL = {"depth": 2, "width": 64, "heads": 2, "dropout": 0.1, "lr": 0.01, "warmup": 0.1, "weight_decay": 0.01}
+SMALL = {
+    "depth": 2,
+    "width": 64,
+    "heads": 2,
+    "dropout": 0.1,
+    "lr": 0.01,
+    "warmup": 0.1,
+    "weight_decay": 0.01,
+}
 CALM = {
     "lr": 0.02,
     "momentum": 0.9,
@@ -27,11 +35,23 @@ CALM = {
 }
 
 
-def run_search_space(mpi: Mpi, folder: Path, search: Path, params: dict[str, Any], *settings: str) -> tuple[float, Any]:
+def run_search_space(
+    mpi: Mpi, folder: Path, search: Path, params: dict[str, Any], *settings: str
+) -> tuple[float, Any]:
     """Evaluate one individual on two ranks. Return its loss and the content of test.json."""
     (folder / "start.json").write_text(json.dumps([params]), "utf-8")
     options = [word for setting in settings for word in ("--set", setting)]
-    command = [PROGRAM, search, "--enqueue", "start.json", "--evaluations", 1, "--run-dir", "run", *options]
+    command = [
+        PROGRAM,
+        search,
+        "--enqueue",
+        "start.json",
+        "--evaluations",
+        1,
+        "--run-dir",
+        "run",
+        *options,
+    ]
     job = mpi.run(2, *command, cwd=folder)
     assert (job.returncode, job.stderr) == (0, "")
     (loss,) = find_complete_losses(load_trials(folder / "run")).values()
@@ -39,8 +59,16 @@ def run_search_space(mpi: Mpi, folder: Path, search: Path, params: dict[str, Any
 
 
 def test_text_transformer_in_pipeline_stages_learns(mpi: Mpi, tmp_path: Path) -> None:
-    sizes = ["context=32", "train_samples=1600", "validation_samples=200", "batch_size=32", "epochs=1"]
-    loss, test = run_search_space(mpi, tmp_path, TRANSFORMER, SMALL, *sizes, "parallel=pipeline", "microbatches=2")
+    sizes = [
+        "context=32",
+        "train_samples=1600",
+        "validation_samples=200",
+        "batch_size=32",
+        "epochs=1",
+    ]
+    loss, test = run_search_space(
+        mpi, tmp_path, TRANSFORMER, SMALL, *sizes, "parallel=pipeline", "microbatches=2"
+    )
     assert 1.5 < loss < 3.5, "The loss of a random guess is 4.57."
     assert test["metrics"]["loss"] == pytest.approx(loss, rel=0.1)
     assert 0.1 < test["metrics"]["accuracy"] < 0.5
@@ -49,10 +77,13 @@ def test_text_transformer_in_pipeline_stages_learns(mpi: Mpi, tmp_path: Path) ->
 
 
 def test_cifar10_resnet_trains_on_binary_files(mpi: Mpi, tmp_path: Path) -> None:
-    write_cifar10(tmp_path / "files", batch=2040)  # 10,000 of the 10,200 samples are for validation.
+    # 10,000 of the 10,200 samples are for validation.
+    write_cifar10(tmp_path / "files", batch=2040)
     sizes = ["train_samples=64", "validation_samples=40", "batch_size=16", "epochs=1"]
     loss, test = run_search_space(mpi, tmp_path, RESNET, CALM, *sizes, "data_dir=files")
-    assert test["metrics"]["loss"] == pytest.approx(loss, rel=0.2), "The tested weights must have this loss."
+    assert test["metrics"]["loss"] == pytest.approx(loss, rel=0.2), (
+        "The tested weights must have this loss."
+    )
     assert 0.0 <= test["metrics"]["accuracy"] <= 1.0
     assert len(test["predictions"]) > 10
 
@@ -61,8 +92,12 @@ PARALLEL = "parallel must be one of replicate, shard, pipeline, got ddp"
 SAMPLES = "train_samples must be at most 9"
 
 
-@pytest.mark.parametrize(("setting", "message"), [("parallel=ddp", PARALLEL), ("train_samples=99999999", SAMPLES)])
-def test_run_with_invalid_setting_prints_one_message(mpi: Mpi, tmp_path: Path, setting: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("setting", "message"), [("parallel=ddp", PARALLEL), ("train_samples=99999999", SAMPLES)]
+)
+def test_run_with_invalid_setting_prints_one_message(
+    mpi: Mpi, tmp_path: Path, setting: str, message: str
+) -> None:
     job = mpi.run(2, PROGRAM, TRANSFORMER, "--set", setting, cwd=tmp_path)
     assert (job.returncode, remove_loading_lines(job.stdout)) == (2, "")
     assert job.stderr.startswith("error: ")
@@ -76,11 +111,27 @@ def test_run_with_invalid_setting_prints_one_message(mpi: Mpi, tmp_path: Path, s
     ("search", "settings", "message"),
     [
         (TRANSFORMER, ["microbatches=2"], "microbatches must be 1 unless parallel=pipeline, got 2"),
-        (RESNET, ["dataset=imagenet"], "dataset must be one of cifar10, fashion-mnist, digits, got imagenet"),
-        (RESNET, ["precision=fp16"], "precision must be one of float32, bfloat16, float16, got fp16"),
+        (
+            RESNET,
+            ["dataset=imagenet"],
+            "dataset must be one of cifar10, fashion-mnist, digits, got imagenet",
+        ),
+        (
+            RESNET,
+            ["precision=fp16"],
+            "precision must be one of float32, bfloat16, float16, got fp16",
+        ),
         (RESNET, ["batch_size=0"], "batch_size must be at least 1, got 0"),
-        (RESNET, ["data_dir=nowhere"], "CIFAR10 (binary version) is missing and could not be downloaded"),
-        (RESNET, ["dataset=digits", "train_samples=99999999"], "train_samples must be at most 1078, "),
+        (
+            RESNET,
+            ["data_dir=nowhere"],
+            "CIFAR10 (binary version) is missing and could not be downloaded",
+        ),
+        (
+            RESNET,
+            ["dataset=digits", "train_samples=99999999"],
+            "train_samples must be at most 1078, ",
+        ),
     ],
 )
 def test_prepare_with_invalid_settings_names_the_setting(

@@ -20,7 +20,9 @@ from tests.support.run_output import find_complete_losses, load_trials, remove_l
 
 TORCHRUN = SEARCHES / "torchrun.py"
 LEAVING = SEARCHES / "leaving.py"
-START = "space = SearchSpace(k=Int(0, 9))\n\n\ndef objective(params, worker):\n    return params['k']\n"
+START = (
+    "space = SearchSpace(k=Int(0, 9))\n\n\ndef objective(params, worker):\n    return params['k']\n"
+)
 
 
 def read_rank_notes(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -33,7 +35,16 @@ def read_rank_notes(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def test_objective_for_torchrun_runs_unchanged(each_mpi: Mpi, tmp_path: Path, size: int) -> None:
     if each_mpi.flags and size == 3:
         pytest.skip("one size is enough for another MPI")
-    options = ["--ranks-per-worker", size, "--islands", 1, "--evaluations", 3, "--set", f"folder={tmp_path}"]
+    options = [
+        "--ranks-per-worker",
+        size,
+        "--islands",
+        1,
+        "--evaluations",
+        3,
+        "--set",
+        f"folder={tmp_path}",
+    ]
     job = each_mpi.run(size, PROGRAM, TORCHRUN, *options, "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, ""), job.stdout
     found = list(read_rank_notes(tmp_path))
@@ -47,10 +58,21 @@ def test_objective_for_torchrun_runs_unchanged(each_mpi: Mpi, tmp_path: Path, si
             "LOCAL_WORLD_SIZE": size,
             "GROUP_RANK": 0,
         }
-        expected |= {"GROUP_WORLD_SIZE": 1, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
-        expected |= {"ROLE_NAME": "default", "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
+        expected |= {
+            "GROUP_WORLD_SIZE": 1,
+            "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": size,
+            "MASTER_ADDR": "127.0.0.1",
+        }
+        expected |= {
+            "ROLE_NAME": "default",
+            "TORCHELASTIC_RESTART_COUNT": 0,
+            "TORCHELASTIC_MAX_RESTARTS": 0,
+        }
         expected |= {"TORCHELASTIC_RUN_ID": "hpo", "TORCHELASTIC_USE_AGENT_STORE": True}
-        assert {name: environment[name] for name in expected} == {name: str(value) for name, value in expected.items()}
+        assert {name: environment[name] for name in expected} == {
+            name: str(value) for name, value in expected.items()
+        }
         launchers = ("PMI", "MPI", "HYD", "OMPI", "PRTE", "SLURM_PROCID", "SLURM_NTASKS")
         assert [name for name in environment if name.startswith(launchers)] == []
         before, ranks = (rank - 1) % size, list(range(size))
@@ -70,11 +92,29 @@ def test_objective_for_torchrun_runs_unchanged(each_mpi: Mpi, tmp_path: Path, si
 def test_trainer_with_leftovers_is_replaced(mpi: Mpi, tmp_path: Path) -> None:
     given = [{"k": k} for k in (0, 4, 1, 2, 3, 5)]
     (tmp_path / "given.json").write_text(json.dumps([*given]))
-    options = ["--ranks-per-worker", 1, "--islands", 1, "--evaluations", 6, "--enqueue", "given.json"]
+    options = [
+        "--ranks-per-worker",
+        1,
+        "--islands",
+        1,
+        "--evaluations",
+        6,
+        "--enqueue",
+        "given.json",
+    ]
     job = mpi.run(1, PROGRAM, LEAVING, *options, "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stderr.replace("worker 0 rank 0 | 99%\n", "")) == (0, "")
-    found = re.findall(r"^worker 0 rank 0 \| way (\w+) process (\d+) folder (.*)$", job.stdout, re.MULTILINE)
-    assert [way for way, _, _ in found] == ["nothing", "settings", "thread", "child", "group", "daemon"]
+    found = re.findall(
+        r"^worker 0 rank 0 \| way (\w+) process (\d+) folder (.*)$", job.stdout, re.MULTILINE
+    )
+    assert [way for way, _, _ in found] == [
+        "nothing",
+        "settings",
+        "thread",
+        "child",
+        "group",
+        "daemon",
+    ]
     processes = [process for _, process, _ in found]
     assert len(set(processes[:3])) == 1, "the first two leave nothing in the trainer"
     assert len(set(processes[2:])) == 4, "each of these leaves something"
@@ -86,21 +126,36 @@ def test_trainer_with_leftovers_is_replaced(mpi: Mpi, tmp_path: Path) -> None:
         assert "10%" not in kept
     assert job.stdout.count("worker 0 rank 0 | native code\n") == 6
     time.sleep(0.5)
-    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"sleep\x003607" in _read_bytes(path)]
+    assert not [
+        path
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if b"sleep\x003607" in _read_bytes(path)
+    ]
     fresh = mpi.run(
-        1, PROGRAM, LEAVING, *options[:-3], 2, *options[-2:], "--fresh-trainers", "--run-dir", "fresh", cwd=tmp_path
+        1,
+        PROGRAM,
+        LEAVING,
+        *options[:-3],
+        2,
+        *options[-2:],
+        "--fresh-trainers",
+        "--run-dir",
+        "fresh",
+        cwd=tmp_path,
     )
-    assert len(set(re.findall(r"process (\d+)", fresh.stdout))) == 2, "each evaluation has its own process"
+    assert len(set(re.findall(r"process (\d+)", fresh.stdout))) == 2, (
+        "each evaluation has its own process"
+    )
 
 
 def test_logging_in_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) -> None:
     """Logging may be configured in the file, in the objective, or not at all."""
     text = "import logging, sys\nfrom hpo import Int, SearchSpace\n{}"
     text += "space = SearchSpace(k=Int(0, 9))\nlog = logging.getLogger('mine')\n"
-    text += (
-        "def objective(params, worker):\n    {}\n    log.info('at info')\n    log.warning('at warning')\n    return 1\n"
+    text += "def objective(params, worker):\n    {}\n    log.info('at info')\n    log.warning('at warning')\n    return 1\n"
+    config = (
+        "logging.basicConfig(level=logging.INFO, format='%(name)s: %(message)s', stream=sys.{})"
     )
-    config = "logging.basicConfig(level=logging.INFO, format='%(name)s: %(message)s', stream=sys.{})"
     files = {
         "file": (config.format("stderr") + "\n", "pass", ["mine: at info", "mine: at warning"]),
         "objective": ("", config.format("stdout"), ["mine: at info", "mine: at warning"]),
@@ -122,7 +177,16 @@ def test_logging_in_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) -> N
 def test_compiler_and_collectives_work_in_each_evaluation(mpi: Mpi, tmp_path: Path) -> None:
     """One evaluation fails, and a trainer is replaced. There are more compilations than torch allows in one process."""
     (tmp_path / "given.json").write_text(json.dumps([{"k": k} for k in (50, 2, 51, 3)]))
-    options = ["--ranks-per-worker", 2, "--evaluations", 16, "--enqueue", "given.json", "--run-dir", "run"]
+    options = [
+        "--ranks-per-worker",
+        2,
+        "--evaluations",
+        16,
+        "--enqueue",
+        "given.json",
+        "--run-dir",
+        "run",
+    ]
     job = mpi.run(2, PROGRAM, SEARCHES / "lasting.py", *options, cwd=tmp_path)
     assert job.returncode == 0, job.stderr
     failures = [trial.user_attrs.get("failure") for trial in load_trials(tmp_path / "run")]
@@ -137,7 +201,16 @@ def test_process_changes_by_objective_stay_in_its_trainer(mpi: Mpi, tmp_path: Pa
     given = [{"x": 1e-300, "y": 0.0}, {"x": 1e-300, "y": 1.0}]
     (tmp_path / "given.json").write_text(json.dumps(given))
     (tmp_path / "changing.py").write_text((SEARCHES / "changing.py").read_text())
-    options = ["--ranks-per-worker", 2, "--propagators", "tpe", "--enqueue", "given.json", "--run-dir", "run"]
+    options = [
+        "--ranks-per-worker",
+        2,
+        "--propagators",
+        "tpe",
+        "--enqueue",
+        "given.json",
+        "--run-dir",
+        "run",
+    ]
     job = mpi.run(4, PROGRAM, "changing.py", *options, "--evaluations", 18, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert remove_loading_lines(job.stdout).startswith("bytes at import\nwrapped at import\n")
@@ -146,7 +219,11 @@ def test_process_changes_by_objective_stay_in_its_trainer(mpi: Mpi, tmp_path: Pa
     os.umask(mask)
     seen = re.findall(r"^worker \d rank \d \| seen (.*)$", job.stdout, re.MULTILINE)
     assert (len(seen), set(seen)) == (36, {f"torch.float32 raise {mask} None {tmp_path}"})
-    assert job.stdout.count(" | bytes in an evaluation\n") == job.stdout.count(" | wrapped in an evaluation\n") == 36
+    assert (
+        job.stdout.count(" | bytes in an evaluation\n")
+        == job.stdout.count(" | wrapped in an evaluation\n")
+        == 36
+    )
     assert (tmp_path / "run" / "report.html").exists()
 
 
@@ -168,22 +245,36 @@ def test_search_file_unsafe_to_fork_is_imported_by_trainers(mpi: Mpi, tmp_path: 
     options = ["--ranks-per-worker", 1, "--islands", 1, "--evaluations", 20]
     job = mpi.run(2, PROGRAM, "my_search.py", *options, "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    assert job.stdout.count("my_search.py: when it is imported, it starts 1 thread: each trainer imports it\n") == 1
+    assert (
+        job.stdout.count(
+            "my_search.py: when it is imported, it starts 1 thread: each trainer imports it\n"
+        )
+        == 1
+    )
     losses = sorted(find_complete_losses(load_trials(tmp_path / "run")).values())
     assert losses == [0, 1, 2, 4, 5, 6, 7, 8, 9], "all values that the constraint allows"
-    assert (tmp_path / "run" / "search_space-1.py").read_text() == before, "the run uses the file as it was first read"
+    assert (tmp_path / "run" / "search_space-1.py").read_text() == before, (
+        "the run uses the file as it was first read"
+    )
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("import ctypes; ctypes.string_at(0)", "my_search.py: the process that imports it was ended by SIGSEGV"),
+        (
+            "import ctypes; ctypes.string_at(0)",
+            "my_search.py: the process that imports it was ended by SIGSEGV",
+        ),
         ("import os; os._exit(7)", "my_search.py: the process that imports it ended with status 7"),
         ("import missing_module", "my_search.py could not be imported:\nTraceback"),
     ],
 )
-def test_search_file_that_crashes_ends_run_with_message(mpi: Mpi, tmp_path: Path, line: str, message: str) -> None:
-    (tmp_path / "my_search.py").write_text(f"print('begun')\n{line}\nfrom hpo import Int, SearchSpace\n{START}")
+def test_search_file_that_crashes_ends_run_with_message(
+    mpi: Mpi, tmp_path: Path, line: str, message: str
+) -> None:
+    (tmp_path / "my_search.py").write_text(
+        f"print('begun')\n{line}\nfrom hpo import Int, SearchSpace\n{START}"
+    )
     job = mpi.run(2, PROGRAM, "my_search.py", "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, remove_loading_lines(job.stdout)) == (2, "begun\n")
     assert f"error: {message}" in job.stderr
@@ -210,7 +301,10 @@ def test_final_test_that_crashes_is_a_warning(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--islands", 1, "--evaluations", 2, "--run-dir", "run"]
     job = mpi.run(2, PROGRAM, "my_search.py", *options, cwd=tmp_path)
     assert job.returncode == 0
-    assert "warning: the best network could not be tested (the trainer was ended by SIGABRT" in job.stderr
+    assert (
+        "warning: the best network could not be tested (the trainer was ended by SIGABRT"
+        in job.stderr
+    )
     assert (tmp_path / "run" / "report.html").exists()
 
 
@@ -233,11 +327,17 @@ def test_trainer_environment_lacks_launcher_variables(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("given", "seed"), [(None, "0"), ("random", "0"), ("7", "7")])
-def test_template_environment_fixes_hash_seed(monkeypatch: pytest.MonkeyPatch, given: str | None, seed: str) -> None:
+def test_template_environment_fixes_hash_seed(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, seed: str
+) -> None:
     """Each host has its own template. So the templates must be given an equal hash seed."""
     if given is not None:
         monkeypatch.setenv("PYTHONHASHSEED", given)
-    assert make_plain_environment()["PYTHONHASHSEED"] == make_template_environment()["PYTHONHASHSEED"] == seed
+    assert (
+        make_plain_environment()["PYTHONHASHSEED"]
+        == make_template_environment()["PYTHONHASHSEED"]
+        == seed
+    )
     code = [sys.executable, "-c", "print(list({'a', 'b', 'c', 'd', 'e', 'f'}))"]
     orders = {subprocess.check_output(code, env=make_template_environment()) for _ in range(3)}
     assert len(orders) == 1
@@ -253,5 +353,7 @@ def test_template_environment_fixes_hash_seed(monkeypatch: pytest.MonkeyPatch, g
         ({"SLURM_LOCALID": "0"}, True),
     ],
 )
-def test_first_rank_of_host_is_read_from_launcher(environment: dict[str, str], expected: bool) -> None:
+def test_first_rank_of_host_is_read_from_launcher(
+    environment: dict[str, str], expected: bool
+) -> None:
     assert is_first_on_host(environment) is expected

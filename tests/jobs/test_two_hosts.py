@@ -33,7 +33,9 @@ exec ip netns exec $host unshare --uts bash -c "hostname $host; exec $*"
 
 def run_ip(arguments: str, check: bool = True) -> str:
     command = ["ip", *arguments.split()]
-    return subprocess.run(command, check=check, capture_output=True, text=True, timeout=scale(20)).stdout
+    return subprocess.run(
+        command, check=check, capture_output=True, text=True, timeout=scale(20)
+    ).stdout
 
 
 def delete_network() -> None:
@@ -67,13 +69,18 @@ def two_hosts(tmp_path: Path) -> Iterator[Mpi]:
     version = subprocess.run(
         ["mpirun", "--version"], capture_output=True, text=True, check=False, timeout=scale(20)
     ).stdout
-    if os.geteuid() or not all(map(shutil.which, ("ip", "unshare", "hostname"))) or "HYDRA" not in version:
+    if (
+        os.geteuid()
+        or not all(map(shutil.which, ("ip", "unshare", "hostname")))
+        or "HYDRA" not in version
+    ):
         pytest.skip("two hosts need root, iproute2, util-linux, hostname and MPICH's mpirun")
     launcher = tmp_path / "launcher"
     launcher.write_text(LAUNCHER)
     launcher.chmod(0o755)
-    # Tests that run at the same time use the network one after another. Each of them has a time limit. The lock is in
-    # /run, because the network belongs to the whole machine, whatever TMPDIR is.
+    # Tests that run at the same time use the network one after another. Each of them has a time
+    # limit. The lock is in /run, because the network belongs to the whole machine, whatever TMPDIR
+    # is.
     with Path("/run/hpo-two-hosts.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         delete_network()  # A test that was killed has left it.
@@ -90,7 +97,18 @@ def two_hosts(tmp_path: Path) -> Iterator[Mpi]:
 
 
 def test_worker_spans_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
-    options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 2, "--set", "epochs=2", "--run-dir", "run"]
+    options = [
+        "--ranks-per-worker",
+        4,
+        "--islands",
+        1,
+        "--evaluations",
+        2,
+        "--set",
+        "epochs=2",
+        "--run-dir",
+        "run",
+    ]
     job = two_hosts.launch(4, ROOT / "run_islands.py", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert "4 ranks, 1 worker of 4, 1 island, 2 hosts" in job.stdout
@@ -103,28 +121,58 @@ def test_worker_spans_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
 def test_objective_for_torchrun_runs_on_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
     """Each host has its own template. All trainers connect to one store, on the host of the leader."""
     search = ROOT / "tests" / "searches" / "torchrun.py"
-    options = ["--ranks-per-worker", 4, "--islands", 1, "--evaluations", 2, "--set", f"folder={tmp_path}"]
-    job = two_hosts.launch(4, ROOT / "run_islands.py", search, *options, "--run-dir", "run", cwd=tmp_path)
+    options = [
+        "--ranks-per-worker",
+        4,
+        "--islands",
+        1,
+        "--evaluations",
+        2,
+        "--set",
+        f"folder={tmp_path}",
+    ]
+    job = two_hosts.launch(
+        4, ROOT / "run_islands.py", search, *options, "--run-dir", "run", cwd=tmp_path
+    )
     assert (job.returncode, job.stderr) == (0, "")
     found = sorted(tmp_path.glob("*-?.json"))
     assert len(found) == 8
     for path in found:
-        rank, environment = int(path.stem.partition("-")[2]), json.loads(path.read_text())["environment"]
+        rank, environment = (
+            int(path.stem.partition("-")[2]),
+            json.loads(path.read_text())["environment"],
+        )
         expected = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": rank % 2, "LOCAL_WORLD_SIZE": 2}
         expected |= {"GROUP_RANK": rank // 2, "GROUP_WORLD_SIZE": 2}
         assert {name: int(environment[name]) for name in expected} == expected
-        assert (environment["MASTER_ADDR"], environment["GLOO_SOCKET_IFNAME"]) == (f"{NETWORK}2", "eth0")
+        assert (environment["MASTER_ADDR"], environment["GLOO_SOCKET_IFNAME"]) == (
+            f"{NETWORK}2",
+            "eth0",
+        )
 
 
 def test_accelerate_finds_its_ranks_on_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
     search = [*HPO, "search", "--space", "lr=Float(1e-3, 1e-1, log=True)"]
-    options = ["--loss", r"val_loss=(\S+)", "--ranks-per-worker", 4, "--evaluations", 2, "--run-dir", "run"]
+    options = [
+        "--loss",
+        r"val_loss=(\S+)",
+        "--ranks-per-worker",
+        4,
+        "--evaluations",
+        2,
+        "--run-dir",
+        "run",
+    ]
     script = ROOT / "tests" / "scripts" / "accelerated.py"
-    job = two_hosts.launch(4, *search, *options, "--", script, "--mixed_precision", "bf16", cwd=tmp_path)
+    job = two_hosts.launch(
+        4, *search, *options, "--", script, "--mixed_precision", "bf16", cwd=tmp_path
+    )
     assert job.returncode == 0, job.stderr
     for trial in (0, 1):
         printed = (tmp_path / "run" / "logs" / f"{trial}.txt").read_text()
-        assert sorted(re.findall(r"process (.*), bf16 computes torch.bfloat16, 4 batches", printed)) == [
+        assert sorted(
+            re.findall(r"process (.*), bf16 computes torch.bfloat16, 4 batches", printed)
+        ) == [
             "0 of 4, local 0, main True, local main True",
             "1 of 4, local 1, main False, local main False",
             "2 of 4, local 0, main False, local main True",
@@ -146,6 +194,8 @@ def test_rank_error_ends_job_on_all_hosts(two_hosts: Mpi, tmp_path: Path) -> Non
         "RankGroup.connect = connect\n",
     )
     search = ROOT / "tests" / "searches" / "quick.py"
-    job = two_hosts.launch(4, program, search, "--ranks-per-worker", 4, "--run-dir", "run", cwd=tmp_path, timeout=60)
+    job = two_hosts.launch(
+        4, program, search, "--ranks-per-worker", 4, "--run-dir", "run", cwd=tmp_path, timeout=60
+    )
     assert job.returncode != 0
     assert job.stderr.count("error: injected") == 1

@@ -35,7 +35,9 @@ NOISY = SEARCHES / "noisy.py"
 
 
 @pytest.mark.parametrize("probability", [1, 0])
-def test_islands_breed_from_immigrants_of_other_propagators(mpi: Mpi, tmp_path: Path, probability: int) -> None:
+def test_islands_breed_from_immigrants_of_other_propagators(
+    mpi: Mpi, tmp_path: Path, probability: int
+) -> None:
     """The first island starts with a very good individual.
 
     Its values reach other islands only by migration, not by chance.
@@ -44,8 +46,19 @@ def test_islands_breed_from_immigrants_of_other_propagators(mpi: Mpi, tmp_path: 
     given = {"a": 0.0123456789012, "b": 0.0234567890123, "c": 0.0345678901234, "d": 0.0456789012345}
     source = optuna.create_study(storage=storage)
     source.enqueue_trial(given)
-    source.optimize(lambda trial: sum(trial.suggest_float(name, 0, 1) for name in given), n_trials=1)
-    arguments = [PROGRAM, SEARCHES / "smooth.py", "--run-dir", "run", "--warm-start", storage, "--evaluations", 60]
+    source.optimize(
+        lambda trial: sum(trial.suggest_float(name, 0, 1) for name in given), n_trials=1
+    )
+    arguments = [
+        PROGRAM,
+        SEARCHES / "smooth.py",
+        "--run-dir",
+        "run",
+        "--warm-start",
+        storage,
+        "--evaluations",
+        60,
+    ]
     layout = ["--ranks-per-worker", 1, "--islands", 3, "--propagators", "random,ga,propulate"]
     job = mpi.run(3, *arguments, *layout, "--migration-probability", probability, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -54,7 +67,10 @@ def test_islands_breed_from_immigrants_of_other_propagators(mpi: Mpi, tmp_path: 
     genes: dict[int, set[tuple[str, float]]] = {0: set(), 1: set(), 2: set()}
     heirs = dict.fromkeys(genes, 0)
     for trial in trials:
-        island, own = trial.user_attrs["island"], {gene for gene in trial.params.items() if 0 < gene[1] < 1}
+        island, own = (
+            trial.user_attrs["island"],
+            {gene for gene in trial.params.items() if 0 < gene[1] < 1},
+        )
         heirs[island] += any(own & others for other, others in genes.items() if other != island)
         genes[island] |= own
     assert (heirs[0], heirs[2] > 0) == (0, probability == 1), heirs
@@ -64,17 +80,46 @@ def test_islands_breed_from_immigrants_of_other_propagators(mpi: Mpi, tmp_path: 
 def test_warm_start_imports_evaluations_of_a_run(mpi: Mpi, tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
     small = ["--ranks-per-worker", 1]
-    arguments = [PROGRAM, TINY, "--run-dir", "first", "--storage", storage, "--confirm-seeds", 1, *small]
+    arguments = [
+        PROGRAM,
+        TINY,
+        "--run-dir",
+        "first",
+        "--storage",
+        storage,
+        "--confirm-seeds",
+        1,
+        *small,
+    ]
     (tmp_path / "failing.json").write_text('[{"depth": 2, "act": "tanh"}]')
     first = mpi.run(2, *arguments, "--evaluations", 5, "--enqueue", "failing.json", cwd=tmp_path)
     assert (first.returncode, first.stderr) == (0, "")
     before = optuna.load_study(study_name="first", storage=storage).trials
-    for source, run, ranks, layout in (("first", "from_run", 4, []), (storage, "from_storage", 2, small)):
-        command = [PROGRAM, TINY, "--run-dir", run, "--evaluations", 2, "--warm-start", source, *layout]
+    for source, run, ranks, layout in (
+        ("first", "from_run", 4, []),
+        (storage, "from_storage", 2, small),
+    ):
+        command = [
+            PROGRAM,
+            TINY,
+            "--run-dir",
+            run,
+            "--evaluations",
+            2,
+            "--warm-start",
+            source,
+            *layout,
+        ]
         job = mpi.run(ranks, *command, cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
-        known = sorted((trial for trial in before if trial.values), key=lambda trial: (trial.values, trial.number))
-        assert f"with {len(known)} evaluations of {source}, the best {known[0].values[0]:.4g}" in job.stdout
+        known = sorted(
+            (trial for trial in before if trial.values),
+            key=lambda trial: (trial.values, trial.number),
+        )
+        assert (
+            f"with {len(known)} evaluations of {source}, the best {known[0].values[0]:.4g}"
+            in job.stdout
+        )
         trials = load_trials(tmp_path / run)
         taken, new = trials[: len(known)], trials[len(known) :]
         for trial, original in zip(taken, known, strict=True):
@@ -87,7 +132,9 @@ def test_warm_start_imports_evaluations_of_a_run(mpi: Mpi, tmp_path: Path) -> No
             )
         assert {trial.user_attrs["island"] for trial in taken} == {0, 1}
         everything = {tuple(trial.params.values()) for trial in trials}
-        assert len(everything) == len(trials) == 6, "imported individuals must not be evaluated again"
+        assert len(everything) == len(trials) == 6, (
+            "imported individuals must not be evaluated again"
+        )
         summary = json.loads((tmp_path / run / "summary.json").read_text())
         counts = summary["evaluations"]
         assert counts["complete"] + counts["failed"] == len(new) <= 2
@@ -98,7 +145,9 @@ def test_warm_start_imports_evaluations_of_a_run(mpi: Mpi, tmp_path: Path) -> No
     assert len(load_trials(tmp_path / "from_storage")) == 6
 
 
-def test_warm_start_from_an_invalid_source_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_start_from_an_invalid_source_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     storage = f"sqlite:///{tmp_path}/study.db"
     directions = optuna.study.StudyDirection
@@ -154,21 +203,29 @@ def test_confirm_seeds_trains_the_best_with_other_seeds(mpi: Mpi, tmp_path: Path
     arguments += ["--set", "seconds=0.3"]
     job = mpi.run(4, *arguments, "--set", "noise=100", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
-    confirming = parse_lines(job.stdout.split("confirming the best with 3 other seeds each: 6 evaluations")[1])
+    confirming = parse_lines(
+        job.stdout.split("confirming the best with 3 other seeds each: 6 evaluations")[1]
+    )
     assert [line["done"] for line in confirming] == list("123456")
     trials = load_trials(tmp_path / "run")
     assert len(trials) == 8
-    assert all(trial.values[0] == pytest.approx(noisy_loss(trial.params, 7, 100)) for trial in trials)
+    assert all(
+        trial.values[0] == pytest.approx(noisy_loss(trial.params, 7, 100)) for trial in trials
+    )
     best = sorted(trials, key=lambda trial: trial.values)[:2]
     confirmations = load_trials(tmp_path / "run", "run-confirm")
-    assert Counter(trial.user_attrs["confirms"] for trial in confirmations) == {trial.number: 3 for trial in best}
+    assert Counter(trial.user_attrs["confirms"] for trial in confirmations) == {
+        trial.number: 3 for trial in best
+    }
     seeds = {trial.user_attrs["seed"] for trial in confirmations}
     assert len(seeds) == 6
     assert 7 not in seeds
     assert len({trial.user_attrs["worker"] for trial in confirmations}) == 2
     for trial in confirmations:
         assert trial.params == trials[trial.user_attrs["confirms"]].params
-        assert trial.values[0] == pytest.approx(noisy_loss(trial.params, trial.user_attrs["seed"], 100))
+        assert trial.values[0] == pytest.approx(
+            noisy_loss(trial.params, trial.user_attrs["seed"], 100)
+        )
     confirmed = json.loads((tmp_path / "run" / "summary.json").read_text())["confirmed"]
     assert confirmed == sorted(confirmed, key=lambda entry: entry["mean"])
     for entry in confirmed:
@@ -185,18 +242,36 @@ def test_confirm_seeds_trains_the_best_with_other_seeds(mpi: Mpi, tmp_path: Path
     noise = summary["seed_noise"]
     within = statistics.mean(entry["deviation"] ** 2 for entry in confirmed)
     between = max(0.0, statistics.variance(entry["mean"] for entry in confirmed) - within / 3)
-    assert noise == {"deviation": pytest.approx(within**0.5), "share": pytest.approx(within / (within + between))}
+    assert noise == {
+        "deviation": pytest.approx(within**0.5),
+        "share": pytest.approx(within / (within + between)),
+    }
     assert f"Seeds make {noise['share']:.0%} of the variance of these losses" in job.stdout
-    more = mpi.run(2, *arguments, "--islands", 1, "--set", "noise=100", "--resume", "--confirm-seeds", 4, cwd=tmp_path)
+    more = mpi.run(
+        2,
+        *arguments,
+        "--islands",
+        1,
+        "--set",
+        "noise=100",
+        "--resume",
+        "--confirm-seeds",
+        4,
+        cwd=tmp_path,
+    )
     assert (more.returncode, more.stderr) == (0, "")
     assert "confirming the best with 4 other seeds each: 2 evaluations" in more.stdout
     assert more.stdout.count("done  island") == 1, "the search is already complete"
     assert load_trials(tmp_path / "run", "run-confirm")[:6] == confirmations
-    other = mpi.run(1, *arguments, *ALONE, "--set", "noise=1", "--resume", "--confirm-seeds", 1, cwd=tmp_path)
+    other = mpi.run(
+        1, *arguments, *ALONE, "--set", "noise=1", "--resume", "--confirm-seeds", 1, cwd=tmp_path
+    )
     assert (other.returncode, other.stderr) == (0, "")
     assert "noise was 100.0 before, and is 1.0 now" in other.stdout
     confirmed = json.loads((tmp_path / "run" / "summary.json").read_text())["confirmed"]
-    assert [len(entry["losses"]) for entry in confirmed] == [1, 1], "losses under other settings must not be compared"
+    assert [len(entry["losses"]) for entry in confirmed] == [1, 1], (
+        "losses under other settings must not be compared"
+    )
     assert "There are too few losses: nothing is compared with the best." in other.stdout
 
 
@@ -210,7 +285,17 @@ def test_confirm_seeds_rejects_a_study_of_another_run(tmp_path: Path) -> None:
 
 
 def test_confirmations_survive_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = [PROGRAM, NOISY, "--run-dir", "run", "--confirm-seeds", 6, "--target-loss", "2", "--resume"]
+    arguments = [
+        PROGRAM,
+        NOISY,
+        "--run-dir",
+        "run",
+        "--confirm-seeds",
+        6,
+        "--target-loss",
+        "2",
+        "--resume",
+    ]
     with (tmp_path / "log").open("w") as log:
         for number in (signal.SIGUSR1, signal.SIGKILL):
             done = (
@@ -219,7 +304,15 @@ def test_confirmations_survive_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) -> No
                 else 0
             )
             ranks, layout = (4, []) if number == signal.SIGUSR1 else (2, ["--ranks-per-worker", 1])
-            job = mpi.start(ranks, *arguments, *layout, "--set", "seconds=0.25", cwd=tmp_path, stdout=log.fileno())
+            job = mpi.start(
+                ranks,
+                *arguments,
+                *layout,
+                "--set",
+                "seconds=0.25",
+                cwd=tmp_path,
+                stdout=log.fileno(),
+            )
             deadline = time.monotonic() + scale(60)
             line = re.compile(rf"^ *{done + 2}/", re.MULTILINE)
             while True:
@@ -241,7 +334,11 @@ def test_confirmations_survive_a_stop_and_a_kill(mpi: Mpi, tmp_path: Path) -> No
     assert "Stopped: the loss of --target-loss 2 is reached" in end.stdout
     after = load_trials(tmp_path / "run", "run-confirm")
     assert {number: find_complete_losses(after)[number] for number in before} == before
-    pairs = [(t.user_attrs["confirms"], t.user_attrs["seed"]) for t in after if t.number in find_complete_losses(after)]
+    pairs = [
+        (t.user_attrs["confirms"], t.user_attrs["seed"])
+        for t in after
+        if t.number in find_complete_losses(after)
+    ]
     assert len(set(pairs)) == len(pairs) == 6 * len({trial for trial, _ in pairs})
 
 
@@ -266,7 +363,13 @@ def test_estimate_seed_noise_finds_deviation_and_share() -> None:
     assert equal.deviation == pytest.approx(0.5**0.5)
     assert equal.share == 1.0
     assert estimate_seed_noise([[1.0, 1.0], [2.0]]) == SeedNoise(0.0, 0.0)
-    few: list[list[list[float]]] = [[], [[1.0, 2.0]], [[1.0], [2.0]], [[1.0, 2.0], []], [[1.0, 1.0], [1.0, 1.0]]]
+    few: list[list[list[float]]] = [
+        [],
+        [[1.0, 2.0]],
+        [[1.0], [2.0]],
+        [[1.0, 2.0], []],
+        [[1.0, 1.0], [1.0, 1.0]],
+    ]
     for groups in few:
         assert estimate_seed_noise(groups) is None
 
@@ -282,7 +385,9 @@ def test_draw_seeds_is_reproducible_and_distinct_for_trials() -> None:
         *ConfirmationPlan(4, '0/{"epochs": 3}').draw_seeds(3),
     }
     recorded = [make_confirmation(3, seed, 1.0) for seed in (*plan.draw_seeds(3)[:3], 12345)]
-    assert plan.select_planned(recorded) == [], "one seed is missing, and the mean of the others may be too low"
+    assert plan.select_planned(recorded) == [], (
+        "one seed is missing, and the mean of the others may be too low"
+    )
     last = make_confirmation(3, plan.draw_seeds(3)[3], 1.0, "running")
     assert plan.select_planned([*recorded, last]) == [*recorded[:3], last]
     best = [make_evaluation(3), make_evaluation(4)]

@@ -20,7 +20,18 @@ from tests.support.watching import (
 
 def test_watch_real_run_on_screen_and_in_pipe(mpi: Mpi, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    arguments = [PROGRAM, QUICK, "--run-dir", run_dir, "--evaluations", 30, "--confirm-seeds", 1, "--top-n", 2]
+    arguments = [
+        PROGRAM,
+        QUICK,
+        "--run-dir",
+        run_dir,
+        "--evaluations",
+        30,
+        "--confirm-seeds",
+        1,
+        "--top-n",
+        2,
+    ]
     job = mpi.start(2, *arguments, "--ranks-per-worker", 1, "--set", "seconds=0.25", cwd=tmp_path)
     end = time.monotonic() + scale(60)
     while not (run_dir / "run.json").exists():
@@ -40,7 +51,9 @@ def test_watch_real_run_on_screen_and_in_pipe(mpi: Mpi, tmp_path: Path) -> None:
         screen.press(b"q")
         assert screen.wait_for_end() == 0
         title, *found = screen.left_behind.splitlines()
-        assert re.search(r" [1-9]\d?/30 evaluations, [\d.]+ a minute, about .* left, then --confirm-seeds", title)
+        assert re.search(
+            r" [1-9]\d?/30 evaluations, [\d.]+ a minute, about .* left, then --confirm-seeds", title
+        )
         best = re.compile(r"best \d\S*  trial \d+, found 0:\d\d ago on island [01] by worker [01]")
         assert any(map(best.match, (re.sub(r"\x1b\[[\d;]*m", "", line) for line in found)))
     assert job.poll() is None

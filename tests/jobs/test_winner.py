@@ -14,7 +14,18 @@ WEIGHING = SEARCHES / "weighing.py"
 
 
 def test_run_saves_weights_of_best_epoch_and_tests_once(mpi: Mpi, tmp_path: Path) -> None:
-    arguments = [PROGRAM, WEIGHING, "--run-dir", "run", "--evaluations", 12, "--confirm-seeds", 1, "--top-n", 1]
+    arguments = [
+        PROGRAM,
+        WEIGHING,
+        "--run-dir",
+        "run",
+        "--evaluations",
+        12,
+        "--confirm-seeds",
+        1,
+        "--top-n",
+        1,
+    ]
     job = mpi.run(4, *arguments, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     run = RunReader(tmp_path / "run")
@@ -25,9 +36,7 @@ def test_run_saves_weights_of_best_epoch_and_tests_once(mpi: Mpi, tmp_path: Path
     assert {name: tensor.item() for name, tensor in weights.state.items()} == dict.fromkeys(
         ("epoch", "dip"), best.params["dip"]
     ), "the weights must be those of the epoch with the lowest loss"
-    said = (
-        f"On test data, which the search has not seen, the network of trial {best.trial} has epoch {best.params['dip']}"
-    )
+    said = f"On test data, which the search has not seen, the network of trial {best.trial} has epoch {best.params['dip']}"
     assert said in job.stdout
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert page.count('src="data:image/png;base64,') == 2
@@ -50,8 +59,21 @@ def test_wrong_weights_fail_a_trial_and_a_failed_test_warns(mpi: Mpi, tmp_path: 
     options = [PROGRAM, WEIGHING, "--islands", 1, "--evaluations", 2]
     wrong = mpi.run(2, *options, "--run-dir", "wrong", "--set", "offers=nonsense", cwd=tmp_path)
     assert wrong.returncode == 3
-    assert "TypeError: offered weights must be a dict of tensors by their names, got 'epoch'" in wrong.stdout
-    badly = mpi.run(1, *options, "--ranks-per-worker", 1, "--run-dir", "badly", "--set", "tests=badly", cwd=tmp_path)
+    assert (
+        "TypeError: offered weights must be a dict of tensors by their names, got 'epoch'"
+        in wrong.stdout
+    )
+    badly = mpi.run(
+        1,
+        *options,
+        "--ranks-per-worker",
+        1,
+        "--run-dir",
+        "badly",
+        "--set",
+        "tests=badly",
+        cwd=tmp_path,
+    )
     assert badly.returncode == 0
     reason = "weighing.py:32: ValueError: no test data today"
     assert badly.stderr == f"warning: the best network could not be tested ({reason})\n"

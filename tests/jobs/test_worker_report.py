@@ -37,7 +37,9 @@ def read_events(folder: Path, rank: int) -> list[tuple[str, float, int]]:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_reports_are_recorded_and_best_weights_gathered(mpi: Mpi, tmp_path: Path, size: int) -> None:
+def test_reports_are_recorded_and_best_weights_gathered(
+    mpi: Mpi, tmp_path: Path, size: int
+) -> None:
     ways = ["gathers", "yields_gathers", "yields", "reports", "mixed", "returns"]
     values = [0.6, 0.5, 0.9, 0.7, 0.8, 0.95, 0.65, 0.2]
     (tmp_path / "start.json").write_text(json.dumps([{"x": x} for x in values]))
@@ -63,32 +65,65 @@ def test_reports_are_recorded_and_best_weights_gathered(mpi: Mpi, tmp_path: Path
         "weights are gathered only for new best losses of objectives that offer them"
     )
     for rank in range(size):
-        assert [(x, epoch) for event, x, epoch in read_events(tmp_path, rank) if event == "gathers"] == expected
+        assert [
+            (x, epoch) for event, x, epoch in read_events(tmp_path, rank) if event == "gathers"
+        ] == expected
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     losses = find_complete_losses(trials)
-    assert (weights.trial, weights.state["epoch"].item()) == (min(losses, key=losses.__getitem__), 2.0)
+    assert (weights.trial, weights.state["epoch"].item()) == (
+        min(losses, key=losses.__getitem__),
+        2.0,
+    )
 
 
-# By the objective's variant: the pattern of its failure, and the number of losses before it; `RANK` stands for the last
-# rank. None marks a successful evaluation. "late" reports to the worker of an earlier evaluation in the same process.
-# Weights are gathered only for the best loss, so the variants that gather come first.
+# By the objective's variant: the pattern of its failure, and the number of losses before it; `RANK`
+# stands for the last rank. None marks a successful evaluation. "late" reports to the worker of an
+# earlier evaluation in the same process. Weights are gathered only for the best loss, so the
+# variants that gather come first.
 REASONS: dict[str, tuple[str, int] | None] = {
     "gather_raises": (r"RANK, reporting.py:\d+: ValueError: injected in a function", 1),
-    "gather_nothing": (r"rank 0, reporting.py:\d+: TypeError: offered weights must be a dict of .*, got a NoneType", 1),
-    "gather_reports": (r"rank \d, .*RuntimeError: worker.report must not be called in a function given to .*", 1),
-    "fewer": (r"the ranks do not yield equally many losses: rank 0 \S+ at reporting.py:\d+, .*RANK ended", 2),
+    "gather_nothing": (
+        r"rank 0, reporting.py:\d+: TypeError: offered weights must be a dict of .*, got a NoneType",
+        1,
+    ),
+    "gather_reports": (
+        r"rank \d, .*RuntimeError: worker.report must not be called in a function given to .*",
+        1,
+    ),
+    "fewer": (
+        r"the ranks do not yield equally many losses: rank 0 \S+ at reporting.py:\d+, .*RANK ended",
+        2,
+    ),
     "raises": (r"RANK, reporting.py:\d+: ValueError: injected", 1),
-    "text": (r"rank \d, reporting.py:\d+: TypeError: the loss of worker.report must be a number, got 'low'", 0),
-    "metric": (r"rank \d, reporting.py:\d+: TypeError: metric 'note' must be a number, got 'good'", 0),
+    "text": (
+        r"rank \d, reporting.py:\d+: TypeError: the loss of worker.report must be a number, got 'low'",
+        0,
+    ),
+    "metric": (
+        r"rank \d, reporting.py:\d+: TypeError: metric 'note' must be a number, got 'good'",
+        0,
+    ),
     "nan": (r"RANK, reporting.py:\d+: ValueError: the validation loss is nan", 1),
-    "positional": (r"rank \d, .*positional arguments.* \(metrics go by name: worker.report\(loss, accuracy=0.9\)\)", 0),
+    "positional": (
+        r"rank \d, .*positional arguments.* \(metrics go by name: worker.report\(loss, accuracy=0.9\)\)",
+        0,
+    ),
     "differs": (r"the ranks yielded different losses: rank 0 \S+ at reporting.py:\d+, .*", 0),
     "swallows": (r"RANK, reporting.py:\d+: ValueError: the validation loss is nan", 2),
-    "thread": (r"rank \d, .*RuntimeError: worker.report must be called in the main thread, .* in other", 0),
+    "thread": (
+        r"rank \d, .*RuntimeError: worker.report must be called in the main thread, .* in other",
+        0,
+    ),
     "reports": None,
-    "late": (r"rank \d, .*RuntimeError: worker.report must not be called after the evaluation .* has ended", 0),
-    "gather_alone": (r"not all ranks offered a function, .*: rank 0 did at \S+, .*RANK did not at .*", 0),
+    "late": (
+        r"rank \d, .*RuntimeError: worker.report must not be called after the evaluation .* has ended",
+        0,
+    ),
+    "gather_alone": (
+        r"not all ranks offered a function, .*: rank 0 did at \S+, .*RANK did not at .*",
+        0,
+    ),
     "gathers": None,
 }
 
@@ -104,7 +139,9 @@ def test_report_error_fails_only_its_evaluation(mpi: Mpi, tmp_path: Path) -> Non
             assert trial.state.name == "COMPLETE"
             continue
         pattern = expected[0].replace("RANK", f"rank {size - 1}")
-        assert re.fullmatch(pattern, trial.user_attrs["failure"]), f"{way}: {trial.user_attrs['failure']}"
+        assert re.fullmatch(pattern, trial.user_attrs["failure"]), (
+            f"{way}: {trial.user_attrs['failure']}"
+        )
         assert len(trial.intermediate_values) == expected[1], way
         assert "hpo/trainer" not in trial.user_attrs.get("traceback", ""), way
     swallowed = trials[ways.index("swallows")].params["x"]
@@ -112,7 +149,8 @@ def test_report_error_fails_only_its_evaluation(mpi: Mpi, tmp_path: Path) -> Non
         mine = [(event, epoch) for event, x, epoch in read_events(tmp_path, rank) if x == swallowed]
         earlier = [("starts", 0), ("returned", 1), ("returned", 1), ("goes on", 1)]
         assert mine[:4] == earlier
-        later = [("goes on", 2), ("goes on", 3), ("leaves", 3)]  # On busy cores, a rank is killed before it leaves.
+        # On busy cores, a rank is killed before it leaves.
+        later = [("goes on", 2), ("goes on", 3), ("leaves", 3)]
         assert mine[4:] == later[: len(mine) - 4], "each report after the error must raise it again"
         assert mine[4:]
 
@@ -125,9 +163,7 @@ def test_report_timeout_names_waiting_and_blocking_lines(mpi: Mpi, tmp_path: Pat
     asleep, gathering, well = load_trials(tmp_path / "run")
     reason = f"{waited} {find_line('# while it sleeps')} for rank 1, which was at {find_line('# in the last rank')}"
     assert re.fullmatch(reason, asleep.user_attrs["failure"]), asleep.user_attrs["failure"]
-    reason = (
-        f"{waited} {find_line('# the ranks are here together')} for rank 1, which was at {find_line('# in a function')}"
-    )
+    reason = f"{waited} {find_line('# the ranks are here together')} for rank 1, which was at {find_line('# in a function')}"
     assert re.fullmatch(reason, gathering.user_attrs["failure"]), gathering.user_attrs["failure"]
     assert len(gathering.intermediate_values) == 1
     assert well.state.name == "COMPLETE"
@@ -159,7 +195,9 @@ def test_offered_function_that_hangs_at_last_loss_times_out(mpi: Mpi, tmp_path: 
     job = mpi.run(2, PROGRAM, "hanging.py", *options, cwd=tmp_path)
     assert job.returncode == 3
     (trial,) = load_trials(tmp_path / "run")
-    reason = "timeout: rank 0 waited 2 s (--collective-timeout) at its end; rank 1 was at hanging.py:6"
+    reason = (
+        "timeout: rank 0 waited 2 s (--collective-timeout) at its end; rank 1 was at hanging.py:6"
+    )
     assert trial.user_attrs["failure"] == reason
 
 

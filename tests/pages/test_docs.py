@@ -52,7 +52,18 @@ def test_readme_search_file_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
     listing = (ROOT / "README.md").read_text("utf-8").partition(start)[2].partition(end)[0]
     assert listing.strip() == code.strip()
     (tmp_path / "my_search.py").write_text(code, "utf-8")
-    command = [PROGRAM, "my_search.py", "--set", "epochs=3", "--islands", 1, "--evaluations", 3, "--run-dir", "run"]
+    command = [
+        PROGRAM,
+        "my_search.py",
+        "--set",
+        "epochs=3",
+        "--islands",
+        1,
+        "--evaluations",
+        3,
+        "--run-dir",
+        "run",
+    ]
     job = mpi.run(2, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     losses = find_complete_losses(load_trials(tmp_path / "run")).values()
@@ -64,12 +75,24 @@ def test_the_worked_example_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
     import torch
     from torchvision.models import resnet18
 
-    (tmp_path / "my_images.py").write_text(example("docs/training/own-model.md", "my_images.py"), "utf-8")
+    (tmp_path / "my_images.py").write_text(
+        example("docs/training/own-model.md", "my_images.py"), "utf-8"
+    )
     make_images(tmp_path / "images")
     torch.save(resnet18().state_dict(), tmp_path / "resnet18.pth")
     settings = ["weights=resnet18.pth", "epochs=1", "batch_size=4", "loaders=2"]
     options = [word for setting in settings for word in ("--set", setting)]
-    command = [PROGRAM, "my_images.py", *options, "--islands", 1, "--evaluations", 1, "--run-dir", "run"]
+    command = [
+        PROGRAM,
+        "my_images.py",
+        *options,
+        "--islands",
+        1,
+        "--evaluations",
+        1,
+        "--run-dir",
+        "run",
+    ]
     job = mpi.run(2, *command, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 1
@@ -77,12 +100,24 @@ def test_the_worked_example_runs_as_written(mpi: Mpi, tmp_path: Path) -> None:
 
 def test_text_transformer_is_trained_alike_in_three_ways(mpi: Mpi, tmp_path: Path) -> None:
     program = ROOT / "search_spaces" / "text_transformer.py"
-    params = {"depth": 2, "width": 64, "heads": 2, "dropout": 0.1, "lr": 0.01, "warmup": 0.1, "weight_decay": 0.01}
+    params = {
+        "depth": 2,
+        "width": 64,
+        "heads": 2,
+        "dropout": 0.1,
+        "lr": 0.01,
+        "warmup": 0.1,
+        "weight_decay": 0.01,
+    }
     (tmp_path / "start.json").write_text(json.dumps([params]), "utf-8")
     sizes = ["context=16", "epochs=2", "train_samples=210", "validation_samples=101"]
     losses: list[float] = []
     for ways in (["replicate"], ["shard"], ["pipeline", "microbatches=3"]):
-        options = [word for option in [f"parallel={ways[0]}", *ways[1:], *sizes] for word in ("--set", option)]
+        options = [
+            word
+            for option in [f"parallel={ways[0]}", *ways[1:], *sizes]
+            for word in ("--set", option)
+        ]
         command = [PROGRAM, program, "--enqueue", "start.json", "--evaluations", 1, *options]
         job = mpi.run(2, *command, "--run-dir", ways[0], cwd=tmp_path)
         assert (job.returncode, job.stderr) == (0, "")
@@ -109,7 +144,9 @@ def test_the_weights_of_a_network_in_parts_are_whole(mpi: Mpi, tmp_path: Path, p
 
 
 @pytest.mark.parametrize(("name", "size"), [("my_trainer.py", 2), ("my_fabric.py", 3)])
-def test_what_lightning_trains_is_searched_as_written(mpi: Mpi, tmp_path: Path, name: str, size: int) -> None:
+def test_what_lightning_trains_is_searched_as_written(
+    mpi: Mpi, tmp_path: Path, name: str, size: int
+) -> None:
     (tmp_path / name).write_text(example("docs/training/frameworks.md", name), "utf-8")
     options = ["--evaluations", 2, "--islands", 1, "--ranks-per-worker", size, "--run-dir", "run"]
     job = mpi.run(size, PROGRAM, name, *options, cwd=tmp_path)
@@ -120,9 +157,18 @@ def test_what_lightning_trains_is_searched_as_written(mpi: Mpi, tmp_path: Path, 
     assert best.values[0] < 2.2, "it learns: chance is 2.3"
     width, weights = best.params["width"], read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
-    shapes = {name.removeprefix("net."): list(tensor.shape) for name, tensor in weights.state.items()}
-    assert shapes == {"0.weight": [width, 64], "0.bias": [width], "2.weight": [10, width], "2.bias": [10]}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [name, "run"], "no checkpoints, no logs"
+    shapes = {
+        name.removeprefix("net."): list(tensor.shape) for name, tensor in weights.state.items()
+    }
+    assert shapes == {
+        "0.weight": [width, 64],
+        "0.bias": [width],
+        "2.weight": [10, width],
+        "2.bias": [10],
+    }
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name, "run"], (
+        "no checkpoints, no logs"
+    )
 
 
 def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) -> None:
@@ -146,13 +192,41 @@ def test_script_for_torchrun_is_searched_as_written(mpi: Mpi, tmp_path: Path) ->
     assert all(len(trial.intermediate_values) == 1 for trial in load_trials(tmp_path / "file"))
     script = (tmp_path / "train.py").read_text()
     (tmp_path / "train.py").write_text(script[: script.index("for epoch in")] + saving)
-    options = ["--space", "lr=Float(1e-3, 1e-1, log=True)", "--pruner", "asha", "--run-dir", "saving"]
-    job = mpi.run(2, *hpo, "search", *options, "--evaluations", 9, "--", "train.py", "--epochs", 9, cwd=tmp_path)
+    options = [
+        "--space",
+        "lr=Float(1e-3, 1e-1, log=True)",
+        "--pruner",
+        "asha",
+        "--run-dir",
+        "saving",
+    ]
+    job = mpi.run(
+        2,
+        *hpo,
+        "search",
+        *options,
+        "--evaluations",
+        9,
+        "--",
+        "train.py",
+        "--epochs",
+        9,
+        cwd=tmp_path,
+    )
     assert (job.returncode, job.stderr) == (0, "")
-    continued = [trial for trial in load_trials(tmp_path / "saving") if trial.user_attrs.get("resumed_from_step")]
-    assert any(len(trial.intermediate_values) > trial.user_attrs["resumed_from_step"] for trial in continued)
+    continued = [
+        trial
+        for trial in load_trials(tmp_path / "saving")
+        if trial.user_attrs.get("resumed_from_step")
+    ]
+    assert any(
+        len(trial.intermediate_values) > trial.user_attrs["resumed_from_step"]
+        for trial in continued
+    )
     (tmp_path / "train.py").write_text("import sys\nprint(f'val_loss=1 {sys.argv[1:]}')\n")
-    job = mpi.run(2, *hpo, "search", "--evaluations", 2, "--run-dir", "last", *resuming[5:], cwd=tmp_path)
+    job = mpi.run(
+        2, *hpo, "search", "--evaluations", 2, "--run-dir", "last", *resuming[5:], cwd=tmp_path
+    )
     assert (job.returncode, job.stderr) == (0, "")
 
 
@@ -164,7 +238,16 @@ def test_interrupted_training_resumes_and_keeps_best_weights(
     program = tmp_path / "my_long_search.py"
     program.write_text(example("docs/training/checkpoints.md", program.name), "utf-8")
     Path("start.json").write_text(json.dumps([{"width": 128, "dropout": 0.1, "lr": 0.1}]), "utf-8")
-    options = ["--enqueue", "start.json", "--evaluations", 1, "--set", "epochs=200", "--set", "batch_size=700"]
+    options = [
+        "--enqueue",
+        "start.json",
+        "--evaluations",
+        1,
+        "--set",
+        "epochs=200",
+        "--set",
+        "batch_size=700",
+    ]
 
     def arguments(run_dir: str) -> list[object]:
         return [PROGRAM, program.name, *options, "--run-dir", run_dir]
@@ -184,13 +267,17 @@ def test_interrupted_training_resumes_and_keeps_best_weights(
     assert len(reported("cut", 0)) < 200
     assert mpi.run(2, *arguments("cut"), "--resume", cwd=tmp_path).returncode == 0
     assert reported("cut", 1) == losses
-    (loss, weights), (_, expected) = (loss_of_best(program, Path(run_dir)) for run_dir in ("cut", "whole"))
+    (loss, weights), (_, expected) = (
+        loss_of_best(program, Path(run_dir)) for run_dir in ("cut", "whole")
+    )
     assert loss == pytest.approx(min(losses), rel=1e-4)
     assert all(weights[name].equal(expected[name]) for name in expected)
     loading = blocks("docs/training/checkpoints.md", "python")[1]
     assert '"runs/long/best.safetensors"' in loading
     command = [sys.executable, "-c", loading.replace("runs/long", "whole")]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=scale(60)).stdout
+    printed = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=scale(60)
+    ).stdout
     assert printed.startswith("0 {'width': 128, ")
 
 
@@ -214,7 +301,9 @@ def make_images(folder: Path) -> None:
                 Image.fromarray(pixels).save(folder / part / name / f"{number}.png")
 
 
-@pytest.mark.parametrize("script", blocks("docs/operation/clusters.md", "bash") + blocks("docs/tutorial.md", "bash"))
+@pytest.mark.parametrize(
+    "script", blocks("docs/operation/clusters.md", "bash") + blocks("docs/tutorial.md", "bash")
+)
 def test_scripts_are_bash(script: str) -> None:
     checked = subprocess.run(
         ["bash", "-n"], input=script, capture_output=True, text=True, check=False, timeout=scale(10)
@@ -244,7 +333,11 @@ def test_troubleshooting_lists_messages_of_the_code() -> None:
     ]
     messages = [message for row in rows for message in re.findall(r"`([^`]+)`", row)]
     assert len(messages) > 40
-    pieces = sorted({piece.strip() for piece in string_pieces() if len(piece.strip()) > 6}, key=len, reverse=True)
+    pieces = sorted(
+        {piece.strip() for piece in string_pieces() if len(piece.strip()) > 6},
+        key=len,
+        reverse=True,
+    )
     for message in messages:
         rest = message
         for part in filter(None, map(str.strip, message.split("..."))):
@@ -267,7 +360,11 @@ def documented_commands(page: Path) -> list[list[str]]:
             continue
         match = re.search(r"(?:^|[ /])(?:hpo|run_islands\.py)( .*)", line)
         is_command = line.startswith("    ") or is_code
-        if is_command and match and re.match(r"\s*(\$ )?(hpo|mpirun|srun|python|run_islands)\b", line):
+        if (
+            is_command
+            and match
+            and re.match(r"\s*(\$ )?(hpo|mpirun|srun|python|run_islands)\b", line)
+        ):
             name = "search" if "run_islands.py" in line else ""
             found.append(shlex.split(f"{name} {match[1]}", comments=True))
     return found

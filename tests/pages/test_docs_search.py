@@ -57,7 +57,9 @@ def test_command_of_page_is_accepted(
     if words[0] == "python" or words[1] == "search":
         end = words.index("--") if "--" in words else len(words)
         default = ROOT / "search_spaces" / "digits_cnn.py" if words[0] == "python" else None
-        command = typer.main.get_command(make_command_app(make_search(default, words[end + 1 :] or None)))
+        command = typer.main.get_command(
+            make_command_app(make_search(default, words[end + 1 :] or None))
+        )
         resolve_options(command(words[2:end], standalone_mode=False), ranks=16)
         return
     commands: Any = typer.main.get_command(app)
@@ -91,7 +93,9 @@ def test_the_space_of_the_docs_is_as_it_says() -> None:
 
 
 def test_front_of_the_page_has_two_objectives_and_weights(mpi: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "my_front.py").write_text(example("docs/search/several-objectives.md", "my_front.py"), "utf-8")
+    (tmp_path / "my_front.py").write_text(
+        example("docs/search/several-objectives.md", "my_front.py"), "utf-8"
+    )
     job = mpi.run(2, PROGRAM, "my_front.py", "--evaluations", 4, "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     trials = load_trials(tmp_path / "run")
@@ -105,16 +109,23 @@ def test_front_of_the_page_has_two_objectives_and_weights(mpi: Mpi, tmp_path: Pa
 
 
 def test_children_of_the_page_continue_their_parents_training(mpi: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "my_pbt.py").write_text(example("docs/search/population-based-training.md", "my_pbt.py"), "utf-8")
+    (tmp_path / "my_pbt.py").write_text(
+        example("docs/search/population-based-training.md", "my_pbt.py"), "utf-8"
+    )
     options = ["--pbt", "--evaluations", 12, "--islands", 1, "--run-dir", "run"]
     job = mpi.run(2, PROGRAM, "my_pbt.py", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     losses = find_complete_losses(load_trials(tmp_path / "run"))
     children = [trial for trial in load_trials(tmp_path / "run") if "inherits" in trial.user_attrs]
     assert len(children) >= 3
-    assert all(child.params["width"] == losses_width(tmp_path, child.user_attrs["inherits"]) for child in children)
+    assert all(
+        child.params["width"] == losses_width(tmp_path, child.user_attrs["inherits"])
+        for child in children
+    )
     assert min(losses[child.number] for child in children) < min(
-        loss for number, loss in losses.items() if number not in {child.number for child in children}
+        loss
+        for number, loss in losses.items()
+        if number not in {child.number for child in children}
     ), "a child is better than each individual that has started from scratch"
 
 
@@ -127,7 +138,8 @@ def losses_width(folder: Path, number: int) -> int:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.filterwarnings("ignore:Target and region quantiles:UserWarning")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")  # Optuna imports matplotlib if it is installed.
+# Optuna imports matplotlib if it is installed.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:matplotlib")
 def test_plots_of_the_page_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = make_run(tmp_path / "runs" / "mine")
     for _ in range(3):
@@ -141,13 +153,19 @@ def test_plots_of_the_page_are_written(tmp_path: Path, monkeypatch: pytest.Monke
     assert {path.name for path in tmp_path.glob("*.html")} == {"importances.html", "cost.html"}
 
 
-def test_columns_of_the_page_are_those_of_an_export(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_columns_of_the_page_are_those_of_an_export(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     add_evaluation(make_run(tmp_path / "run"))
     capfdbinary.readouterr()
     assert call_hpo("export", tmp_path / "run", "--to", "json") == 0
     (row,) = json.loads(capfdbinary.readouterr().out)
     text = (ROOT / "docs" / "search" / "warm-start.md").read_text("utf-8")
-    (table,) = re.findall(r"^\| column \| meaning \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.MULTILINE)
-    described = {name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    (table,) = re.findall(
+        r"^\| column \| meaning \|\n\|---\|---\|\n((?:\|.*\n)+)", text, re.MULTILINE
+    )
+    described = {
+        name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
     exported = {re.sub(r"^(param|metric)_.*", r"\1_NAME", column) for column in row}
     assert described - {"front", "metric_NAME"} == exported - {"metric_NAME"}

@@ -58,7 +58,9 @@ def test_listings_that_read_a_run_print_its_content(mpi: Mpi, tmp_path: Path) ->
     assert (job.returncode, job.stderr) == (0, "")
     losses = find_complete_losses(load_trials(tmp_path / "runs" / "first"))
     best = min(losses, key=lambda trial: losses[trial])
-    read_weights = blocks("docs/training/checkpoints.md", "python")[1].replace("runs/long", "runs/first")
+    read_weights = blocks("docs/training/checkpoints.md", "python")[1].replace(
+        "runs/long", "runs/first"
+    )
     assert run_listing(read_weights, tmp_path).startswith(f"{best} {{'conv_layers': ")
     open_study = example("docs/tutorial.md", "look.py")
     assert run_listing(open_study, tmp_path).startswith(f"{losses[best]} {{'conv_layers': ")
@@ -69,7 +71,9 @@ def test_listings_that_read_a_run_print_its_content(mpi: Mpi, tmp_path: Path) ->
 
 def run_listing(listing: str, folder: Path) -> str:
     command = [sys.executable, "-W", "ignore", "-c", listing]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=scale(120)).stdout
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=True, timeout=scale(120)
+    ).stdout
 
 
 def test_attributes_of_trials_are_those_of_the_code() -> None:
@@ -79,8 +83,15 @@ def test_attributes_of_trials_are_those_of_the_code() -> None:
 
 def test_files_of_a_run_directory_are_those_of_the_code() -> None:
     run_dir = RunDir(Path())
-    paths = {value.parts[0] for value in vars(run_dir).values() if isinstance(value, Path) and value.parts}
-    documented = {Path(name).parts[0] for name in read_first_column(read_page("run-directory.md").partition("##")[0])}
+    paths = {
+        value.parts[0]
+        for value in vars(run_dir).values()
+        if isinstance(value, Path) and value.parts
+    }
+    documented = {
+        Path(name).parts[0]
+        for name in read_first_column(read_page("run-directory.md").partition("##")[0])
+    }
     assert paths <= documented
     assert run_dir.get_log_path(7).parts[0] in documented
 
@@ -93,7 +104,9 @@ def test_keys_of_sessions_are_those_of_the_code() -> None:
 def test_exit_statuses_are_those_of_the_code() -> None:
     section = read_section(read_page("exit-statuses.md"), "## `run_islands.py`")
     documented = {int(status) for status in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
-    assert documented == set(ExitStatus) - {ExitStatus.CRASHED}, "a launcher may replace the status of a crash"
+    assert documented == set(ExitStatus) - {ExitStatus.CRASHED}, (
+        "a launcher may replace the status of a crash"
+    )
 
 
 def test_variables_of_torchrun_are_those_of_the_code() -> None:
@@ -116,7 +129,12 @@ def test_life_cycle_in_source_names_files_and_functions() -> None:
 
 def test_options_of_resumed_runs_are_those_of_the_code() -> None:
     rows = read_section(read_page("search-command.md"), "## Options of a resumed run").splitlines()
-    kept = {name for row in rows if row.endswith("| kept |") for name in re.findall(r"`(--[a-z-]+)`", row)}
+    kept = {
+        name
+        for row in rows
+        if row.endswith("| kept |")
+        for name in re.findall(r"`(--[a-z-]+)`", row)
+    }
     lost = {name for row in rows if "not kept" in row for name in re.findall(r"`(--[a-z-]+)`", row)}
     for option in RECORDED_OPTIONS.values():
         assert option.flags.split("/")[0] in (kept if option.is_kept else lost)
@@ -132,7 +150,9 @@ def test_inventory_lists_objects_that_exist(name: str) -> None:
 
 
 def test_spaces_of_tutorial_are_the_shipped_one_and_valid() -> None:
-    shipped, narrowed = (block for block in blocks("docs/tutorial.md", "python") if block.startswith("space = "))
+    shipped, narrowed = (
+        block for block in blocks("docs/tutorial.md", "python") if block.startswith("space = ")
+    )
     assert shipped in (ROOT / "search_spaces" / "digits_cnn.py").read_text("utf-8")
     space = eval(narrowed.removeprefix("space = "), vars(hpo))
     assert space.parameters.keys() == {"conv_layers", "activation", "lr", "gamma"}
@@ -140,11 +160,19 @@ def test_spaces_of_tutorial_are_the_shipped_one_and_valid() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
 def test_commands_of_page_have_options_that_exist(page: str) -> None:
-    parameters = get_command(make_command_app(make_search(Path("search_spaces/digits_cnn.py")))).params
-    known = {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
+    parameters = get_command(
+        make_command_app(make_search(Path("search_spaces/digits_cnn.py")))
+    ).params
+    known = {
+        option
+        for parameter in parameters
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
     text = (ROOT / page).read_text("utf-8").replace("\\\n", " ")
     commands = re.findall(
-        r"^[ $]*mpirun -n \d+ (?:python run_islands.py|hpo search)(.*?)(?: -- .*)?$", text, re.MULTILINE
+        r"^[ $]*mpirun -n \d+ (?:python run_islands.py|hpo search)(.*?)(?: -- .*)?$",
+        text,
+        re.MULTILINE,
     )
     options = {option for command in commands for option in re.findall(r" (--[a-z-]+)", command)}
     assert options

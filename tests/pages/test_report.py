@@ -43,7 +43,12 @@ from tests.support.runs import (
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-ARGUMENTS = ["--no-sandbox", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+]
 
 pytestmark = pytest.mark.slow
 
@@ -90,12 +95,18 @@ def show(browser: Browser) -> Iterator[Show]:
         page.on("console", lambda message: messages.append(message.text))
         page.on("pageerror", lambda error: messages.append(str(error)))
         page.on("dialog", lambda dialog: messages.append(dialog.message))
-        page.on("request", lambda request: messages.append(request.url) if request.url != path.as_uri() else None)
+        page.on(
+            "request",
+            lambda request: messages.append(request.url) if request.url != path.as_uri() else None,
+        )
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready]", state="attached", timeout=scale(180) * 1000)
         for place in page.locator(".plot").all():
-            # Figures that are drawn above may move it out of view again, so it scrolls until it is drawn.
-            page.wait_for_function(SCROLL_UNTIL_DRAWN, arg=place.element_handle(), timeout=scale(180) * 1000)
+            # Figures that are drawn above may move it out of view again, so it scrolls until it is
+            # drawn.
+            page.wait_for_function(
+                SCROLL_UNTIL_DRAWN, arg=place.element_handle(), timeout=scale(180) * 1000
+            )
         page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
         yield page
         page.close()
@@ -109,10 +120,24 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of 60 evaluations. Some of them are pruned, failed, interrupted, running or imported."""
     path = tmp_path_factory.mktemp("report") / "run"
     record = make_run(path)
-    add_evaluation(record, curve={1: 0.9, 2: 0.8}, imported_from="trial 3 of runs/before", propagator="--warm-start")
+    add_evaluation(
+        record,
+        curve={1: 0.9, 2: 0.8},
+        imported_from="trial 3 of runs/before",
+        propagator="--warm-start",
+    )
     add_search(record, 60)
-    add_evaluation(record, TrialState.FAIL, curve={1: 0.7}, failure="interrupted", began=START_SECONDS + 70)
-    add_evaluation(record, TrialState.RUNNING, curve={1: 0.6, 2: 0.5}, began=START_SECONDS + 90, worker=3, island=1)
+    add_evaluation(
+        record, TrialState.FAIL, curve={1: 0.7}, failure="interrupted", began=START_SECONDS + 70
+    )
+    add_evaluation(
+        record,
+        TrialState.RUNNING,
+        curve={1: 0.6, 2: 0.5},
+        began=START_SECONDS + 90,
+        worker=3,
+        island=1,
+    )
     return path
 
 
@@ -136,11 +161,17 @@ def test_figures_match_study(page: Page, run_dir: Path) -> None:
     assert {states.count(state) for state in ("complete", "pruned", "failed")} == {49, 6, 5}
     assert count_points(page, "history") == 60
     assert count_points(page, "best") == 2 * 4
-    assert count_points(page, "slice-0") == 49 + 6 + 1 + 5, "evaluations with a loss, an imported one, and failures"
+    assert count_points(page, "slice-0") == 49 + 6 + 1 + 5, (
+        "evaluations with a loss, an imported one, and failures"
+    )
     assert count_points(page, "curves") == 63
-    spans = page.evaluate("document.querySelector('#timeline').data.map(trace => [trace.name, trace.x.length / 3])")
+    spans = page.evaluate(
+        "document.querySelector('#timeline').data.map(trace => [trace.name, trace.x.length / 3])"
+    )
     assert dict(spans) == {"complete": 49, "pruned": 6, "failed": 5, "interrupted": 1, "running": 1}
-    lines = page.evaluate("document.querySelector('#parallel').data.map(trace => [trace.name, trace.x.length / 6])")
+    lines = page.evaluate(
+        "document.querySelector('#parallel').data.map(trace => [trace.name, trace.x.length / 6])"
+    )
     assert dict(lines) == {"the best 5": 5, "the next 20": 20, "others": 25}
     best = min(
         (evaluation for evaluation in evaluations if evaluation.state == "complete"),
@@ -151,7 +182,9 @@ def test_figures_match_study(page: Page, run_dir: Path) -> None:
     assert "of 64 evaluations" in page.locator("header").inner_text()
     assert "1 imported" in page.locator("header").inner_text()
     assert "1 running when it crashed" in page.locator("header").inner_text()
-    start, end, _ = page.evaluate("document.querySelector('#timeline').data.find(it => it.name == 'running').x")
+    start, end, _ = page.evaluate(
+        "document.querySelector('#timeline').data.find(it => it.name == 'running').x"
+    )
     assert start == end, "the time of the crash is unknown"
 
 
@@ -161,7 +194,9 @@ def test_table_sorts_by_mouse_and_keyboard(page: Page) -> None:
     def column(name: str) -> list[Any]:
         names = [text.strip() for text in table.locator("th").all_inner_texts()]
         place = names.index(name) + 1
-        cells = table.locator(f"tbody td:nth-child({place})").evaluate_all("cells => cells.map(c => c.dataset.value)")
+        cells = table.locator(f"tbody td:nth-child({place})").evaluate_all(
+            "cells => cells.map(c => c.dataset.value)"
+        )
         return [float(cell) if cell[0].isdigit() else cell for cell in cells]
 
     assert column("loss") == sorted(column("loss"))
@@ -181,7 +216,9 @@ def test_failures_are_grouped_with_traceback(page: Page) -> None:
     groups = page.locator("#failures details")
     reasons = [text.split(maxsplit=1) for text in groups.locator("summary").all_inner_texts()]
     assert sum(int(count) for count, _ in reasons) == 5
-    assert {reason for _, reason in reasons} <= {f"ValueError: too bad in train.py:{line}" for line in range(3)}
+    assert {reason for _, reason in reasons} <= {
+        f"ValueError: too bad in train.py:{line}" for line in range(3)
+    }
     assert not groups.first.locator("pre").is_visible()
     groups.first.locator("summary").press("Enter")
     assert groups.first.locator("pre").inner_text().startswith("Traceback of trial")
@@ -192,7 +229,8 @@ def resize(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     fits = "all => all.every(it => it.querySelector('svg').clientWidth === it.clientWidth)"
     page.wait_for_function(
-        f"size => innerWidth === size && ({fits})([...document.querySelectorAll('.plot')])", arg=width
+        f"size => innerWidth === size && ({fits})([...document.querySelectorAll('.plot')])",
+        arg=width,
     )
 
 
@@ -210,13 +248,23 @@ def test_long_names_and_many_categories_do_not_overlap(show: Show, tmp_path: Pat
 
     They overlap neither each other nor the edge of the window.
     """
-    long = [f"encoder_block_{number}_attention_projection_dropout_probability_at_theend" for number in range(4)]
+    long = [
+        f"encoder_block_{number}_attention_projection_dropout_probability_at_theend"
+        for number in range(4)
+    ]
     assert len(long[0]) == 66
-    space = SearchSpace(**{name: Float(0, 1) for name in long}, kind=Categorical(*(f"kind_{n:02}" for n in range(60))))
+    space = SearchSpace(
+        **{name: Float(0, 1) for name in long},
+        kind=Categorical(*(f"kind_{n:02}" for n in range(60))),
+    )
     record, chance = make_run(tmp_path / "run", space), random.Random(0)
     for trial in range(70):
         add_evaluation(
-            record, curve={1: chance.random()}, params=space.draw(chance), space=space, began=START_SECONDS + trial
+            record,
+            curve={1: chance.random()},
+            params=space.draw(chance),
+            space=space,
+            began=START_SECONDS + trial,
         )
 
     def count_overlaps(page: Page, selector: str) -> int:
@@ -239,7 +287,9 @@ def test_long_names_and_many_categories_do_not_overlap(show: Show, tmp_path: Pat
         assert len(tops) == 60
         assert min(after - before for before, after in pairwise(tops)) > 10
         assert count_overlaps(page, "#parallel .xtick text") == 0
-        slices = [page.locator(f"#slice-{number} .xtick text").all_text_contents() for number in range(5)]
+        slices = [
+            page.locator(f"#slice-{number} .xtick text").all_text_contents() for number in range(5)
+        ]
         (number,) = [number for number, texts in enumerate(slices) if "kind_59" in texts]
         assert count_overlaps(page, f"#slice-{number} .xtick text") == 0
 
@@ -270,8 +320,9 @@ def test_colours_follow_theme_and_print_is_light(page: Page) -> None:
 
 
 READ_BOX = "it => { const {left, top, right, bottom} = it.getBoundingClientRect(); return [left, top, right, bottom] }"
-# Returns each visible line of text, the box of its letters (a third of the font size above and below its middle, in any
-# font), and the left and right edge of the block that contains it. Text outside scrolled areas is ignored.
+# Returns each visible line of text, the box of its letters (a third of the font size above and
+# below its middle, in any font), and the left and right edge of the block that contains it. Text
+# outside scrolled areas is ignored.
 READ_TEXT_LINES = """whole => {
   const found = [], texts = document.createTreeWalker(whole, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
@@ -299,12 +350,18 @@ def read_boxes(page: Page, *selectors: str) -> list[list[float]]:
 
 def resize_with_font(page: Page, width: int, font: str) -> None:
     """Show the page and its figures with a font family, in a window of this width."""
-    page.evaluate("font => { document.body.style.fontFamily = font; dispatchEvent(new Event('beforeprint')) }", font)
+    page.evaluate(
+        "font => { document.body.style.fontFamily = font; dispatchEvent(new Event('beforeprint')) }",
+        font,
+    )
     resize(page, width)
     page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
 
 
-@pytest.fixture(params=[(1000, ""), (1000, "serif"), (1000, "monospace"), (360, ""), (360, "monospace")], ids=str)
+@pytest.fixture(
+    params=[(1000, ""), (1000, "serif"), (1000, "monospace"), (360, ""), (360, "monospace")],
+    ids=str,
+)
 def resized_page(page: Page, request: pytest.FixtureRequest) -> Iterator[tuple[Page, int]]:
     """Yield the page with one combination of window width and font, and the width."""
     width, font = request.param
@@ -347,12 +404,18 @@ def test_answer_is_first_and_sections_are_aligned(resized_page: tuple[Page, int]
     )
     assert card[3] < 900, "the answer is in the first window"
 
-    loss_part, params_part = page.locator(".answer > div").evaluate_all(f"all => all.map({READ_BOX})")
+    loss_part, params_part = page.locator(".answer > div").evaluate_all(
+        f"all => all.map({READ_BOX})"
+    )
     for left, upper, right, lower in (loss_part, params_part):
         assert card[0] + 10 < left < right < card[2] - 10
         assert card[1] + 10 < upper < lower < card[3] - 10
-    is_right_of_it = loss_part[1] == pytest.approx(params_part[1], abs=1) and loss_part[2] + 10 < params_part[0]
-    is_below_it = loss_part[0] == pytest.approx(params_part[0], abs=1) and loss_part[3] + 10 < params_part[1]
+    is_right_of_it = (
+        loss_part[1] == pytest.approx(params_part[1], abs=1) and loss_part[2] + 10 < params_part[0]
+    )
+    is_below_it = (
+        loss_part[0] == pytest.approx(params_part[0], abs=1) and loss_part[3] + 10 < params_part[1]
+    )
     assert (is_right_of_it, is_below_it) == (width == 1000, width == 360)
     size = "all => all.map(it => parseFloat(getComputedStyle(document.querySelector(it)).fontSize))"
     sizes = page.evaluate(size, [".loss", "h1", "h2", "h3", "body", ".loss span"])
@@ -365,7 +428,9 @@ def test_figures_fill_their_boxes_without_covered_parts(resized_page: tuple[Page
     page, _ = resized_page
     legends = 0
     for figure in page.locator(".plot").all():
-        place, axes = (part.first.evaluate(READ_BOX) for part in (figure, figure.locator(".bglayer")))
+        place, axes = (
+            part.first.evaluate(READ_BOX) for part in (figure, figure.locator(".bglayer"))
+        )
         assert axes[2] - axes[0] > (place[2] - place[0]) / 2
         assert axes[3] - axes[1] > (place[3] - place[1]) / 4
         shown = f"all => all.map({READ_BOX}).filter(([left, top, right, bottom]) => left < right && top < bottom)"
@@ -381,13 +446,17 @@ def test_figures_fill_their_boxes_without_covered_parts(resized_page: tuple[Page
 
 
 def test_best_curve_spans_its_figure(page: Page) -> None:
-    page.locator("#best").evaluate("it => it.scrollIntoView({behavior: 'instant', block: 'center'})")
+    page.locator("#best").evaluate(
+        "it => it.scrollIntoView({behavior: 'instant', block: 'center'})"
+    )
     axes, curve = read_boxes(page, "#best .bglayer", "#best .lines path")
     assert axes[0] < curve[0] < curve[2] < axes[2]
     assert axes[1] < curve[1] < curve[3] < axes[3]
     assert curve[2] - curve[0] > (axes[2] - axes[0]) / 2
     left, top, right, bottom = curve
-    picture = page.screenshot(clip={"x": left, "y": top, "width": right - left, "height": bottom - top})
+    picture = page.screenshot(
+        clip={"x": left, "y": top, "width": right - left, "height": bottom - top}
+    )
     seen = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))
     assert (seen == (26, 95, 180)).all(axis=2).any(axis=0).mean() > 0.9
 
@@ -401,7 +470,9 @@ def test_figure_under_pointer_shows_no_button_bar(page: Page) -> None:
     page.locator("#parallel").hover()
     page.wait_for_timeout(500)  # A bar of buttons would fade in during this time.
     assert title.screenshot() == before
-    assert page.locator(".modebar-btn").count() == 0, "one of the buttons sends the figure to a server"
+    assert page.locator(".modebar-btn").count() == 0, (
+        "one of the buttons sends the figure to a server"
+    )
 
 
 def test_names_and_texts_are_escaped(show: Show, tmp_path: Path) -> None:
@@ -411,13 +482,24 @@ def test_names_and_texts_are_escaped(show: Show, tmp_path: Path) -> None:
     for count, choice in enumerate(["--text", "<b>&amp;", "'\"`"] * 8):
         params = {"x": count / 24, "accent": choice}
         add_evaluation(
-            record, params=params, curve={1: 2 - count / 24, 2: 1.0 + count}, space=space, metrics={evil: 1.0}
+            record,
+            params=params,
+            curve={1: 2 - count / 24, 2: 1.0 + count},
+            space=space,
+            metrics={evil: 1.0},
         )
     add_evaluation(
-        record, TrialState.FAIL, params=params, space=space, failure=f"{evil}: {{{{ 7 * 7 }}}}", traceback=evil * 9
+        record,
+        TrialState.FAIL,
+        params=params,
+        space=space,
+        failure=f"{evil}: {{{{ 7 * 7 }}}}",
+        traceback=evil * 9,
     )
     with show(tmp_path / "run") as page:
-        assert page.locator("script").count() == 4, "packed plotly, the figures, page.js, and unpacked plotly"
+        assert page.locator("script").count() == 4, (
+            "packed plotly, the figures, page.js, and unpacked plotly"
+        )
         assert page.locator("img").count() == 0
         assert page.locator("#answer tbody th").all_inner_texts() == ["x", "accent"]
         assert page.locator("#failures summary span").inner_text() == f"{evil}: {{{{ 7 * 7 }}}}"
@@ -425,9 +507,7 @@ def test_names_and_texts_are_escaped(show: Show, tmp_path: Path) -> None:
         assert {"--text", "<b>&amp;", "'\"`"} <= set(texts)
 
 
-HOSTILE_TEXT = (
-    "</mark></pre><script>alert(1)</script><img src=x onerror=alert(2)>\0\x1b[31m\u202e\u2066\r\udcff {{ 7 * 7 }}"
-)
+HOSTILE_TEXT = "</mark></pre><script>alert(1)</script><img src=x onerror=alert(2)>\0\x1b[31m\u202e\u2066\r\udcff {{ 7 * 7 }}"
 TEXTS = {
     "def f(x):\n": "\treturn x\n\n\nprint(f(3))",
     "": "\nafter a prompt of nothing",
@@ -456,12 +536,16 @@ def test_generated_texts_are_escaped_and_wrapped(show: Show, tmp_path: Path) -> 
         assert page.locator("script").count() == 4
         assert page.locator("img").count() == 0
         shown = page.locator("#texts pre")
-        function, nothing, long, hostile, lines = (element.text_content() or "" for element in shown.all())
+        function, nothing, long, hostile, lines = (
+            element.text_content() or "" for element in shown.all()
+        )
         assert function == "def f(x):\n\treturn x\n\n\nprint(f(3))"
         assert nothing == "\nafter a prompt of nothing"
         assert long == "import os" + "x" * 10_000 + "..."
         escaped = r"\x00\x1b[31m\u202e\u2066\r\udcff {{ 7 * 7 }}"
-        assert hostile == 2 * HOSTILE_TEXT.replace(HOSTILE_TEXT[HOSTILE_TEXT.index("\0") :], escaped)
+        assert hostile == 2 * HOSTILE_TEXT.replace(
+            HOSTILE_TEXT[HOSTILE_TEXT.index("\0") :], escaped
+        )
         assert lines == "many lines" + "\n" * 10_000 + "..."
         assert shown.locator("mark").first.text_content() == "def f(x):\n"
         for width in (400, 1300):
@@ -485,7 +569,9 @@ STUDIES: dict[str, list[dict[str, Any]]] = {
     "only failures": [{"state": TrialState.FAIL, "failure": "no"}] * 3,
     "only running": [{"state": TrialState.RUNNING, "curve": {}}] * 2,
     "equal losses": [{"curve": {1: 0.5}}] * 30,
-    "losses of all sizes": [{"curve": {1: loss, 2: loss}} for loss in (-5.0, 0.0, 1e-300, 1e300, 5.0)],
+    "losses of all sizes": [
+        {"curve": {1: loss, 2: loss}} for loss in (-5.0, 0.0, 1e-300, 1e300, 5.0)
+    ],
     "losses far apart": [{"curve": {1: loss, 2: loss}} for loss in (1e-5, 1.0, 1e305)],
     "one epoch and two epochs": [{"curve": {1: 0.1}}, {"curve": {1: 0.3, 2: 0.2}}],
     "tiny losses": [{"curve": {1: 1e-12 * 10**count, 2: 2e-12}} for count in range(8)],
@@ -499,17 +585,22 @@ def test_report_of_unusual_study_opens(show: Show, tmp_path: Path, name: str) ->
         add_evaluation(record, **arguments)
     with show(tmp_path / "run") as page:
         complete = sum(
-            arguments.get("state", TrialState.COMPLETE) == TrialState.COMPLETE for arguments in STUDIES[name]
+            arguments.get("state", TrialState.COMPLETE) == TrialState.COMPLETE
+            for arguments in STUDIES[name]
         )
         assert page.locator("#top tbody tr").count() == min(10, complete)
-        assert ("No evaluation has succeeded" in page.locator("#answer").inner_text()) == (complete == 0)
+        assert ("No evaluation has succeeded" in page.locator("#answer").inner_text()) == (
+            complete == 0
+        )
 
 
 def test_large_run_gives_small_report_with_best(show: Show, tmp_path: Path) -> None:
     record = make_run(tmp_path / "run", budget=2500)
     add_search(record, 2500)
     write_report(RunReader(tmp_path / "run"), tmp_path / "report.html")
-    assert (tmp_path / "report.html").stat().st_size < 5e6, "a report of 2,500 evaluations must be small"
+    assert (tmp_path / "report.html").stat().st_size < 5e6, (
+        "a report of 2,500 evaluations must be small"
+    )
     with show(tmp_path / "run") as page:
         assert 1500 < count_points(page, "history") < 2400
         best = min(
@@ -526,7 +617,10 @@ def test_many_hyperparameters_give_small_report(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run", space)
     for trial in range(400):
         add_evaluation(
-            record, curve={1: 1 / (trial + 1)}, params=dict.fromkeys(space.describe(), trial / 400), space=space
+            record,
+            curve={1: 1 / (trial + 1)},
+            params=dict.fromkeys(space.describe(), trial / 400),
+            space=space,
         )
     assert len(render_report(RunReader(tmp_path / "run"), 10, START_SECONDS)) < 4e6
 
@@ -535,10 +629,19 @@ def add_losses(run_dir: Path, losses: Sequence[float], first_epoch: float | None
     """Write a run with an evaluation for each loss. The losses of first epochs are higher, or `first_epoch`."""
     record, chance = make_run(run_dir, budget=len(losses)), random.Random(0)
     for trial, loss in enumerate(losses):
-        params = {"layers": chance.randint(1, 5), "activation": "relu", "lr": 10 ** chance.uniform(-4, 0), "gamma": 0.9}
+        params = {
+            "layers": chance.randint(1, 5),
+            "activation": "relu",
+            "lr": 10 ** chance.uniform(-4, 0),
+            "gamma": 0.9,
+        }
         curve = {1: loss + abs(loss) if first_epoch is None else first_epoch, 2: loss, 3: loss}
         add_evaluation(
-            record, curve=curve, params=params, began=START_SECONDS + trial, metrics={"parameters": 110300.0}
+            record,
+            curve=curve,
+            params=params,
+            began=START_SECONDS + trial,
+            metrics={"parameters": 110300.0},
         )
 
 
@@ -607,9 +710,14 @@ def test_outliers_are_drawn_at_edge_of_figures(show: Show, tmp_path: Path, name:
         sentence = f"{count} evaluations go beyond the scale, with losses of up to {highest}"
         if count == 1:
             sentence = f"1 evaluation goes beyond the scale, with a loss of {highest}"
-        for selector in ("#search figcaption", "#hyperparameters figcaption", "#hyperparameters p:has(+ .slices)"):
+        for selector in (
+            "#search figcaption",
+            "#hyperparameters figcaption",
+            "#hyperparameters p:has(+ .slices)",
+        ):
             assert (
-                f"{sentence}: \N{BLACK UP-POINTING TRIANGLE} at the upper edge." in page.locator(selector).inner_text()
+                f"{sentence}: \N{BLACK UP-POINTING TRIANGLE} at the upper edge."
+                in page.locator(selector).inner_text()
             )
 
 
@@ -624,7 +732,9 @@ def test_high_first_losses_are_drawn_at_edge_with_values(show: Show, tmp_path: P
             assert all(point["text"].endswith("<br>loss 110300 after epoch 1") for point in marks)
             assert drawn["apart"][0] < min(mark["height"] for mark in marks) < 1
             assert min(drawn["lines"]) > 0
-            assert sum(height > drawn["apart"][0] for height in drawn["lines"]) == count + (figure == "curves")
+            assert sum(height > drawn["apart"][0] for height in drawn["lines"]) == count + (
+                figure == "curves"
+            )
         answer = "2 points go beyond the scale, with losses of up to 110300"
         curves = "20 evaluations go beyond the scale, with losses of up to 110300"
         assert answer in page.locator("#answer figcaption").inner_text()
@@ -651,7 +761,9 @@ def test_rungs_show_outcomes_of_individuals(show: Show, tmp_path: Path) -> None:
     curve = {epoch: 1 / epoch for epoch in range(1, 10)}
     params = {"layers": 1, "activation": "relu", "gamma": 0.9}
 
-    def add_trial(number: int, state: TrialState, epochs: int, factor: float, **attributes: Any) -> None:
+    def add_trial(
+        number: int, state: TrialState, epochs: int, factor: float, **attributes: Any
+    ) -> None:
         losses = {epoch: factor * loss for epoch, loss in curve.items() if epoch <= epochs}
         add_evaluation(
             record,
@@ -669,7 +781,9 @@ def test_rungs_show_outcomes_of_individuals(show: Show, tmp_path: Path) -> None:
     add_trial(2, TrialState.COMPLETE, 9, 2.0, retry_of=1, resumed_from_step=1)
     add_trial(5, TrialState.FAIL, 1, 0.5, failure="rank 0: ValueError: no")
     with show(tmp_path / "run") as page:
-        drawn = page.evaluate("document.querySelector('#rungs').data.map(it => [it.name, it.x.map(Math.round)])")
+        drawn = page.evaluate(
+            "document.querySelector('#rungs').data.map(it => [it.name, it.x.map(Math.round)])"
+        )
         assert dict(drawn) == {
             "continued": [0, 0, 1, 1],
             "promoted later": [0],
@@ -683,13 +797,17 @@ def test_rungs_show_outcomes_of_individuals(show: Show, tmp_path: Path) -> None:
             ["3", "3", "2", "1", "0.3333", "trial 2, 0.5: after 6 have reached it"],
         ]
         assert "1 paused" in page.locator("header").inner_text()
-        assert count_points(page, "curves") == 5, "the curve of a promoted trial is part of a later curve"
+        assert count_points(page, "curves") == 5, (
+            "the curve of a promoted trial is part of a later curve"
+        )
 
 
 def test_lineage_and_schedule_are_drawn(show: Show, tmp_path: Path) -> None:
     record = make_run(tmp_path / "run", pbt=True)
     params = {"layers": 1, "activation": "relu", "gamma": 0.9}
-    for trial, (loss, parent) in enumerate([(0.9, None), (0.8, None), (0.5, 0), (0.6, 1), (0.3, 2)]):
+    for trial, (loss, parent) in enumerate(
+        [(0.9, None), (0.8, None), (0.5, 0), (0.6, 1), (0.3, 2)]
+    ):
         known: dict[str, Any] = {} if parent is None else {"inherits": parent}
         losses = {1: loss + 0.1, 2: loss}
         add_evaluation(
@@ -701,16 +819,30 @@ def test_lineage_and_schedule_are_drawn(show: Show, tmp_path: Path) -> None:
             **known,
         )
     with show(tmp_path / "run") as page:
-        tree = page.evaluate("document.querySelector('#descent').data.map(it => [it.name, it.x, it.y])")
+        tree = page.evaluate(
+            "document.querySelector('#descent').data.map(it => [it.name, it.x, it.y])"
+        )
         places = {name: list(zip(x, y, strict=True)) for name, x, y in tree}
         assert places["lineage of the best"] == [(2, 0.9), (4, 0.5), (6, 0.3)]
         assert sorted(places["island 0"]) == [(2, 0.8), (2, 0.9), (4, 0.5), (4, 0.6), (6, 0.3)]
-        assert places["inherits"][:6] == [(2, 0.9), (4, 0.5), (None, None), (2, 0.8), (4, 0.6), (None, None)]
-        losses, lr = page.evaluate("document.querySelector('#schedule').data.map(it => [it.x, it.y])")
+        assert places["inherits"][:6] == [
+            (2, 0.9),
+            (4, 0.5),
+            (None, None),
+            (2, 0.8),
+            (4, 0.6),
+            (None, None),
+        ]
+        losses, lr = page.evaluate(
+            "document.querySelector('#schedule').data.map(it => [it.x, it.y])"
+        )
         assert losses == [[1, 2, 3, 4, 5, 6], [1.0, 0.9, 0.6, 0.5, 0.4, 0.3]]
         assert lr == [[0, 2, 2, 4, 4, 6], [0.01, 0.01, 0.03, 0.03, 0.05, 0.05]]
         answer = page.locator("#answer").inner_text()
-        assert "It began with the weights of trial 2. These hyperparameters are the last of 3 stages" in answer
+        assert (
+            "It began with the weights of trial 2. These hyperparameters are the last of 3 stages"
+            in answer
+        )
         assert "--confirm-seeds" not in answer
 
 
@@ -718,7 +850,9 @@ def test_finished_confirmation_decides_the_answer(show: Show, tmp_path: Path) ->
     record = make_run(tmp_path / "run", confirm_seeds=2)
     for loss in (0.1, 0.2):
         add_evaluation(
-            record, curve={1: 2 * loss, 2: loss}, params={"layers": 1, "activation": "relu", "lr": loss, "gamma": 0.9}
+            record,
+            curve={1: 2 * loss, 2: loss},
+            params={"layers": 1, "activation": "relu", "lr": loss, "gamma": 0.9},
         )
     plan, best = make_plan(make_manifest(confirm_seeds=2)), record.read_evaluations()
     run_dir = RunDir(tmp_path / "run")
@@ -754,7 +888,10 @@ def test_report_command_overwrites_only_its_own_report(run_dir: Path, tmp_path: 
     mine.write_text("mine")
     refused = report("run", "--output", mine)
     assert refused.returncode == 2
-    assert refused.stderr == f"error: -o {mine} exists. Add --overwrite to replace it, or name another file\n"
+    assert (
+        refused.stderr
+        == f"error: -o {mine} exists. Add --overwrite to replace it, or name another file\n"
+    )
     assert mine.read_text() == "mine"
     nowhere = report("run", "--output", "no/where.html")
     assert (nowhere.returncode, nowhere.stderr) == (
@@ -766,11 +903,20 @@ def test_report_command_overwrites_only_its_own_report(run_dir: Path, tmp_path: 
 
 def test_front_is_drawn_and_sorted(show: Show, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    record = make_run(path, objectives=Objectives(("loss", "parameters", "speed <b>"), ("speed <b>",)))
+    record = make_run(
+        path, objectives=Objectives(("loss", "parameters", "speed <b>"), ("speed <b>",))
+    )
     for trial in range(12):
         metrics = {"parameters": 10.0 ** (6 - trial % 5), "speed <b>": 100.0 + 30 * trial}
-        add_evaluation(record, curve={1: 3.0, 2: 1.0 + trial % 4}, began=START_SECONDS + trial, metrics=metrics)
-    add_evaluation(record, curve={1: 1e9}, began=START_SECONDS + 20, metrics={"parameters": 1.0, "speed <b>": 1.0})
+        add_evaluation(
+            record, curve={1: 3.0, 2: 1.0 + trial % 4}, began=START_SECONDS + trial, metrics=metrics
+        )
+    add_evaluation(
+        record,
+        curve={1: 1e9},
+        began=START_SECONDS + 20,
+        metrics={"parameters": 1.0, "speed <b>": 1.0},
+    )
     add_evaluation(record, TrialState.FAIL, curve={}, failure="no", began=START_SECONDS + 21)
     on_front = len(RunReader(path).find_front())
     with show(path) as page:

@@ -41,7 +41,15 @@ from tests.support.watching import (
 )
 
 SCREENS = Path(__file__).parent / "screens"
-HOSTILE = ["[bold]x[/bold]", "a\nb\x1b[2J\x07\r", "\u202egnp.exe", "\udcff\U0001f3d6", "w" * 10_000, "\u4e2d" * 99, ""]
+HOSTILE = [
+    "[bold]x[/bold]",
+    "a\nb\x1b[2J\x07\r",
+    "\u202egnp.exe",
+    "\udcff\U0001f3d6",
+    "w" * 10_000,
+    "\u4e2d" * 99,
+    "",
+]
 
 Act = Callable[[WatchApp, "Pilot[int]"], Awaitable[None]]
 Updates = Iterator[tuple[RunSnapshot, RunStatus, float]]
@@ -52,7 +60,9 @@ def make_updates(*updates: RunSnapshot) -> Updates:
     return ((snapshot, compute_run_status(snapshot), 0.0) for snapshot in updates)
 
 
-def watch(updates: Updates, act: Act, size: tuple[int, int] = (100, 30), path: Path = Path("runs/name")) -> WatchApp:
+def watch(
+    updates: Updates, act: Act, size: tuple[int, int] = (100, 30), path: Path = Path("runs/name")
+) -> WatchApp:
     """Show a run on a screen, call `act` while it is shown, and return the app."""
     app = WatchApp(path, updates)
 
@@ -70,7 +80,8 @@ async def settle(app: WatchApp, pilot: Pilot[int]) -> None:
     while app.run_status is None and app.is_running:
         await pilot.pause(0.01)
     await app.workers.wait_for_complete()
-    for _ in range(3):  # Without a delay, pause waits until the process is idle: up to a second on a busy machine.
+    # Without a delay, pause waits until the process is idle: up to a second on a busy machine.
+    for _ in range(3):
         await pilot.pause(0.01)
 
 
@@ -99,7 +110,10 @@ def press(*keys: str) -> Act:
 
 
 def press_and_read_screen(
-    snapshot: RunSnapshot, *keys: str, size: tuple[int, int] = (100, 30), path: Path = Path("runs/name")
+    snapshot: RunSnapshot,
+    *keys: str,
+    size: tuple[int, int] = (100, 30),
+    path: Path = Path("runs/name"),
 ) -> str:
     """Show a snapshot, press these keys, and return the screen as text."""
     screens: list[str] = []
@@ -116,7 +130,11 @@ def make_evaluations() -> list[Evaluation]:
     """Return 14 evaluations: one is pruned, three have failed, two are running, and the others are complete."""
     evaluations = []
     for trial in range(14):
-        params = {"lr": 0.5 / (trial + 1), "act": ("relu", "tanh")[trial % 2], "layers": trial % 5 + 1}
+        params = {
+            "lr": 0.5 / (trial + 1),
+            "act": ("relu", "tanh")[trial % 2],
+            "layers": trial % 5 + 1,
+        }
         values = {
             "params": params,
             "island": trial % 2,
@@ -125,10 +143,20 @@ def make_evaluations() -> list[Evaluation]:
             "propagator": "ga",
         }
         loss, curve = 2.0 / (trial + 1), {step: 2.5 / (trial + step) for step in range(1, 5)}
-        state = "pruned" if trial == 5 else "failed" if trial in (3, 7, 10) else "running" if trial > 11 else "complete"
+        state = (
+            "pruned"
+            if trial == 5
+            else "failed"
+            if trial in (3, 7, 10)
+            else "running"
+            if trial > 11
+            else "complete"
+        )
         if state == "failed":
             values["failure"] = f"rank 1, train.py:{trial % 2}: ValueError: too bad"
-            values["traceback"] = "Traceback (most recent call last):\n  train.py\nValueError: too bad"
+            values["traceback"] = (
+                "Traceback (most recent call last):\n  train.py\nValueError: too bad"
+            )
         elif state != "running":
             values.update(loss=loss, metrics={"accuracy": 1 - loss / 4}, seconds=9.5)
         evaluations.append(make_evaluation(trial, state, curve=curve, **values))
@@ -170,7 +198,9 @@ def test_screen_matches_snapshot(
     path, seen = SCREENS / f"{name}.txt", tmp_path / f"{name}.txt"
     seen.write_text(press_and_read_screen(snapshot, *keys, size=size))
     before = path.read_text() if path.exists() else ""
-    assert seen.read_text().splitlines() == before.splitlines(), f"to accept this screen: cp {seen} {path}"
+    assert seen.read_text().splitlines() == before.splitlines(), (
+        f"to accept this screen: cp {seen} {path}"
+    )
 
 
 def test_row_order_filters_by_any_property() -> None:
@@ -178,7 +208,11 @@ def test_row_order_filters_by_any_property() -> None:
     columns = make_columns(evaluations, make_manifest().objectives, 100.0)
 
     def filter_labels(words: str) -> list[str]:
-        return list(RowOrder("trial", reverse=False, filter_words=words).make_rows(evaluations, columns).keys)
+        return list(
+            RowOrder("trial", reverse=False, filter_words=words)
+            .make_rows(evaluations, columns)
+            .keys
+        )
 
     assert filter_labels("failed") == ["3", "7", "10"]
     assert filter_labels("7") == ["7"]
@@ -213,7 +247,10 @@ def test_row_order_sorts_missing_values_last() -> None:
 
 
 def test_table_renders_only_visible_rows() -> None:
-    many = [make_evaluation(trial, params={"lr": trial / 7}, worker=trial % 64) for trial in range(10_000)]
+    many = [
+        make_evaluation(trial, params={"lr": trial / 7}, worker=trial % 64)
+        for trial in range(10_000)
+    ]
     rendered_rows: set[int] = set()
 
     async def act(app: WatchApp, pilot: Pilot[int]) -> None:
@@ -320,13 +357,21 @@ def test_evaluation_screen_updates_while_running(tmp_path: Path) -> None:
         assert "0.25" in text
         assert r"rank 0 | [red]hello[/red]\x1b[2J" in text
 
-    watch(make_updates(make_snapshot([make_evaluation(0, "running", curve=curve)])), act, path=tmp_path)
+    watch(
+        make_updates(make_snapshot([make_evaluation(0, "running", curve=curve)])),
+        act,
+        path=tmp_path,
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "title", "line"),
     [
-        ({"manifest_values": {"budget": 14}, "is_in_use": False}, "finished  14/14 evaluations", "14 complete"),
+        (
+            {"manifest_values": {"budget": 14}, "is_in_use": False},
+            "finished  14/14 evaluations",
+            "14 complete",
+        ),
         (
             {"is_in_use": False, "stop_reason": "a target", "remedy": "a lower one"},
             "stopped  14/100 evaluations",
@@ -367,12 +412,17 @@ def test_app_exits_when_study_cannot_be_read() -> None:
 def make_large_run() -> RunSnapshot:
     evaluations = [
         make_evaluation(
-            n, ("failed" if n % 7 == 0 else "complete"), island=n % 128 // 4, worker=n % 128, loss=1000.0 / (n + 1)
+            n,
+            ("failed" if n % 7 == 0 else "complete"),
+            island=n % 128 // 4,
+            worker=n % 128,
+            loss=1000.0 / (n + 1),
         )
         for n in range(1000)
     ]
     evaluations += [
-        make_evaluation(1000 + n, "running", worker=n, island=n // 4, curve={1: 0.5, 2: 0.25}) for n in range(120)
+        make_evaluation(1000 + n, "running", worker=n, island=n // 4, curve={1: 0.5, 2: 0.25})
+        for n in range(120)
     ]
     layout = {"ranks": 128, "ranks_per_worker": 1, "islands": 32}
     return make_snapshot(evaluations, 1300, manifest_values={"budget": 5000, "layout": layout})
@@ -385,7 +435,8 @@ FOREIGN = make_snapshot(
     ]
 )
 HUGE = make_snapshot(
-    [make_evaluation(n, loss=n * -1e308, curve={1: 1e308, 2: -1e308}) for n in range(2)], is_in_use=False
+    [make_evaluation(n, loss=n * -1e308, curve={1: 1e308, 2: -1e308}) for n in range(2)],
+    is_in_use=False,
 )
 
 
@@ -409,12 +460,20 @@ def test_app_supports_any_terminal_size(size: tuple[int, int]) -> None:
 
 def test_app_escapes_markup_and_control_characters() -> None:
     params = {name: name for name in HOSTILE}
-    evaluations = [make_evaluation(n, params=params, metrics={name: 0.5}, loss=n) for n, name in enumerate(HOSTILE)]
-    evaluations += [make_evaluation(10 + n, "failed", failure=text, traceback=text) for n, text in enumerate(HOSTILE)]
+    evaluations = [
+        make_evaluation(n, params=params, metrics={name: 0.5}, loss=n)
+        for n, name in enumerate(HOSTILE)
+    ]
+    evaluations += [
+        make_evaluation(10 + n, "failed", failure=text, traceback=text)
+        for n, text in enumerate(HOSTILE)
+    ]
     evaluations += [make_evaluation(20 + n, "running", params=params, worker=n) for n in range(3)]
     snapshot = make_snapshot(evaluations, is_in_use=None, holder="\x1b[31m\nhere")
     for keys in ((), ("2",), ("3",), ("2", "end", "enter"), ("3", "enter")):
-        text = press_and_read_screen(snapshot, *keys, size=(300, 60), path=Path("runs") / HOSTILE[1])
+        text = press_and_read_screen(
+            snapshot, *keys, size=(300, 60), path=Path("runs") / HOSTILE[1]
+        )
         assert all(character.isprintable() for character in text.replace("\n", ""))
         assert "[bold]x[/bold]" in text or "enter" in keys
     assert r"a b\x1b[2J\x07" in press_and_read_screen(snapshot, "3")
@@ -429,9 +488,13 @@ def test_plot_steps_draws_decreasing_loss() -> None:
         "1          \u28b8",
         "  0        9",
     ]
-    assert "logarithmic" in plot_steps("loss", [(0, 100.0), (9, 1.0)], [], ("0", "9"), (20, 5)).plain
+    assert (
+        "logarithmic" in plot_steps("loss", [(0, 100.0), (9, 1.0)], [], ("0", "9"), (20, 5)).plain
+    )
     assert plot_steps("loss", [(0, math.nan)], [], ("0", "9"), (20, 5)).plain == ""
-    diverged = plot_steps("loss", [(0, 1.5e5), (2, 2.0), (9, 0.5)], [1.5e5, 2.0, 1.0, 0.5, 1.2], ("0", "9"), (20, 5))
+    diverged = plot_steps(
+        "loss", [(0, 1.5e5), (2, 2.0), (9, 0.5)], [1.5e5, 2.0, 1.0, 0.5, 1.2], ("0", "9"), (20, 5)
+    )
     assert diverged.plain.splitlines()[1].startswith("  2 "), "far higher losses are excluded"
 
 
@@ -446,7 +509,12 @@ def test_other_commands_do_not_import_textual(tmp_path: Path) -> None:
         ["top", tmp_path / "run", "--failed"],
     ):
         command = [sys.executable, "-c", code, *map(str, arguments)]
-        assert subprocess.run(command, env=make_environment(), capture_output=True, timeout=scale(60)).returncode == 0
+        assert (
+            subprocess.run(
+                command, env=make_environment(), capture_output=True, timeout=scale(60)
+            ).returncode
+            == 0
+        )
 
 
 def _send(number: signal.Signals) -> Callable[[Terminal, Path], object]:
@@ -469,7 +537,10 @@ def test_terminal_is_restored_after_any_exit(
     tmp_path: Path, leave: Callable[[Terminal, Path], object], status: int
 ) -> None:
     record_evaluation(start_session(tmp_path / "run"), 1)
-    with hold_run_dir(tmp_path / "run") as run, run_in_terminal("watch", tmp_path / "run") as screen:
+    with (
+        hold_run_dir(tmp_path / "run") as run,
+        run_in_terminal("watch", tmp_path / "run") as screen,
+    ):
         screen.wait_for("searching")
         assert screen.takes_keys
         before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
@@ -525,7 +596,9 @@ def test_watch_follows_crashed_run_until_resumed_and_finished(tmp_path: Path) ->
         assert "8/8 evaluations" in screen.left_behind
 
 
-@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": ""}, {"PYTHONIOENCODING": "latin-1"}])
+@pytest.mark.parametrize(
+    "variables", [{"TERM": "dumb"}, {"TERM": ""}, {"PYTHONIOENCODING": "latin-1"}]
+)
 @pytest.mark.slow
 def test_watch_in_limited_terminal_prints_lines(tmp_path: Path, variables: dict[str, str]) -> None:
     record_evaluation(start_session(tmp_path / "run"), 1, losses=2)

@@ -55,7 +55,9 @@ def test_channel_delivers_messages_in_order(pair: tuple[Channel, Channel]) -> No
         own.send(f"kind {number}", **content)
     own.send("step", kind="a field may have this name")
     received = [theirs.receive(5) for _ in range(4)]
-    assert received[:3] == [Message(f"kind {number}", content) for number, content in enumerate(contents)]
+    assert received[:3] == [
+        Message(f"kind {number}", content) for number, content in enumerate(contents)
+    ]
     assert received[3] is not None
     assert (received[3].kind, received[3]["kind"]) == ("step", "a field may have this name")
     assert received[3].get("none") is None
@@ -64,7 +66,9 @@ def test_channel_delivers_messages_in_order(pair: tuple[Channel, Channel]) -> No
     assert own.receive(5) == Message("answer", {})
 
 
-def test_channel_delivers_descriptors_with_their_message(pair: tuple[Channel, Channel], tmp_path: Path) -> None:
+def test_channel_delivers_descriptors_with_their_message(
+    pair: tuple[Channel, Channel], tmp_path: Path
+) -> None:
     own, theirs = pair
     files = [(tmp_path / str(number)).open("w+") for number in range(5)]
     for number, file in enumerate(files):
@@ -80,7 +84,9 @@ def test_channel_delivers_descriptors_with_their_message(pair: tuple[Channel, Ch
         assert message is not None
         assert (message.kind, len(message.descriptors)) == (kind, count)
         found += message.descriptors
-    assert [os.pread(number, 100, 0).decode() for number in found] == [f"file {number}" for number in range(5)]
+    assert [os.pread(number, 100, 0).decode() for number in found] == [
+        f"file {number}" for number in range(5)
+    ]
     assert not any(map(os.get_inheritable, found)), "child programs do not inherit them"
     for number in found:
         os.close(number)
@@ -160,22 +166,30 @@ def test_channel_closed_inside_frame_raises(raw: tuple[Channel, socket.socket]) 
         b'["kind", {"a": ' + b"9" * 5000 + b"}]",
     ],
 )
-def test_channel_with_invalid_data_raises(raw: tuple[Channel, socket.socket], payload: bytes) -> None:
+def test_channel_with_invalid_data_raises(
+    raw: tuple[Channel, socket.socket], payload: bytes
+) -> None:
     own, other = raw
     other.sendall(frame(payload))
     with pytest.raises(ChannelClosed, match="the other end has sent invalid data"):
         own.receive(5)
 
 
-@pytest.mark.parametrize("header", [b"\xff" * 5, struct.pack("=IB", (1 << 28) + 1, 0), struct.pack("=IB", 2, 9)])
-def test_channel_with_huge_length_raises_at_once(raw: tuple[Channel, socket.socket], header: bytes) -> None:
+@pytest.mark.parametrize(
+    "header", [b"\xff" * 5, struct.pack("=IB", (1 << 28) + 1, 0), struct.pack("=IB", 2, 9)]
+)
+def test_channel_with_huge_length_raises_at_once(
+    raw: tuple[Channel, socket.socket], header: bytes
+) -> None:
     own, other = raw
     other.send(header)
     with pytest.raises(ChannelClosed, match="the other end has sent invalid data"):
         own.receive(None)
 
 
-def test_channel_without_a_reader_gives_up(pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channel_without_a_reader_gives_up(
+    pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     own, theirs = pair
     monkeypatch.setattr(channels, "_SECONDS_TO_SEND", 0.3)
     started = time.monotonic()
@@ -214,7 +228,9 @@ def test_channel_waits_until_timeout(pair: tuple[Channel, Channel]) -> None:
     later.join()
 
 
-def test_channel_that_loses_descriptors_raises(raw: tuple[Channel, socket.socket], tmp_path: Path) -> None:
+def test_channel_that_loses_descriptors_raises(
+    raw: tuple[Channel, socket.socket], tmp_path: Path
+) -> None:
     """The operating system drops sent descriptors if the receiver has no free descriptor number."""
     own, other = raw
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -9,8 +9,12 @@ import pytest
 
 from hpo.process.messages import EvaluationRequest, GroupTicket, ObjectiveEnd
 
-TICKET = GroupTicket("group", 0, 2, 1, "gloo", [0], "/proc/1/fd/3", ["127.0.0.1", 0], 600.0, {"RANK": "0"})
-REQUEST = EvaluationRequest({"lr": 0.1}, 7, 3, "trials/3", TICKET, 0, None, "parent.safetensors", False, False)
+TICKET = GroupTicket(
+    "group", 0, 2, 1, "gloo", [0], "/proc/1/fd/3", ["127.0.0.1", 0], 600.0, {"RANK": "0"}
+)
+REQUEST = EvaluationRequest(
+    {"lr": 0.1}, 7, 3, "trials/3", TICKET, 0, None, "parent.safetensors", False, False
+)
 
 
 @pytest.mark.parametrize("request_sent", [REQUEST, replace(REQUEST, ticket=None)])

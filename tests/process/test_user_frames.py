@@ -17,7 +17,9 @@ COLLECTIVE = FrameSummary("/lib/torch/distributed/distributed_c10d.py", 2000, "a
 OBJECTIVE = FrameSummary("/home/search.py", 10, "objective")
 
 
-@pytest.mark.parametrize("name", ["advance_to_loss", "call_gather_function", "ObjectiveCall.advance_to_loss"])
+@pytest.mark.parametrize(
+    "name", ["advance_to_loss", "call_gather_function", "ObjectiveCall.advance_to_loss"]
+)
 def test_frames_below_call_of_objective_are_selected(name: str) -> None:
     frames = [FrameSummary(RUNNER, 1, "run"), FrameSummary(RUNNER, 2, name), OBJECTIVE, COLLECTIVE]
     assert select_objective_frames(frames) == [OBJECTIVE, COLLECTIVE]
@@ -26,7 +28,12 @@ def test_frames_below_call_of_objective_are_selected(name: str) -> None:
 def test_trainer_that_joins_its_group_runs_no_objective() -> None:
     """Otherwise a slow connection would count as an objective that hangs in a collective."""
     joining = FrameSummary(str(Path(trainer_group.__file__)), 3, "join")
-    frames = [FrameSummary(RUNNER, 1, "run"), FrameSummary(RUNNER, 2, "_enter_group"), joining, COLLECTIVE]
+    frames = [
+        FrameSummary(RUNNER, 1, "run"),
+        FrameSummary(RUNNER, 2, "_enter_group"),
+        joining,
+        COLLECTIVE,
+    ]
     assert select_objective_frames(frames) == []
 
 

@@ -17,7 +17,8 @@ for part in (SleepingComm(MPI.COMM_SELF), halves, comm):
         assert part.bcast({"from": part.rank, "much": bytes(300_000)}, root)["from"] == root
     part.barrier()
 
-# Everybody sends a megabyte to everybody, itself included, before anybody receives: blocking sends would wait for ever.
+# Everybody sends a megabyte to everybody, itself included, before anybody receives: blocking sends
+# would wait for ever.
 for dest in range(comm.size):
     comm.send((comm.rank, bytes(1_000_000)), dest, tag=7)
 half_of_them = [comm.recv(source=source, tag=7)[0] for source in range(comm.size // 2)]

@@ -1,7 +1,7 @@
 """Train networks with each parallel strategy on a worker, and with a plain loop. Rank 0 prints a line of JSON.
 
-The first argument is the number of ranks. The second argument is a list of functions below, separated by commas. Each
-of them compares losses, states or parameters.
+The first argument is the number of ranks. The second argument is a list of functions below,
+separated by commas. Each of them compares losses, states or parameters.
 """
 
 import itertools
@@ -51,7 +51,9 @@ class Numbers:
             self.inputs, self.targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
         else:
             self.targets = torch.randint(0, 3, (count,), generator=drawn)
-            self.inputs = torch.randn(count, *shape, generator=drawn) + self.targets.view(-1, 1, 1, 1)
+            self.inputs = torch.randn(count, *shape, generator=drawn) + self.targets.view(
+                -1, 1, 1, 1
+            )
             self.inputs = self.inputs.to(dtype)
 
     def __len__(self) -> int:
@@ -108,7 +110,9 @@ class Block(nn.Module):
         self.more = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
 
     def forward(self, x):
-        q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        q, k, v = (
+            t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1)
+        )
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.drop(self.out(seen))
         return x + self.more(x)
@@ -123,7 +127,9 @@ def convolutional(norm: bool, dropped: bool, textbook: bool = False) -> nn.Seque
 
 def transformer(textbook: bool = False) -> nn.Sequential:
     torch.manual_seed(SEED)
-    return nn.Sequential(Words(), *(Block(layer, textbook) for layer in range(3)), nn.Linear(16, 11))
+    return nn.Sequential(
+        Words(), *(Block(layer, textbook) for layer in range(3)), nn.Linear(16, 11)
+    )
 
 
 NETWORKS = {
@@ -157,18 +163,23 @@ RECIPES = {
     "conv-norm": replace(RECIPE, schedule="step", gamma=0.5, clip=0.0),
     "conv-dropout": replace(RECIPE, optimizer="adadelta", lr=0.5, schedule="constant"),
     "conv-norm-dropout": RECIPE,
-    "transformer": replace(RECIPE, optimizer="adamw", schedule="one-cycle", warmup=0.3, label_smoothing=0.1),
+    "transformer": replace(
+        RECIPE, optimizer="adamw", schedule="one-cycle", warmup=0.3, label_smoothing=0.1
+    ),
 }
 
 
 def data_of(name: str) -> tuple[Numbers, Numbers]:
     shape = (9,) if name == "transformer" else (2, 6, 6)
     dtype = torch.float64 if name == "resnet" else torch.float32
-    train = TRAIN - 1 if name == "resnet" else TRAIN  # a batch of one image is one value in its last layers
+    # A batch of one image is one value in its last layers.
+    train = TRAIN - 1 if name == "resnet" else TRAIN
     return Numbers(train, shape, 1, dtype), Numbers(VALIDATION, shape, 2, dtype)
 
 
-def textbook(name: str, accumulate: int = 1, epochs: int = EPOCHS) -> tuple[list[float], list[float]]:
+def textbook(
+    name: str, accumulate: int = 1, epochs: int = EPOCHS
+) -> tuple[list[float], list[float]]:
     """Train with a plain loop on the first rank.
 
     Return the losses of all steps, and the validation losses, on all ranks.
@@ -189,13 +200,17 @@ def train_alone(name: str, accumulate: int, epochs: int) -> tuple[list[float], l
         for batch in torch.randperm(len(train), generator=drawn).split(BATCH):
             inputs, targets = train.get_batch(batch)
             if recipe.augmentation != "none":
-                inputs = augment_images(inputs, torch.rand(len(batch), 3, generator=drawn), recipe.augmentation)
+                inputs = augment_images(
+                    inputs, torch.rand(len(batch), 3, generator=drawn), recipe.augmentation
+                )
             optimizer.zero_grad()
             total = 0.0
             size = -(-len(batch) // accumulate)
             for part, wanted in zip(inputs.split(size), targets.split(size), strict=True):
                 outputs = net(part).flatten(0, -2)
-                loss = F.cross_entropy(outputs, wanted.flatten(), label_smoothing=recipe.label_smoothing)
+                loss = F.cross_entropy(
+                    outputs, wanted.flatten(), label_smoothing=recipe.label_smoothing
+                )
                 loss = loss * len(part) / len(batch)
                 loss.backward()
                 total += loss.item()
@@ -239,7 +254,9 @@ def start(name: str, settings: ParallelSettings) -> tuple[SharedTraining, Any]:
 
     def make_optimizer(model):
         groups = decay_weights(model, recipe.weight_decay)
-        optimizer, schedule = optimizer_by_hand(recipe, groups, recipe.epochs, math.ceil(len(data[0]) / BATCH))
+        optimizer, schedule = optimizer_by_hand(
+            recipe, groups, recipe.epochs, math.ceil(len(data[0]) / BATCH)
+        )
         schedules.append(schedule)
         return optimizer
 
@@ -249,7 +266,9 @@ def start(name: str, settings: ParallelSettings) -> tuple[SharedTraining, Any]:
     return training, schedules[0]
 
 
-def trained(name: str, settings: ParallelSettings) -> tuple[list[float], list[float], SharedTraining]:
+def trained(
+    name: str, settings: ParallelSettings
+) -> tuple[list[float], list[float], SharedTraining]:
     """Train on all ranks of the worker. Return the losses of all steps, the validation losses, and the training."""
     training, schedule = start(name, settings)
     losses, validated = [], []
@@ -265,15 +284,24 @@ def trained(name: str, settings: ParallelSettings) -> tuple[list[float], list[fl
 
 def difference(one: list[float], other: list[float]) -> float:
     assert len(one) == len(other)
-    return max(abs(a - b) / abs(b) if math.isfinite(a) else math.inf for a, b in zip(one, other, strict=True))
+    return max(
+        abs(a - b) / abs(b) if math.isfinite(a) else math.inf
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def ways(name: str) -> list[ParallelSettings]:
     """Return the settings with which a network has the same losses as in a plain loop over whole batches."""
     found = [ParallelSettings(parallel) for parallel in ("replicate", "shard", "pipeline")]
     if "norm" not in name:  # statistics of a part of a batch are others
-        found += [ParallelSettings(parallel, accumulate=3) for parallel in ("replicate", "shard", "pipeline")]
-        found += [ParallelSettings("pipeline", microbatches=4), ParallelSettings("pipeline", "float32", 2, 3)]
+        found += [
+            ParallelSettings(parallel, accumulate=3)
+            for parallel in ("replicate", "shard", "pipeline")
+        ]
+        found += [
+            ParallelSettings("pipeline", microbatches=4),
+            ParallelSettings("pipeline", "float32", 2, 3),
+        ]
     return found
 
 
@@ -299,12 +327,14 @@ def several() -> None:
     """
     devices, worker.devices = worker.devices, worker.devices * 2
     for name, settings in itertools.product(
-        ("conv-dropout", "transformer"), (ParallelSettings("pipeline"), ParallelSettings("pipeline", microbatches=3))
+        ("conv-dropout", "transformer"),
+        (ParallelSettings("pipeline"), ParallelSettings("pipeline", microbatches=3)),
     ):
         expected, validated = textbook(name)
         got, also, training = trained(name, settings)
         told[f"{name} {settings}"] = [difference(got, expected), difference(also, validated)]
-    told["whole"] = [len(gather_weights(training.model)), len(NETWORKS[name](False).state_dict())]  # on the leader
+    # On the leader.
+    told["whole"] = [len(gather_weights(training.model)), len(NETWORKS[name](False).state_dict())]
     told["parts"] = worker.comm.allgather(len(training.model.stage.parts))
     worker.devices = devices
 
@@ -312,8 +342,9 @@ def several() -> None:
 def exact() -> None:
     """Compare the losses of ResNet-18 with those of a plain loop, in float64.
 
-    In float32, the losses depend on the order of a batch's samples: after five steps, they differ in the second digit.
-    One epoch has three steps. The third step depends on the momentum and on the batch statistics of the first two.
+    In float32, the losses depend on the order of a batch's samples: after five steps, they differ
+    in the second digit. One epoch has three steps. The third step depends on the momentum and on
+    the batch statistics of the first two.
     """
     NETWORKS["resnet"], RECIPES["resnet"] = resnet, replace(RECIPE, weight_decay=5e-4, epochs=1)
     expected, validated = textbook("resnet", epochs=1)
@@ -335,13 +366,18 @@ def mixed() -> None:
         expected, validated = textbook(name)
         for parallel in ("replicate", "shard", "pipeline"):
             got, also, _ = trained(name, ParallelSettings(parallel, precision))
-            told[f"{name} {parallel} {precision}"] = [difference(got, expected), difference(also, validated)]
+            told[f"{name} {parallel} {precision}"] = [
+                difference(got, expected),
+                difference(also, validated),
+            ]
     RECIPES["conv-norm"] = before
 
 
 def state() -> None:
     """Report the losses of a plain network and of each strategy that load the whole state, and the size of a part."""
-    for name, parallel in itertools.product(("conv-norm", "transformer"), ("replicate", "shard", "pipeline")):
+    for name, parallel in itertools.product(
+        ("conv-norm", "transformer"), ("replicate", "shard", "pipeline")
+    ):
         settings = ParallelSettings(parallel)
         _, validated, training = trained(name, settings)
         whole = worker.comm.bcast(gather_state(training.model, training.optimizer))
@@ -357,7 +393,11 @@ def state() -> None:
         blocks = [sum(p.numel() for p in block.parameters()) for block in plain]
         # Parameters, gradients and AdamW's or momentum's state, of four bytes each.
         each = 4 if name == "transformer" else 3
-        told[f"size {name} {parallel}"] = [max(ours), 4 * each * sum(blocks), 4 * each * max(blocks)]
+        told[f"size {name} {parallel}"] = [
+            max(ours),
+            4 * each * sum(blocks),
+            4 * each * max(blocks),
+        ]
 
 
 def root() -> None:
@@ -369,7 +409,9 @@ def root() -> None:
     optimizer.step()
     with torch.no_grad():
         network.eval()(torch.ones(2, 4))  # It leaves the parameters gathered.
-    told["sizes"] = [value.numel() for value in gather_state(network, optimizer)["optimizer"].values()]
+    told["sizes"] = [
+        value.numel() for value in gather_state(network, optimizer)["optimizer"].values()
+    ]
 
 
 def plain_values() -> None:
@@ -387,13 +429,18 @@ def plain_values() -> None:
     whole = worker.comm.bcast(gather_state(model, optimizer))
     again = torch.optim.LBFGS(model.parameters())
     load_state(model, again, whole)
-    told["steps"] = [state["n_iter"] for made in (optimizer, again) for state in made.state.values() if state]
+    told["steps"] = [
+        state["n_iter"] for made in (optimizer, again) for state in made.state.values() if state
+    ]
 
 
 def scaler() -> None:
     """Report a parameter on each rank after two steps. In the first step, the last rank has an infinite gradient."""
     parameter = nn.Parameter(torch.ones(3))
-    optimizer, scaler = torch.optim.SGD([parameter], lr=1.0), SharedGradScaler(torch.device("cpu"), "float16")
+    optimizer, scaler = (
+        torch.optim.SGD([parameter], lr=1.0),
+        SharedGradScaler(torch.device("cpu"), "float16"),
+    )
     for gradient in (math.inf if worker.rank == worker.size - 1 else 512.0, 512.0):
         parameter.grad = torch.full((3,), gradient)
         scaler.step(optimizer)

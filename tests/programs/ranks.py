@@ -41,7 +41,11 @@ def _become_rank(rank, size, store, run, seed):
         torch.set_num_threads(1)  # networks this small are computed faster so
         group = TrainerGroup()
         address, environment = ["127.0.0.1", 0], {"GLOO_SOCKET_IFNAME": "lo"}
-        group.join(GroupTicket("group", rank, size, 0, "gloo", [], str(store), address, SECONDS, environment))
+        group.join(
+            GroupTicket(
+                "group", rank, size, 0, "gloo", [], str(store), address, SECONDS, environment
+            )
+        )
         run(group.make_worker(seed, WorkerCallbacks()))
         dist.destroy_process_group()
         status = 0

@@ -1,7 +1,8 @@
 """Run one command after the other on the ranks of one MPI job: mpirun -n 4 python serve_jobs.py JOBS TEMPLATES.
 
-Each rank connects to the socket JOBS, from which it gets all commands. `tests.support.job_server` is the other end. The
-templates of the commands (processes that trainers are forked from) are forked by serve_templates.py at TEMPLATES.
+Each rank connects to the socket JOBS, from which it gets all commands. `tests.support.job_server`
+is the other end. The templates of the commands (processes that trainers are forked from) are forked
+by serve_templates.py at TEMPLATES.
 """
 
 import gc
@@ -25,7 +26,9 @@ from tests.support.forked_template import fork_templates, run_python
 
 JOBS, TEMPLATES = sys.argv[1:3]
 # The variables that mpirun has set for this rank.
-OWN_VARIABLES = {name: value for name, value in os.environ.items() if name not in make_plain_environment()}
+OWN_VARIABLES = {
+    name: value for name, value in os.environ.items() if name not in make_plain_environment()
+}
 
 
 class CommandEnd(BaseException):

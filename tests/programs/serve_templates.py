@@ -1,9 +1,10 @@
 """Fork templates from a process with torch: serve_templates.py SOCKET PID.
 
-A rank sends a template's environment, folder, umask and paths, with the descriptors of its listening socket and its
-output. It gets "forked", and later the exit status. If the rank closes its connection, the template is killed. This
-process ends with the process number PID. A forked process shows the environment variables of this process in /proc, so
-a template gets the mark of its job (see `tests.support.chaos`) as its name too, and so do its trainers.
+A rank sends a template's environment, folder, umask and paths, with the descriptors of its
+listening socket and its output. It gets "forked", and later the exit status. If the rank closes its
+connection, the template is killed. This process ends with the process number PID. A forked process
+shows the environment variables of this process in /proc, so a template gets the mark of its job
+(see `tests.support.chaos`) as its name too, and so do its trainers.
 """
 
 import gc

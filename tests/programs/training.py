@@ -13,13 +13,17 @@ from search_spaces.digits_cnn import Net, Settings, objective, prepare
 from tests.programs.ranks import run_ranks
 from tests.programs.tell import tell
 
-# Nothing divides by 2 or 3. 193 samples in batches of 32 leave one of a single sample: an empty share on most ranks.
+# Nothing divides by 2 or 3. 193 samples in batches of 32 leave one of a single sample: an empty
+# share on most ranks.
 EPOCHS, BATCH, TRAIN, VALIDATION, SEED = 3, 32, 193, 101, 7
 PARAMS: dict[str, Any] = {"conv_layers": 3, "activation": "tanh", "lr": 0.3, "gamma": 0.8}
 SETTINGS = Settings(EPOCHS, BATCH)
 
 parts = {"train": TRAIN, "validation": VALIDATION}
-data = {part: tuple(tensor[: parts[part]] for tensor in tensors) for part, tensors in prepare(SETTINGS).items()}
+data = {
+    part: tuple(tensor[: parts[part]] for tensor in tensors)
+    for part, tensors in prepare(SETTINGS).items()
+}
 
 
 def by_the_book() -> list[float]:

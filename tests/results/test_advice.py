@@ -46,11 +46,18 @@ from tests.support.runs import QUICK, START_SECONDS, add_evaluation, make_run
 
 
 def test_bound_advice_names_a_crowded_upper_bound() -> None:
-    advice = find_by_kind(make_result(make_crowded_search(64, compute_distant_loss, lr=1.0)), "bounds")
+    advice = find_by_kind(
+        make_result(make_crowded_search(64, compute_distant_loss, lr=1.0)), "bounds"
+    )
     assert advice is not None
     assert advice.text == "Widen the search space, if such values make sense: lr above 1."
-    assert advice.evidence.startswith("Of the best 5, 5 have lr at its upper bound; and the nearer to it,")
-    assert advice.command == "run_islands.py my.py --set epochs=10 --set 'data=my data' --warm-start runs/x"
+    assert advice.evidence.startswith(
+        "Of the best 5, 5 have lr at its upper bound; and the nearer to it,"
+    )
+    assert (
+        advice.command
+        == "run_islands.py my.py --set epochs=10 --set 'data=my data' --warm-start runs/x"
+    )
 
 
 def test_bound_advice_names_lower_bounds_of_float_and_int() -> None:
@@ -65,14 +72,22 @@ def test_bound_advice_names_lower_bounds_of_float_and_int() -> None:
 
 @pytest.mark.parametrize(
     ("parameter", "bound"),
-    [(Float(-8e307, 8e307), "8e+307"), (Float(5e-324, 1e308, log=True), "1e+308"), (Int(0, 2**53), "9.007e+15")],
+    [
+        (Float(-8e307, 8e307), "8e+307"),
+        (Float(5e-324, 1e308, log=True), "1e+308"),
+        (Int(0, 2**53), "9.007e+15"),
+    ],
 )
 def test_bound_advice_handles_ranges_of_any_size(parameter: Float | Int, bound: str) -> None:
     low, high = parameter.limits
     space, step = SearchSpace(x=parameter), high / 50 - low / 50
     values = [{"x": parameter.decode(high - step * max(0, trial - 9))} for trial in range(60)]
-    evaluations = [make_ended(trial, float(trial), params=params) for trial, params in enumerate(values)]
-    advice = find_by_kind(make_result(evaluations, distributions=space.make_distributions()), "bounds")
+    evaluations = [
+        make_ended(trial, float(trial), params=params) for trial, params in enumerate(values)
+    ]
+    advice = find_by_kind(
+        make_result(evaluations, distributions=space.make_distributions()), "bounds"
+    )
     assert advice is not None
     assert advice.text.endswith(f": x above {bound}.")
 
@@ -84,7 +99,9 @@ def test_bound_advice_keeps_log_integers_above_zero() -> None:
     space = SearchSpace(x=Int(1, 9, log=True), y=Int(2, 9, log=True))
     evaluations = draw_search(60, loss, space=space)
     evaluations += [make_ended(trial, 2.9, params={"x": 1, "y": 2}) for trial in range(60, 70)]
-    advice = find_by_kind(make_result(evaluations, distributions=space.make_distributions()), "bounds")
+    advice = find_by_kind(
+        make_result(evaluations, distributions=space.make_distributions()), "bounds"
+    )
     assert advice is not None
     assert advice.text.endswith(": y below 2.")
 
@@ -94,46 +111,69 @@ def test_bound_advice_ignores_unimportant_parameters() -> None:
         return float((params["gamma"] - 0.5) ** 2 + 0.01)
 
     late = [
-        replace(evaluation, loss=evaluation.loss / 100) for evaluation in make_crowded_search(128, loss, lr=1.0)[64:]
+        replace(evaluation, loss=evaluation.loss / 100)
+        for evaluation in make_crowded_search(128, loss, lr=1.0)[64:]
     ]
     evaluations = [*draw_search(64, loss), *late]
     best = sorted(evaluations, key=lambda evaluation: evaluation.loss)[:5]
-    assert all(evaluation.params["lr"] == 1.0 for evaluation in best), "the best must lie at the bound"
+    assert all(evaluation.params["lr"] == 1.0 for evaluation in best), (
+        "the best must lie at the bound"
+    )
     assert find_by_kind(make_result(evaluations), "bounds") is None
 
 
 def test_bound_advice_needs_enough_evaluations_and_values() -> None:
-    assert find_by_kind(make_result(make_crowded_search(19, compute_distant_loss, lr=1.0)), "bounds") is None
+    assert (
+        find_by_kind(make_result(make_crowded_search(19, compute_distant_loss, lr=1.0)), "bounds")
+        is None
+    )
     space = SearchSpace(n=Int(1, 3), x=Float(0.0, 1.0))
-    few = draw_search(64, lambda params: float(params["n"] + params["x"] * (1 - params["x"])), space=space)
+    few = draw_search(
+        64, lambda params: float(params["n"] + params["x"] * (1 - params["x"])), space=space
+    )
     best = sorted(few, key=lambda evaluation: evaluation.loss)[:5]
     assert all(evaluation.params["n"] == 1 for evaluation in best)
-    assert find_by_kind(make_result(few, distributions=space.make_distributions()), "bounds") is None
+    assert (
+        find_by_kind(make_result(few, distributions=space.make_distributions()), "bounds") is None
+    )
 
 
 def test_bound_advice_on_random_search_is_rare() -> None:
     def loss(params: Mapping[str, Any]) -> float:
         return float((math.log10(params["lr"]) + 1.5) ** 2 + (params["gamma"] - 0.5) ** 2)
 
-    alarms = sum(find_by_kind(make_result(draw_search(40, loss, seed)), "bounds") is not None for seed in range(300))
+    alarms = sum(
+        find_by_kind(make_result(draw_search(40, loss, seed)), "bounds") is not None
+        for seed in range(300)
+    )
     assert alarms <= 3
 
 
-def fail_where(evaluations: Sequence[Evaluation], fails: Callable[[dict[str, Any]], bool]) -> list[Evaluation]:
+def fail_where(
+    evaluations: Sequence[Evaluation], fails: Callable[[dict[str, Any]], bool]
+) -> list[Evaluation]:
     """Return evaluations of which some have failed, as if the memory was exhausted."""
-    failure: dict[str, Any] = {"state": "failed", "loss": math.inf, "failure": "rank 1: OutOfMemoryError: 3 GiB"}
+    failure: dict[str, Any] = {
+        "state": "failed",
+        "loss": math.inf,
+        "failure": "rank 1: OutOfMemoryError: 3 GiB",
+    }
     return [replace(e, **failure) if fails(e.params) else e for e in evaluations]
 
 
 def test_failure_advice_names_the_region_of_two_parameters() -> None:
-    ended = fail_where(draw_search(60, compute_distant_loss), lambda p: p["layers"] >= 4 and p["gamma"] >= 0.4)
+    ended = fail_where(
+        draw_search(60, compute_distant_loss), lambda p: p["layers"] >= 4 and p["gamma"] >= 0.4
+    )
     advice = find_by_kind(make_result(ended), "failures")
     assert advice is not None
     failed = [e for e in ended if e.state == "failed"]
     lowest = min(e.params["gamma"] for e in failed)
     assert len(failed) > 10
     where = f"gamma >= {format_value(lowest)} and layers >= 4"
-    assert advice.text == f"Exclude {where} from the search space, or make such evaluations possible."
+    assert (
+        advice.text == f"Exclude {where} from the search space, or make such evaluations possible."
+    )
     count = len(failed)
     assert advice.evidence == (
         f"{count} of {count} failures have {where}, and {count} of the {count} evaluations there failed. "
@@ -179,7 +219,10 @@ def test_failure_advice_names_the_region_of_one_reason() -> None:
     lowest = max(e.params["gamma"] for e in others)
     region = kinds[1].region
     assert region is not None
-    assert (region.conditions[0], len(region.failed)) == (f"gamma <= {format_value(lowest)}", len(others))
+    assert (region.conditions[0], len(region.failed)) == (
+        f"gamma <= {format_value(lowest)}",
+        len(others),
+    )
 
 
 def test_failure_region_counts_promoted_evaluations_once() -> None:
@@ -199,12 +242,18 @@ def test_failure_region_counts_promoted_evaluations_once() -> None:
 def test_failure_advice_shows_a_failure_of_the_region() -> None:
     ended = fail_where(draw_search(60, compute_distant_loss), lambda p: p["layers"] >= 5)
     other = make_ended(
-        60, math.inf, "failed", failure="rank 0: OSError: no data", params={**ended[0].params, "layers": 1}
+        60,
+        math.inf,
+        "failed",
+        failure="rank 0: OSError: no data",
+        params={**ended[0].params, "layers": 1},
     )
     advice = find_by_kind(make_result([*ended, other]), "failures")
     assert advice is not None
     assert "OSError" not in advice.evidence
-    assert advice.command == f"hpo show runs/x {[e for e in ended if e.state == 'failed'][-1].trial}"
+    assert (
+        advice.command == f"hpo show runs/x {[e for e in ended if e.state == 'failed'][-1].trial}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -246,10 +295,16 @@ def test_failing_parameter_is_not_to_be_widened() -> None:
 
 def test_failure_advice_handles_inactive_parameters() -> None:
     ended = [
-        make_ended(trial, 1.0, params={"act": "ab"[trial % 2]} | ({"lr": 0.01 * (1 + trial)} if trial % 2 else {}))
+        make_ended(
+            trial,
+            1.0,
+            params={"act": "ab"[trial % 2]} | ({"lr": 0.01 * (1 + trial)} if trial % 2 else {}),
+        )
         for trial in range(60)
     ]
-    advice = find_by_kind(make_result(fail_where(ended, lambda p: p.get("lr", 0) > 0.3)), "failures")
+    advice = find_by_kind(
+        make_result(fail_where(ended, lambda p: p.get("lr", 0) > 0.3)), "failures"
+    )
     assert advice is not None
     assert advice.text.startswith("Exclude lr >= 0.32 from")
 
@@ -258,7 +313,10 @@ def test_failure_advice_is_absent_without_a_region() -> None:
     drawn = draw_search(60, compute_distant_loss)
     assert find_by_kind(make_result(drawn), "failures") is None
     assert find_by_kind(make_result(fail_where(drawn, lambda _: True)), "failures") is None
-    assert find_by_kind(make_result(fail_where(drawn[:5], lambda p: p["act"] == "b")), "failures") is None
+    assert (
+        find_by_kind(make_result(fail_where(drawn[:5], lambda p: p["act"] == "b")), "failures")
+        is None
+    )
 
 
 def test_failure_advice_on_random_failures_is_rare() -> None:
@@ -266,7 +324,9 @@ def test_failure_advice_on_random_failures_is_rare() -> None:
     for seed in range(300):
         draws = random.Random(seed)
         ended = [
-            make_ended(trial, e.loss, "failed" if draws.random() < 0.2 else "complete", params=e.params)
+            make_ended(
+                trial, e.loss, "failed" if draws.random() < 0.2 else "complete", params=e.params
+            )
             for trial, e in enumerate(draw_search(40, compute_distant_loss, seed))
         ]
         alarms += find_by_kind(make_result(ended), "failures") is not None
@@ -289,33 +349,53 @@ def test_epoch_advice_if_losses_still_fall_doubles_epochs() -> None:
 @pytest.mark.parametrize("epochs", [None, "10", True, 10.0, 0, -1, [10]])
 def test_epoch_advice_without_integer_epochs_has_no_command(epochs: object) -> None:
     for settings in ({"epochs": epochs}, {}):
-        advice = find_by_kind(make_result(make_curves(compute_falling_loss), {"settings": settings}), "epochs")
+        advice = find_by_kind(
+            make_result(make_curves(compute_falling_loss), {"settings": settings}), "epochs"
+        )
         assert advice is not None
         assert advice.command == ""
 
 
 def test_epoch_advice_is_absent_if_losses_converged() -> None:
-    assert find_by_kind(make_result(make_curves(lambda epoch: 0.1 + 2.0**-epoch)), "epochs") is None, (
-        "more epochs would gain little"
-    )
+    assert (
+        find_by_kind(make_result(make_curves(lambda epoch: 0.1 + 2.0**-epoch)), "epochs") is None
+    ), "more epochs would gain little"
     assert find_by_kind(make_result(make_curves(compute_falling_loss, epochs=3)), "epochs") is None
     assert find_by_kind(make_result(make_curves(compute_falling_loss)[:4]), "epochs") is None
-    assert find_by_kind(make_result(make_curves(lambda epoch: compute_falling_loss(min(epoch, 9)))), "epochs") is None
+    assert (
+        find_by_kind(
+            make_result(make_curves(lambda epoch: compute_falling_loss(min(epoch, 9)))), "epochs"
+        )
+        is None
+    )
     jumps = make_curves(compute_falling_loss)
     jumps[4] = replace(jumps[4], curve={**jumps[4].curve, 3: 0.01})
-    assert find_by_kind(make_result(jumps), "epochs") is None, "one of the best five was lower at an earlier epoch"
+    assert find_by_kind(make_result(jumps), "epochs") is None, (
+        "one of the best five was lower at an earlier epoch"
+    )
     assert (
-        find_by_kind(make_result(make_curves(compute_falling_loss, imported_from="runs/before")), "epochs") is None
+        find_by_kind(
+            make_result(make_curves(compute_falling_loss, imported_from="runs/before")), "epochs"
+        )
+        is None
     ), "imported evaluations may have other epochs"
     assert (
-        find_by_kind(make_result(make_curves(lambda epoch: -compute_falling_loss(11 - epoch))), "epochs") is not None
+        find_by_kind(
+            make_result(make_curves(lambda epoch: -compute_falling_loss(11 - epoch))), "epochs"
+        )
+        is not None
     ), "below zero"
 
 
 def test_confirm_advice_if_second_best_is_close() -> None:
-    advice = find_by_kind(make_result([make_ended(0, 0.500), make_ended(1, 0.504), make_ended(2, 0.9)]), "confirm")
+    advice = find_by_kind(
+        make_result([make_ended(0, 0.500), make_ended(1, 0.504), make_ended(2, 0.9)]), "confirm"
+    )
     assert advice is not None
-    assert advice.evidence == "The losses of trials 0 and 1 differ by 0.79%, and each was trained once, with one seed."
+    assert (
+        advice.evidence
+        == "The losses of trials 0 and 1 differ by 0.79%, and each was trained once, with one seed."
+    )
     assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --confirm-seeds 3"
     same = find_by_kind(make_result([make_ended(0, 0.0), make_ended(1, 0.0)]), "confirm")
     assert same is not None
@@ -330,11 +410,16 @@ def test_advice_ignores_evaluations_with_a_parent() -> None:
     )
     still = make_curves(compute_falling_loss)
     assert find_by_kind(make_result(still), "epochs")
-    assert find_by_kind(make_result([*still[:-1], replace(still[-1], inherits=0)]), "epochs") is None
+    assert (
+        find_by_kind(make_result([*still[:-1], replace(still[-1], inherits=0)]), "epochs") is None
+    )
     near = make_crowded_search(64, compute_distant_loss, lr=1.0)
     assert find_by_kind(make_result(near), "bounds")
     assert (
-        find_by_kind(make_result([replace(each, inherits=0) if each.trial else each for each in near]), "bounds")
+        find_by_kind(
+            make_result([replace(each, inherits=0) if each.trial else each for each in near]),
+            "bounds",
+        )
         is None
     )
 
@@ -343,11 +428,19 @@ def test_confirm_advice_is_absent_if_clear_or_still_running() -> None:
     close = [make_ended(0, 0.500), make_ended(1, 0.504)]
     assert find_by_kind(make_result([make_ended(0, 0.5), make_ended(1, 0.52)]), "confirm") is None
     assert find_by_kind(make_result(close, {"budget": 3}), "confirm") is None
-    assert find_by_kind(make_result(close, {"budget": 3}, last_summary={"exhausted": True}), "confirm") is not None
-    assert find_by_kind(make_result(close, is_running=True, last_summary={}), "confirm") is None
-    assert find_by_kind(make_result(close, {"confirm_seeds": 2}), "confirm") is None, "the confirmation has not run yet"
     assert (
-        find_by_kind(make_result([make_ended(0, 0.5), make_ended(1, math.inf), make_ended(2, math.nan)]), "confirm")
+        find_by_kind(make_result(close, {"budget": 3}, last_summary={"exhausted": True}), "confirm")
+        is not None
+    )
+    assert find_by_kind(make_result(close, is_running=True, last_summary={}), "confirm") is None
+    assert find_by_kind(make_result(close, {"confirm_seeds": 2}), "confirm") is None, (
+        "the confirmation has not run yet"
+    )
+    assert (
+        find_by_kind(
+            make_result([make_ended(0, 0.5), make_ended(1, math.inf), make_ended(2, math.nan)]),
+            "confirm",
+        )
         is None
     )
 
@@ -371,18 +464,25 @@ def space_losses(mean: float, deviation: float, count: int) -> list[float]:
 
 def test_advice_if_bounds_are_wide_asks_for_more_seeds() -> None:
     advice = find_by_kind(
-        make_confirmed(space_losses(0.110, 0.010, 3), space_losses(0.112, 0.010, 3), space_losses(0.9, 0.01, 3)),
+        make_confirmed(
+            space_losses(0.110, 0.010, 3), space_losses(0.112, 0.010, 3), space_losses(0.9, 0.01, 3)
+        ),
         "confirm",
     )
     assert advice is not None
-    assert advice.text == "Confirm with 7 seeds, or take trial 0, which is worse than the best by 0.01798 at most."
+    assert (
+        advice.text
+        == "Confirm with 7 seeds, or take trial 0, which is worse than the best by 0.01798 at most."
+    )
     assert advice.evidence == (
         "With 3 other seeds each, trials 0 and 1 may be the best, and none is certain to be as good within 0.01, one "
         "standard deviation by seeds."
     )
     assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --confirm-seeds 7"
     enough = [space_losses(mean, 0.010, 7) for mean in (0.110, 0.112, 0.9)]
-    assert find_by_kind(make_confirmed(*enough), "confirm") is None, "the advised number of seeds is enough"
+    assert find_by_kind(make_confirmed(*enough), "confirm") is None, (
+        "the advised number of seeds is enough"
+    )
 
 
 def test_advice_names_the_cheapest_only_of_trials_within_bounds() -> None:
@@ -409,7 +509,9 @@ def test_confirm_advice_asks_for_three_seeds_at_least() -> None:
     assert find_by_kind(make_confirmed([0.10, 0.12, 0.11], [0.5, 0.51, 0.52]), "confirm") is None
     assert find_by_kind(make_confirmed([0.10, 0.12, 0.11]), "confirm") is None
     half = make_confirmed([0.10, 0.12, 0.11], [0.11, 0.13, 0.125])
-    waiting = replace(half, confirmations=[*half.confirmations, make_ended(9, 0.1, "waiting", confirms=1)])
+    waiting = replace(
+        half, confirmations=[*half.confirmations, make_ended(9, 0.1, "waiting", confirms=1)]
+    )
     assert find_by_kind(waiting, "confirm") is None
 
 
@@ -418,11 +520,16 @@ def test_advice_compares_huge_and_tiny_losses() -> None:
     for groups in (([1e308, -1e308], [1e308, -1e307]), tiny, huge):
         advice = find_by_kind(make_confirmed(*groups), "confirm")
         assert advice is not None
-        assert "trials 0 and 1 may be" in advice.evidence.replace("trials 1 and 0", "trials 0 and 1")
+        assert "trials 0 and 1 may be" in advice.evidence.replace(
+            "trials 1 and 0", "trials 0 and 1"
+        )
 
 
 def test_worker_advice_describes_workers_that_have_left() -> None:
-    left = ["worker 2 (rank 2 on n1, GPU 7) has left the run", "worker 3 (rank 3 on n1, GPU 8) has left the run"]
+    left = [
+        "worker 2 (rank 2 on n1, GPU 7) has left the run",
+        "worker 3 (rank 3 on n1, GPU 8) has left the run",
+    ]
     advice = find_advice(make_result([make_ended(0, 1.0)], broken_workers=left))[0]
     assert (advice.kind, advice.evidence) == ("worker", f"{left[0]}. {left[1]}.")
     assert find_by_kind(make_result([make_ended(0, 1.0)]), "worker") is None
@@ -437,7 +544,10 @@ def test_idle_advice_if_workers_wait_at_the_end() -> None:
     assert advice.evidence.startswith(
         "Workers were busy 29% of the time. They were mostly idle at the end, while other"
     )
-    assert advice.command == "run_islands.py my.py --set epochs=10 --set 'data=my data' --ranks-per-worker 4"
+    assert (
+        advice.command
+        == "run_islands.py my.py --set epochs=10 --set 'data=my data' --ranks-per-worker 4"
+    )
     odd = find_by_kind(
         make_result(
             evaluations,
@@ -452,8 +562,13 @@ def test_idle_advice_if_workers_wait_at_the_end() -> None:
 
 def test_idle_advice_if_evaluations_are_short() -> None:
     def advise(seconds: float) -> Advice | None:
-        evaluations = [replace(evaluation, ended=evaluation.started + seconds) for evaluation in make_flat_search(80)]
-        return find_by_kind(make_result(evaluations, last_summary=make_session_times(seconds / 10)), "idle")
+        evaluations = [
+            replace(evaluation, ended=evaluation.started + seconds)
+            for evaluation in make_flat_search(80)
+        ]
+        return find_by_kind(
+            make_result(evaluations, last_summary=make_session_times(seconds / 10)), "idle"
+        )
 
     advice = advise(0.2)
     assert advice is not None
@@ -475,7 +590,10 @@ def test_idle_advice_is_absent_if_busy_or_short() -> None:
         {},
     ):
         assert find_by_kind(make_result(evaluations, last_summary=ended), "idle") is None, ended
-    assert find_by_kind(make_result(evaluations[:4], last_summary=make_session_times(0.1)), "idle") is None
+    assert (
+        find_by_kind(make_result(evaluations[:4], last_summary=make_session_times(0.1)), "idle")
+        is None
+    )
     assert (
         find_by_kind(
             make_result(
@@ -510,7 +628,11 @@ def test_advice_accepts_any_losses(name: str, epochs: int) -> None:
         for trial, loss in enumerate(LOSSES[name]):
             curve = {epoch: loss * (epochs - epoch) for epoch in range(1, epochs + 1)}
             origin = "runs/before" if trial % 5 == 4 else ""
-            evaluations.append(make_ended(trial, loss, kinds[trial % len(kinds)], curve=curve, imported_from=origin))
+            evaluations.append(
+                make_ended(
+                    trial, loss, kinds[trial % len(kinds)], curve=curve, imported_from=origin
+                )
+            )
         for advice in find_advice(make_result(evaluations)):
             assert advice.text.endswith(".")
             assert "nan" not in advice.evidence
@@ -519,25 +641,46 @@ def test_advice_accepts_any_losses(name: str, epochs: int) -> None:
 def test_advice_accepts_edited_run_json_and_summary() -> None:
     evaluations = [
         *make_flat_search(),
-        *(replace(evaluation, trial=evaluation.trial + 64) for evaluation in make_curves(compute_falling_loss)),
+        *(
+            replace(evaluation, trial=evaluation.trial + 64)
+            for evaluation in make_curves(compute_falling_loss)
+        ),
     ]
-    huge = [*VALUES, "'", "run_islands.py '", "x.py " * 999, {"ranks": 10**30, "ranks_per_worker": 1}, [1] * 3]
+    huge = [
+        *VALUES,
+        "'",
+        "run_islands.py '",
+        "x.py " * 999,
+        {"ranks": 10**30, "ranks_per_worker": 1},
+        [1] * 3,
+    ]
     for value in huge:
         for name in ("command", "search_space"):
             if isinstance(value, str):
                 assert len(find_advice(make_result(evaluations, {name: value}))) == 1
         for name in ("worker_busy_fraction", "wall_seconds", "exhausted", "stopped"):
-            assert find_advice(make_result(evaluations, last_summary={**make_session_times(0.1), name: value}))
+            assert find_advice(
+                make_result(evaluations, last_summary={**make_session_times(0.1), name: value})
+            )
         find_advice(make_result(evaluations, {"settings": {"epochs": value, "\x1b": value}}))
         text = value if isinstance(value, str) else json.dumps(value)
-        more_epochs = find_by_kind(make_result(make_curves(compute_falling_loss), {"set": {"a": text}}), "epochs")
+        more_epochs = find_by_kind(
+            make_result(make_curves(compute_falling_loss), {"set": {"a": text}}), "epochs"
+        )
         assert more_epochs is not None
         assert (more_epochs.command == "") == (len(text) > 900)
 
 
 def test_resume_command_of_a_script_keeps_its_options() -> None:
     options = ["--space=lr=Float(1e-4, 1e-1)", "--loss=val_loss=(\\S+)", "--first-report=2"]
-    pairs = ["--space", "act=Categorical('a', 'b')", "--flag", "amp", "--resume-args", "--resume {folder}/last.pt"]
+    pairs = [
+        "--space",
+        "act=Categorical('a', 'b')",
+        "--flag",
+        "amp",
+        "--resume-args",
+        "--resume {folder}/last.pt",
+    ]
     program = ["--", "train.py", "--epochs", "3", "--space", "x"]
     words = [
         "hpo",
@@ -551,14 +694,32 @@ def test_resume_command_of_a_script_keeps_its_options() -> None:
         "asha",
         *program,
     ]
-    run_result = make_result([make_ended(0, 1.0)], {"command": shlex.join(words), "search_space": "train.py"})
+    run_result = make_result(
+        [make_ended(0, 1.0)], {"command": shlex.join(words), "search_space": "train.py"}
+    )
     assert sorted(shlex.split(run_result.format_resume_command("--confirm-seeds", "3"))) == sorted(
-        ["hpo", "search", *pairs, *options, "--run-dir", "runs/x", "--resume", "--confirm-seeds", "3", *program]
+        [
+            "hpo",
+            "search",
+            *pairs,
+            *options,
+            "--run-dir",
+            "runs/x",
+            "--resume",
+            "--confirm-seeds",
+            "3",
+            *program,
+        ]
     )
     assert shlex.split(run_result.format_resume_command())[-len(program) :] == program
-    assert shlex.split(run_result.format_confirm_command(3))[-len(program) - 2 :] == [*program, "--seed", "{seed}"]
+    assert shlex.split(run_result.format_confirm_command(3))[-len(program) - 2 :] == [
+        *program,
+        "--seed",
+        "{seed}",
+    ]
     seeded = make_result(
-        [make_ended(0, 1.0)], {"command": shlex.join([*words, "--s={seed}"]), "search_space": "train.py"}
+        [make_ended(0, 1.0)],
+        {"command": shlex.join([*words, "--s={seed}"]), "search_space": "train.py"},
     )
     assert seeded.format_confirm_command(3) == seeded.format_resume_command("--confirm-seeds", "3")
     bare = shlex.join(["run_islands.py", *options[:1], *program])
@@ -575,7 +736,9 @@ def test_resume_command_of_a_script_keeps_its_options() -> None:
 
 def test_advised_commands_are_quoted_for_the_shell() -> None:
     close = [make_ended(0, 0.500), make_ended(1, 0.504)]
-    run_result = make_result(close, {"command": "'my runs/go.py' 'a b.py'", "search_space": "a b.py"})
+    run_result = make_result(
+        close, {"command": "'my runs/go.py' 'a b.py'", "search_space": "a b.py"}
+    )
     advice = find_by_kind(replace(run_result, run_dir=Path("a'b; c")), "confirm")
     assert advice is not None
     words = ["my runs/go.py", "a b.py", "--run-dir", "a'b; c", "--resume", "--confirm-seeds", "3"]
@@ -585,12 +748,16 @@ def test_advised_commands_are_quoted_for_the_shell() -> None:
         assert bare is not None
         assert bare.command == "--run-dir runs/x --resume --confirm-seeds 3"
     installed = find_by_kind(
-        make_result(close, {"command": "hpo search 'a b.py' --seed 3", "search_space": "a b.py"}), "confirm"
+        make_result(close, {"command": "hpo search 'a b.py' --seed 3", "search_space": "a b.py"}),
+        "confirm",
     )
     assert installed is not None
     assert installed.command == "hpo search 'a b.py' --run-dir runs/x --resume --confirm-seeds 3"
     default = find_by_kind(
-        make_result(close, {"command": "run_islands.py", "search_space": "search_spaces/digits_cnn.py"}), "confirm"
+        make_result(
+            close, {"command": "run_islands.py", "search_space": "search_spaces/digits_cnn.py"}
+        ),
+        "confirm",
     )
     assert default is not None
     assert default.command.startswith("run_islands.py --run-dir")
@@ -612,7 +779,10 @@ def test_format_percent_and_list_are_readable() -> None:
 def advised_run(tmp_path: Path) -> Path:
     """Return the directory of a run that gives advice."""
     record = make_run(
-        tmp_path / "run", budget=5, command="run_islands.py --set '<b>=\x1b[31m'", set={"<b>": "\x1b[31m"}
+        tmp_path / "run",
+        budget=5,
+        command="run_islands.py --set '<b>=\x1b[31m'",
+        set={"<b>": "\x1b[31m"},
     )
     for trial in range(5):
         curve = {epoch: (1 + trial / 1000) * compute_falling_loss(epoch) for epoch in range(1, 5)}
@@ -620,7 +790,9 @@ def advised_run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_tables_and_report_show_advice(advised_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_report_show_advice(
+    advised_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call_hpo("top", advised_run) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out
@@ -629,24 +801,34 @@ def test_tables_and_report_show_advice(advised_run: Path, capsys: pytest.Capture
     assert advice.count("- ") == 2
     assert f"      run_islands.py --run-dir {advised_run} --resume --confirm-seeds 3\n" in advice
     assert "      run_islands.py --set '<b>=\\x1b[31m' --set epochs=8\n" in advice
-    assert max(map(len, (line for line in advice.splitlines() if not line.startswith("      ")))) <= 100
+    assert (
+        max(map(len, (line for line in advice.splitlines() if not line.startswith("      "))))
+        <= 100
+    )
     page = render_report(RunReader(advised_run), 10, START_SECONDS)
     section = page.split("<h3>What to do next</h3>")[1].split("</section>")[0]
     assert section.count("<li>") == section.count("<pre") == 2
-    assert "<strong>Train the best again with other seeds before you rely on the winner.</strong>" in section
+    assert (
+        "<strong>Train the best again with other seeds before you rely on the winner.</strong>"
+        in section
+    )
     assert "&lt;b&gt;" in section
     assert "<b>" not in page
     assert "<code>--confirm-seeds 3</code>" not in page, "the advice already contains it"
 
 
-def test_finalize_prints_advice_before_the_report_path(advised_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finalize_prints_advice_before_the_report_path(
+    advised_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     finalize_run(advised_run, None, load_problem(QUICK), None)
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["", "What to do next"]
     assert lines[-2:] == ["", f"The report is {advised_run}/report.html"]
 
 
-def test_tables_and_report_without_advice_show_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_report_without_advice_show_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     record = make_run(tmp_path / "run")
     for loss in (0.5, 0.7, 0.9):
         add_evaluation(record, curve={1: loss + 1, 2: loss})
@@ -661,7 +843,9 @@ def test_tables_and_report_without_advice_show_none(tmp_path: Path, capsys: pyte
     assert "<code>--confirm-seeds 3</code>" in page
 
 
-def test_advice_of_a_running_session_omits_confirm(advised_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice_of_a_running_session_omits_confirm(
+    advised_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = RunReader(advised_run)
     assert [advice.kind for advice in run.find_advice()] == ["confirm", "epochs"]
     monkeypatch.setattr(type(run.run_dir), "is_in_use", True)
@@ -669,4 +853,6 @@ def test_advice_of_a_running_session_omits_confirm(advised_run: Path, monkeypatc
     run.run_dir.summary_json.write_text("{}")
     assert [advice.kind for advice in run.find_advice()] == ["epochs"], "a user has edited it"
     run.run_dir.summary_json.write_text('{"stopped": null}')
-    assert [advice.kind for advice in run.find_advice()] == ["confirm", "epochs"], "the session has ended"
+    assert [advice.kind for advice in run.find_advice()] == ["confirm", "epochs"], (
+        "the session has ended"
+    )

@@ -27,18 +27,30 @@ from tests.support.runs import START_SECONDS, add_evaluation, make_run, start_se
 BACK = -7184.1  # duration of an evaluation in seconds, after the clock was set back
 
 
-def test_negative_duration_is_shown_as_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_negative_duration_is_shown_as_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     add_evaluation(make_run(tmp_path / "run"), seconds=BACK)
     run = RunReader(tmp_path / "run")
     (evaluation,) = run.read_evaluations()
     assert math.isnan(evaluation.seconds)
     assert "  best        ?  layers=1" in ProgressLines([], 1).format_line(evaluation)
     print_tables(summary := run.make_summary(1), Path("run"))
-    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:4:2]] == ["seconds", "?"]
-    assert json.loads(json.dumps(make_summary_content(summary), allow_nan=False))["best"]["seconds"] is None
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:4:2]] == [
+        "seconds",
+        "?",
+    ]
+    assert (
+        json.loads(json.dumps(make_summary_content(summary), allow_nan=False))["best"]["seconds"]
+        is None
+    )
     details = EvaluationLookup.read(run).collect_details(evaluation)
     assert make_json_content(details)["seconds"] is None
-    (ended,) = [line for line in format_evaluation(details, Path("run"), "", START_SECONDS) if line.startswith("ended")]
+    (ended,) = [
+        line
+        for line in format_evaluation(details, Path("run"), "", START_SECONDS)
+        if line.startswith("ended")
+    ]
     assert ended.endswith(", after an unknown time")
     table = make_evaluation_table(run)
     assert table.rows[0][list(table.column_types).index("seconds")] is None
@@ -50,10 +62,15 @@ def test_negative_duration_is_shown_as_unknown(tmp_path: Path, capsys: pytest.Ca
     page = render_report(run, 1, START_SECONDS)
     assert "it took an unknown time" in page
     assert "after the first evaluation began" not in page
-    assert (collect_results(evaluation), find_timestamp(evaluation)) == ({"lowest_loss": 0.5}, START_SECONDS)
+    assert (collect_results(evaluation), find_timestamp(evaluation)) == (
+        {"lowest_loss": 0.5},
+        START_SECONDS,
+    )
 
 
-def test_working_time_skips_negative_durations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_working_time_skips_negative_durations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     record = make_run(tmp_path / "run")
     for began, seconds in ((0.0, 10.0), (100.0, BACK), (105.0, 5.0)):
         add_evaluation(record, began=START_SECONDS + began, seconds=seconds)
@@ -64,7 +81,10 @@ def test_working_time_skips_negative_durations(tmp_path: Path, capsys: pytest.Ca
     assert compute_busy_fraction(evaluations[1:2], 1, since=0.0) is None
     print_times(wall_seconds=BACK, worker_busy_fraction=0.5)
     print_times(wall_seconds=90.0, worker_busy_fraction=0.5)
-    assert capsys.readouterr().out == "workers busy 50.0% of the time\n1 min 30 s, workers busy 50.0% of the time\n"
+    assert (
+        capsys.readouterr().out
+        == "workers busy 50.0% of the time\n1 min 30 s, workers busy 50.0% of the time\n"
+    )
     assert [format_duration(seconds) for seconds in (BACK, math.nan, 0.0)] == [
         "an unknown time",
         "an unknown time",
@@ -91,7 +111,9 @@ def test_warm_start_drops_negative_duration(tmp_path: Path) -> None:
     ended.datetime_complete = ended.datetime_start.replace(year=2001)
     before = optuna.create_study(study_name="before", storage=f"sqlite:///{tmp_path}/before.db")
     before.add_trial(ended)
-    record = start_session(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/before.db").open_record()
+    record = start_session(
+        tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/before.db"
+    ).open_record()
     (imported,) = record.read_evaluations()
     assert imported.loss == 0.5
     assert math.isnan(imported.seconds)

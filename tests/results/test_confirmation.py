@@ -10,7 +10,12 @@ from collections.abc import Callable, Sequence
 import pytest
 from scipy.stats import t
 
-from hpo.results.confirmation import ConfirmedIndividual, compare_confirmed, compute_margin, count_seeds_needed
+from hpo.results.confirmation import (
+    ConfirmedIndividual,
+    compare_confirmed,
+    compute_margin,
+    count_seeds_needed,
+)
 from hpo.store.evaluations import Evaluation
 from hpo.views.confirmation_text import describe_comparison
 from tests.support.evaluations import make_evaluation
@@ -23,7 +28,9 @@ def make_confirmation(trial: int, seed: int, loss: float, state: str = "complete
 def make_confirmations(groups: Sequence[Sequence[float]]) -> list[Evaluation]:
     """Return confirmations of trials 0, 1, ... The losses of each trial, one per seed, are a sequence in `groups`."""
     return [
-        make_confirmation(trial, seed, loss) for trial, group in enumerate(groups) for seed, loss in enumerate(group)
+        make_confirmation(trial, seed, loss)
+        for trial, group in enumerate(groups)
+        for seed, loss in enumerate(group)
     ]
 
 
@@ -46,7 +53,9 @@ def test_compare_ranks_by_failures_and_mean() -> None:
             make_confirmation(9, 3, math.inf, "running"),
         ]
     )
-    assert [entry.trial for entry in entries] == [4, 2, 9, 7], "a failed seed must count against trial 7"
+    assert [entry.trial for entry in entries] == [4, 2, 9, 7], (
+        "a failed seed must count against trial 7"
+    )
     assert [entry.failed for entry in entries] == [0, 0, 0, 1]
     assert entries[0].deviation == pytest.approx(0.1528, abs=1e-4)
     assert [entry.may_be_best for entry in entries] == [True, True, False, None]
@@ -92,17 +101,25 @@ def test_compare_without_randomness_or_with_single_losses(recwarn: pytest.Warnin
 
 
 def test_describe_confirmed_names_best_and_equally_good() -> None:
-    assert describe([[0.1, 0.2]]) == ["There is nothing to compare it with: --top-n 3 would confirm three."]
-    assert describe([[0.1], [0.2]]) == ["There are too few losses: nothing is compared with the best."]
+    assert describe([[0.1, 0.2]]) == [
+        "There is nothing to compare it with: --top-n 3 would confirm three."
+    ]
+    assert describe([[0.1], [0.2]]) == [
+        "There are too few losses: nothing is compared with the best."
+    ]
     assert describe([[0.1, 0.11], [0.9, 0.91]]) == [
         "Trial 0 is the best of these (95% confidence, Hsu's multiple comparisons with the best)."
     ]
     wide = describe([[0.1, 0.12, 0.14], [0.11, 0.13, 0.15], [0.9, 0.91, 0.92]])
-    assert wide[0].startswith("Trial 0 and trial 1 may be the best, and no other one (95% confidence")
+    assert wide[0].startswith(
+        "Trial 0 and trial 1 may be the best, and no other one (95% confidence"
+    )
     assert wide[1].startswith("None is certain to be as good as the best within 0.0")
     assert "trial 0 is at most 0.0" in wide[1]
     equal = [0.1, 0.12, 0.14] * 10
-    assert describe([equal, equal])[1].startswith("Trial 0 and trial 1 are as good as the best within 0.01")
+    assert describe([equal, equal])[1].startswith(
+        "Trial 0 and trial 1 are as good as the best within 0.01"
+    )
 
 
 def test_count_seeds_needed_suffices_for_the_first() -> None:
@@ -110,12 +127,21 @@ def test_count_seeds_needed_suffices_for_the_first() -> None:
         steps = [index - (count - 1) / 2 for index in range(count)]
         return [mean + step / statistics.stdev(steps) for step in steps]
 
-    needed = count_seeds_needed(compare_confirmed(make_confirmations([spread(1.0, 3), spread(1.2, 3)])), 30)
+    needed = count_seeds_needed(
+        compare_confirmed(make_confirmations([spread(1.0, 3), spread(1.2, 3)])), 30
+    )
     assert needed is not None
-    assert not compare_confirmed(make_confirmations([spread(1.0, needed - 1), spread(1.2, needed - 1)]))[0].as_good
-    assert compare_confirmed(make_confirmations([spread(1.0, needed), spread(1.2, needed)]))[0].as_good
+    assert not compare_confirmed(
+        make_confirmations([spread(1.0, needed - 1), spread(1.2, needed - 1)])
+    )[0].as_good
+    assert compare_confirmed(make_confirmations([spread(1.0, needed), spread(1.2, needed)]))[
+        0
+    ].as_good
     assert (
-        count_seeds_needed(compare_confirmed(make_confirmations([spread(1.0, 3), spread(1.2, 3)])), needed - 1) is None
+        count_seeds_needed(
+            compare_confirmed(make_confirmations([spread(1.0, 3), spread(1.2, 3)])), needed - 1
+        )
+        is None
     )
 
 
@@ -132,16 +158,22 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("means", "deviations", "seeds", "kept"), CASES)
-def test_compare_holds_in_simulated_runs(means: list[float], deviations: list[float], seeds: int, kept: float) -> None:
+def test_compare_holds_in_simulated_runs(
+    means: list[float], deviations: list[float], seeds: int, kept: float
+) -> None:
     """The bounds on the differences hold in 95% of the runs.
 
-    A trial that is five deviations worse is never as good as the best. A trial with an equal mean may be the best.
+    A trial that is five deviations worse is never as good as the best. A trial with an equal mean
+    may be the best.
     """
     runs, rng = 150, random.Random(0)
     drawn = [
         compare_confirmed(
             make_confirmations(
-                [[rng.gauss(m, s) for _ in range(seeds)] for m, s in zip(means, deviations, strict=True)]
+                [
+                    [rng.gauss(m, s) for _ in range(seeds)]
+                    for m, s in zip(means, deviations, strict=True)
+                ]
             )
         )
         for _ in range(runs)

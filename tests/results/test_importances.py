@@ -38,7 +38,9 @@ MATTER = {"a", "b", "kind"}
 
 def compute_loss(params: Mapping[str, Any]) -> float:
     """Return a loss. Of its variance, a causes 59%, b 20% and kind 21%."""
-    return float(3.0 * (params["a"] - 0.3) ** 2 + 1.2 * abs(params["b"] - 0.7) + KINDS[params["kind"]])
+    return float(
+        3.0 * (params["a"] - 0.3) ** 2 + 1.2 * abs(params["b"] - 0.7) + KINDS[params["kind"]]
+    )
 
 
 def draw_evaluations(count: int, loss: Loss, space: SearchSpace, seed: int = 0) -> list[Evaluation]:
@@ -71,8 +73,14 @@ def compute_by_name(evaluations: list[Evaluation], space: SearchSpace) -> dict[s
 
 @pytest.mark.slow
 def test_importances_of_converged_samples_are_those_of_the_space() -> None:
-    results = [compute_by_name(breed_evaluations(100, compute_loss, SPACE, seed), SPACE) for seed in range(8)]
-    significant = [{name for name, importance in found.items() if importance.is_significant} for found in results]
+    results = [
+        compute_by_name(breed_evaluations(100, compute_loss, SPACE, seed), SPACE)
+        for seed in range(8)
+    ]
+    significant = [
+        {name for name, importance in found.items() if importance.is_significant}
+        for found in results
+    ]
     assert [{*list(found)[:3]} for found in results].count(MATTER) >= 7
     assert significant.count(MATTER) >= 6
     assert sum(found["a"].share for found in results) / 8 == pytest.approx(0.59, abs=0.15)
@@ -93,7 +101,9 @@ def test_ped_anova_of_converged_sample_ranks_ignored_higher() -> None:
                 params=evaluation.params, distributions=distributions, value=evaluation.loss
             )
             study.add_trial(trial)
-        first += {*list(optuna.importance.get_param_importances(study, evaluator=evaluator))[:3]} == MATTER
+        first += {
+            *list(optuna.importance.get_param_importances(study, evaluator=evaluator))[:3]
+        } == MATTER
     assert first < 4, "the sample must mislead other importances"
 
 
@@ -101,9 +111,17 @@ def test_ped_anova_of_converged_sample_ranks_ignored_higher() -> None:
 def test_importances_of_60_parameters_find_important_ones() -> None:
     many = {f"other_{number}": Float(0, 1) for number in range(57)}
     space = SearchSpace(**many, a=Float(0, 1), b=Float(0, 1), kind=Categorical(*KINDS))
-    results = [compute_by_name(breed_evaluations(100, compute_loss, space, seed), space) for seed in range(4)]
+    results = [
+        compute_by_name(breed_evaluations(100, compute_loss, space, seed), space)
+        for seed in range(4)
+    ]
     assert [{*list(found)[:3]} for found in results].count(MATTER) >= 3
-    wrong = [name for found in results for name in found if name not in MATTER and found[name].is_significant]
+    wrong = [
+        name
+        for found in results
+        for name in found
+        if name not in MATTER and found[name].is_significant
+    ]
     assert len(wrong) <= 4, "4 of 228 may be wrong"
 
 
@@ -115,16 +133,22 @@ def test_importances_of_noise_are_not_significant() -> None:
 
 def test_importance_of_interaction_is_shared() -> None:
     space = SearchSpace(a=Float(0, 1), b=Float(0, 1), ignored=Float(0, 1))
-    found = compute_by_name(draw_evaluations(100, lambda p: (p["a"] - 0.5) * (p["b"] - 0.5), space), space)
+    found = compute_by_name(
+        draw_evaluations(100, lambda p: (p["a"] - 0.5) * (p["b"] - 0.5), space), space
+    )
     assert found["a"].share == pytest.approx(0.5, abs=0.05)
     assert found["b"].share == pytest.approx(0.5, abs=0.05)
     assert not found["ignored"].is_significant
 
 
 def test_importance_of_conditional_counts_its_share_of_space() -> None:
-    space = SearchSpace(kind=Categorical("a", "b", "c"), y=Float(0, 1, when={"kind": "a"}), x=Float(0, 1))
+    space = SearchSpace(
+        kind=Categorical("a", "b", "c"), y=Float(0, 1, when={"kind": "a"}), x=Float(0, 1)
+    )
     found = compute_by_name(draw_evaluations(200, lambda p: p["x"] + p.get("y", 0.5), space), space)
-    assert found["y"].share == pytest.approx(0.25, abs=0.07), "y must have a third of the variance of x"
+    assert found["y"].share == pytest.approx(0.25, abs=0.07), (
+        "y must have a third of the variance of x"
+    )
     assert found["x"].share == pytest.approx(0.75, abs=0.07)
     assert not found["kind"].is_significant
     worse = compute_by_name(draw_evaluations(200, lambda p: p.get("y", -9.0), space), space)
@@ -132,9 +156,14 @@ def test_importance_of_conditional_counts_its_share_of_space() -> None:
 
 
 def test_importances_of_diverging_losses_are_of_logarithms() -> None:
-    space = SearchSpace(lr=Float(1e-4, 1, log=True), width=Int(1, 64, log=True), ignored=Ordinal(1, 2, 4))
+    space = SearchSpace(
+        lr=Float(1e-4, 1, log=True), width=Int(1, 64, log=True), ignored=Ordinal(1, 2, 4)
+    )
     found = compute_by_name(
-        draw_evaluations(100, lambda p: math.exp(math.log10(p["lr"]) ** 2 + 4 * math.log(p["width"]) / 2), space), space
+        draw_evaluations(
+            100, lambda p: math.exp(math.log10(p["lr"]) ** 2 + 4 * math.log(p["width"]) / 2), space
+        ),
+        space,
     )
     assert found["lr"].share == pytest.approx(0.76, abs=0.1)
     assert found["width"].share == pytest.approx(0.24, abs=0.1)
@@ -151,12 +180,16 @@ def test_importances_of_extreme_losses_are_finite(extreme: float) -> None:
 def test_importances_of_too_few_evaluations_are_empty() -> None:
     assert compute_by_name(draw_evaluations(19, compute_loss, SPACE), SPACE) == {}
     assert compute_by_name(draw_evaluations(50, lambda _: 1.0, SPACE), SPACE) == {}
-    assert len(compute_by_name(draw_evaluations(20, compute_loss, SPACE), SPACE)) == len(SPACE.parameters)
+    assert len(compute_by_name(draw_evaluations(20, compute_loss, SPACE), SPACE)) == len(
+        SPACE.parameters
+    )
 
 
 def test_importances_of_category_with_one_known_choice_are_zero() -> None:
     space = SearchSpace(kind=Categorical("a", "b"), only=Categorical("a"), x=Float(0, 1))
-    evaluations = [e for e in draw_evaluations(100, lambda p: p["x"], space) if e.params["kind"] == "a"]
+    evaluations = [
+        e for e in draw_evaluations(100, lambda p: p["x"], space) if e.params["kind"] == "a"
+    ]
     found = compute_by_name(evaluations, space)
     assert (found["kind"].share, found["only"].high) == (0, 0)
 
@@ -196,7 +229,16 @@ def test_parse_parameter_inverts_describe(space: SearchSpace) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "1 +", "open('x')", "Float(low)", "Float()", "Float(0, 1, **{})", "Int(1, 2, when={**{}})"],
+    [
+        "",
+        "x",
+        "1 +",
+        "open('x')",
+        "Float(low)",
+        "Float()",
+        "Float(0, 1, **{})",
+        "Int(1, 2, when={**{}})",
+    ],
 )
 def test_parse_parameter_rejects_other_texts(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
@@ -214,7 +256,9 @@ def test_summary_without_models_has_no_importances() -> None:
     assert (quick.importances, quick.expected_loss) == ([], None)
 
 
-def test_tables_of_hpo_top_fit_no_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_of_hpo_top_fit_no_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     space = SearchSpace(a=Float(0, 1))
     evaluations = draw_evaluations(40, lambda p: p["a"], space)
     run = make_manifest(space=space.describe())

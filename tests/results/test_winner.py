@@ -18,7 +18,13 @@ from optuna.trial import TrialState
 from hpo import Prediction, TextSample
 from hpo.errors import UsageError
 from hpo.results.reader import RunReader
-from hpo.results.recommendation import FailedTestError, RunTest, find_winner, read_winner_test, run_winner_test
+from hpo.results.recommendation import (
+    FailedTestError,
+    RunTest,
+    find_winner,
+    read_winner_test,
+    run_winner_test,
+)
 from hpo.run.finalize import finalize_run
 from hpo.store.evaluations import Assignment, rank_evaluations
 from hpo.store.record import Record
@@ -62,18 +68,29 @@ def read_kept(folder: Path) -> tuple[int, float]:
 
 def make_test_content(metrics: dict[str, float]) -> dict[str, Any]:
     """Return the content of test.json after the network of trial 0 was tested once."""
-    return {"trial": 0, "confirmation": None, "times": 1, "metrics": metrics, "predictions": [], "texts": []}
+    return {
+        "trial": 0,
+        "confirmation": None,
+        "times": 1,
+        "metrics": metrics,
+        "predictions": [],
+        "texts": [],
+    }
 
 
 def test_best_weights_are_kept_over_all_leaders(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     make_run(folder)
     one, other = make_leaders(folder, 2)
-    assignments = [begin_evaluation(leader, lr) for leader, lr in ((one, 0.1), (other, 0.2), (one, 0.3), (one, 0.4))]
+    assignments = [
+        begin_evaluation(leader, lr)
+        for leader, lr in ((one, 0.1), (other, 0.2), (one, 0.3), (one, 0.4))
+    ]
     assert read_weights(folder / "best.safetensors") is None
     one.complete(assignments[2], 0.5, {"w": torch.tensor([1.0])})
     assert read_kept(folder) == (2, 1.0)
-    # Both losses are lower than the saved one. The second trial completes before the first is saved.
+    # Both losses are lower than the saved one. The second trial completes before the first is
+    # saved.
     assert one.is_wanted(assignments[0], 0.4)
     better = make_drafts({"w": torch.tensor([3.0])})
     other.complete(assignments[1], 0.3, {"w": torch.tensor([4.0])})
@@ -81,7 +98,11 @@ def test_best_weights_are_kept_over_all_leaders(tmp_path: Path) -> None:
     one.keeper.save_weights(assignments[0], better)
     assert read_kept(folder) == (1, 4.0)
     assert not one.is_wanted(assignments[3], 0.3), "an equal loss is not better"
-    assert sorted(path.name for path in folder.iterdir()) == ["best.safetensors", "run.json", "study.log"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "best.safetensors",
+        "run.json",
+        "study.log",
+    ]
 
 
 def test_best_weights_of_equal_losses_are_of_the_first_trial(tmp_path: Path) -> None:
@@ -112,11 +133,14 @@ def test_offered_weights_are_copied_at_once(tmp_path: Path) -> None:
 def test_weights_of_any_dtype_are_restored(tmp_path: Path, dtype: torch.dtype) -> None:
     make_run(tmp_path / "run")
     leader, tied = make_leader(tmp_path / "run"), torch.ones(3, dtype=dtype)
-    leader.complete(begin_evaluation(leader, 0.1), 0.5, {"a": tied, "b": tied, "none": tied[:0], "one": tied[0]})
+    leader.complete(
+        begin_evaluation(leader, 0.1), 0.5, {"a": tied, "b": tied, "none": tied[:0], "one": tied[0]}
+    )
     weights = read_weights(tmp_path / "run" / "best.safetensors")
     assert weights is not None
     assert {name: (tensor.dtype, tensor.shape) for name, tensor in weights.state.items()} == {
-        name: (dtype, torch.Size(shape)) for name, shape in {"a": [3], "b": [3], "none": [0], "one": []}.items()
+        name: (dtype, torch.Size(shape))
+        for name, shape in {"a": [3], "b": [3], "none": [0], "one": []}.items()
     }
 
 
@@ -131,7 +155,9 @@ def test_weights_that_cannot_be_saved_print_a_warning(
         leader.complete(begin_evaluation(leader, 0.1), 0.5, {"w": torch.ones(1)})
     assert "warning: the weights of the best so far cannot be kept" in capfd.readouterr().err
     (evaluation,) = RunReader(folder).read_evaluations()
-    assert (evaluation.loss, evaluation.state) == (0.5, "complete"), "the loss must be recorded anyway"
+    assert (evaluation.loss, evaluation.state) == (0.5, "complete"), (
+        "the loss must be recorded anyway"
+    )
     assert sorted(path.name for path in folder.iterdir()) == ["run.json", "study.log"]
     (folder / "best.safetensors").write_bytes(b"\x00" * 9)
     with pytest.raises(UsageError, match=r"best\.safetensors cannot be read"):
@@ -141,7 +167,11 @@ def test_weights_that_cannot_be_saved_print_a_warning(
 def test_find_winner_uses_confirmations_once_all_finished(tmp_path: Path) -> None:
     record, confirming = make_run(tmp_path / "run"), make_run(tmp_path / "confirming")
     for loss in (0.3, 0.1, 0.2):
-        add_evaluation(record, curve={1: loss}, params={"layers": 1, "activation": "relu", "lr": loss, "gamma": 0.9})
+        add_evaluation(
+            record,
+            curve={1: loss},
+            params={"layers": 1, "activation": "relu", "lr": loss, "gamma": 0.9},
+        )
     evaluations = record.read_evaluations()
     assert find_winner([], []) is None
     assert find_winner(evaluations, []) == evaluations[1]
@@ -200,8 +230,14 @@ def test_winner_test_needs_weights_with_the_same_settings(tmp_path: Path) -> Non
         "the weights belong to another trial"
     )
     tested = make_test_content({"epoch": 3.0})
-    assert run_winner_test(run.run_dir, problem, winner, run_test) == read_winner_test(run.run_dir, winner) == tested
-    assert run_winner_test(run.run_dir, problem, winner, run_test) is None, "a network must be tested only once"
+    assert (
+        run_winner_test(run.run_dir, problem, winner, run_test)
+        == read_winner_test(run.run_dir, winner)
+        == tested
+    )
+    assert run_winner_test(run.run_dir, problem, winner, run_test) is None, (
+        "a network must be tested only once"
+    )
     leader.complete(begin_evaluation(leader, 0.2), 0.4, {"epoch": torch.tensor([4.0])})
     better = rank_evaluations(run.read_evaluations(), 1)[0]
     again = run_winner_test(run.run_dir, problem, better, run_test)
@@ -213,7 +249,10 @@ def test_winner_test_needs_weights_with_the_same_settings(tmp_path: Path) -> Non
     ("result", "message"),
     [
         ({"loss": float("nan")}, "the test metric 'loss' must be a finite number, got nan"),
-        (({}, [3]), "test must return metrics and a list of hpo.Prediction and hpo.TextSample, got 3"),
+        (
+            ({}, [3]),
+            "test must return metrics and a list of hpo.Prediction and hpo.TextSample, got 3",
+        ),
         ("fine", "dictionary update sequence"),
     ],
 )
@@ -223,7 +262,9 @@ def test_winner_test_rejects_wrong_results(tmp_path: Path, result: Any, message:
     leader.complete(begin_evaluation(leader, 0.1), 0.5, {"w": torch.ones(1)})
     run = RunReader(tmp_path / "run")
     with pytest.raises(FailedTestError, match=message):
-        run_winner_test(run.run_dir, problem, run.read_evaluations()[0], wrap_test(lambda *_: result))
+        run_winner_test(
+            run.run_dir, problem, run.read_evaluations()[0], wrap_test(lambda *_: result)
+        )
 
 
 @pytest.mark.parametrize(
@@ -266,17 +307,28 @@ def crash(parts: list[Mapping[str, Any]]) -> Callable[..., Iterator[Mapping[str,
     ("run_test", "message", "is_tested"),
     [
         (wrap_test(leave), r"^test_winner.py:\d+: SystemExit: 3$", False),
-        (wrap_test(raise_after_metrics), r"^test_winner.py:\d+: ZeroDivisionError: division by zero$", True),
+        (
+            wrap_test(raise_after_metrics),
+            r"^test_winner.py:\d+: ZeroDivisionError: division by zero$",
+            True,
+        ),
         (crash([]), "it gave no metrics", False),
         (crash([{"kind": "failure", "text": "killed by SIGSEGV"}]), "^killed by SIGSEGV$", False),
         (
-            crash([{"kind": "metrics", "metrics": {"loss": 0.25}}, {"kind": "failure", "text": "killed"}]),
+            crash(
+                [
+                    {"kind": "metrics", "metrics": {"loss": 0.25}},
+                    {"kind": "failure", "text": "killed"},
+                ]
+            ),
             "killed",
             True,
         ),
     ],
 )
-def test_winner_test_that_fails_keeps_its_metrics(tmp_path: Path, run_test: Any, message: str, is_tested: bool) -> None:
+def test_winner_test_that_fails_keeps_its_metrics(
+    tmp_path: Path, run_test: Any, message: str, is_tested: bool
+) -> None:
     make_run(tmp_path / "run")
     leader = make_leader(tmp_path / "run")
     leader.complete(begin_evaluation(leader, 0.1), 0.5, {"w": torch.ones(1)})
@@ -294,9 +346,9 @@ def test_winner_test_needs_readable_weights(tmp_path: Path) -> None:
     leader.complete(begin_evaluation(leader, 0.1), 0.5, {"w": torch.ones(1)})
     run = RunReader(tmp_path / "run")
     (winner,) = run.read_evaluations()
-    assert run_winner_test(run.run_dir, load_problem(SEARCHES / "quick.py"), winner, run_test) is None, (
-        "this search file has no test"
-    )
+    assert (
+        run_winner_test(run.run_dir, load_problem(SEARCHES / "quick.py"), winner, run_test) is None
+    ), "this search file has no test"
     (missing,) = run_test({}, tmp_path / "missing.safetensors")
     assert missing == {
         "kind": "failure",
@@ -337,7 +389,9 @@ def test_read_winner_test_without_texts_is_accepted(tmp_path: Path) -> None:
     record = make_run(tmp_path / "run")
     add_evaluation(record)
     run = RunReader(tmp_path / "run")
-    run.run_dir.test_json.write_text('{"trial": 0, "times": 1, "metrics": {"loss": 2}, "predictions": []}')
+    run.run_dir.test_json.write_text(
+        '{"trial": 0, "times": 1, "metrics": {"loss": 2}, "predictions": []}'
+    )
     before: dict[str, Any] = {
         "trial": 0,
         "confirmation": None,
@@ -349,22 +403,30 @@ def test_read_winner_test_without_texts_is_accepted(tmp_path: Path) -> None:
     assert read_winner_test(run.run_dir, run.read_evaluations()[0]) == before
 
 
-@pytest.mark.parametrize(("prompt", "text", "wrong"), [(3, "a", "prompt"), ("a", None, "text"), ("a", b"b", "text")])
+@pytest.mark.parametrize(
+    ("prompt", "text", "wrong"), [(3, "a", "prompt"), ("a", None, "text"), ("a", b"b", "text")]
+)
 def test_text_sample_rejects_other_types(prompt: Any, text: Any, wrong: str) -> None:
     with pytest.raises(ValueError, match=f"the {wrong} of a text sample must be a string, got "):
         TextSample(prompt, text)
 
 
-def test_finalize_prints_metrics_of_the_test_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_finalize_prints_metrics_of_the_test_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_run(tmp_path / "run")
     leader, problem = make_leader(tmp_path / "run"), load_problem(WEIGHING)
     leader.complete(begin_evaluation(leader, 0.1), 0.5, {"w": torch.ones(1)})
-    finalize_run(tmp_path / "run", None, problem, wrap_test(lambda *_: {"\x1b[31m\nloss": 3.0, "loss": 0.25}))
+    finalize_run(
+        tmp_path / "run", None, problem, wrap_test(lambda *_: {"\x1b[31m\nloss": 3.0, "loss": 0.25})
+    )
     said = capsys.readouterr().out.splitlines()[0]
     assert said.endswith(r"the network of trial 0 has \x1b[31m loss 3, loss 0.25")
 
 
-@pytest.mark.parametrize("image", [np.zeros((4, 4)), np.zeros((3, 4, 4), np.uint8), np.zeros(4, np.uint8)])
+@pytest.mark.parametrize(
+    "image", [np.zeros((4, 4)), np.zeros((3, 4, 4), np.uint8), np.zeros(4, np.uint8)]
+)
 def test_prediction_rejects_images_of_other_shapes(image: Any) -> None:
     with pytest.raises(ValueError, match="the image of a prediction must be uint8, of shape"):
         Prediction(image, "a", "b", 0.5)

@@ -21,16 +21,25 @@ from hpo.text_format import format_duration
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"evaluations": 3, "generations": 2}, "--evaluations and --generations exclude each other, got 3 and 2"),
+        (
+            {"evaluations": 3, "generations": 2},
+            "--evaluations and --generations exclude each other, got 3 and 2",
+        ),
         ({"evaluations": 0}, "--evaluations must be at least 1 and less than 2**63, got 0"),
         ({"generations": -1}, "--generations must be at least 1 and less than 2**63, got -1"),
         ({"top_n": 0}, "--top-n must be at least 1 and less than 2**63, got 0"),
         ({"seed": -1}, "--seed must be at least 0 and less than 2**63, got -1"),
         ({"migration_probability": 1.5}, "--migration-probability must be from 0 to 1, got 1.5"),
-        ({"migration_probability": float("nan")}, "--migration-probability must be from 0 to 1, got nan"),
+        (
+            {"migration_probability": float("nan")},
+            "--migration-probability must be from 0 to 1, got nan",
+        ),
         ({"resume": True}, "--resume must be used with --run-dir"),
         ({"seed": 2**63}, "--seed must be at least 0 and less than 2**63, got 9223372036854775808"),
-        ({"storage": "study.db"}, "--storage must be the URL of an Optuna storage, such as sqlite:///study.db"),
+        (
+            {"storage": "study.db"},
+            "--storage must be the URL of an Optuna storage, such as sqlite:///study.db",
+        ),
         ({"target_loss": float("inf")}, "--target-loss must be a finite number, got inf"),
         ({"propagators": ("ga", "gaa")}, "--propagators must be among ga, tpe, cmaes"),
         ({"propagators": ("ga", ""), "islands": 2}, ", got ''"),
@@ -74,7 +83,9 @@ def test_read_enqueued_invalid_file_raises(tmp_path: Path, content: str, message
 
 def test_read_enqueued_draws_the_same_missing_values(tmp_path: Path) -> None:
     path, space = tmp_path / "enqueue.json", SearchSpace(layers=Int(1, 5), lr=Float(0.0, 1.0))
-    path.write_text('[{"layers": 2}, {"lr": 1}, {"layers": 3, "lr": 0.12345678901234567}, {"layers": 2, "lr": 1.0}]')
+    path.write_text(
+        '[{"layers": 2}, {"lr": 1}, {"layers": 3, "lr": 0.12345678901234567}, {"layers": 2, "lr": 1.0}]'
+    )
     first, second, third, _ = enqueued = read_enqueued(path, space, seed=0)
     assert enqueued == read_enqueued(path, space, seed=0) != read_enqueued(path, space, seed=1)
     assert (first["layers"], second["lr"], third) == (2, 1.0, {"layers": 3, "lr": 0.123456789012})
@@ -109,7 +120,9 @@ def test_check_usable_refuses_unusable_run_directory(tmp_path: Path) -> None:
     used.path.mkdir()
     write_json(used.run_json, {"format": FORMAT, "space": {}})
     used.check_usable(resume=True)
-    with pytest.raises(UsageError, match=r"already holds a run: add --resume .*, or name another directory"):
+    with pytest.raises(
+        UsageError, match=r"already holds a run: add --resume .*, or name another directory"
+    ):
         used.check_usable(resume=False)
     with pytest.raises(UsageError, match=r"run.json: 'space' must be an object of texts, got {}"):
         used.read_manifest()
@@ -120,7 +133,8 @@ def test_check_usable_refuses_unusable_run_directory(tmp_path: Path) -> None:
     ):
         write_json(used.run_json, earlier)
         with pytest.raises(
-            UsageError, match=f"'format' must be {FORMAT}, got {shown}. Another version .*start a new run"
+            UsageError,
+            match=f"'format' must be {FORMAT}, got {shown}. Another version .*start a new run",
         ):
             used.read_manifest()
     used.run_json.write_text("{")
@@ -148,7 +162,13 @@ def _umask() -> int:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (59.4, "59.4 s"), (61, "1 min 01 s"), (3600, "1 h 00 min"), (200_000, "2 d 07 h")],
+    [
+        (0.04, "0.0 s"),
+        (59.4, "59.4 s"),
+        (61, "1 min 01 s"),
+        (3600, "1 h 00 min"),
+        (200_000, "2 d 07 h"),
+    ],
 )
 def test_format_duration_uses_two_units(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

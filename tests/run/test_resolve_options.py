@@ -27,13 +27,22 @@ def read_sessions(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_session_records_its_options_and_settings(tmp_path: Path) -> None:
-    start_session(tmp_path / "run", seed=3, pruner="asha", confirm_seeds=2, target_loss=0.5, settings=("epochs=4",))
+    start_session(
+        tmp_path / "run",
+        seed=3,
+        pruner="asha",
+        confirm_seeds=2,
+        target_loss=0.5,
+        settings=("epochs=4",),
+    )
     start_session(tmp_path / "run", resume=True, seed=5, evaluations=9)
     first, second = read_sessions(tmp_path / "run")
     asked = {"evaluations": 64, "seed": 3, "pruner": "asha", "confirm_seeds": 2, "target_loss": 0.5}
     assert {name: first["options"][name] for name in asked} == asked
     assert first["settings"] == second["settings"] == {**SETTINGS, "epochs": 4}
-    assert [second["options"][name] for name in ("evaluations", "seed", "pruner", "confirm_seeds")] == [9, 5, "asha", 2]
+    assert [
+        second["options"][name] for name in ("evaluations", "seed", "pruner", "confirm_seeds")
+    ] == [9, 5, "asha", 2]
 
 
 def test_resume_prints_the_options_that_differ(tmp_path: Path) -> None:
@@ -44,9 +53,9 @@ def test_resume_prints_the_options_that_differ(tmp_path: Path) -> None:
         "propagators": ("tpe", "random"),
         "fresh_trainers": True,
     }
-    lines = start_session(tmp_path / "run", resume=True, evaluations=9, confirm_seeds=1, **now).headline.splitlines()[
-        2:
-    ]
+    lines = start_session(
+        tmp_path / "run", resume=True, evaluations=9, confirm_seeds=1, **now
+    ).headline.splitlines()[2:]
     assert lines == [
         "--fresh-trainers was off before, and is on now",
         "--propagators was ga before, and is tpe,random now",
@@ -92,7 +101,9 @@ def test_from_json_of_to_json_returns_the_same_options() -> None:
 
 def parse(*arguments: object, ranks: int = 4) -> tuple[Options, Layout]:
     """Return the options that this command line sets, and the layout."""
-    given = call_app(make_command_app(make_search(QUICK)), "run_islands.py", list(map(str, arguments)))
+    given = call_app(
+        make_command_app(make_search(QUICK)), "run_islands.py", list(map(str, arguments))
+    )
     return resolve_options(given, ranks)
 
 
@@ -100,7 +111,8 @@ def parse_options(*arguments: object) -> Options:
     return parse(*arguments)[0]
 
 
-# For each field of Options: the value of the first session, and the arguments that override it, with their value.
+# For each field of Options: the value of the first session, and the arguments that override it,
+# with their value.
 KEPT_VALUES: dict[str, tuple[Any, str, Any]] = {
     "migration_probability": (0.5, "--migration-probability 0.9", 0.9),
     "pollination": (False, "--pollination", True),
@@ -123,7 +135,9 @@ def test_resume_keeps_an_option_unless_it_is_given(tmp_path: Path, name: str) ->
     resume = ("--run-dir", path, "--resume")
     assert getattr(parse_options(*resume), name) == value
     assert getattr(parse_options(*resume, *words.split()), name) == other
-    assert getattr(parse_options(), name) == Options.__dataclass_fields__[name].default, "A new run has the default."
+    assert getattr(parse_options(), name) == Options.__dataclass_fields__[name].default, (
+        "A new run has the default."
+    )
     asked = {name: other}
     start_session(path, resume=True, **asked)
     assert getattr(parse_options(*resume), name) == other
@@ -132,10 +146,16 @@ def test_resume_keeps_an_option_unless_it_is_given(tmp_path: Path, name: str) ->
 def test_resume_with_fewer_islands_than_propagators(tmp_path: Path) -> None:
     start_session(tmp_path / "run", propagators=("ga", "tpe"))
     resumed = ("--run-dir", tmp_path / "run", "--resume", "--ranks-per-worker", 1)
-    for words in (["--islands", 1], ["--islands", 1, "--propagators", "ga,tpe"], ["--propagators", "ga,tpe"]):
+    for words in (
+        ["--islands", 1],
+        ["--islands", 1, "--propagators", "ga,tpe"],
+        ["--propagators", "ga,tpe"],
+    ):
         options, layout = parse(*resumed, *words, ranks=1)
         assert (options.propagators, layout.islands) == (("ga", "tpe"), 1)
-    with pytest.raises(UsageError, match="each propagator needs its own island, and --islands is 1"):
+    with pytest.raises(
+        UsageError, match="each propagator needs its own island, and --islands is 1"
+    ):
         parse("--islands", 1, "--propagators", "ga,tpe")
 
 
@@ -146,13 +166,17 @@ def test_resume_without_a_recorded_option_raises(tmp_path: Path, lost: str) -> N
     content = json.loads(path.read_text())
     del content["sessions"][-1]["options"][lost]
     path.write_text(json.dumps(content))
-    with pytest.raises(UsageError, match=f"run.json: 'options' of the last session must have {lost}"):
+    with pytest.raises(
+        UsageError, match=f"run.json: 'options' of the last session must have {lost}"
+    ):
         start_session(tmp_path / "run", resume=True)
 
 
 def test_resume_without_options_drops_job_specific_options(tmp_path: Path) -> None:
     path = tmp_path / "run"
-    start_session(path, ranks_per_worker=4, time_limit=60.0, trackers=("tensorboard",), log_level="error")
+    start_session(
+        path, ranks_per_worker=4, time_limit=60.0, trackers=("tensorboard",), log_level="error"
+    )
     assert parse_options("--run-dir", path, "--resume") == Options(QUICK, run_dir=path, resume=True)
 
 
@@ -173,7 +197,10 @@ def test_resume_keeps_islands_if_there_are_workers(tmp_path: Path) -> None:
 
 def test_retried_evaluation_keeps_its_seed(tmp_path: Path) -> None:
     session = start_session(tmp_path / "run")
-    record, distributions = session.open_record(), load_search_file(QUICK).space.make_distributions()
+    record, distributions = (
+        session.open_record(),
+        load_search_file(QUICK).space.make_distributions(),
+    )
     params = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
     record.interrupt(claim_evaluation(record, params, distributions, 9, seed=3))
     retry = claim_evaluation(record, None, distributions, 9, seed=5)

@@ -44,7 +44,10 @@ def test_run_killed_at_its_start_can_start_again(tmp_path: Path, url: str | None
     record = session.open_record()
     space = load_search_file(QUICK).space
     params = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
-    assert claim_evaluation(record, params, space.make_distributions(), session.manifest.budget) is not None
+    assert (
+        claim_evaluation(record, params, space.make_distributions(), session.manifest.budget)
+        is not None
+    )
     (run_dir / "run.json").unlink()
     with pytest.raises(UsageError, match="already has a study named 'run'"):
         start_session(run_dir, resume=True, storage=storage)
@@ -62,7 +65,9 @@ def test_resume_keeps_settings_that_were_set_last(tmp_path: Path) -> None:
 def test_resume_with_nan_setting_reports_no_difference(tmp_path: Path) -> None:
     search = tmp_path / "search.py"
     search.write_text(
-        QUICK.read_text().replace("    epochs: int", '    clip: float = float("nan")\n    epochs: int', 1)
+        QUICK.read_text().replace(
+            "    epochs: int", '    clip: float = float("nan")\n    epochs: int', 1
+        )
     )
     for settings in (("seconds=inf",), (), ()):
         session = start_session(tmp_path / "run", search, resume=True, settings=settings)
@@ -73,7 +78,8 @@ def test_resume_with_nan_setting_reports_no_difference(tmp_path: Path) -> None:
 
 
 def test_run_json_holds_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"sqlite://me:secret@/{tmp_path}/study.db"  # SQLite refuses it, but the message must hide the password.
+    # SQLite refuses it, but the message must hide the password.
+    url = f"sqlite://me:secret@/{tmp_path}/study.db"
     monkeypatch.setattr("sys.argv", ["run_islands.py", "--storage", url])
     with pytest.raises(UsageError, match=r"the storage sqlite://me:\*\*\*@/") as raised:
         start_session(tmp_path / "run", storage=url)
@@ -91,7 +97,9 @@ def test_reader_without_study_file_raises_usage_error(tmp_path: Path) -> None:
     session = start_session(tmp_path / "run")
     assert RunReader(tmp_path / "run").make_summary(3).counts["budget"] == session.manifest.budget
     (tmp_path / "run" / "study.log").unlink()
-    with pytest.raises(UsageError, match=r"study.log, the study of this run, is missing: restore it"):
+    with pytest.raises(
+        UsageError, match=r"study.log, the study of this run, is missing: restore it"
+    ):
         RunReader(tmp_path / "run").make_summary(3)
     with pytest.raises(UsageError, match="holds no run"):
         RunReader(tmp_path / "nowhere")
@@ -103,10 +111,19 @@ PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
 def make_killed_run(path: Path, evaluations: int = 3) -> Session:
     """Write a run that was killed: `evaluations` are complete, and one more is running."""
     session = start_session(path)
-    record, distributions = session.open_record(), load_search_file(QUICK).space.make_distributions()
+    record, distributions = (
+        session.open_record(),
+        load_search_file(QUICK).space.make_distributions(),
+    )
     for number in range(evaluations + 1):
         assignment = claim_evaluation(
-            record, {**PARAMS, "depth": number + 1}, distributions, 9, island=0, worker=0, generation=0
+            record,
+            {**PARAMS, "depth": number + 1},
+            distributions,
+            9,
+            island=0,
+            worker=0,
+            generation=0,
         )
         if number < evaluations:
             record.complete(assignment, 0.5, 1.0, {})
@@ -119,7 +136,9 @@ def test_resume_with_cut_journal_continues_or_is_refused(tmp_path: Path) -> None
     whole = (tmp_path / "whole" / "study.log").read_bytes()
     starts = [0, *(position for position, byte in enumerate(whole, 1) if byte == ord("\n"))]
     in_lines = {
-        position for start, end in pairwise(starts) for position in (start, start + 1, (start + end) // 2, end - 1)
+        position
+        for start, end in pairwise(starts)
+        for position in (start, start + 1, (start + end) // 2, end - 1)
     }
     outcomes = Counter[int]()
     for position in sorted({*in_lines, len(whole)}):
@@ -127,16 +146,22 @@ def test_resume_with_cut_journal_continues_or_is_refused(tmp_path: Path) -> None
         shutil.copytree(tmp_path / "whole", run_dir)
         (run_dir / "study.log").write_bytes(whole[:position])
         complete = sum(
-            b'"state":1' in line for line in whole[:position].splitlines(keepends=True) if line[-1:] == b"\n"
+            b'"state":1' in line
+            for line in whole[:position].splitlines(keepends=True)
+            if line[-1:] == b"\n"
         )
         if whole[:position].count(b"\n") < 2:  # These lines create the study and record its space.
-            with pytest.raises(UsageError, match=r"there is no study 'whole' in|has another search space"):
+            with pytest.raises(
+                UsageError, match=r"there is no study 'whole' in|has another search space"
+            ):
                 start_session(run_dir, resume=True)
             assert (run_dir / "study.log").read_bytes() == whole[:position]
             continue
         session = start_session(run_dir, resume=True)
         outcomes[complete] += 1
-        states = Counter(evaluation.state for evaluation in session.open_record().read_evaluations())
+        states = Counter(
+            evaluation.state for evaluation in session.open_record().read_evaluations()
+        )
         assert states["complete"] == complete
         assert states["running"] == 0
         assert states["interrupted"] == states["waiting"]
@@ -156,7 +181,9 @@ def test_resume_with_cut_journal_continues_or_is_refused(tmp_path: Path) -> None
     ],
     ids=["empty", "binary", "json", "glued", "missing", "another study", "another space"],
 )
-def test_resume_with_foreign_study_is_refused(tmp_path: Path, content: bytes | str | None, message: str) -> None:
+def test_resume_with_foreign_study_is_refused(
+    tmp_path: Path, content: bytes | str | None, message: str
+) -> None:
     make_killed_run(tmp_path / "run")
     journal = tmp_path / "run" / "study.log"
     if content is None:
@@ -171,11 +198,19 @@ def test_resume_with_foreign_study_is_refused(tmp_path: Path, content: bytes | s
         space = load_search_file(QUICK).space.describe()
         name, parameters = ("theirs", space) if content == "study" else ("run", {"x": "Int(1, 2)"})
         Record.create(journal, name, parameters)
-    before = {path: path.read_bytes() for path in sorted((tmp_path / "run").iterdir()) if path.name != "lock"}
+    before = {
+        path: path.read_bytes()
+        for path in sorted((tmp_path / "run").iterdir())
+        if path.name != "lock"
+    }
     with pytest.raises(UsageError, match=message) as raised:
         start_session(tmp_path / "run", resume=True)
     assert "\n" not in str(raised.value)
-    assert {path: path.read_bytes() for path in sorted((tmp_path / "run").iterdir()) if path.name != "lock"} == before
+    assert {
+        path: path.read_bytes()
+        for path in sorted((tmp_path / "run").iterdir())
+        if path.name != "lock"
+    } == before
     if content != "space":
         with pytest.raises(UsageError, match=message):
             RunReader(tmp_path / "run").make_summary(3)
@@ -205,7 +240,10 @@ def test_resume_with_foreign_study_is_refused(tmp_path: Path, content: bytes | s
         ({"study": "other"}, "there is no study 'other' in .* which holds 'run'"),
         ({"storage": "other.log"}, "other.log, the study of this run, is missing"),
         ({"storage": "nosql://me:pass@word"}, r"the storage nosql://me:\*\*\*@word"),
-        ({"sessions": None}, "'sessions' must be a list of sessions with a file and its sha256, got nothing"),
+        (
+            {"sessions": None},
+            "'sessions' must be a list of sessions with a file and its sha256, got nothing",
+        ),
         ({"sessions": []}, r"'sessions' must be .*, got \[\]"),
         ({"sessions": ["first"]}, r"'sessions' must be .*, got \['first'\]"),
         (
@@ -213,10 +251,15 @@ def test_resume_with_foreign_study_is_refused(tmp_path: Path, content: bytes | s
             r"'sessions' must be .*, got \[{'file': '../",
         ),
         ({"sessions": [{"file": "search_space-1.py", "sha256": 3}]}, "'sessions' must be"),
-        ({"sessions": [{"file": "search_space-1.py", "sha256": "0" * 64, "commit": "main"}]}, "'commit': 'main'"),
+        (
+            {"sessions": [{"file": "search_space-1.py", "sha256": "0" * 64, "commit": "main"}]},
+            "'commit': 'main'",
+        ),
     ],
 )
-def test_resume_with_edited_run_json_is_one_message(tmp_path: Path, change: dict[str, object], message: str) -> None:
+def test_resume_with_edited_run_json_is_one_message(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
     make_killed_run(tmp_path / "run")
     path = tmp_path / "run" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -235,7 +278,9 @@ def test_resume_with_edited_run_json_is_one_message(tmp_path: Path, change: dict
     ],
     ids=["missing", "empty", "cut", "binary", "deep", "list"],
 )
-def test_resume_with_invalid_run_json_is_one_message(tmp_path: Path, content: str | None, message: str) -> None:
+def test_resume_with_invalid_run_json_is_one_message(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
     make_killed_run(tmp_path / "run")
     path, journal = tmp_path / "run" / "run.json", (tmp_path / "run" / "study.log").read_bytes()
     path.unlink()
@@ -252,9 +297,13 @@ def test_run_dir_without_write_permission_is_one_message(tmp_path: Path) -> None
     if os.geteuid() or subprocess.run(mount, capture_output=True, timeout=scale(20)).returncode:
         pytest.skip("a read-only folder needs root, and permission to mount it")
     try:
-        with pytest.raises(UsageError, match=r"--run-dir .*/run: .*/run/lock cannot be used: Read-only"):
+        with pytest.raises(
+            UsageError, match=r"--run-dir .*/run: .*/run/lock cannot be used: Read-only"
+        ):
             start_session(tmp_path / "run", resume=True)
-        assert RunReader(tmp_path / "run").make_summary(3).counts["complete"] == 3, "the run must be readable"
+        assert RunReader(tmp_path / "run").make_summary(3).counts["complete"] == 3, (
+            "the run must be readable"
+        )
     finally:
         subprocess.run(["umount", str(tmp_path / "run")], check=True, timeout=scale(20))
 
@@ -270,8 +319,12 @@ def test_study_of_relative_sqlite_url_is_found_from_all_folders(
     assert json.loads((tmp_path / "run" / "run.json").read_text())["storage"] == url
     monkeypatch.chdir(tmp_path / "elsewhere")
     complete_evaluations(start_session(tmp_path / "run", resume=True).open_record(), 1)
-    assert len(record.read_evaluations()) == len(RunReader(tmp_path / "run").read_evaluations()) == 1
-    with pytest.raises(UsageError, match=r"study\.db, the study of this run, is missing: restore it"):
+    assert (
+        len(record.read_evaluations()) == len(RunReader(tmp_path / "run").read_evaluations()) == 1
+    )
+    with pytest.raises(
+        UsageError, match=r"study\.db, the study of this run, is missing: restore it"
+    ):
         RunReader(tmp_path / "run", "sqlite:///study.db")
     (tmp_path / "here" / "study.db").rename(tmp_path / "here" / "moved.db")
     for step in (
@@ -279,10 +332,13 @@ def test_study_of_relative_sqlite_url_is_found_from_all_folders(
         lambda: start_session(tmp_path / "run", resume=True, confirm_seeds=1),
     ):
         with pytest.raises(
-            UsageError, match=rf"{tmp_path}/here/study\.db, the study of this run, is missing: restore it"
+            UsageError,
+            match=rf"{tmp_path}/here/study\.db, the study of this run, is missing: restore it",
         ):
             step()
-    assert [path.name for path in (*Path().iterdir(), *(tmp_path / "here").iterdir())] == ["moved.db"]
+    assert [path.name for path in (*Path().iterdir(), *(tmp_path / "here").iterdir())] == [
+        "moved.db"
+    ]
 
 
 def test_run_dir_in_use_is_locked_for_others(tmp_path: Path) -> None:
@@ -298,11 +354,16 @@ def test_run_dir_in_use_is_locked_for_others(tmp_path: Path) -> None:
         assert f"is in use by process {os.getpid()} on " in other.stderr
         assert run_dir.is_in_use
     assert not run_dir.is_in_use
-    assert subprocess.run(command, capture_output=True, text=True, timeout=scale(60)).stdout == "False\nheld\n"
+    assert (
+        subprocess.run(command, capture_output=True, text=True, timeout=scale(60)).stdout
+        == "False\nheld\n"
+    )
 
 
 @pytest.mark.parametrize("position", [0, 3, 13, 60, "line"])
-def test_session_killed_while_creating_study_can_start_again(tmp_path: Path, position: int | str) -> None:
+def test_session_killed_while_creating_study_can_start_again(
+    tmp_path: Path, position: int | str
+) -> None:
     start_session(tmp_path / "run")
     journal = tmp_path / "run" / "study.log"
     whole = journal.read_bytes()
@@ -312,7 +373,9 @@ def test_session_killed_while_creating_study_can_start_again(tmp_path: Path, pos
     began = time.monotonic()
     session = start_session(tmp_path / "run", resume=True)
     assert time.monotonic() - began < scale(20), "it must not wait for the lock"
-    assert session.open_record().read_attributes()["space"] == load_search_file(QUICK).space.describe()
+    assert (
+        session.open_record().read_attributes()["space"] == load_search_file(QUICK).space.describe()
+    )
 
 
 def test_confirmation_study_without_space_is_continued(tmp_path: Path) -> None:
@@ -321,9 +384,13 @@ def test_confirmation_study_without_space_is_continued(tmp_path: Path) -> None:
     study = make_study(storage, session.manifest.confirmation_study, session.manifest.objectives)
     storage.set_study_user_attr(study, "confirms", session.manifest.study)
     confirmations = session.open_confirmations()
-    confirmations.enqueue({"depth": 1, "act": "relu", "flag": True, "lr": 0.5}, space.make_distributions(), confirms=0)
+    confirmations.enqueue(
+        {"depth": 1, "act": "relu", "flag": True, "lr": 0.5}, space.make_distributions(), confirms=0
+    )
     session.create_confirmations(space)
-    assert [evaluation.state for evaluation in session.open_confirmations().read_evaluations()] == ["waiting"]
+    assert [evaluation.state for evaluation in session.open_confirmations().read_evaluations()] == [
+        "waiting"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -357,11 +424,17 @@ def test_warm_start_from_foreign_study_ignores_attributes(tmp_path: Path) -> Non
         {},
     ]
     for depth, attributes in enumerate(some, start=1):
-        study.enqueue_trial({"depth": depth, "act": "relu", "flag": True, "lr": 0.123456789012345 / depth}, attributes)
+        study.enqueue_trial(
+            {"depth": depth, "act": "relu", "flag": True, "lr": 0.123456789012345 / depth},
+            attributes,
+        )
     study.optimize(suggest_other_parameters, n_trials=4)
     session = start_session(tmp_path / "run", warm_start=f"{tmp_path}/mine.log#mine")
     assert f"with 3 evaluations of {tmp_path}/mine.log#mine, the best 1\n" in session.headline
-    assert "without 1 that is not valid in this search space, such as trial 3: parameter" in session.headline
+    assert (
+        "without 1 that is not valid in this search space, such as trial 3: parameter"
+        in session.headline
+    )
     evaluations = session.open_record().read_evaluations()
     assert [(e.loss, e.metrics, e.params["lr"]) for e in evaluations] == [
         (1.0, {}, 0.123456789012),
@@ -401,8 +474,12 @@ def test_warm_start_converts_other_distributions(tmp_path: Path) -> None:
             choices.setdefault(name, {})[value] = None
 
     def add(params: dict[str, Any], **outcome: Any) -> None:
-        distributions: dict[str, BaseDistribution] = {n: CategoricalDistribution(list(choices[n])) for n in params}
-        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, **outcome))
+        distributions: dict[str, BaseDistribution] = {
+            n: CategoricalDistribution(list(choices[n])) for n in params
+        }
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=distributions, **outcome)
+        )
 
     for loss, params in enumerate(fitting + others):
         add(params, value=loss, intermediate_values={0: math.nan, 10: loss})
@@ -414,7 +491,9 @@ def test_warm_start_converts_other_distributions(tmp_path: Path) -> None:
         {"depth": 3, "act": "tanh", "flag": False, "lr": 0.5},
         {"depth": 4, "act": "tanh", "flag": False, "lr": 0.25},
     ]
-    assert all([type(value) for value in e.params.values()] == [int, str, bool, float] for e in imported)
+    assert all(
+        [type(value) for value in e.params.values()] == [int, str, bool, float] for e in imported
+    )
     assert "without 4 that are not valid in this search space, such as trial" in session.headline
     assert "parameter 'depth' must be in Int(1, 9), got 2.5" in session.headline
 
@@ -428,9 +507,13 @@ def test_warm_start_killed_halfway_is_reported(tmp_path: Path) -> None:
     assert "with 1 evaluation of sqlite:///" in first.headline
     assert "imported" not in start_session(tmp_path / "run", resume=True).headline
     content = json.loads(run_json.read_text())
-    run_json.write_text(json.dumps({**content, "warm_start": "runs/other"}))  # As after a kill during the import.
+    # As after a kill during the import.
+    run_json.write_text(json.dumps({**content, "warm_start": "runs/other"}))
     again = start_session(tmp_path / "run", resume=True)
-    assert "only a part of runs/other was imported. Give --warm-start again to import the rest" in again.headline
+    assert (
+        "only a part of runs/other was imported. Give --warm-start again to import the rest"
+        in again.headline
+    )
 
 
 def test_warm_start_leaves_source_unchanged(tmp_path: Path) -> None:
@@ -441,7 +524,10 @@ def test_warm_start_leaves_source_unchanged(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("x")
     for name in ("other.db", "empty.db", "text.db"):
         before = (tmp_path / name).read_bytes()
-        with pytest.raises(UsageError, match=rf"--warm-start sqlite:///.*{name} cannot be read as an Optuna storage: "):
+        with pytest.raises(
+            UsageError,
+            match=rf"--warm-start sqlite:///.*{name} cannot be read as an Optuna storage: ",
+        ):
             start_session(tmp_path / "run", warm_start=f"sqlite:///{tmp_path}/{name}")
         assert (tmp_path / name).read_bytes() == before
     start_session(tmp_path / "moved", storage=f"sqlite:///{tmp_path}/moved.db")
@@ -473,15 +559,22 @@ def read_sessions(run_dir: Path) -> list[dict[str, Any]]:
     return sessions
 
 
-def test_resume_prints_changes_of_search_space_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_prints_changes_of_search_space_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     run_dir, path, text = Path("runs", "mine"), Path("mine.py"), QUICK.read_text()
-    other = text.replace("1 / (epoch + 1)", "2 / (epoch + 1)").replace("import time\n", "import math\nimport time\n")
+    other = text.replace("1 / (epoch + 1)", "2 / (epoch + 1)").replace(
+        "import time\n", "import math\nimport time\n"
+    )
     assert save_and_resume(run_dir, path, text) == []
     assert save_and_resume(run_dir, path, text) == []
     assert save_and_resume(run_dir, Path("renamed.py"), text) == []
     changed = save_and_resume(run_dir, path, other)
-    number = text.splitlines().index('        yield params["depth"] + params["lr"] + 1 / (epoch + 1)') + 1
+    number = (
+        text.splitlines().index('        yield params["depth"] + params["lr"] + 1 / (epoch + 1)')
+        + 1
+    )
     assert changed == [
         "mine.py has changed since the last session: 2 lines added, 1 removed; earlier evaluations used "
         "search_space-1.py in runs/mine: losses may not be comparable",
@@ -498,24 +591,36 @@ def test_resume_prints_changes_of_search_space_file(tmp_path: Path, monkeypatch:
         "search_space-1.py, search_space-2.py in runs/mine: losses may not be comparable"
     )
     sessions = read_sessions(run_dir)
-    assert [session["file"] for session in sessions] == [f"search_space-{n}.py" for n in (1, 1, 1, 2, 2, 1)]
+    assert [session["file"] for session in sessions] == [
+        f"search_space-{n}.py" for n in (1, 1, 1, 2, 2, 1)
+    ]
     for session in sessions:
         content = (run_dir / session["file"]).read_bytes()
         assert content.decode() == (other if session["file"] == "search_space-2.py" else text)
         assert hashlib.sha256(content).hexdigest() == session["sha256"]
-    assert sorted(path.name for path in run_dir.glob("*.py")) == ["search_space-1.py", "search_space-2.py"]
+    assert sorted(path.name for path in run_dir.glob("*.py")) == [
+        "search_space-1.py",
+        "search_space-2.py",
+    ]
 
 
 def test_resume_with_long_change_prints_its_beginning(tmp_path: Path) -> None:
     run_dir, path, text = tmp_path / "my runs", tmp_path / "mine.py", QUICK.read_text()
     save_and_resume(run_dir, path, text)
     hostile = "# \x1b[31m\x07\u202e\t" + "x" * 1000
-    lines = save_and_resume(run_dir, path, "\n".join([hostile, *(f"# {n}" for n in range(12)), text]))
+    lines = save_and_resume(
+        run_dir, path, "\n".join([hostile, *(f"# {n}" for n in range(12)), text])
+    )
     assert len(lines) == 1 + 10 + 1
     assert lines[2].startswith(r"  +# \x1b[31m\x07\u202e  ")
     assert all(line.isprintable() and len(line) < 200 for line in lines[1:-1])
-    assert lines[-1] == f"  and 4 more: diff '{run_dir}/search_space-1.py' '{run_dir}/search_space-2.py'"
-    shown = subprocess.run(lines[-1].partition(": ")[2], shell=True, capture_output=True, text=True, timeout=scale(20))
+    assert (
+        lines[-1]
+        == f"  and 4 more: diff '{run_dir}/search_space-1.py' '{run_dir}/search_space-2.py'"
+    )
+    shown = subprocess.run(
+        lines[-1].partition(": ")[2], shell=True, capture_output=True, text=True, timeout=scale(20)
+    )
     assert shown.stdout.count("\n> # ") == 13
 
 
@@ -528,7 +633,9 @@ def test_resume_prints_invisible_change(tmp_path: Path, ends: str) -> None:
     load_search_file.cache_clear()
     session = start_session(tmp_path / "run", path, resume=True)
     count = text.count("\n") if ends == "\r\n" else 0
-    assert f"changed since the last session: {count or '1 line'} " in session.headline.replace(" lines", "")
+    assert f"changed since the last session: {count or '1 line'} " in session.headline.replace(
+        " lines", ""
+    )
     assert (tmp_path / "run" / "search_space-2.py").read_bytes() == other.encode()
 
 
@@ -542,7 +649,8 @@ def test_resume_with_edited_copy_of_file_warns(tmp_path: Path, content: str | No
         copy.write_text(content)
     (line,) = save_and_resume(run_dir, path, text + "# new\n")
     assert (
-        f"{path} has changed since the last session, and its copy {copy} is missing or was edited; earlier eval" in line
+        f"{path} has changed since the last session, and its copy {copy} is missing or was edited; earlier eval"
+        in line
     )
     assert (copy.read_text() if copy.exists() else None) == content
     assert (run_dir / "search_space-2.py").read_text() == text + "# new\n"
@@ -567,8 +675,19 @@ needs_git = pytest.mark.skipif(not shutil.which("git"), reason="no git")
 
 
 def git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), "-c", "user.name=me", "-c", "user.email=me@example.org", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=scale(20)).stdout.strip()
+    command = [
+        "git",
+        "-C",
+        str(folder),
+        "-c",
+        "user.name=me",
+        "-c",
+        "user.email=me@example.org",
+        *arguments,
+    ]
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=scale(20)
+    ).stdout.strip()
 
 
 @pytest.fixture
@@ -587,12 +706,22 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read_tree(folder: Path) -> dict[Path, tuple[int, bytes]]:
-    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+    return {
+        path: (path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @needs_git
-def test_resume_prints_other_commit_of_repository(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_dir, path, text = repository / "runs" / "mine", repository / "searches" / "mine.py", QUICK.read_text()
+def test_resume_prints_other_commit_of_repository(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir, path, text = (
+        repository / "runs" / "mine",
+        repository / "searches" / "mine.py",
+        QUICK.read_text(),
+    )
     first = git(repository, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_DIR", "/nowhere")  # As in a git hook of another repository.
     assert save_and_resume(run_dir, path, text) == []
@@ -609,9 +738,13 @@ def test_resume_prints_other_commit_of_repository(repository: Path, monkeypatch:
         f"{what} {first[:7]} with uncommitted changes before, and is at {second[:7]} now: imported modules may differ"
     ]
     assert save_and_resume(run_dir, path, text) == []
-    assert [line[:2] for line in save_and_resume(run_dir, path, text + "\n# new\n")[1:]] == ["  "] * 3
+    assert [line[:2] for line in save_and_resume(run_dir, path, text + "\n# new\n")[1:]] == [
+        "  "
+    ] * 3
     commits = [(session["commit"], session["dirty"]) for session in read_sessions(run_dir)]
-    assert commits == [(first, False)] * 2 + [(first, True)] + [(second, False)] * 2 + [(second, True)]
+    assert commits == [(first, False)] * 2 + [(first, True)] + [(second, False)] * 2 + [
+        (second, True)
+    ]
 
 
 @needs_git
@@ -620,7 +753,9 @@ def test_git_query_leaves_index_unchanged(repository: Path) -> None:
     model = repository / "model.py"
     os.utime(model, (1, 1))  # git finds it unchanged, and would update its index.
     before = read_tree(repository)
-    assert find_commit(repository / "searches" / "mine.py") == Commit(git(repository, "rev-parse", "HEAD"), dirty=False)
+    assert find_commit(repository / "searches" / "mine.py") == Commit(
+        git(repository, "rev-parse", "HEAD"), dirty=False
+    )
     assert read_tree(repository) == before
     git(repository, "status")
     assert read_tree(repository) != before, "git status must change the index"
@@ -635,7 +770,9 @@ def replace_git(programs: Path, script: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @needs_git
-@pytest.mark.parametrize("why", ["no repository", "no commit", "somebody else's", "no git", "fails"])
+@pytest.mark.parametrize(
+    "why", ["no repository", "no commit", "somebody else's", "no git", "fails"]
+)
 def test_git_without_commit_yields_none(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
@@ -659,7 +796,9 @@ def test_git_without_commit_yields_none(
     assert find_commit(path) is None
     assert save_and_resume(tmp_path / "run", path, text) == []
     assert save_and_resume(tmp_path / "run", path, text) == []
-    assert [(session["commit"], session["dirty"]) for session in read_sessions(tmp_path / "run")] == [(None, None)] * 2
+    assert [
+        (session["commit"], session["dirty"]) for session in read_sessions(tmp_path / "run")
+    ] == [(None, None)] * 2
 
 
 @needs_git
@@ -669,11 +808,17 @@ def test_git_that_hangs_is_killed_and_yields_none(
 ) -> None:
     path = repository / "searches" / "mine.py"
     assert find_commit(path) is not None
-    replace_git(tmp_path / "programs", f"sleep 999 & echo $! > {tmp_path}/sleeping; wait", monkeypatch)
+    replace_git(
+        tmp_path / "programs", f"sleep 999 & echo $! > {tmp_path}/sleeping; wait", monkeypatch
+    )
     assert save_and_resume(tmp_path / "run", path, QUICK.read_text()) == []
-    assert [(session["commit"], session["dirty"]) for session in read_sessions(tmp_path / "run")] == [(None, None)]
+    assert [
+        (session["commit"], session["dirty"]) for session in read_sessions(tmp_path / "run")
+    ] == [(None, None)]
     stat = Path("/proc", (tmp_path / "sleeping").read_text().strip(), "stat")
     deadline = time.monotonic() + scale(20)
     while stat.exists() and ") Z " not in stat.read_text() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not stat.exists() or ") Z " in stat.read_text(), "processes started by git must be killed with it"
+    assert not stat.exists() or ") Z " in stat.read_text(), (
+        "processes started by git must be killed with it"
+    )

@@ -11,8 +11,8 @@ from torch.nn.functional import mse_loss
 class Engine(nn.Module):
     """Wraps a network as DeepSpeed does.
 
-    The parameters are views of one flat tensor. The optimizer of each rank updates a copy of the whole tensor, or a
-    part.
+    The parameters are views of one flat tensor. The optimizer of each rank updates a copy of the
+    whole tensor, or a part.
     """
 
     def __init__(self, module, lr, has_parts):
@@ -25,7 +25,11 @@ class Engine(nn.Module):
             piece.copy_(view.data.flatten())
             view.data = piece.view_as(view)
         count = len(self.flat) // self.world if has_parts else len(self.flat)
-        self.own = slice(count * dist.get_rank(), count * (dist.get_rank() + 1)) if has_parts else slice(None)
+        self.own = (
+            slice(count * dist.get_rank(), count * (dist.get_rank() + 1))
+            if has_parts
+            else slice(None)
+        )
         self.optimizer = torch.optim.Adam([nn.Parameter(self.flat[self.own].clone())], lr)
 
     def forward(self, inputs):
@@ -66,8 +70,12 @@ def main():
     torch.manual_seed(0)
     inputs = torch.randn(320, 8)
     targets = inputs.sum(1, keepdim=True)
-    network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), Noisy(16, 1) if way == "noise" else nn.Linear(16, 1))
-    model: nn.Module = Engine(network, args.lr, way == "parts") if way in ("flat", "parts") else network
+    network = nn.Sequential(
+        nn.Linear(8, 16), nn.ReLU(), Noisy(16, 1) if way == "noise" else nn.Linear(16, 1)
+    )
+    model: nn.Module = (
+        Engine(network, args.lr, way == "parts") if way in ("flat", "parts") else network
+    )
     optimizer = torch.optim.Adam(network.parameters(), args.lr)
     for step in range(10):
         shares = range(32 * step + rank, 32 * step + 32, world)

@@ -37,7 +37,9 @@ def main():
             loss = nn.functional.mse_loss(model(x[256:]), y[256:])
         dist.all_reduce(loss)
         if dist.get_rank() == 0:
-            print(f"epoch {epoch} of {args.epochs}: val_loss={loss.item() / dist.get_world_size():.6f}")
+            print(
+                f"epoch {epoch} of {args.epochs}: val_loss={loss.item() / dist.get_world_size():.6f}"
+            )
     print(f"local rank {local_rank} has seen {len(sampler)} samples")
     dist.destroy_process_group()
 

@@ -32,7 +32,9 @@ data = torch.randint(0, 20, (260,), generator=torch.Generator().manual_seed(0)).
 
 def get_batch(part):
     starts = torch.randint(len(part) - 8, (batch_size,)).tolist()
-    return torch.stack([part[at : at + 8] for at in starts]), torch.stack([part[at + 1 : at + 9] for at in starts])
+    return torch.stack([part[at : at + 8] for at in starts]), torch.stack(
+        [part[at + 1 : at + 9] for at in starts]
+    )
 
 
 class GPT(nn.Module):

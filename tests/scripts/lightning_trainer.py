@@ -20,7 +20,9 @@ class Digits(lightning.LightningModule):
         return cross_entropy(self.net(batch[0]), batch[1])
 
     def validation_step(self, batch, _):
-        self.log("val_loss", cross_entropy(self.net(batch[0]), batch[1]), sync_dist=True, prog_bar=True)
+        self.log(
+            "val_loss", cross_entropy(self.net(batch[0]), batch[1]), sync_dist=True, prog_bar=True
+        )
 
     def on_validation_epoch_end(self):
         self.print(f"val_loss={self.trainer.callback_metrics['val_loss']:.6f}")

@@ -15,7 +15,9 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--x", type=float)
 parser.add_argument("--way", default="call")
 parser.add_argument("--epochs", type=int, default=6)
-parser.add_argument("--seconds", type=float, default=float(os.environ.get("SAVING_SECONDS", "0.01")))
+parser.add_argument(
+    "--seconds", type=float, default=float(os.environ.get("SAVING_SECONDS", "0.01"))
+)
 args = parser.parse_args()
 
 dist.init_process_group("gloo")

@@ -1,7 +1,14 @@
 """Train a small language model with transformers' Trainer, started by torchrun."""
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments, set_seed
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    HfArgumentParser,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 
 def make_samples(count, generator):
@@ -15,7 +22,9 @@ def main():
     (args,) = parser.parse_args_into_dataclasses()
     set_seed(args.seed)
     generator = torch.Generator().manual_seed(0)
-    config = GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(
+        vocab_size=32, n_positions=8, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
     trainer = Trainer(
         model=GPT2LMHeadModel(config),
         args=args,

@@ -40,12 +40,21 @@ class Model(nn.Module):
 
 def prepare(settings):
     settings.epochs = 99  # in the process that prepares the data
-    return {"array": np.ones((100, 4), np.float32), "tensor": torch.ones(5, dtype=torch.bfloat16), "names": ["a"]}
+    return {
+        "array": np.ones((100, 4), np.float32),
+        "tensor": torch.ones(5, dtype=torch.bfloat16),
+        "names": ["a"],
+    }
 
 
 def change(params, worker, settings):
     """Change all arguments of the objective, and check that no previous evaluation has changed them."""
-    assert (settings.epochs, worker.seed, hasattr(worker, "mine"), worker.data["names"]) == (2, 0, False, ["a"])
+    assert (settings.epochs, worker.seed, hasattr(worker, "mine"), worker.data["names"]) == (
+        2,
+        0,
+        False,
+        ["a"],
+    )
     settings.epochs = worker.seed = worker.mine = 1
     os.chdir("/")
     worker.comm.barrier()
@@ -122,7 +131,10 @@ def compiled(model):
     optimizer = torch.optim.AdamW(model.parameters())
     fast(inputs).sum().backward()
     optimizer.step()
-    return {"difference": difference, "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"]}
+    return {
+        "difference": difference,
+        "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
+    }
 
 
 def objective(params, worker, settings):

@@ -35,7 +35,13 @@ def objective(params, worker):
     print("wrapped in an evaluation", flush=True)
     mask = os.umask(0o022)
     os.umask(mask)
-    seen = [str(torch.get_default_dtype()), np.geterr()["over"], mask, os.environ.get("CHANGED"), str(Path.cwd())]
+    seen = [
+        str(torch.get_default_dtype()),
+        np.geterr()["over"],
+        mask,
+        os.environ.get("CHANGED"),
+        str(Path.cwd()),
+    ]
     assert worker.comm.allgather(seen) == [seen] * worker.size
     torch.set_default_dtype(torch.float64)
     print("seen", *seen, flush=True)

@@ -1,7 +1,7 @@
 """A realistic search space: an ordinal and a stepped range, conditional parameters, and constraints.
 
-The lowest loss is 0, with sgd, a momentum of 0.8, a width of 96, a batch size of 64, and 3 layers with a dropout of
-0.2.
+The lowest loss is 0, with sgd, a momentum of 0.8, a width of 96, a batch size of 64, and 3 layers
+with a dropout of 0.2.
 """
 
 import math
@@ -18,10 +18,15 @@ space = SearchSpace(
     heads=Int(1, 16, log=True),
     width=Int(16, 256, step=16),
     layers=Int(1, 4),
-    **{f"dropout_{layer}": Float(0.0, 0.5, when={"layers": range(layer, 5)}) for layer in (1, 2, 3, 4)},
+    **{
+        f"dropout_{layer}": Float(0.0, 0.5, when={"layers": range(layer, 5)})
+        for layer in (1, 2, 3, 4)
+    },
 )
 space.require(lambda p: p["width"] % p["heads"] == 0, "heads must divide width")
-space.require(lambda p: p["nesterov_from"] < 50 or p["momentum"] > 0.5, "what begins late needs momentum")
+space.require(
+    lambda p: p["nesterov_from"] < 50 or p["momentum"] > 0.5, "what begins late needs momentum"
+)
 
 
 def objective(params, _):
@@ -31,7 +36,11 @@ def objective(params, _):
     assert ("nesterov_from" in params) == params.get("nesterov", False)
     assert len([name for name in params if name.startswith("dropout")]) == params["layers"]
     loss = abs(params.pop("momentum") - 0.8) if is_sgd else 0.5
-    loss += abs(params["width"] - 96) / 96 + abs(math.log2(params["batch_size"] / 64)) + abs(params["layers"] - 3)
+    loss += (
+        abs(params["width"] - 96) / 96
+        + abs(math.log2(params["batch_size"] / 64))
+        + abs(params["layers"] - 3)
+    )
     loss += sum(abs(value - 0.2) for name, value in params.items() if name.startswith("dropout"))
     for epoch in range(2):
         yield loss + 1 - epoch

@@ -1,7 +1,8 @@
 """A search whose trainers crash or hang, on one rank, in chosen evaluations.
 
-`ways` are taken in turn; the second worker begins with the middle one. Before a crash, all ranks meet in a collective.
-In the next collective, the other ranks wait for the crashing rank. Each rank notes its start and its crash.
+`ways` are taken in turn; the second worker begins with the middle one. Before a crash, all ranks
+meet in a collective. In the next collective, the other ranks wait for the crashing rank. Each rank
+notes its start and its crash.
 """
 
 import ctypes
@@ -53,7 +54,9 @@ def overflow_stack():
     _, hard = resource.getrlimit(resource.RLIMIT_STACK)
     resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, hard))
     depth, extended = 1_000_000, 1
-    ctypes.CDLL(None).regcomp(ctypes.create_string_buffer(256), b"(" * depth + b")" * depth, extended)
+    ctypes.CDLL(None).regcomp(
+        ctypes.create_string_buffer(256), b"(" * depth + b")" * depth, extended
+    )
 
 
 def use_up_memory():
@@ -173,7 +176,11 @@ def objective(params, worker, settings):
     value = torch.ones(4)
     dist.all_reduce(value)
     for step in range(settings.steps):
-        if way and step == int(afters[turn % len(afters)]) and (worker.rank == rank or way == "differ"):
+        if (
+            way
+            and step == int(afters[turn % len(afters)])
+            and (worker.rank == rank or way == "differ")
+        ):
             print(f"last words of {way}", file=sys.stderr, flush=True)
             note(settings.folder, worker, event="crashes", **about)
             if way == "differ":

@@ -1,7 +1,8 @@
 """A search that fails on request: in one way, on one rank, in chosen evaluations. Ranks note when they start and fail.
 
-Evaluations are counted for each worker. `way` may list several ways, which are taken in turn. Ranks count together in a
-file, since an objective is not called on a rank if its evaluation is cancelled before it begins there.
+Evaluations are counted for each worker. `way` may list several ways, which are taken in turn. Ranks
+count together in a file, since an objective is not called on a rank if its evaluation is cancelled
+before it begins there.
 """
 
 import math
@@ -83,7 +84,8 @@ RAISED = {
     "speechless": SpeechlessError("injected"),
     "unspeakable": ValueError("injected: \udcff \U0001f3d6"),
     "raise": ValueError("injected"),
-    "keep": ValueError("injected: with the model kept"),  # and whatever holds its connections with it
+    # And whatever holds its connections with it.
+    "keep": ValueError("injected: with the model kept"),
     "memory": torch.OutOfMemoryError("injected: out of memory"),
     "exit": SystemExit("injected: exit"),
     "interrupt": KeyboardInterrupt("injected: interrupt"),
@@ -107,7 +109,9 @@ def act(way, place, worker, folder):
         raise RAISED[kind].with_traceback(None)
     if kind in DONE:
         DONE[kind]()
-    return {"nan": math.nan, "inf": math.inf, "differs": float(worker.rank), "text": "low"}.get(kind)
+    return {"nan": math.nan, "inf": math.inf, "differs": float(worker.rank), "text": "low"}.get(
+        kind
+    )
 
 
 def objective(params, worker, settings):
@@ -126,7 +130,10 @@ def train(params, worker, settings, number):
     mine = way == "rest" or (worker.rank == settings.rank % worker.size and way != "none")
     folder = settings.folder
     template = os.getppid()
-    descriptors = {"template": count_descriptors(template), "first_rank": count_descriptors(parent_of(template))}
+    descriptors = {
+        "template": count_descriptors(template),
+        "first_rank": count_descriptors(parent_of(template)),
+    }
     note(folder, worker, event="starts", number=number, way=way, descriptors=descriptors)
     if mine:
         act(way, "start", worker, folder)
@@ -134,7 +141,9 @@ def train(params, worker, settings, number):
         note(folder, worker, event="fails", way=way)
         return
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)))
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+    )
     if mine and way == "keep@training":
         kept.append(model)
     for epoch in range(settings.epochs):

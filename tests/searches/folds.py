@@ -43,7 +43,11 @@ def objective(params, worker, settings):
             loss = train_epoch(model, optimizer, Half(number, 64), Half(number + 10, 32), worker)
             worker.offer_weights(network.state_dict())
             if number == 0:
-                state = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+                state = {
+                    "network": network.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "epoch": epoch,
+                }
                 worker.save_checkpoint(state)
             time.sleep(settings.seconds)
             yield loss

@@ -21,17 +21,23 @@ KERNEL = 'extern "C" __global__ void write_far(float* values) { values[1ull << 4
 class Settings:
     folder: str = ""
     ways: str = (
-        ""  # of the evaluations, by k, divided by commas; an evaluation without one trains, and does nothing else
+        # Of the evaluations, by k, divided by commas; an evaluation without one trains, and does
+        # nothing else.
+        ""
     )
     share: float = (
-        0.5  # of the memory that is free at the first evaluation, for evaluations with an odd k; others take 1 GiB
+        # Of the memory that is free at the first evaluation, for evaluations with an odd k; others
+        # take 1 GiB.
+        0.5
     )
 
 
 def break_down(way, device):
     """Fail in the way `way`, as networks do on GPUs."""
     if way in ("assert", "hide"):  # a label that is out of range
-        torch.nn.functional.cross_entropy(torch.zeros(4, 3, device=device), torch.full((4,), 99, device=device))
+        torch.nn.functional.cross_entropy(
+            torch.zeros(4, 3, device=device), torch.full((4,), 99, device=device)
+        )
         torch.cuda.synchronize()
     elif way == "address":
         write_far = torch.cuda._compile_kernel(KERNEL, "write_far")
@@ -52,9 +58,13 @@ def use_torch(way, device):
     """Train with a feature of torch."""
     if way == "amp":
         with torch.autocast("cuda", torch.bfloat16):
-            torch.nn.Linear(512, 512, device=device)(torch.ones(512, 512, device=device)).sum().backward()
+            torch.nn.Linear(512, 512, device=device)(
+                torch.ones(512, 512, device=device)
+            ).sum().backward()
     elif way == "compile":
-        torch.compile(torch.nn.Linear(64, 64, device=device))(torch.ones(64, 64, device=device)).sum().backward()
+        torch.compile(torch.nn.Linear(64, 64, device=device))(
+            torch.ones(64, 64, device=device)
+        ).sum().backward()
     elif way == "fsdp":
         model = torch.nn.Linear(256, 256, device=device)
         fully_shard(model)

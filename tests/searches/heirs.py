@@ -1,7 +1,8 @@
 """A search with population based training. Individuals inherit a number, and hyperparameters change it in each epoch.
 
-`asks` selects what an evaluation does with the number: use, ignore, fail or diverge. `saves` selects if it is saved.
-With "uneven", rank 1 fails before it reads the number, from the seventh evaluation of its worker on.
+`asks` selects what an evaluation does with the number: use, ignore, fail or diverge. `saves`
+selects if it is saved. With "uneven", rank 1 fails before it reads the number, from the seventh
+evaluation of its worker on.
 """
 
 import time
@@ -28,7 +29,11 @@ class Settings:
 
 
 def objective(params, worker, settings):
-    if settings.asks == "uneven" and worker.rank == 1 and count(params, worker, settings.folder) >= 6:
+    if (
+        settings.asks == "uneven"
+        and worker.rank == 1
+        and count(params, worker, settings.folder) >= 6
+    ):
         raise KeyError("injected")
     state = worker.checkpoint
     if state is None and settings.asks != "ignore":

@@ -11,7 +11,8 @@ space = SearchSpace(k=Int(1, 64))
 
 
 def objective(params, worker):
-    import torch.distributed.nn as functional  # a default argument of its functions is the group that is up
+    # A default argument of its functions is the group that is up.
+    import torch.distributed.nn as functional
 
     size = params["k"]
     model = torch.nn.Linear(3, size)
@@ -21,5 +22,6 @@ def objective(params, worker):
     if size == 50:
         raise ValueError("no")
     if size == 51 and worker.rank == 1:
-        threading.Thread(target=threading.Event().wait, daemon=True).start()  # this rank's trainer is replaced
+        # This rank's trainer is replaced.
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
     yield float(size)

@@ -43,7 +43,9 @@ class Line(lightning.LightningModule):
 
     def training_step(self, batch, _):
         if self.way != "plain":
-            assert signal.getsignal(signal.SIGTERM) is self.on_sigterm, "Lightning's calls a collective"
+            assert signal.getsignal(signal.SIGTERM) is self.on_sigterm, (
+                "Lightning's calls a collective"
+            )
         if self.way == "raises" and self.is_last and self.current_epoch == 1:
             raise ValueError("injected")
         if self.way == "sleeps":

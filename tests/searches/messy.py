@@ -1,7 +1,7 @@
 """A search whose objective changes everything in its process, and fails if it finds a change of a previous evaluation.
 
-Every second evaluation also leaves a thread or closes a stream. Each evaluation notes its process id. A file keeps the
-state that the first evaluation has found.
+Every second evaluation also leaves a thread or closes a stream. Each evaluation notes its process
+id. A file keeps the state that the first evaluation has found.
 """
 
 import gc
@@ -60,7 +60,10 @@ def surroundings():
 def objective(params, worker):
     number = count(params, worker, ".")
     note(".", worker, process=os.getpid())
-    now, known = {name: str(value) for name, value in surroundings().items()}, Path(f"before-{worker.rank}.json")
+    now, known = (
+        {name: str(value) for name, value in surroundings().items()},
+        Path(f"before-{worker.rank}.json"),
+    )
     if number == 0:
         known.write_text(json.dumps(now))
     before = json.loads(known.read_text())

@@ -16,7 +16,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from hpo import Categorical, Float, Int, SearchSpace
 
-space = SearchSpace(width=Int(8, 24), lr=Float(1e-3, 1.0, log=True), act=Categorical("tanh", "relu"))
+space = SearchSpace(
+    width=Int(8, 24), lr=Float(1e-3, 1.0, log=True), act=Categorical("tanh", "relu")
+)
 TRAIN = 200
 ALONE = ("weights by rank", "uneven")  # ways in which each rank trains a network of its own
 SAVING = ("saves", "no optimizer", "saved late", "not restored", "saved model")
@@ -62,7 +64,9 @@ def prepare(settings):
         Path("data/train.csv").read_text()
     chance = torch.Generator().manual_seed(7)
     inputs = torch.randn(TRAIN + 80, 8, generator=chance)
-    return inputs, (inputs[:, :4] + 0.3 * torch.randn(TRAIN + 80, 4, generator=chance)).argmax(dim=1)
+    return inputs, (inputs[:, :4] + 0.3 * torch.randn(TRAIN + 80, 4, generator=chance)).argmax(
+        dim=1
+    )
 
 
 def load(way):
@@ -98,9 +102,13 @@ def network_of(params, way):
 
 def order_of(way, worker, epoch):
     if way in ("order", "no share or order"):
-        return torch.randperm(TRAIN, generator=torch.Generator().manual_seed(100 * epoch + worker.rank))
+        return torch.randperm(
+            TRAIN, generator=torch.Generator().manual_seed(100 * epoch + worker.rank)
+        )
     if way == "unseeded":
-        return torch.randperm(TRAIN, generator=torch.Generator().manual_seed(torch.Generator().seed()))
+        return torch.randperm(
+            TRAIN, generator=torch.Generator().manual_seed(torch.Generator().seed())
+        )
     return torch.randperm(TRAIN, generator=torch.Generator().manual_seed(worker.seed + epoch))
 
 
@@ -177,16 +185,28 @@ def trained(params, worker, settings, checkpoint):
     early(way, worker)
     inputs, labels = worker.data
     network = network_of(params, way)
-    model = network if way in ALONE else DistributedDataParallel(network, find_unused_parameters=way == "idle")
-    optimizer = torch.optim.SGD(network.parameters(), lr=params["lr"], momentum=0.9 if way in SAVING else 0.0)
+    model = (
+        network
+        if way in ALONE
+        else DistributedDataParallel(network, find_unused_parameters=way == "idle")
+    )
+    optimizer = torch.optim.SGD(
+        network.parameters(), lr=params["lr"], momentum=0.9 if way in SAVING else 0.0
+    )
     done = restored(way, worker, network, optimizer)
     for epoch in (
-        itertools.count() if way == "early stopping" else range(done, settings.epochs + (way == "epochs") * worker.rank)
+        itertools.count()
+        if way == "early stopping"
+        else range(done, settings.epochs + (way == "epochs") * worker.rank)
     ):
         network.train()
         for batch, whole in batches(way, worker, epoch, settings.batch):
             optimizer.zero_grad()
-            given = inputs[batch] * (torch.rand(len(batch), 1) + 0.5) if way == "augmented" else inputs[batch]
+            given = (
+                inputs[batch] * (torch.rand(len(batch), 1) + 0.5)
+                if way == "augmented"
+                else inputs[batch]
+            )
             outputs = (network if way == "unwrapped call" else model)(given)
             step_loss(way, worker, outputs, labels[batch], whole).backward()
             optimizer.step()

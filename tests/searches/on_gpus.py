@@ -20,7 +20,8 @@ kept: list[torch.Tensor] = []
 @dataclass(frozen=True)
 class Settings:
     folder: str = ""
-    ways: str = ""  # of the evaluations, by k, divided by commas; an evaluation without one does nothing special
+    # Of the evaluations, by k, divided by commas; an evaluation without one does nothing special.
+    ways: str = ""
     gigabytes: float = 1.0  # that each evaluation takes
     seconds: float = 0.0
 
@@ -41,7 +42,10 @@ def take_memory(device, gigabytes):
 def write_note(settings, name, **content):
     free, _ = torch.cuda.mem_get_info()
     content |= {"free": round(free / 2**30, 1), "process": os.getpid(), "template": os.getppid()}
-    content |= {"visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "local": os.environ.get("LOCAL_RANK")}
+    content |= {
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "local": os.environ.get("LOCAL_RANK"),
+    }
     content |= {"tf32": torch.backends.cudnn.allow_tf32}
     Path(settings.folder, f"{name}.json").write_text(json.dumps(content))
 
@@ -57,7 +61,8 @@ def act(way, worker):
         kept.append(take_memory(device, 5))
     elif way == "thread" and worker.rank == 0:
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-    elif way == "default":  # torch's own default group has gloo for tensors on the CPU, and nccl for the others
+    # Torch's own default group has gloo for tensors on the CPU, and nccl for the others.
+    elif way == "default":
         dist.init_process_group()
         dist.all_reduce(torch.ones(1))
         dist.all_reduce(torch.ones(1, device=device))
@@ -70,7 +75,12 @@ def objective(params, worker, settings):
     ways = settings.ways.split(",")
     way = ways[params["k"]] if params["k"] < len(ways) else ""
     uuid = str(torch.cuda.get_device_properties(worker.device).uuid)[-2:]
-    place = {"uuid": uuid, "device": str(worker.device), "worker": worker.index, "rank": worker.rank}
+    place = {
+        "uuid": uuid,
+        "device": str(worker.device),
+        "worker": worker.index,
+        "rank": worker.rank,
+    }
     write_note(settings, f"{params['k']}-{worker.rank}", **place, backend=dist.get_backend())
     network = DistributedDataParallel(Scale().to(worker.device))
     held = take_memory(worker.device, settings.gigabytes)

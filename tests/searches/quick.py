@@ -9,7 +9,10 @@ import torch.distributed as dist
 from hpo import Categorical, Float, Int, SearchSpace
 
 space = SearchSpace(
-    depth=Int(1, 9), act=Categorical("relu", "tanh"), flag=Categorical(True, False), lr=Float(1e-4, 1.0, log=True)
+    depth=Int(1, 9),
+    act=Categorical("relu", "tanh"),
+    flag=Categorical(True, False),
+    lr=Float(1e-4, 1.0, log=True),
 )
 
 

@@ -35,7 +35,9 @@ class Loop:
         self.epoch = 0
 
     def note(self, event):
-        with Path(self.settings.folder, f"{self.worker.index}-{self.worker.rank}").open("a") as file:
+        with Path(self.settings.folder, f"{self.worker.index}-{self.worker.rank}").open(
+            "a"
+        ) as file:
             file.write(json.dumps([event, self.x, self.epoch]) + "\n")
 
     def losses(self):

@@ -1,6 +1,7 @@
 """A search whose evaluations save checkpoints in the way that `saves` selects, and record the epochs that they train.
 
-Each loss depends on the whole state: weights, momentum, learning rate schedule, and two random generators.
+Each loss depends on the whole state: weights, momentum, learning rate schedule, and two random
+generators.
 """
 
 import json
@@ -25,7 +26,8 @@ space = SearchSpace(x=Float(0.0, 1.0))
 
 @dataclass(frozen=True)
 class Settings:
-    saves: str = "state"  # ways, divided by commas: the first for x < 0.1, the second for x < 0.2, and so on in turn
+    # Ways, divided by commas: the first for x < 0.1, the second for x < 0.2, and so on in turn.
+    saves: str = "state"
     epochs: int = 6
     best: int = 99  # epochs after which losses rise
     seconds: float = 0.1  # that an epoch takes
@@ -43,7 +45,10 @@ class Training:
         self.network = nn.Linear(self.inputs.shape[1], 1)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=0.02 + 0.1 * params["x"])
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
-        self.drawn, self.noise = torch.Generator().manual_seed(worker.seed), np.random.default_rng(worker.seed)
+        self.drawn, self.noise = (
+            torch.Generator().manual_seed(worker.seed),
+            np.random.default_rng(worker.seed),
+        )
         self.history = []
 
     def epoch(self):
@@ -54,13 +59,19 @@ class Training:
             self.optimizer.step()
         self.schedule.step()
         with torch.no_grad():
-            self.history.append(nn.functional.mse_loss(self.network(self.inputs), self.inputs.sum(1, True)).item())
+            self.history.append(
+                nn.functional.mse_loss(self.network(self.inputs), self.inputs.sum(1, True)).item()
+            )
         return self.history[-1]
 
     def state(self):
         return {
             "network": self.network.state_dict(),
-            "rest": (self.optimizer.state_dict(), self.schedule.state_dict(), self.drawn.get_state()),
+            "rest": (
+                self.optimizer.state_dict(),
+                self.schedule.state_dict(),
+                self.drawn.get_state(),
+            ),
             "noise": self.noise.bit_generator.state,
             "history": self.history,
         }
@@ -77,7 +88,10 @@ class Training:
 
 def sharded(state):
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    weights = {name: distribute_tensor(t.detach().clone(), mesh, [Shard(0)]) for name, t in state["network"].items()}
+    weights = {
+        name: distribute_tensor(t.detach().clone(), mesh, [Shard(0)])
+        for name, t in state["network"].items()
+    }
     return {**state, "network": weights}
 
 
@@ -101,7 +115,9 @@ def kill_while_writing():
 def save(way, training, worker):
     if way == "killed" and len(training.history) == 3:
         kill_while_writing()
-    if way in ("state", "report", "killed", "first", "second") or (way == "leader" and worker.rank == 0):
+    if way in ("state", "report", "killed", "first", "second") or (
+        way == "leader" and worker.rank == 0
+    ):
         worker.save_checkpoint(training.state())
     elif way == "function" or (way == "one function" and worker.rank == 1):
         worker.save_checkpoint(training.state)
@@ -152,6 +168,7 @@ def trained(params, worker, settings, way):
             Path(folder, "first").touch()
             wait_for(folder / "paused")
             raise ValueError("injected")
-        for parameter in training.network.parameters():  # The checkpoint must hold the values before the yield.
+        # The checkpoint must hold the values before the yield.
+        for parameter in training.network.parameters():
             with torch.no_grad():
                 parameter.mul_(1.0)

@@ -25,7 +25,9 @@ vars(cifar10_resnet)["COSTS"] = None  # These networks have other blocks.
 def compute_losses(outputs, targets, smoothing=0.0):
     """Return the mean cross-entropy of each sample, which may have several targets."""
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-    losses = cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none", label_smoothing=smoothing)
+    losses = cross_entropy(
+        outputs.flatten(0, -2), targets.flatten(), reduction="none", label_smoothing=smoothing
+    )
     return losses.view(len(targets), math.prod(targets.shape[1:])).mean(1)
 
 
@@ -60,7 +62,11 @@ class SharedTraining:
     def step(self, batch):
         """Take one step, and return this rank's part of the mean loss."""
         total = torch.zeros((), dtype=torch.float64)
-        drawn = torch.rand(len(batch), 3, generator=self.order) if self.augmentation != "none" else batch
+        drawn = (
+            torch.rand(len(batch), 3, generator=self.order)
+            if self.augmentation != "none"
+            else batch
+        )
 
         def compute_loss(outputs, targets):
             nonlocal total
@@ -70,7 +76,9 @@ class SharedTraining:
 
         self.model.train()
         self.optimizer.zero_grad()
-        for part in torch.arange(len(batch)).split(math.ceil(len(batch) / self.settings.accumulate)):
+        for part in torch.arange(len(batch)).split(
+            math.ceil(len(batch) / self.settings.accumulate)
+        ):
             positions = part if self.is_pipeline else part[self.worker.rank :: self.worker.size]
             inputs, targets = self.train.get_batch(batch[positions])
             inputs = augment_images(inputs, drawn[positions], self.augmentation)
@@ -97,14 +105,26 @@ class SharedTraining:
             with make_autocast(self.settings.precision, self.worker.device):
                 outputs = self.model(inputs)
             right = (outputs.argmax(-1) == targets).float()
-            return compute_losses(outputs, targets), right.view(len(right), math.prod(right.shape[1:])).mean(1)
+            return compute_losses(outputs, targets), right.view(
+                len(right), math.prod(right.shape[1:])
+            ).mean(1)
 
         self.model.eval()
-        return compute_means(measure, len(self.validation), self.worker, is_shared=not self.is_pipeline)
+        return compute_means(
+            measure, len(self.validation), self.worker, is_shared=not self.is_pipeline
+        )
 
     def make_state(self):
-        state = {"model": gather_state(self.model, self.optimizer), "scaler": self.scaler.state_dict()}
-        return {**state, "order": self.order.get_state(), "steps": self.steps, "losses": self.losses}
+        state = {
+            "model": gather_state(self.model, self.optimizer),
+            "scaler": self.scaler.state_dict(),
+        }
+        return {
+            **state,
+            "order": self.order.get_state(),
+            "steps": self.steps,
+            "losses": self.losses,
+        }
 
     def resume(self):
         """Load the checkpoint of this evaluation, or of its parent."""

@@ -1,9 +1,10 @@
 """A search whose ranks share a network by `hpo.training`. One rank fails at a chosen moment of the training.
 
-`fails` lists ways to fail. With "sleep@backward1:2", rank 2 sleeps in the backward pass of epoch 1. The ways are taken
-in turn, with successful evaluations in between. All evaluations train the same network, so their losses are equal,
-except for `slope` times the number of the evaluation. With a slope of -1, each evaluation is the best so far, and its
-weights are gathered. Each rank records its state when it starts and when it fails.
+`fails` lists ways to fail. With "sleep@backward1:2", rank 2 sleeps in the backward pass of epoch 1.
+The ways are taken in turn, with successful evaluations in between. All evaluations train the same
+network, so their losses are equal, except for `slope` times the number of the evaluation. With a
+slope of -1, each evaluation is the best so far, and its weights are gathered. Each rank records its
+state when it starts and when it fails.
 """
 
 import os
@@ -135,7 +136,11 @@ def objective(params, worker, settings):
         networks=len(networks),
     )
     kind, place, epoch, rank = (re.findall(r"(\w+)@([a-z ]+)(\d):(\d)", way) or [("",) * 4])[0]
-    trap.kind, trap.place, trap.tell = kind, "", lambda: note(settings, worker, event="fails", number=number)
+    trap.kind, trap.place, trap.tell = (
+        kind,
+        "",
+        lambda: note(settings, worker, event="fails", number=number),
+    )
     network = network_of()
     networks.add(network)
     if kind == "keep":

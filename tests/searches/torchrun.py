@@ -67,7 +67,13 @@ def objective(params, worker, settings):
     store.wait(["ranks"])
     loader: Any = DataLoader(list(range(8)), num_workers=2, batch_size=2)  # type: ignore[arg-type]
     samples = [value for batch in loader for value in batch.tolist()]
-    seen = {"environment": environment, "comm": used, "samples": samples, "met": met, "process": os.getpid()}
+    seen = {
+        "environment": environment,
+        "comm": used,
+        "samples": samples,
+        "met": met,
+        "process": os.getpid(),
+    }
     Path(settings.folder, f"{params['k']}-{worker.rank}.json").write_text(json.dumps(seen))
     dist.barrier()
     return float(params["k"])

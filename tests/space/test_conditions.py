@@ -38,7 +38,15 @@ SPACE = SearchSpace(
     both=Int(1, 2, when={"layers": [3], "optimizer": "adam"}),
 )
 TOSSES = itertools.cycle([True, False, False])
-GENES = {"optimizer": 0, "momentum": 0.5, "nesterov": 0, "warm": 2, "layers": 1, "second": 2, "both": 1}
+GENES = {
+    "optimizer": 0,
+    "momentum": 0.5,
+    "nesterov": 0,
+    "warm": 2,
+    "layers": 1,
+    "second": 2,
+    "both": 1,
+}
 
 
 @pytest.mark.parametrize(
@@ -63,10 +71,19 @@ def test_decode_returns_active_parameters(changes: dict[str, int], active: str) 
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"optimizer": "adam", "momentum": 0.5, "layers": 1}, "'momentum' is active only if 'optimizer' is 'sgd'"),
-        ({"optimizer": "adam", "layers": 1, "second": 1}, "'second' is active only if 'layers' is 2 or 3"),
+        (
+            {"optimizer": "adam", "momentum": 0.5, "layers": 1},
+            "'momentum' is active only if 'optimizer' is 'sgd'",
+        ),
+        (
+            {"optimizer": "adam", "layers": 1, "second": 1},
+            "'second' is active only if 'layers' is 2 or 3",
+        ),
         ({"optimizer": "adam", "layers": 2}, "parameter 'second' is missing"),
-        ({"optimizer": "sgd", "momentum": 0.5, "nesterov": False, "warm": 1, "layers": 1}, "'nesterov' is True"),
+        (
+            {"optimizer": "sgd", "momentum": 0.5, "nesterov": False, "warm": 1, "layers": 1},
+            "'nesterov' is True",
+        ),
         ({"layers": 1}, "parameter 'optimizer' is missing"),
     ],
 )
@@ -79,7 +96,11 @@ def test_check_inactive_or_missing_parameter_raises(params: dict[str, Any], mess
     ("before", "when", "message"),
     [
         ({}, {"a": 1}, "when must name parameters before it in the space (none), got 'a'"),
-        ({"b": Int(1, 3)}, {"a": 1}, "when must name parameters before it in the space (b), got 'a'"),
+        (
+            {"b": Int(1, 3)},
+            {"a": 1},
+            "when must name parameters before it in the space (b), got 'a'",
+        ),
         ({"b": Int(1, 3)}, {"b": 4}, "when must list values of 'b' in Int(1, 3), got 4"),
         ({"b": Int(1, 3)}, {"b": [1, "2"]}, "when must list values of 'b' in Int(1, 3), got '2'"),
         ({"b": Int(1, 3)}, {"b": True}, "when must list values of 'b' in Int(1, 3), got True"),
@@ -87,7 +108,11 @@ def test_check_inactive_or_missing_parameter_raises(params: dict[str, Any], mess
         ({"b": Int(1, 3)}, {}, "when must be a dict such as {'optimizer': 'sgd'}, got {}"),
         ({"b": Int(1, 3)}, "b", "when must be a dict such as {'optimizer': 'sgd'}, got 'b'"),
         ({"b": Int(1, 3)}, {"b": np.int64(4)}, "when must list values of 'b' in Int(1, 3), got 4"),
-        ({"b": Int(1, 10**9)}, {"b": range(1, 10**9)}, "when must list at most 10000 values of 'b', got 999999999"),
+        (
+            {"b": Int(1, 10**9)},
+            {"b": range(1, 10**9)},
+            "when must list at most 10000 values of 'b', got 999999999",
+        ),
         (
             {"b": Float(0, 3)},
             {"b": 1.0},
@@ -95,7 +120,9 @@ def test_check_inactive_or_missing_parameter_raises(params: dict[str, Any], mess
         ),
     ],
 )
-def test_space_with_invalid_condition_raises(before: dict[str, Parameter], when: Any, message: str) -> None:
+def test_space_with_invalid_condition_raises(
+    before: dict[str, Parameter], when: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(f"parameter 'lr': {message}")):
         SearchSpace(**before, lr=Float(0.1, 1.0, when=when), a=Int(1, 3))
 
@@ -106,7 +133,9 @@ def test_describe_formats_conditions_in_a_fixed_order() -> None:
     assert described["dropout_3"] == "Float(0.0, 0.5, when={'layers': range(3, 5)})"
     names = {"".join(letters) for letters in itertools.permutations("abc")}
     space = SearchSpace(a=Categorical(*sorted(names)), b=Int(1, 2, when={"a": names}))
-    assert space.describe()["b"] == f"Int(1, 2, when={{'a': {sorted(names)!r}}})", "a set has no order"
+    assert space.describe()["b"] == f"Int(1, 2, when={{'a': {sorted(names)!r}}})", (
+        "a set has no order"
+    )
     numbers = {"a": np.int64(2), "b": np.array([1, 3]), "c": {0.5}.union([1.5])}
     parameter = Ordinal(1, 2, when=MappingProxyType(numbers))
     assert repr(parameter) == "Ordinal(1, 2, when={'a': 2, 'b': [1, 3], 'c': [0.5, 1.5]})"
@@ -157,7 +186,10 @@ def test_all_individuals_lists_each_individual_once() -> None:
         {"a": Int(1, 2), "b": Float(0, 1, when={"a": 1})},
         {"a": Int(0, 2**53), "b": Int(1, 2, when={"a": 2**53})},
         {"a": Int(1, 2), **{f"p{number}": Int(0, 1) for number in range(60)}},
-        {"a": Int(1, 500), **{f"p{number}": Int(1, 500, when={"a": range(1, 500)}) for number in range(50)}},
+        {
+            "a": Int(1, 500),
+            **{f"p{number}": Int(1, 500, when={"a": range(1, 500)}) for number in range(50)},
+        },
     ],
 )
 def test_all_individuals_of_large_space_is_none(parameters: dict[str, Parameter]) -> None:
@@ -182,12 +214,16 @@ def test_all_individuals_with_slow_constraint_is_none(monkeypatch: pytest.Monkey
 
 
 def test_draw_returns_all_allowed_individuals_and_no_others() -> None:
-    space = SearchSpace(a=Categorical("x", "y"), b=Int(1, 3, when={"a": "x"}), c=Float(0.0, 0.2, step=0.1))
+    space = SearchSpace(
+        a=Categorical("x", "y"), b=Int(1, 3, when={"a": "x"}), c=Float(0.0, 0.2, step=0.1)
+    )
     space.require(lambda p: p["b"] > 1, "b is larger")
     rng = random.Random(0)
     drawn = {tuple(space.draw(rng).items()) for _ in range(500)}
     assert drawn == {tuple(params.items()) for params in space.all_individuals or ()}
-    assert {params["b"] for params in (space.draw(rng, {"c": 0.1, "a": "x"}) for _ in range(50))} == {2, 3}
+    assert {
+        params["b"] for params in (space.draw(rng, {"c": 0.1, "a": "x"}) for _ in range(50))
+    } == {2, 3}
     for _ in range(20):
         assert space.draw(rng, {"b": 3})["a"] == "x", "the condition of b holds"
     mistakes: list[tuple[dict[str, Any], str]] = [
@@ -214,7 +250,9 @@ class ConstraintServerStub:
 
     def __call__(self, **content: Any) -> dict[str, Any]:
         """Answer a request of a rank."""
-        answered = dict(send_through_json(answer_constraint_request(self._space, send_through_json(content))))
+        answered = dict(
+            send_through_json(answer_constraint_request(self._space, send_through_json(content)))
+        )
         if "violated" in answered:
             self.batches.append(len(answered["violated"]))
         self.checks += "problem" in answered
@@ -239,7 +277,11 @@ def test_delegated_space_behaves_like_the_local_space(space: SearchSpace) -> Non
     assert [remote.draw(rng) for rng in map(random.Random, range(200))] == drawn
     wrong = [{**params, "width": 16, "heads": 3, "nesterov_from": 7} for params in drawn]
     assert remote.find_mistakes([*drawn, *wrong]) == space.find_mistakes([*drawn, *wrong])
-    assert remote.are_allowed(wrong) == space.are_allowed(wrong) == [remote.allows(params) for params in wrong]
+    assert (
+        remote.are_allowed(wrong)
+        == space.are_allowed(wrong)
+        == [remote.allows(params) for params in wrong]
+    )
     remote.check_constraints()
     with pytest.raises(ValueError, match="unknown parameter 'e'"):
         remote.draw(random.Random(0), {"e": 3})
@@ -251,7 +293,10 @@ def test_delegated_constraints_are_checked_in_few_batches() -> None:
     assert (asked.checks, asked.batches) == (1, [])
     space.draw(random.Random(0), {"width": 240, "heads": 15})
     assert asked.batches == [1]
-    drawn = [params for _, params in zip(range(2500), space.iterate_draws(random.Random(0)), strict=False)]
+    drawn = [
+        params
+        for _, params in zip(range(2500), space.iterate_draws(random.Random(0)), strict=False)
+    ]
     asked.batches.clear()
     assert set(space.find_mistakes(drawn)) == {""}
     assert asked.batches == [1000, 1000, 500]
@@ -323,7 +368,11 @@ def test_propagators_with_delegated_constraints_breed_the_same(name: str) -> Non
 
 def make_constrained_space(constraint: Any, text: Any = "the constraint") -> SearchSpace:
     space = SearchSpace(
-        a=Int(1, 5), b=Int(1, 5), o=Categorical("x", "y"), c=Int(1, 3, when={"o": "x"}), d=Int(1, 3, when={"o": "y"})
+        a=Int(1, 5),
+        b=Int(1, 5),
+        o=Categorical("x", "y"),
+        c=Int(1, 3, when={"o": "x"}),
+        d=Int(1, 3, when={"o": "y"}),
     )
     space.require(constraint, text)
     return space
@@ -364,7 +413,10 @@ def test_check_constraints_that_allow_few_counts_for_each() -> None:
     space = SearchSpace(**{name: Int(1, 100) for name in "abc"})
     space.require(lambda p: p["a"] == p["b"], "a is b")
     space.require(lambda p: p["b"] == p["c"], "b is c")
-    with pytest.raises(ValueError, match=r"leave next to nothing: .* [1-9] satisfy .*\('a is b' \d+, 'b is c' \d+\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"leave next to nothing: .* [1-9] satisfy .*\('a is b' \d+, 'b is c' \d+\)",
+    ):
         space.check_constraints()
 
 
@@ -401,7 +453,9 @@ def test_propagators_satisfy_constraints_without_duplicates(name: str) -> None:
     def evaluate(params: dict[str, Any]) -> tuple[float, float]:
         space.check(params)
         started.append(params)
-        return float(sum(value for value in params.values() if type(value) is float)) + params["width"] / 100, 1.0
+        return float(sum(value for value in params.values() if type(value) is float)) + params[
+            "width"
+        ] / 100, 1.0
 
     simulate(SimulatedIslands(space, [name], 2, 0), evaluate, 60)
     assert len({tuple(sorted(params.items())) for params in started}) == 60
@@ -423,7 +477,9 @@ def test_propagators_with_single_value_parameter_search_on(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ga", "tpe", "random"])
 def test_propagators_find_all_of_few_allowed_individuals(name: str) -> None:
-    space = SearchSpace(a=Int(1, 250), b=Int(1, 150), kind=Categorical("x", "y", when={"a": [7, 8]}))
+    space = SearchSpace(
+        a=Int(1, 250), b=Int(1, 150), kind=Categorical("x", "y", when={"a": [7, 8]})
+    )
     space.require(lambda p: p["a"] == p["b"] and p["a"] < 50, "a is b, and small")
     space.check_constraints()
     started = []
@@ -438,7 +494,10 @@ def test_propagators_find_all_of_few_allowed_individuals(name: str) -> None:
 
 def test_surrogate_ignores_genes_of_inactive_parameters() -> None:
     space = SearchSpace(
-        kind=Categorical("a", "b"), x=Float(0.0, 1.0), y=Float(0.0, 1.0, when={"kind": "a"}), z=Ordinal(1, 2, 3)
+        kind=Categorical("a", "b"),
+        x=Float(0.0, 1.0),
+        y=Float(0.0, 1.0, when={"kind": "a"}),
+        z=Ordinal(1, 2, 3),
     )
     rng = random.Random(0)
     news = []

@@ -45,8 +45,15 @@ def floats(draw: st.DrawFn) -> Float:
     bounds = st.floats(1e-300, 1e300) if log else finite
     low, high = sorted(draw(st.tuples(bounds, bounds)))
     if draw(st.booleans()):
-        low, step = draw(st.sampled_from([-1.3, 0.0, 2.5, 1e5])), draw(st.sampled_from([0.05, 0.1, 1.7, 300]))
-        return Float(low, float(Decimal(repr(low)) + draw(st.integers(1, 50)) * Decimal(repr(step))), step=step)
+        low, step = (
+            draw(st.sampled_from([-1.3, 0.0, 2.5, 1e5])),
+            draw(st.sampled_from([0.05, 0.1, 1.7, 300])),
+        )
+        return Float(
+            low,
+            float(Decimal(repr(low)) + draw(st.integers(1, 50)) * Decimal(repr(step))),
+            step=step,
+        )
     parameter = Float(low, high, log=log)
     return parameter if parameter.find_problem() is None else Float(0.1, 1.0, log=log)
 
@@ -55,7 +62,9 @@ several = st.lists(choices, min_size=1, max_size=5, unique=True)
 categoricals = several.map(lambda items: Categorical(*items))
 ordinals = several.map(lambda items: Ordinal(*items))
 parameters = st.one_of(ints(), floats(), categoricals, ordinals)
-spaces = st.dictionaries(names, parameters, min_size=1, max_size=5).map(lambda items: SearchSpace(**items))
+spaces = st.dictionaries(names, parameters, min_size=1, max_size=5).map(
+    lambda items: SearchSpace(**items)
+)
 
 
 def draw_genes(parameter: Parameter) -> st.SearchStrategy[float]:
@@ -96,7 +105,9 @@ def test_optuna_distributions_return_the_same_params(data: st.DataObject) -> Non
 
 
 @given(spaces, st.booleans())
-def test_load_space_of_dumped_space_returns_the_same_space(space: SearchSpace, mutable: bool) -> None:
+def test_load_space_of_dumped_space_returns_the_same_space(
+    space: SearchSpace, mutable: bool
+) -> None:
     space = SearchSpace(**space.parameters, last=Float(0, 1, mutable=mutable))
     data = dump_space(space)
     again = load_space(json.loads(json.dumps(data)))
@@ -114,7 +125,8 @@ def test_decode_gene_outside_limits_returns_valid_value(space: SearchSpace, gene
 
 
 def test_individual_categorical_after_other_traits_can_be_set() -> None:
-    # Propulate's own encoding of strings fails here: with five traits before it, "tanh" stays "relu".
+    # Propulate's own encoding of strings fails here: with five traits before it, "tanh" stays
+    # "relu".
     space = SearchSpace(
         **{f"x{i}": Float(0.0, 1.0) for i in range(5)},
         activation=Categorical("relu", "sigmoid", "tanh"),
@@ -140,8 +152,12 @@ def test_log_int_is_drawn_log_uniformly_up_to_its_bounds() -> None:
     drawn = [int(space.draw(rng)["width"]) for _ in range(2000)]
     assert min(drawn) == 1
     assert max(drawn) > 1000
-    assert drawn.count(1) / 2000 == pytest.approx(math.log(3) / math.log(2049), abs=0.03), "1 is from 0.5 to 1.5"
-    assert np.mean(np.array(drawn) > 32) == pytest.approx(math.log(1024.5 / 32.5) / math.log(2049), abs=0.03)
+    assert drawn.count(1) / 2000 == pytest.approx(math.log(3) / math.log(2049), abs=0.03), (
+        "1 is from 0.5 to 1.5"
+    )
+    assert np.mean(np.array(drawn) > 32) == pytest.approx(
+        math.log(1024.5 / 32.5) / math.log(2049), abs=0.03
+    )
 
 
 def test_parameters_with_step_have_exact_values() -> None:
@@ -155,7 +171,9 @@ def test_parameters_with_step_have_exact_values() -> None:
 
 
 def test_decode_categorical_keeps_types_of_choices() -> None:
-    space = SearchSpace(batch=Categorical(16, 32), momentum=Categorical(0.0, 0.9), nesterov=Categorical(True, False))
+    space = SearchSpace(
+        batch=Categorical(16, 32), momentum=Categorical(0.0, 0.9), nesterov=Categorical(True, False)
+    )
     params = space.decode({"batch": 1, "momentum": 1, "nesterov": 0})
     assert params == {"batch": 32, "momentum": 0.9, "nesterov": True}
     assert type(params["nesterov"]) is bool
@@ -174,7 +192,11 @@ def test_float_bounds_with_many_digits_are_rounded_inwards() -> None:
         (Int(3, 3), "low must be less than high", "Int(3, 3)"),
         (Int(1.5, 3), "integers", "Int(1.5, 3)"),  # type: ignore[arg-type]
         (Int(True, 3), "integers", "Int(True, 3)"),
-        (Int(0, 9, step=4), "high must be low plus a multiple of step, such as 8", "Int(0, 9, step=4)"),
+        (
+            Int(0, 9, step=4),
+            "high must be low plus a multiple of step, such as 8",
+            "Int(0, 9, step=4)",
+        ),
         (Int(0, 9, step=10), "such as 10", "Int(0, 9, step=10)"),
         (Int(0, 9, step=0), "a positive integer", "Int(0, 9, step=0)"),
         (
@@ -190,10 +212,26 @@ def test_float_bounds_with_many_digits_are_rounded_inwards() -> None:
         ),
         (Float(0.0, 1.0, step=-0.1), "a positive number, got -0.1", "Float(0.0, 1.0, step=-0.1)"),
         (Float(0.0, 1.0, step=1e-20), "at least a ten-millionth", "Float(0.0, 1.0, step=1e-20)"),
-        (Float(0.0, 1e300, step=1e-10), "at least a ten-millionth", "Float(0.0, 1e+300, step=1e-10)"),
-        (Float(1000.0, 1001.0, step=1e-9), "at least a ten-millionth", "Float(1000.0, 1001.0, step=1e-09)"),
-        (Float(1e6, 1e6 + 10, step=1e-3), "at least a ten-millionth", "Float(1000000.0, 1000010.0, step=0.001)"),
-        (Float(1.0, 2.0, log=True, step=0.5), "step must not be given", "Float(1.0, 2.0, log=True, step=0.5)"),
+        (
+            Float(0.0, 1e300, step=1e-10),
+            "at least a ten-millionth",
+            "Float(0.0, 1e+300, step=1e-10)",
+        ),
+        (
+            Float(1000.0, 1001.0, step=1e-9),
+            "at least a ten-millionth",
+            "Float(1000.0, 1001.0, step=1e-09)",
+        ),
+        (
+            Float(1e6, 1e6 + 10, step=1e-3),
+            "at least a ten-millionth",
+            "Float(1000000.0, 1000010.0, step=0.001)",
+        ),
+        (
+            Float(1.0, 2.0, log=True, step=0.5),
+            "step must not be given",
+            "Float(1.0, 2.0, log=True, step=0.5)",
+        ),
         (Ordinal("a", "b", "a"), "differ", "Ordinal('a', 'b', 'a')"),
         (Int(0, 2**60), "2**53", "Int(0, 1152921504606846976)"),
         (Int(-(2**53), 3), "at most 2**53 (9007199254740992) apart", "Int(-9007199254740992, 3)"),
@@ -212,7 +250,9 @@ def test_float_bounds_with_many_digits_are_rounded_inwards() -> None:
         (Categorical("a", None), "string, a number or a boolean", "Categorical('a', None)"),  # type: ignore[arg-type]
     ],
 )
-def test_space_with_invalid_range_raises_with_reason(parameter: Parameter, reason: str, shown: str) -> None:
+def test_space_with_invalid_range_raises_with_reason(
+    parameter: Parameter, reason: str, shown: str
+) -> None:
     with pytest.raises(ValueError, match="parameter 'width'") as raised:
         SearchSpace(depth=Int(1, 2), width=parameter)
     assert reason in str(raised.value)
@@ -249,14 +289,24 @@ def test_space_with_invalid_range_raises_with_reason(parameter: Parameter, reaso
         ("Float(np.float64(0.25), 1.0)", "got 0.25 (numpy.float64)", "Float(0.25, 1.0)"),
         ("Float('low', 1.0)", "got 'low' (str)", None),
         ("Float(0, 1, step='0.1')", "got '0.1' (str)", "Float(0.0, 1.0, step=0.1)"),
-        ("Float(0, 1.5, step=np.float64(0.5))", "got 0.5 (numpy.float64)", "Float(0.0, 1.5, step=0.5)"),
-        ("Float(0, 3, step=0.1 + 0.2)", "at most 12 significant digits", "Float(0.0, 3.0, step=0.3)"),
+        (
+            "Float(0, 1.5, step=np.float64(0.5))",
+            "got 0.5 (numpy.float64)",
+            "Float(0.0, 1.5, step=0.5)",
+        ),
+        (
+            "Float(0, 3, step=0.1 + 0.2)",
+            "at most 12 significant digits",
+            "Float(0.0, 3.0, step=0.3)",
+        ),
         ("Float(0, 1, step=1 / 3)", "at most 12 significant digits", None),
         ("Float(0, 1, step='fine')", "got 'fine' (str)", None),
         ("Int(0, 8, step=np.int64(2))", "got 2 (numpy.int64)", "Int(0, 8, step=2)"),
     ],
 )
-def test_space_with_invalid_arguments_suggests_valid_ones(written: str, problem: str, instead: str | None) -> None:
+def test_space_with_invalid_arguments_suggests_valid_ones(
+    written: str, problem: str, instead: str | None
+) -> None:
     with pytest.raises(ValueError, match="parameter 'width'") as raised:
         SearchSpace(width=eval(written, {**globals(), "np": np}))
     assert problem in str(raised.value)
@@ -269,24 +319,40 @@ def test_space_with_invalid_arguments_suggests_valid_ones(written: str, problem:
 @pytest.mark.parametrize(
     ("given", "instead", "lookup"),
     [
-        ("Categorical((128, 64), (32,))", "Categorical('128-64', '32')", "{'128-64': (128, 64), '32': (32,)}"),
-        ("Categorical([(1, 2), (3, 4)])", "Categorical('1-2', '3-4')", "{'1-2': (1, 2), '3-4': (3, 4)}"),
+        (
+            "Categorical((128, 64), (32,))",
+            "Categorical('128-64', '32')",
+            "{'128-64': (128, 64), '32': (32,)}",
+        ),
+        (
+            "Categorical([(1, 2), (3, 4)])",
+            "Categorical('1-2', '3-4')",
+            "{'1-2': (1, 2), '3-4': (3, 4)}",
+        ),
         ("Ordinal('x', (1, 2))", "Ordinal('x', '1-2')", "{'1-2': (1, 2)}"),
         ("Categorical('x', None)", "Categorical('x', 'none')", "{'none': None}"),
         ("Categorical([0.5, None])", "Categorical(0.5, 'none')", "{'none': None}"),
     ],
 )
-def test_categorical_of_collections_suggests_names_and_lookup(given: str, instead: str, lookup: str) -> None:
+def test_categorical_of_collections_suggests_names_and_lookup(
+    given: str, instead: str, lookup: str
+) -> None:
     with pytest.raises(ValueError, match="parameter 'width'") as raised:
         SearchSpace(width=eval(given))
     hint = str(raised.value).partition(". Write ")[2]
     assert hint == f"{instead}, and in the objective {lookup}.get(params['width'], params['width'])"
     params = SearchSpace(width=eval(instead)).draw(random.Random(0))
-    flat = [value for choice in eval(given).choices for value in (choice if isinstance(choice, list) else [choice])]
+    flat = [
+        value
+        for choice in eval(given).choices
+        for value in (choice if isinstance(choice, list) else [choice])
+    ]
     assert eval(lookup).get(params["width"], params["width"]) in flat
 
 
-@pytest.mark.parametrize(("given", "instead"), [("'yes'", "True"), ("1", "True"), ("'off'", "False")])
+@pytest.mark.parametrize(
+    ("given", "instead"), [("'yes'", "True"), ("1", "True"), ("'off'", "False")]
+)
 def test_suggestion_for_invalid_mutable_keeps_its_meaning(given: str, instead: str) -> None:
     with pytest.raises(ValueError, match="mutable must be True or False") as raised:
         SearchSpace(width=eval(f"Float(0.0, 1.0, mutable={given})"))
@@ -312,10 +378,19 @@ def test_space_without_valid_parameters_raises() -> None:
     ("params", "message"),
     [
         ({"lr": 0.5}, "'act' is missing"),
-        ({"lr": 0.5, "act": "relu", "depth": 3}, "unknown parameter 'depth'; this space has lr, act"),
-        ({"lr": 2.0, "act": "relu"}, "parameter 'lr' must be in Float(0.1, 1.0, log=True), got 2.0"),
+        (
+            {"lr": 0.5, "act": "relu", "depth": 3},
+            "unknown parameter 'depth'; this space has lr, act",
+        ),
+        (
+            {"lr": 2.0, "act": "relu"},
+            "parameter 'lr' must be in Float(0.1, 1.0, log=True), got 2.0",
+        ),
         ({"lr": 1, "act": "relu"}, "parameter 'lr' must be in Float(0.1, 1.0, log=True), got 1"),
-        ({"lr": 0.5, "act": "gelu"}, "parameter 'act' must be in Categorical('relu', 'tanh'), got 'gelu'"),
+        (
+            {"lr": 0.5, "act": "gelu"},
+            "parameter 'act' must be in Categorical('relu', 'tanh'), got 'gelu'",
+        ),
     ],
 )
 def test_encode_invalid_params_raises(params: dict[str, Any], message: str) -> None:

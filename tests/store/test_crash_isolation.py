@@ -18,7 +18,9 @@ SPACE = SearchSpace(k=Int(0, 999))
 class Job:
     """Simulate a run whose evaluations end in a random order. The individuals `guilty` crash the job."""
 
-    def __init__(self, folder: Path, workers: int, budget: int, guilty: set[int], seed: int) -> None:
+    def __init__(
+        self, folder: Path, workers: int, budget: int, guilty: set[int], seed: int
+    ) -> None:
         self._folder = folder
         self._workers = workers
         self._budget = budget
@@ -52,17 +54,24 @@ class Job:
         return True
 
     def _start(self, record: Record) -> Assignment | None:
-        new = max((evaluation.params["k"] for evaluation in record.read_evaluations()), default=-1) + 1
+        new = (
+            max((evaluation.params["k"] for evaluation in record.read_evaluations()), default=-1)
+            + 1
+        )
         return Claims(record, SPACE.make_distributions(), self._budget).claim(
             {"k": new}, island=0, worker=0, generation=0
         )
 
     def ended(self) -> list[Evaluation]:
-        return [evaluation for evaluation in self.opened().read_evaluations() if evaluation.is_finished]
+        return [
+            evaluation for evaluation in self.opened().read_evaluations() if evaluation.is_finished
+        ]
 
 
 @pytest.mark.parametrize(("workers", "guilty"), [(1, {0}), (2, {3}), (6, {0, 5, 17}), (24, {0, 1})])
-def test_crash_isolation_fails_only_culprits(tmp_path: Path, workers: int, guilty: set[int]) -> None:
+def test_crash_isolation_fails_only_culprits(
+    tmp_path: Path, workers: int, guilty: set[int]
+) -> None:
     budget = 18 if workers < 10 else 40
     job = Job(tmp_path, workers, budget, guilty, seed=0)
     crashes = 0
@@ -71,7 +80,9 @@ def test_crash_isolation_fails_only_culprits(tmp_path: Path, workers: int, guilt
         assert crashes <= 3 * len(guilty), "each culprit may crash the job three times"
     ended = job.ended()
     assert len(ended) == budget
-    assert {evaluation.params["k"] for evaluation in ended if evaluation.state == "failed"} == guilty
+    assert {
+        evaluation.params["k"] for evaluation in ended if evaluation.state == "failed"
+    } == guilty
     for evaluation in ended:
         if evaluation.state == "failed":
             assert evaluation.failure == (

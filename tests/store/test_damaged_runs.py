@@ -68,7 +68,11 @@ def test_journal_with_damaged_line_is_refused(run_dir: Path) -> None:
         for n in range(len(lines) - 1):
             if damaged(n) != lines:
                 number = n + 2 if name == "repeated" else n + 1
-                assert_refused(run_dir, damaged(n), rf"study.log is damaged: line {number} does not match its checksum")
+                assert_refused(
+                    run_dir,
+                    damaged(n),
+                    rf"study.log is damaged: line {number} does not match its checksum",
+                )
     (run_dir / "study.log").write_bytes(b"".join(lines[:-1]))
     assert [evaluation.state for evaluation in RunReader(run_dir).read_evaluations()] == [
         "complete",
@@ -87,7 +91,9 @@ def test_next_checksum_covers_lines_of_other_program(run_dir: Path) -> None:
     assert b"crc" not in lines[note]
     changed = [*lines[:note], lines[note].replace(b"look at 1", b"look at 2"), *lines[note + 1 :]]
     assert_refused(run_dir, changed, f"line {note + 2} does not match its checksum")
-    assert_refused(run_dir, [*lines[:note], *lines[note + 1 :]], f"line {note + 1} does not match its checksum")
+    assert_refused(
+        run_dir, [*lines[:note], *lines[note + 1 :]], f"line {note + 1} does not match its checksum"
+    )
 
 
 def test_journal_of_several_writers_has_valid_checksums(run_dir: Path) -> None:
@@ -96,11 +102,22 @@ def test_journal_of_several_writers_has_valid_checksums(run_dir: Path) -> None:
     assignments = [start_evaluation(record, depth) for depth, record in enumerate(records, start=4)]
     for record, assignment in zip(reversed(records), assignments, strict=True):
         record.complete(assignment, 9.0, 1.0, {})
-    assert [evaluation.loss for evaluation in RunReader(run_dir).read_evaluations()] == [1, 2, 3, 9, 9, 9]
+    assert [evaluation.loss for evaluation in RunReader(run_dir).read_evaluations()] == [
+        1,
+        2,
+        3,
+        9,
+        9,
+        9,
+    ]
 
 
-@pytest.mark.parametrize("params", [{"layers": 3}, {"depth": 3, "act": "relu", "flag": True, "lr": 2.0}])
-def test_resume_with_trial_of_other_space_is_refused(run_dir: Path, params: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "params", [{"layers": 3}, {"depth": 3, "act": "relu", "flag": True, "lr": 2.0}]
+)
+def test_resume_with_trial_of_other_space_is_refused(
+    run_dir: Path, params: dict[str, object]
+) -> None:
     study = RunReader(run_dir).study
     distributions = {
         name: optuna.distributions.CategoricalDistribution([value])  # type: ignore[list-item]
@@ -109,10 +126,14 @@ def test_resume_with_trial_of_other_space_is_refused(run_dir: Path, params: dict
     study.add_trial(optuna.create_trial(params=params, distributions=distributions, value=1.0))  # type: ignore[arg-type]
     lines = read_lines(run_dir)
     with pytest.raises(
-        UsageError, match=r"study\.log: trial 3: (unknown parameter 'layers'|parameter 'lr' must be in .*, got 2.0)"
+        UsageError,
+        match=r"study\.log: trial 3: (unknown parameter 'layers'|parameter 'lr' must be in .*, got 2.0)",
     ):
         start_session(run_dir, resume=True)
-    with pytest.raises(UsageError, match=r"trial 3 is not of this run's search space: parameter '\w+' is 3 of Categ"):
+    with pytest.raises(
+        UsageError,
+        match=r"trial 3 is not of this run's search space: parameter '\w+' is 3 of Categ",
+    ):
         RunReader(run_dir)
     assert read_lines(run_dir) == lines
 
@@ -126,7 +147,9 @@ def test_trial_attribute_of_wrong_type_counts_as_missing(tmp_path: Path) -> None
         "confirms": [1],
         "crash_count": "two",
     }
-    add_evaluation(record, **{**strange, "metrics": {"accuracy": "high", "recall": 1}, "propagator": 7})
+    add_evaluation(
+        record, **{**strange, "metrics": {"accuracy": "high", "recall": 1}, "propagator": 7}
+    )
     (evaluation,) = RunReader(tmp_path / "run").read_evaluations()
     assert (
         evaluation.island,
@@ -142,20 +165,29 @@ def test_deeply_nested_json_is_one_message(run_dir: Path) -> None:
     for depth in (500, 980, 100_000):
         nested = f'"{depth}": ' + "[" * depth + "]" * depth
         content = json.loads((run_dir / "run.json").read_text())
-        text = json.dumps({**content, "budget": "BUDGET"}).replace('"BUDGET"', nested.split(": ")[1])
+        text = json.dumps({**content, "budget": "BUDGET"}).replace(
+            '"BUDGET"', nested.split(": ")[1]
+        )
         copied = run_dir.with_name(f"copy{depth}") / "run"
         shutil.copytree(run_dir, copied)
         (copied / "run.json").write_text(text)
-        with pytest.raises(UsageError, match=r"run\.json(: 'budget' must be| cannot be read)") as raised:
+        with pytest.raises(
+            UsageError, match=r"run\.json(: 'budget' must be| cannot be read)"
+        ) as raised:
             RunReader(copied)
         assert len(str(raised.value)) < 500
     (run_dir / "summary.json").write_text("[" * 100_000)
     assert RunReader(run_dir).make_follower().take_snapshot().stop_reason == ""
-    assert_refused(run_dir, [*read_lines(run_dir), b"[" * 100_000 + b"\n"], "is damaged: line .* is not JSON")
+    assert_refused(
+        run_dir, [*read_lines(run_dir), b"[" * 100_000 + b"\n"], "is damaged: line .* is not JSON"
+    )
 
 
 def test_missing_study_file_is_one_message(run_dir: Path) -> None:
-    record, follower = start_session(run_dir, resume=True).open_record(), RunReader(run_dir).make_follower()
+    record, follower = (
+        start_session(run_dir, resume=True).open_record(),
+        RunReader(run_dir).make_follower(),
+    )
     assert len(follower.take_snapshot().evaluations) == 3
     (run_dir / "study.log").unlink()
     with pytest.raises(UsageError, match=r"study\.log cannot be read: No such file or directory"):
@@ -171,14 +203,22 @@ def test_lock_that_is_not_a_text_file_is_one_message(run_dir: Path) -> None:
     assert start_session(run_dir, resume=True).manifest.budget
     lock.unlink()
     lock.mkdir()
-    with pytest.raises(UsageError, match=r"--run-dir .*/run: .*/run/lock cannot be used: Is a directory"):
+    with pytest.raises(
+        UsageError, match=r"--run-dir .*/run: .*/run/lock cannot be used: Is a directory"
+    ):
         start_session(run_dir, resume=True)
 
 
 def test_top_json_has_stop_reason(run_dir: Path) -> None:
-    (run_dir / "summary.json").write_text('{"stopped": "SIGTERM", "remedy": null, "exhausted": false}')
+    (run_dir / "summary.json").write_text(
+        '{"stopped": "SIGTERM", "remedy": null, "exhausted": false}'
+    )
     summary = RunReader(run_dir).make_summary(3)
-    assert (summary.session.stopped, summary.session.remedy, summary.session.exhausted) == ("SIGTERM", None, False)
+    assert (summary.session.stopped, summary.session.remedy, summary.session.exhausted) == (
+        "SIGTERM",
+        None,
+        False,
+    )
     (run_dir / "summary.json").unlink()
     assert RunReader(run_dir).make_summary(3).session.stopped is None
 
@@ -199,7 +239,9 @@ def test_journal_end_without_value_is_refused(run_dir: Path) -> None:
     entry = {**json.loads(lines[end]), "values": []}
     entry.pop("crc")
     changed = [*lines[:end], json.dumps(entry).encode() + b"\n"]
-    assert_refused(run_dir, changed, rf"line {end + 1} is not an entry of a journal: 'values' is \[\]")
+    assert_refused(
+        run_dir, changed, rf"line {end + 1} is not an entry of a journal: 'values' is \[\]"
+    )
 
 
 def test_integer_loss_of_other_program_is_shown(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ def make_url(folder: Path) -> str:
     return f"sqlite:///{folder / 'study.db'}?timeout=0"
 
 
-def make_record(folder: Path, messages: list[str], is_over: Callable[[], bool] = lambda: False) -> Record:
+def make_record(
+    folder: Path, messages: list[str], is_over: Callable[[], bool] = lambda: False
+) -> Record:
     Record.create(make_url(folder), "run", SPACE.describe())
     return Record(make_url(folder), "run", StorageRetry("the database", messages.append, is_over))
 
@@ -55,7 +57,13 @@ def test_record_during_outage_writes_each_change_once(tmp_path: Path) -> None:
     for number in range(2):
         holder = lock_database(tmp_path, 1.0)
         assignment = claim_evaluation(
-            record, {"x": number / 2}, SPACE.make_distributions(), 9, island=0, worker=0, generation=0
+            record,
+            {"x": number / 2},
+            SPACE.make_distributions(),
+            9,
+            island=0,
+            worker=0,
+            generation=0,
         )
         record.report(assignment, 1, 0.5)
         holder.join()
@@ -63,7 +71,9 @@ def test_record_during_outage_writes_each_change_once(tmp_path: Path) -> None:
         record.complete(assignment, 0.5, 1.0, {})
         holder.join()
     evaluations = Record(make_url(tmp_path), "run").read_evaluations()
-    assert [(evaluation.state, dict(evaluation.curve)) for evaluation in evaluations] == [("complete", {1: 0.5})] * 2
+    assert [(evaluation.state, dict(evaluation.curve)) for evaluation in evaluations] == [
+        ("complete", {1: 0.5})
+    ] * 2
     assert len(messages) == 8, "each outage must print one line at its start and one at its end"
     first, second = messages[:2]
     why = "does not answer (database is locked): waiting for at most 10 min 00 s"
@@ -97,24 +107,31 @@ def test_retry_after_lost_answer_does_not_repeat_change(tmp_path: Path) -> None:
         setattr(storage, name, lose_first_answers(getattr(storage, name)))
     messages: list[str] = []
     record = Record(wrap_with_retry(storage, StorageRetry("the database", messages.append)), "run")
-    for _ in range(2):  # The second trial has the same hyperparameters as the first, which has ended.
+    # The second trial has the same hyperparameters as the first, which has ended.
+    for _ in range(2):
         record.enqueue({"x": 0.5}, SPACE.make_distributions())
-        assignment = claim_evaluation(record, None, SPACE.make_distributions(), 9, island=0, worker=0, generation=0)
+        assignment = claim_evaluation(
+            record, None, SPACE.make_distributions(), 9, island=0, worker=0, generation=0
+        )
         record.complete(assignment, 0.5, 1.0, {})
     assert lost == 6, "two trials are enqueued, started and ended"
     evaluations = Record(make_url(tmp_path), "run").read_evaluations()
-    assert [(evaluation.state, evaluation.params, evaluation.loss) for evaluation in evaluations] == [
-        ("complete", {"x": 0.5}, 0.5)
-    ] * 2
+    assert [
+        (evaluation.state, evaluation.params, evaluation.loss) for evaluation in evaluations
+    ] == [("complete", {"x": 0.5}, 0.5)] * 2
     assert messages == []
 
 
 @pytest.mark.slow
-def test_outage_of_writes_is_reported_while_reads_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outage_of_writes_is_reported_while_reads_succeed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hpo.store.storage._MAX_WAIT", 3.0)
     messages: list[str] = []
     record = make_record(tmp_path, messages)
-    assignment = claim_evaluation(record, {"x": 0.5}, SPACE.make_distributions(), 9, island=0, worker=0, generation=0)
+    assignment = claim_evaluation(
+        record, {"x": 0.5}, SPACE.make_distributions(), 9, island=0, worker=0, generation=0
+    )
     holder = lock_database(tmp_path, 7.0, "IMMEDIATE")
     ended: list[BaseException] = []
 
@@ -154,7 +171,8 @@ def test_outage_that_is_too_long_raises_unavailable_error(
     record = make_record(tmp_path, [], is_over=lambda: stops)
     holder = lock_database(tmp_path, 1.5)
     with pytest.raises(
-        StorageUnavailableError, match=r"has not answered for \d\.\d s \(database is locked\)\. It is undamaged"
+        StorageUnavailableError,
+        match=r"has not answered for \d\.\d s \(database is locked\)\. It is undamaged",
     ):
         record.read_evaluations()
     holder.join()

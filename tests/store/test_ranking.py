@@ -14,12 +14,15 @@ from hpo.store.ranking import Ranking, make_ranking
 
 steps = st.integers(2, 3).flatmap(
     lambda objectives: st.lists(
-        st.tuples(st.booleans(), st.tuples(*[st.integers(0, 4)] * objectives), st.integers(0, 99)), max_size=25
+        st.tuples(st.booleans(), st.tuples(*[st.integers(0, 4)] * objectives), st.integers(0, 99)),
+        max_size=25,
     )
 )
 
 
-def apply_steps(steps: list[tuple[bool, tuple[int, ...], int]]) -> tuple[Ranking, dict[int, tuple[int, ...]]]:
+def apply_steps(
+    steps: list[tuple[bool, tuple[int, ...], int]],
+) -> tuple[Ranking, dict[int, tuple[int, ...]]]:
     """Add an individual to a ranking at each step, or remove one.
 
     Return the ranking, and the costs of its individuals.
@@ -39,10 +42,18 @@ def apply_steps(steps: list[tuple[bool, tuple[int, ...], int]]) -> tuple[Ranking
 
 @given(steps)
 @settings(deadline=None)
-def test_dominance_ranking_step_by_step_equals_sorting_at_once(steps: list[tuple[bool, tuple[int, ...], int]]) -> None:
+def test_dominance_ranking_step_by_step_equals_sorting_at_once(
+    steps: list[tuple[bool, tuple[int, ...], int]],
+) -> None:
     ranking, costs = apply_steps(steps)
     layer = (
-        dict(zip(costs, compute_domination_ranks(np.array(list(costs.values()), float)).tolist(), strict=True))
+        dict(
+            zip(
+                costs,
+                compute_domination_ranks(np.array(list(costs.values()), float)).tolist(),
+                strict=True,
+            )
+        )
         if costs
         else {}
     )
@@ -53,13 +64,23 @@ def test_dominance_ranking_step_by_step_equals_sorting_at_once(steps: list[tuple
 
 @given(steps, st.integers(0, 12))
 @settings(deadline=None)
-def test_best_candidates_come_layer_by_layer(steps: list[tuple[bool, tuple[int, ...], int]], count: int) -> None:
+def test_best_candidates_come_layer_by_layer(
+    steps: list[tuple[bool, tuple[int, ...], int]], count: int
+) -> None:
     ranking, costs = apply_steps(steps)
     candidates = {root for root in costs if root % 2}
     chosen = ranking.select_best(count, candidates, ())
-    assert {root for root in candidates if ranking.is_best(root, count, candidates, ())} == set(chosen)
+    assert {root for root in candidates if ranking.is_best(root, count, candidates, ())} == set(
+        chosen
+    )
     layer = (
-        dict(zip(costs, compute_domination_ranks(np.array(list(costs.values()), float)).tolist(), strict=True))
+        dict(
+            zip(
+                costs,
+                compute_domination_ranks(np.array(list(costs.values()), float)).tolist(),
+                strict=True,
+            )
+        )
         if costs
         else {}
     )
@@ -83,7 +104,9 @@ def test_last_layer_takes_continued_then_farthest() -> None:
     for root, costs in enumerate(front):
         ranking.add(root, costs)
     ranking.add(9, (11.0, 11.0))
-    assert ranking.select_best(1, range(5), ()) == [0], "the lowest loss comes first while none has continued"
+    assert ranking.select_best(1, range(5), ()) == [0], (
+        "the lowest loss comes first while none has continued"
+    )
     assert ranking.select_best(3, range(1, 5), ()) == [4, 3], (
         "0 has continued, so the other end and then the middle follow"
     )

@@ -16,7 +16,12 @@ from optuna.storages.journal import JournalFileBackend
 
 from hpo import Categorical, Float, Int, SearchSpace
 from hpo.errors import DuplicateError
-from hpo.results.summary import PropagatorResult, Summary, compute_busy_fraction, make_summary_content
+from hpo.results.summary import (
+    PropagatorResult,
+    Summary,
+    compute_busy_fraction,
+    make_summary_content,
+)
 from hpo.store.evaluations import Assignment, rank_evaluations
 from hpo.store.record import Record
 from hpo.store.storage_url import mask_password
@@ -26,7 +31,9 @@ from tests.support.evaluations import make_evaluation
 from tests.support.runs import claim_evaluation, make_manifest
 from tests.support.writer_stubs import make_writer, open_cached
 
-SPACE = SearchSpace(layers=Int(1, 5), act=Categorical("relu", True, 3), lr=Float(1e-4, 1.0, log=True))
+SPACE = SearchSpace(
+    layers=Int(1, 5), act=Categorical("relu", True, 3), lr=Float(1e-4, 1.0, log=True)
+)
 DISTRIBUTIONS = SPACE.make_distributions()
 PARAMS: dict[str, Any] = {"layers": 2, "act": "relu", "lr": 0.01}
 
@@ -106,7 +113,9 @@ def test_claims_by_several_leaders_stay_in_budget_and_unique(tmp_path: Path, see
     evaluations = reopen_record(tmp_path).read_evaluations()
     assert [evaluation.trial for evaluation in evaluations] == list(range(30))
     assert {evaluation.state for evaluation in evaluations} == {"complete"}
-    assert {evaluation.params["lr"] for evaluation in evaluations} == {number / 100 for number in range(1, 31)}
+    assert {evaluation.params["lr"] for evaluation in evaluations} == {
+        number / 100 for number in range(1, 31)
+    }
 
 
 def test_claim_with_known_params_raises_duplicate_error(tmp_path: Path) -> None:
@@ -120,7 +129,9 @@ def test_claim_with_known_params_raises_duplicate_error(tmp_path: Path) -> None:
                 start_trial(opened, layers=layers)
     resumed = reopen_record(tmp_path)
     resumed.requeue_interrupted()
-    assert start_new_trial(resumed, layers=4).params["layers"] == 3, "the interrupted trial must come first"
+    assert start_new_trial(resumed, layers=4).params["layers"] == 3, (
+        "the interrupted trial must come first"
+    )
     assert start_new_trial(resumed, layers=4).params["layers"] == 4
     with pytest.raises(DuplicateError):
         start_trial(resumed, layers=3)
@@ -159,7 +170,10 @@ def test_late_follower_reads_latest_states_first(tmp_path: Path) -> None:
 
 def test_follower_with_losses_reads_each_loss_once(tmp_path: Path) -> None:
     record = make_record(tmp_path)
-    states, losses = reopen_record(tmp_path).follow(), reopen_record(tmp_path).follow(with_losses=True)
+    states, losses = (
+        reopen_record(tmp_path).follow(),
+        reopen_record(tmp_path).follow(with_losses=True),
+    )
     first, second = start_new_trial(record, layers=1), start_new_trial(record, layers=2)
 
     def read_curves() -> dict[int, dict[int, float]]:
@@ -176,7 +190,10 @@ def test_follower_with_losses_reads_each_loss_once(tmp_path: Path) -> None:
     record.complete(second, 0.4, 1.0, {})
     assert read_curves() == {0: {1: 0.5, 2: 0.3}, 1: {1: 0.4}}
     assert read_curves() == {}
-    assert [(evaluation.trial, evaluation.state) for evaluation in states.read()] == [(0, "running"), (1, "complete")]
+    assert [(evaluation.trial, evaluation.state) for evaluation in states.read()] == [
+        (0, "running"),
+        (1, "complete"),
+    ]
     record.report(first, 3, 0.2)
     assert states.read() == []
 
@@ -198,7 +215,14 @@ def test_interrupted_trial_is_retried_first_and_counts_once(tmp_path: Path) -> N
         second_reader.complete(assignment, 0.1, 1.0, {})
     assert layers == [2, 3, 5]
     study = optuna.load_study(study_name="run", storage=second_reader._storage)
-    assert [trial.user_attrs.get("retry_of") for trial in study.trials] == [None, None, None, 1, 2, None]
+    assert [trial.user_attrs.get("retry_of") for trial in study.trials] == [
+        None,
+        None,
+        None,
+        1,
+        2,
+        None,
+    ]
     assert Summary(second_reader.read_evaluations(), make_manifest(budget=4), 3).counts == {
         "complete": 4,
         "pruned": 0,
@@ -228,7 +252,10 @@ def test_journal_with_torn_last_line_keeps_other_lines(tmp_path: Path) -> None:
     assert [evaluation.loss for evaluation in again.read_evaluations()] == [0.5]
     again.complete(start_new_trial(again, layers=3), 0.25, 1.0, {})
     assert journal.read_bytes().startswith(whole + b'{"op_code":')
-    assert [evaluation.loss for evaluation in reopen_record(tmp_path).read_evaluations()] == [0.5, 0.25]
+    assert [evaluation.loss for evaluation in reopen_record(tmp_path).read_evaluations()] == [
+        0.5,
+        0.25,
+    ]
 
 
 def test_create_with_taken_name_raises_value_error(tmp_path: Path) -> None:
@@ -243,12 +270,18 @@ def test_record_in_other_storages_behaves_alike(tmp_path: Path) -> None:
     record.complete(start_new_trial(record), 0.5, 1.0, {"accuracy": 1.0})
     assert start_trial(record, budget=1) is None
     (evaluation,) = Record(url, "run").read_evaluations()
-    assert (evaluation.params, evaluation.loss, evaluation.metrics) == (PARAMS, 0.5, {"accuracy": 1.0})
+    assert (evaluation.params, evaluation.loss, evaluation.metrics) == (
+        PARAMS,
+        0.5,
+        {"accuracy": 1.0},
+    )
 
 
 def test_mask_password_hides_passwords() -> None:
     assert mask_password("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"
-    assert mask_password("postgresql://me:secret@host/db#study") == "postgresql://me:***@host/db#study"
+    assert (
+        mask_password("postgresql://me:secret@host/db#study") == "postgresql://me:***@host/db#study"
+    )
     assert mask_password("postgresql://me:sec#ret@host/db") == "postgresql://..."
     assert mask_password("not a url://secret") == "not a url://..."
     assert mask_password("/path/to/study.log") == "/path/to/study.log"
@@ -269,7 +302,14 @@ def test_rank_evaluations_returns_only_complete_ones(tmp_path: Path) -> None:
     ]
     assert [e.trial for e in rank_evaluations(evaluations, 1)] == [1]
     summary = make_summary_content(Summary(evaluations, make_manifest(budget=10), 2))
-    assert summary["evaluations"] == {"complete": 4, "pruned": 0, "paused": 0, "failed": 1, "running": 1, "budget": 10}
+    assert summary["evaluations"] == {
+        "complete": 4,
+        "pruned": 0,
+        "paused": 0,
+        "failed": 1,
+        "running": 1,
+        "budget": 10,
+    }
     assert summary["best"]["loss"] == 0.2
     assert [entry["loss"] for entry in summary["islands"][0]["top"]] == [0.2, 0.3]
     assert json.loads(json.dumps(summary)) == summary
@@ -279,7 +319,14 @@ def test_summary_counts_improvements_by_propagator(tmp_path: Path) -> None:
     record = make_record(tmp_path)
     assignments = [
         claim_evaluation(
-            record, {**PARAMS, "layers": layers}, DISTRIBUTIONS, 10, island=0, worker=0, generation=0, propagator=name
+            record,
+            {**PARAMS, "layers": layers},
+            DISTRIBUTIONS,
+            10,
+            island=0,
+            worker=0,
+            generation=0,
+            propagator=name,
         )
         for layers, name in ((1, "ga"), (2, "tpe"), (3, "ga"), (4, "tpe"))
     ]
@@ -291,7 +338,8 @@ def test_summary_counts_improvements_by_propagator(tmp_path: Path) -> None:
         else:
             record.complete(assignment, loss, 1.0, {})
     assert {
-        entry.propagator: entry for entry in Summary(record.read_evaluations(), make_manifest(budget=10), 2).propagators
+        entry.propagator: entry
+        for entry in Summary(record.read_evaluations(), make_manifest(budget=10), 2).propagators
     } == {
         "tpe": PropagatorResult("tpe", evaluations=2, improved=2, best=0.4),
         "ga": PropagatorResult("ga", evaluations=2, improved=0, best=0.6),

@@ -49,7 +49,9 @@ def make_evaluation(trial: int, state: str, *losses: float, **fields: Any) -> Ev
     return Evaluation(trial, state, min(losses, default=9.0), {}, 0, 0, 0, curve=curve, **fields)
 
 
-@pytest.mark.parametrize(("epochs", "is_rung"), [(1, True), (2, False), (3, True), (6, False), (9, True), (27, True)])
+@pytest.mark.parametrize(
+    ("epochs", "is_rung"), [(1, True), (2, False), (3, True), (6, False), (9, True), (27, True)]
+)
 def test_schedule_rungs_are_powers_of_three(epochs: int, is_rung: bool) -> None:
     assert ASHA.has_rung(0, epochs) is is_rung
 
@@ -65,12 +67,23 @@ def test_brackets_get_similar_numbers_of_epochs() -> None:
     assert Counter(map(halving.find_bracket, range(130))) == {0: 90, 1: 30, 2: 10}
     assert len(set(map(halving.find_bracket, range(8)))) == 3, "short runs must use all brackets"
     first = {bracket: root for root in range(13, 0, -1) for bracket in [halving.find_bracket(root)]}
-    found = {b: [epochs for epochs in range(1, 100) if halving.has_rung(root, epochs)] for b, root in first.items()}
+    found = {
+        b: [epochs for epochs in range(1, 100) if halving.has_rung(root, epochs)]
+        for b, root in first.items()
+    }
     assert found == {0: [1, 3, 9, 27, 81], 1: [3, 9, 27, 81], 2: [9, 27, 81]}
 
 
 def test_rung_lets_a_third_and_at_least_one_continue() -> None:
-    assert [ASHA.count_promoted(reached) for reached in (1, 2, 3, 5, 6, 8, 9)] == [1, 1, 1, 1, 2, 2, 3]
+    assert [ASHA.count_promoted(reached) for reached in (1, 2, 3, 5, 6, 8, 9)] == [
+        1,
+        1,
+        1,
+        1,
+        2,
+        2,
+        3,
+    ]
     assert [ASHA.count_needed(index) for index in (0, 1, 2)] == [1, 6, 9]
     assert all(
         ASHA.count_promoted(ASHA.count_needed(index) or 0)
@@ -90,7 +103,9 @@ def test_find_promotable_returns_highest_rung_first() -> None:
     # 8 have reached the first rung, of which 2 continue. Both have continued.
     assert find_promotable(ASHA, evaluations) == []
     evaluations.append(make_evaluation(8, "running", 9.0))
-    assert find_promotable(ASHA, evaluations) == [], "trial 2 has used the third promotion before better ones came"
+    assert find_promotable(ASHA, evaluations) == [], (
+        "trial 2 has used the third promotion before better ones came"
+    )
     evaluations += [make_evaluation(trial, "running", 0.1, 0.1, 0.1) for trial in (9, 10, 11)]
     evaluations += [make_evaluation(trial, "failed", 0.05, 0.05, 0.05) for trial in (12,)]
     last = make_evaluation(13, "paused", 0.11)
@@ -100,11 +115,16 @@ def test_find_promotable_returns_highest_rung_first() -> None:
 
 
 def test_rung_near_the_end_is_not_effective() -> None:
-    evaluations = [make_evaluation(0, "complete", *[0.5] * 10), make_evaluation(1, "running", *[0.6] * 9)]
+    evaluations = [
+        make_evaluation(0, "complete", *[0.5] * 10),
+        make_evaluation(1, "running", *[0.6] * 9),
+    ]
     assert [rung.epochs for rung in compute_rungs(ASHA, evaluations)] == [1, 3]
     longer = [make_evaluation(0, "complete", *[0.5] * 27), evaluations[1]]
     assert [rung.epochs for rung in compute_rungs(ASHA, longer)] == [1, 3, 9]
-    assert [rung.epochs for rung in compute_rungs(ASHA, evaluations[1:])] == [1, 3, 9], "the last step is unknown yet"
+    assert [rung.epochs for rung in compute_rungs(ASHA, evaluations[1:])] == [1, 3, 9], (
+        "the last step is unknown yet"
+    )
     cut = [make_evaluation(0, "complete", *[0.5] * 10, cut_after=10), evaluations[1]]
     assert [rung.epochs for rung in compute_rungs(ASHA, cut)] == [1, 3, 9], (
         "a cut evaluation says nothing about the last step"
@@ -134,15 +154,23 @@ def test_ineffective_rung_promotes_its_paused_evaluations(tmp_path: Path) -> Non
     Two evaluations were paused at 9 before. A fourth one reaches 9 later.
     """
     early = [make_evaluation(2, "paused", *[0.6] * 9), make_evaluation(3, "paused", *[0.7] * 9)]
-    evaluations = [make_evaluation(0, "complete", *[0.5] * 10), *early, make_evaluation(4, "running", *[0.9] * 9)]
+    evaluations = [
+        make_evaluation(0, "complete", *[0.5] * 10),
+        *early,
+        make_evaluation(4, "running", *[0.9] * 9),
+    ]
     (last,) = [rung for rung in compute_rungs(ASHA, evaluations) if not rung.is_effective]
     assert (last.epochs, last.losses) == (9, [(0.6, 2), (0.7, 3)])
     assert find_promotable(ASHA, evaluations) == early
     late = make_evaluation(5, "paused", *[0.8] * 27)
-    assert find_promotable(ASHA, [*evaluations, late]) == [late, *early], "rungs in between must not matter"
+    assert find_promotable(ASHA, [*evaluations, late]) == [late, *early], (
+        "rungs in between must not matter"
+    )
 
     run = HalvingRun(tmp_path, budget=9)
-    started = [assignment for assignment in (run.claim() for _ in range(3)) if assignment is not None]
+    started = [
+        assignment for assignment in (run.claim() for _ in range(3)) if assignment is not None
+    ]
     for assignment, epochs in zip(started, (10, 9, 9), strict=True):
         for epoch in range(1, epochs + 1):
             run.record.report(assignment, epoch, 0.5)
@@ -169,9 +197,15 @@ def test_failed_evaluation_is_not_promoted() -> None:
     assert [e.trial for e in find_promotable(ASHA, evaluations)] == [1]
 
 
-def compute_expected_rungs(halving: HalvingSchedule, evaluations: Sequence[Evaluation]) -> list[Rung]:
+def compute_expected_rungs(
+    halving: HalvingSchedule, evaluations: Sequence[Evaluation]
+) -> list[Rung]:
     """Return the rungs of a search, computed from all of its evaluations at once instead of step by step."""
-    ends = [max(evaluation.curve, default=0) for evaluation in evaluations if evaluation.state == "complete"]
+    ends = [
+        max(evaluation.curve, default=0)
+        for evaluation in evaluations
+        if evaluation.state == "complete"
+    ]
     highest = max(ends, default=math.inf) / (2 if halving.promotion_limit else halving.factor)
     found: dict[tuple[int, int], Rung] = {}
     for root, group in group_by_individual(
@@ -180,10 +214,13 @@ def compute_expected_rungs(halving: HalvingSchedule, evaluations: Sequence[Evalu
         curve = max((evaluation.curve for evaluation in group), key=len)
         bracket, latest, most = halving.find_bracket(root), group[-1], max(curve, default=0)
         for epochs in range(1, most + 1):
-            if not halving.has_rung(root, epochs) or not (epochs <= highest or latest.paused_after == epochs):
+            if not halving.has_rung(root, epochs) or not (
+                epochs <= highest or latest.paused_after == epochs
+            ):
                 continue
             rung = found.setdefault(
-                (bracket, epochs), Rung(bracket, epochs, epochs <= highest, make_ranking(1), 0, set(), {})
+                (bracket, epochs),
+                Rung(bracket, epochs, epochs <= highest, make_ranking(1), 0, set(), {}),
             )
             loss = min(loss for epoch, loss in curve.items() if epoch <= epochs)
             rung.ranking.add(root, (math.inf if latest.state == "failed" else loss,))
@@ -193,7 +230,12 @@ def compute_expected_rungs(halving: HalvingSchedule, evaluations: Sequence[Evalu
                 cast("dict[int, Evaluation]", rung.paused)[root] = latest
     complete = [rung for _, rung in sorted(found.items())]
     return [
-        replace(r, promoted_count=halving.count_promoted(len(r.losses)) if r.is_effective else len(r.losses))
+        replace(
+            r,
+            promoted_count=halving.count_promoted(len(r.losses))
+            if r.is_effective
+            else len(r.losses),
+        )
         for r in complete
     ]
 
@@ -218,7 +260,10 @@ def test_halving_updated_step_by_step_equals_new_one(tmp_path: Path, name: str) 
         assignment, epochs, losses = running.pop(random_source.randrange(len(running)))
         losses.append(random_source.random())
         record.report(assignment, epochs + 1, losses[-1])
-        end, state = random_source.random(), pausing.decide_pruning(record, assignment, epochs + 1).state
+        end, state = (
+            random_source.random(),
+            pausing.decide_pruning(record, assignment, epochs + 1).state,
+        )
         if end < 0.03:
             record.fail(assignment, "bad luck", "", 1.0)
         elif end < 0.06:
@@ -243,7 +288,9 @@ def test_halving_updated_step_by_step_equals_new_one(tmp_path: Path, name: str) 
 
 
 def make_paused(trial: int, *values: float) -> Evaluation:
-    return make_evaluation(trial, "paused", values[0], other_values=values[1:], at_rungs={1: values})
+    return make_evaluation(
+        trial, "paused", values[0], other_values=values[1:], at_rungs={1: values}
+    )
 
 
 def test_rung_with_two_objectives_promotes_by_dominance() -> None:
@@ -254,7 +301,9 @@ def test_rung_with_two_objectives_promotes_by_dominance() -> None:
     front = [make_paused(0, 0.9, 1.0), make_paused(1, 0.5, 5.0), make_paused(2, 0.1, 9.0)]
     behind = [make_paused(trial, 0.1 + trial / 100, 20.0 + trial) for trial in range(3, 9)]
     evaluations = [*front, *behind]
-    assert [e.trial for e in find_promotable(ASHA, evaluations)] == [2, 3, 4], "these have the lowest losses"
+    assert [e.trial for e in find_promotable(ASHA, evaluations)] == [2, 3, 4], (
+        "these have the lowest losses"
+    )
     assert [e.trial for e in find_promotable(ASHA, evaluations, TWO)] == [2, 1, 0]
     (first,) = summarize_rungs(evaluations, "asha", TWO)
     assert (first.best, first.next) == (0.1, NextPromotion(2, 0.1, 1))
@@ -264,7 +313,9 @@ def test_rung_with_two_objectives_promotes_by_dominance() -> None:
     )
     assert not is_search_over(evaluations, 9, "asha", TWO)
     ended = [
-        make_evaluation(e.trial, "complete", *[e.loss] * 9, other_values=e.other_values, at_rungs={1: e.values})
+        make_evaluation(
+            e.trial, "complete", *[e.loss] * 9, other_values=e.other_values, at_rungs={1: e.values}
+        )
         for e in front
     ]
     assert is_search_over([*ended, *behind], 9, "asha", TWO)
@@ -280,7 +331,12 @@ def test_rung_without_recorded_objectives_uses_last_values() -> None:
         make_evaluation(trial, "complete", *[loss] * 9, other_values=(size,))
         for trial, loss, size in ((0, 0.5, 5.0), (1, 0.6, 6.0))
     ]
-    late = [make_paused(2, 0.7, 1.0), make_paused(3, 0.8, 9.0), make_paused(4, 0.9, 9.0), make_paused(5, 0.9, 9.5)]
+    late = [
+        make_paused(2, 0.7, 1.0),
+        make_paused(3, 0.8, 9.0),
+        make_paused(4, 0.9, 9.0),
+        make_paused(5, 0.9, 9.5),
+    ]
     assert [e.trial for e in find_promotable(ASHA, [*before, *late], TWO)] == [2]
     known = [replace(e, at_rungs=dict.fromkeys((1, 3, 9), (e.loss, 0.5))) for e in before]
     assert find_promotable(ASHA, [*known, *late], TWO) == []
@@ -291,16 +347,30 @@ def test_rung_without_recorded_objectives_uses_last_values() -> None:
     assert describe_blind_spot("asha", TWO, [*before, *late, running]).startswith(
         "warning: --pruner asha: 3 evaluations"
     )
-    assert describe_blind_spot("asha", TWO, [*known, *late]) == describe_blind_spot("asha", ONLY_LOSS, before) == ""
+    assert (
+        describe_blind_spot("asha", TWO, [*known, *late])
+        == describe_blind_spot("asha", ONLY_LOSS, before)
+        == ""
+    )
     assert "--pruner median compares only the loss" in describe_blind_spot("median", TWO, [])
-    assert describe_blind_spot("median", ONLY_LOSS, before) == describe_blind_spot("none", TWO, before) == ""
+    assert (
+        describe_blind_spot("median", ONLY_LOSS, before)
+        == describe_blind_spot("none", TWO, before)
+        == ""
+    )
 
 
 def test_promoted_trial_without_recorded_objectives_keeps_place() -> None:
-    old = [make_evaluation(trial, "paused", 0.5 + trial / 10, other_values=(float(trial),)) for trial in range(6)]
+    old = [
+        make_evaluation(trial, "paused", 0.5 + trial / 10, other_values=(float(trial),))
+        for trial in range(6)
+    ]
     assert [e.trial for e in find_promotable(ASHA, old, TWO)] == [0, 1]
     promoted = [replace(e, state="promoted") for e in old[:2]]
-    running = [make_evaluation(6 + e.trial, "running", *e.curve.values(), retry_of=e.trial) for e in promoted]
+    running = [
+        make_evaluation(6 + e.trial, "running", *e.curve.values(), retry_of=e.trial)
+        for e in promoted
+    ]
     assert find_promotable(ASHA, [*promoted, *old[2:], *running], TWO) == []
 
 
@@ -316,8 +386,14 @@ def test_run_with_two_objectives_matches_its_record(tmp_path: Path, name: str) -
     running: list[tuple[Assignment, list[float]]] = []
     for number in range(600):
         params = {"layers": 1, "activation": "relu", "lr": (number + 1) / 1000, "gamma": 0.9}
-        if len(running) < 3 and (started := claims.claim(params, island=0, worker=0, generation=number)):
-            curve = record.read_evaluations()[started.root].curve if started.root != started.number else {}
+        if len(running) < 3 and (
+            started := claims.claim(params, island=0, worker=0, generation=number)
+        ):
+            curve = (
+                record.read_evaluations()[started.root].curve
+                if started.root != started.number
+                else {}
+            )
             if curve and random_source.random() < 0.8:  # The others have lost their checkpoints.
                 record.record_resume(started, list(curve.values()), 1.0)
                 running.append((started, list(curve.values())))
@@ -332,7 +408,9 @@ def test_run_with_two_objectives_matches_its_record(tmp_path: Path, name: str) -
         metrics, end = {"parameters": size}, random_source.random()
         decision = pausing.decide_pruning(record, assignment, len(losses), (min(losses), size))
         if end < 0.1:
-            record.fail(assignment, "bad luck", "", 1.0) if end < 0.01 else record.interrupt(assignment)
+            record.fail(assignment, "bad luck", "", 1.0) if end < 0.01 else record.interrupt(
+                assignment
+            )
         elif len(losses) == 9:
             record.complete(assignment, min(losses), 1.0, metrics)
         elif decision.state == "paused":
@@ -340,13 +418,20 @@ def test_run_with_two_objectives_matches_its_record(tmp_path: Path, name: str) -
         else:
             running.append((assignment, losses))
         evaluations = record.read_evaluations()
-        now, again = tracker.update(evaluations).list_rungs(), compute_rungs(halving, evaluations, TWO)
-        assert [(r, r.losses, r.promotable) for r in now] == [(r, r.losses, r.promotable) for r in again]
+        now, again = (
+            tracker.update(evaluations).list_rungs(),
+            compute_rungs(halving, evaluations, TWO),
+        )
+        assert [(r, r.losses, r.promotable) for r in now] == [
+            (r, r.losses, r.promotable) for r in again
+        ]
     evaluations = record.read_evaluations()
     assert is_search_over(evaluations, budget, name, TWO)
     assert describe_blind_spot(name, TWO, evaluations) == ""
     states = {evaluation.state for evaluation in evaluations}
-    assert states >= {"complete", "paused", "interrupted"} | (set() if name == "one-epoch" else {"promoted"})
+    assert states >= {"complete", "paused", "interrupted"} | (
+        set() if name == "one-epoch" else {"promoted"}
+    )
 
 
 def test_summary_lists_next_promotions() -> None:
@@ -418,7 +503,9 @@ def test_promoted_evaluation_is_new_trial_and_counts_once(tmp_path: Path) -> Non
     reader = Record(run.record._storage, "run").follow()
     assert [(e.trial, e.state) for e in reader.read()][1:3] == [(1, "paused"), (2, "paused")]
     budget = run.budget
-    assert not find_promotable(ASHA, run.record.read_evaluations()), "two of six continue, and both have"
+    assert not find_promotable(ASHA, run.record.read_evaluations()), (
+        "two of six continue, and both have"
+    )
     assert run.claim() is None
     assert is_search_over(run.record.read_evaluations(), budget, "asha")
     run.claims = Claims(run.record, SPACE.make_distributions(), budget + 3, halving=ASHA)
@@ -429,7 +516,11 @@ def test_promoted_evaluation_is_new_trial_and_counts_once(tmp_path: Path) -> Non
     assert not is_search_over(run.record.read_evaluations(), budget + 3, "asha")
     promoted = run.claim()
     assert promoted is not None
-    assert (promoted.root, promoted.number, promoted.params) == (2, 9, run.record.read_trials()[2].params)
+    assert (promoted.root, promoted.number, promoted.params) == (
+        2,
+        9,
+        run.record.read_trials()[2].params,
+    )
     state = {e.trial: e.state for e in run.record.read_evaluations()}
     assert (state[2], state[9]) == ("promoted", "running")
     assert (2, "promoted") in [(e.trial, e.state) for e in reader.read()]
@@ -437,7 +528,14 @@ def test_promoted_evaluation_is_new_trial_and_counts_once(tmp_path: Path) -> Non
     assert run.train(promoted, curves[2], 9) == "paused", "two others are better at the next rung"
     assert run.record.read_evaluations()[9].paused_after == 3
     counts = Summary(run.record.read_evaluations(), make_manifest(budget=budget + 3), 3).counts
-    assert counts == {"complete": 2, "pruned": 0, "paused": 7, "failed": 0, "running": 0, "budget": 9}
+    assert counts == {
+        "complete": 2,
+        "pruned": 0,
+        "paused": 7,
+        "failed": 0,
+        "running": 0,
+        "budget": 9,
+    }
     assert run.claim() is None
     assert run.record.find_resumable_roots() == {1, 2, 3, 4, 6, 7, 8}
 
@@ -448,7 +546,9 @@ def test_promoted_trial_without_checkpoint_passes_old_rung(tmp_path: Path) -> No
     assert first is not None
     assert run.train(first, dict.fromkeys(range(1, 10), 0.9), 9) == "complete"
     for assignment, losses in zip(
-        [run.claim(), run.claim(), run.claim()], ((0.5, 0.4, 0.95), (0.1, 0.1, 0.3), (0.2, 0.2, 0.2)), strict=True
+        [run.claim(), run.claim(), run.claim()],
+        ((0.5, 0.4, 0.95), (0.1, 0.1, 0.3), (0.2, 0.2, 0.2)),
+        strict=True,
     ):
         assert assignment is not None
         for epoch, loss in enumerate(losses, start=1):
@@ -469,7 +569,10 @@ def test_promoted_trial_without_checkpoint_passes_old_rung(tmp_path: Path) -> No
 
 def test_imported_evaluation_reaches_no_rung() -> None:
     evaluations = [
-        *(make_evaluation(trial, "complete", *[0.1] * 9, imported_from="trial 0 of runs/before") for trial in range(9))
+        *(
+            make_evaluation(trial, "complete", *[0.1] * 9, imported_from="trial 0 of runs/before")
+            for trial in range(9)
+        )
     ]
     evaluations += [make_evaluation(9, "paused", 0.5), make_evaluation(10, "paused", 0.6)]
     (rung,) = compute_rungs(ASHA, evaluations)
@@ -493,7 +596,9 @@ def test_suspect_of_two_crashes_waits_for_promotions(tmp_path: Path) -> None:
     promoted = claims.claim_waiting(island=0, worker=0, generation=0)
     assert promoted is not None
     assert promoted.root == other.number
-    assert claims.claim_waiting(island=0, worker=1, generation=0) is None, "a suspect must run alone"
+    assert claims.claim_waiting(island=0, worker=1, generation=0) is None, (
+        "a suspect must run alone"
+    )
     run.record.complete(promoted, 0.4, 1.0, {})
     alone = claims.claim_waiting(island=0, worker=0, generation=0)
     assert alone is not None
@@ -550,7 +655,11 @@ def test_interrupted_promotion_resumes_from_same_checkpoint(tmp_path: Path) -> N
     promoted = run.claim()
     assert promoted is not None
     assert run.record.requeue_interrupted() == 1
-    assert [e.state for e in run.record.read_evaluations()] == ["promoted", "interrupted", "waiting"]
+    assert [e.state for e in run.record.read_evaluations()] == [
+        "promoted",
+        "interrupted",
+        "waiting",
+    ]
     assert run.record.find_resumable_roots() == {0}
     claims = Claims(run.record, SPACE.make_distributions(), 1, halving=ASHA)
     again = claims.claim_waiting(island=0, worker=0, generation=0)

@@ -38,7 +38,8 @@ class Simulation:
     def run(self) -> None:
         rng = random.Random(self.seed)
         health = WorkerHealth(self.hosts or [0] * self.workers)
-        queue: list[tuple[float, int, int, bool, bool]] = []  # end, number, worker, failed, whether it is a test
+        # End, number, worker, failed, whether it is a test.
+        queue: list[tuple[float, int, int, bool, bool]] = []
         busy: set[int] = set()
         now, number, to_claim = 0.0, 0, self.budget
         while True:
@@ -69,7 +70,9 @@ class Simulation:
             self.lost += has_failed and worker in self.broken
             state = "failed" if has_failed else "complete"
             if not is_test:
-                health.add_end(Evaluation(trial, state, 0.0, {}, 0, worker, 0, failure="CUDA out of memory"))
+                health.add_end(
+                    Evaluation(trial, state, 0.0, {}, 0, worker, 0, failure="CUDA out of memory")
+                )
             elif has_failed:
                 health.fail_test(worker, "CUDA out of memory")
             else:
@@ -107,7 +110,9 @@ def test_broken_worker_leaves_in_a_space_with_failures() -> None:
 
 
 def test_workers_of_a_broken_host_leave() -> None:
-    runs = simulate(50, workers=8, failure_rate=0.05, broken=[4, 5, 6, 7], budget=100, hosts=[0] * 4 + [1] * 4)
+    runs = simulate(
+        50, workers=8, failure_rate=0.05, broken=[4, 5, 6, 7], budget=100, hosts=[0] * 4 + [1] * 4
+    )
     assert all(set(run.left) >= {4, 5, 6, 7} for run in runs)
     assert sum(len(run.left) > 4 for run in runs) <= 1
 
@@ -156,7 +161,9 @@ def test_no_worker_leaves_if_all_fail_from_some_time_on(failure: str) -> None:
 def test_history_forgets_failures_of_a_broken_worker() -> None:
     space = SearchSpace(x=Float(0.0, 1.0))
     history = EvaluationHistory(space)
-    ended = [Evaluation(trial, "failed", math.inf, {"x": trial / 10}, 0, 0, 0) for trial in range(3)]
+    ended = [
+        Evaluation(trial, "failed", math.inf, {"x": trial / 10}, 0, 0, 0) for trial in range(3)
+    ]
     history.add_evaluations(ended)
     history.add_evaluations([replace(ended[1], state="interrupted")])
     assert history.make_founder_sample().genes.ravel().tolist() == [0.0, 0.2]

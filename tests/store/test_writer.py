@@ -46,13 +46,20 @@ ISLAND_FIELDS = {"island": 0, "worker": 0, "generation": 0}
 
 def make_params(number: int) -> dict[str, Any]:
     """Return hyperparameters that are different for each number."""
-    return {"layers": 1 + number % 5, "activation": "relu", "lr": (number + 1) / 1000, "gamma": 0.75}
+    return {
+        "layers": 1 + number % 5,
+        "activation": "relu",
+        "lr": (number + 1) / 1000,
+        "gamma": 0.75,
+    }
 
 
 class WriterRun:
     """A run with one writer, in the thread of the test."""
 
-    def __init__(self, folder: Path, storage: str = "journal", halving: HalvingSchedule | None = None) -> None:
+    def __init__(
+        self, folder: Path, storage: str = "journal", halving: HalvingSchedule | None = None
+    ) -> None:
         self.folder = folder / "run"
         make_run(self.folder)
         self.journal = self.folder / "study.log"
@@ -71,7 +78,9 @@ class WriterRun:
     def load_with_optuna(self) -> optuna.Study:
         """Load the study with Optuna alone, as another program does."""
         url = self.storage.startswith("sqlite")
-        storage = RDBStorage(self.storage) if url else JournalStorage(JournalFileBackend(self.storage))
+        storage = (
+            RDBStorage(self.storage) if url else JournalStorage(JournalFileBackend(self.storage))
+        )
         return optuna.load_study(study_name="run", storage=storage)
 
     def reopen(self) -> Record:
@@ -123,20 +132,31 @@ def test_journal_change_is_durable_only_after_commit(tmp_path: Path) -> None:
         assert [trial.state for trial in run.load_with_optuna().trials] == [TrialState.RUNNING] * 2
         leader.writer.record.report(first, 1, 0.5)
         leader.writer.record.complete(first, 0.5, 1.0, {"accuracy": 0.25})
-        assert list_states(leader.read_changes())[2:] == [(0, "complete")], "leaders must receive uncommitted changes"
+        assert list_states(leader.read_changes())[2:] == [(0, "complete")], (
+            "leaders must receive uncommitted changes"
+        )
         assert run.writer.take_committed() == []
         assert run.load_with_optuna().trials[0].state == TrialState.RUNNING
         leader.writer.commit()
         assert list_states(run.writer.take_committed()) == [(0, "complete")]
         trial, running = run.load_with_optuna().trials
-        assert (trial.value, trial.intermediate_values, trial.params) == (0.5, {1: 0.5}, make_params(1))
-        assert (trial.user_attrs["metrics"], running.state) == ({"accuracy": 0.25}, TrialState.RUNNING)
+        assert (trial.value, trial.intermediate_values, trial.params) == (
+            0.5,
+            {1: 0.5},
+            make_params(1),
+        )
+        assert (trial.user_attrs["metrics"], running.state) == (
+            {"accuracy": 0.25},
+            TrialState.RUNNING,
+        )
         assert run.writer.take_committed() == []
         leader.writer.record.fail(second, "rank 0: ValueError: no", "", 1.0)
         assert list_states(leader.read_changes()) == [(1, "failed")]
         assert run.writer.take_committed() == []
         assert run.load_with_optuna().trials[1].state == TrialState.RUNNING
-    assert list_states(run.writer.take_committed()) == [(1, "failed")], "the end of the batch must commit"
+    assert list_states(run.writer.take_committed()) == [(1, "failed")], (
+        "the end of the batch must commit"
+    )
     assert run.load_with_optuna().trials[1].state == TrialState.FAIL
 
 
@@ -164,7 +184,9 @@ def test_database_change_is_durable_at_once_except_losses(tmp_path: Path) -> Non
     assert list_states(run.writer.take_committed()) == [(0, "complete")]
 
 
-def test_commit_with_many_leaders_flushes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_with_many_leaders_flushes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = WriterRun(tmp_path)
     leaders = [run.make_leader() for _ in range(12)]
     with run.writer.batch_writes():
@@ -181,18 +203,25 @@ def test_commit_with_many_leaders_flushes_once(tmp_path: Path, monkeypatch: pyte
             assert len(flushed) == 1
             run.writer.commit()
             assert len(flushed) == 1, "a commit without changes must not flush"
-        assert [trial.value for trial in run.load_with_optuna().trials] == [number / 3 for number in range(12)]
+        assert [trial.value for trial in run.load_with_optuna().trials] == [
+            number / 3 for number in range(12)
+        ]
         assert (run.folder / "logs" / "11.txt").read_text() == "hello\n"
 
 
-def test_direct_connection_makes_change_durable_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_direct_connection_makes_change_durable_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = make_run(tmp_path / "run")
     leader = StudyClient(DirectConnection(make_writer(record, tmp_path / "run")))
     assignment = claim_params(leader, 1)
     with count_flushes(monkeypatch) as flushed:
         for epoch in (1, 2, 3):
             leader.writer.record.report(assignment, epoch, 1 / epoch)
-            assert len(Record(tmp_path / "run" / "study.log", "run").read_evaluations()[0].curve) == epoch
+            assert (
+                len(Record(tmp_path / "run" / "study.log", "run").read_evaluations()[0].curve)
+                == epoch
+            )
     assert len(flushed) == 3
 
 
@@ -203,7 +232,9 @@ def test_commit_if_due_waits_longer_after_slow_commit(
     run, now = WriterRun(tmp_path), [1000.0]
     flush = os.fsync
     monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
-    monkeypatch.setattr(os, "fsync", lambda file: (now.__setitem__(0, now[0] + flushing), flush(file))[1])
+    monkeypatch.setattr(
+        os, "fsync", lambda file: (now.__setitem__(0, now[0] + flushing), flush(file))[1]
+    )
     leader = run.make_leader()
     with run.writer.batch_writes():
         assignment = claim_params(leader, 1)
@@ -234,12 +265,16 @@ def test_commit_on_full_disk_writes_nothing(tmp_path: Path) -> None:
 
     written: list[bytes] = []
     try:
-        with pytest.raises(RunError, match=r"study\.log cannot be written: File too large. It is undamaged"):
+        with pytest.raises(
+            RunError, match=r"study\.log cannot be written: File too large. It is undamaged"
+        ):
             write_to_full_disk()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert run.journal.read_bytes() == written[0]
-    assert list_states(run.writer.take_committed()) == [(0, "running")], "the end must not be published"
+    assert list_states(run.writer.take_committed()) == [(0, "running")], (
+        "the end must not be published"
+    )
 
 
 def test_writer_cuts_off_line_of_killed_writer(tmp_path: Path) -> None:
@@ -280,7 +315,11 @@ class RandomLeaders:
         leader, chosen = self.chance.choice(self.leaders), make_params(self.chance.randrange(60))
         is_new = self.chance.random() < 0.7
         with suppress(DuplicateError):
-            if assignment := leader.claim(chosen, **ISLAND_FIELDS) if is_new else leader.claim_waiting(**ISLAND_FIELDS):
+            if (
+                assignment := leader.claim(chosen, **ISLAND_FIELDS)
+                if is_new
+                else leader.claim_waiting(**ISLAND_FIELDS)
+            ):
                 self.running.append((leader, assignment))
 
     def loss(self) -> float:
@@ -296,7 +335,9 @@ class RandomLeaders:
         actions: list[Callable[[], None]] = [
             lambda: leader.writer.record.record_checkpoint(assignment, losses),
             lambda: leader.writer.record.clear_inheritance(assignment),
-            lambda: leader.writer.record.record_resume(assignment, [self.loss() for _ in range(losses)], 1.5),
+            lambda: leader.writer.record.record_resume(
+                assignment, [self.loss() for _ in range(losses)], 1.5
+            ),
         ]
         self.chance.choice(actions)()
 
@@ -307,7 +348,9 @@ class RandomLeaders:
             lambda: leader.writer.record.complete(assignment, loss, 1.25, metrics),
             lambda: leader.writer.record.prune(assignment, loss, 1.25, metrics),
             lambda: leader.writer.record.prune(assignment, loss, 1.25, {}, paused_after=1),
-            lambda: leader.writer.record.fail(assignment, "rank 0: '\"\n", "Traceback \N{PILE OF POO}", 0.5),
+            lambda: leader.writer.record.fail(
+                assignment, "rank 0: '\"\n", "Traceback \N{PILE OF POO}", 0.5
+            ),
             lambda: leader.writer.record.fail(assignment, "rank 0", "", 0.5),
             lambda: leader.writer.record.interrupt(assignment),
         ]
@@ -325,7 +368,9 @@ def describe_trial(trial: FrozenTrial) -> str:
         "end": (trial.state.name, trial.values),
         "params": trial.params,
         "attributes": (trial.user_attrs, trial.system_attrs),
-        "distributions": {name: str(distribution) for name, distribution in trial.distributions.items()},
+        "distributions": {
+            name: str(distribution) for name, distribution in trial.distributions.items()
+        },
         "intermediate_values": trial.intermediate_values,
     }
     return json.dumps(known, sort_keys=True)
@@ -341,9 +386,12 @@ def assert_trials_equal(actual: list[FrozenTrial], expected: list[FrozenTrial]) 
 
 
 @pytest.mark.parametrize(
-    ("storage", "seed"), [*(("journal", seed) for seed in range(4)), pytest.param("sqlite", 4, marks=pytest.mark.slow)]
+    ("storage", "seed"),
+    [*(("journal", seed) for seed in range(4)), pytest.param("sqlite", 4, marks=pytest.mark.slow)],
 )
-def test_cached_storage_after_commit_equals_plain_optuna(tmp_path: Path, storage: str, seed: int) -> None:
+def test_cached_storage_after_commit_equals_plain_optuna(
+    tmp_path: Path, storage: str, seed: int
+) -> None:
     run = WriterRun(tmp_path, storage, HALVING_SCHEDULES["asha"])
     random_leaders, states = RandomLeaders(run, seed), set[str]()
     with run.writer.batch_writes():
@@ -352,13 +400,28 @@ def test_cached_storage_after_commit_equals_plain_optuna(tmp_path: Path, storage
             if step % 20 == 0:
                 random_leaders.commit()
                 states.update(evaluation.state for evaluation in run.record.read_evaluations())
-            if step % (100 if storage == "sqlite" else 20) == 0:  # Optuna needs a second to open a database.
+            # Optuna needs a second to open a database.
+            if step % (100 if storage == "sqlite" else 20) == 0:
                 assert_trials_equal(list(run.record.read_trials()), run.load_with_optuna().trials)
-    assert {"running", "waiting", "complete", "pruned", "paused", "promoted", "failed", "interrupted"} == states
+    assert {
+        "running",
+        "waiting",
+        "complete",
+        "pruned",
+        "paused",
+        "promoted",
+        "failed",
+        "interrupted",
+    } == states
     assert_trials_equal(list(run.record.read_trials()), run.load_with_optuna().trials)
     unlike = {"started": 0.0, "ended": 0.0}  # They come from different clocks.
-    here, there = ([vars(e) | unlike for e in record.read_evaluations()] for record in (run.record, run.reopen()))
-    assert [json.dumps(e, sort_keys=True) for e in here] == [json.dumps(e, sort_keys=True) for e in there]
+    here, there = (
+        [vars(e) | unlike for e in record.read_evaluations()]
+        for record in (run.record, run.reopen())
+    )
+    assert [json.dumps(e, sort_keys=True) for e in here] == [
+        json.dumps(e, sort_keys=True) for e in there
+    ]
 
 
 def test_file_between_commits_does_not_change(tmp_path: Path) -> None:
@@ -373,9 +436,13 @@ def test_file_between_commits_does_not_change(tmp_path: Path) -> None:
             if step % 20 == 0 or len(random_leaders.running) > count:  # A claim commits, too.
                 committed, lines = run.load_with_optuna().trials, run.journal.read_bytes()
             assert run.journal.read_bytes() == lines
-            ahead += list(map(describe_trial, run.record.read_trials())) != list(map(describe_trial, committed))
+            ahead += list(map(describe_trial, run.record.read_trials())) != list(
+                map(describe_trial, committed)
+            )
         assert ahead > 20
-        assert list(map(describe_trial, run.load_with_optuna().trials)) == list(map(describe_trial, committed))
+        assert list(map(describe_trial, run.load_with_optuna().trials)) == list(
+            map(describe_trial, committed)
+        )
 
 
 # Other programs that write
@@ -385,7 +452,9 @@ def add_waiting(study: optuna.Study, number: int) -> None:
     """Add a waiting trial to the study, as another program may."""
     distributions = SPACE.make_distributions()
     study.add_trial(
-        optuna.create_trial(state=TrialState.WAITING, params=make_params(number), distributions=distributions)
+        optuna.create_trial(
+            state=TrialState.WAITING, params=make_params(number), distributions=distributions
+        )
     )
 
 
@@ -417,8 +486,18 @@ def test_trial_of_other_program_keeps_number_and_is_claimed(tmp_path: Path, stor
         other.set_user_attr("note", "look at 2")
         claim_params(leader, 5)
     assert run.load_with_optuna().user_attrs["note"] == "look at 2"
-    assert [trial.value for trial in run.load_with_optuna().trials] == [0.0, 0.125, 0.25, 0.375, None]
-    assert run.record.read_attributes()["note"] == run.reopen().read_attributes()["note"] == "look at 2"
+    assert [trial.value for trial in run.load_with_optuna().trials] == [
+        0.0,
+        0.125,
+        0.25,
+        0.375,
+        None,
+    ]
+    assert (
+        run.record.read_attributes()["note"]
+        == run.reopen().read_attributes()["note"]
+        == "look at 2"
+    )
 
 
 def test_journal_written_by_two_programs_has_valid_checksums(tmp_path: Path) -> None:
@@ -431,7 +510,9 @@ def test_journal_written_by_two_programs_has_valid_checksums(tmp_path: Path) -> 
             run.rest()
             other.set_user_attr("note", f"look at {turn}")
     record = run.reopen()
-    record.complete(record.start_trial(make_params(9), SPACE.make_distributions(), ISLAND_FIELDS), 0.5, 1.0, {})
+    record.complete(
+        record.start_trial(make_params(9), SPACE.make_distributions(), ISLAND_FIELDS), 0.5, 1.0, {}
+    )
     lines = run.journal.read_bytes().splitlines(keepends=True)
     assert [b"look at" in line for line in lines] == [b'"crc":' not in line for line in lines]
     assert sum(b"look at" in line for line in lines) == 3
@@ -439,7 +520,9 @@ def test_journal_written_by_two_programs_has_valid_checksums(tmp_path: Path) -> 
     first = next(number for number, line in enumerate(lines) if b"look at 0" in line)
     lines[first] = lines[first].replace(b"look at 0", b"look at 9")
     run.journal.write_bytes(b"".join(lines))
-    with pytest.raises(RunError, match=f"study.log is damaged: line {first + 2} does not match its checksum"):
+    with pytest.raises(
+        RunError, match=f"study.log is damaged: line {first + 2} does not match its checksum"
+    ):
         list(Journal(run.journal).read_logs(0))
 
 
@@ -470,7 +553,9 @@ def test_other_program_waits_until_writer_rests(tmp_path: Path) -> None:
     assert len(run.reopen().read_evaluations()[0].curve) == 10
 
 
-def test_writer_with_frequent_entries_keeps_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_with_frequent_entries_keeps_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, now = WriterRun(tmp_path), [1000.0]
     monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
     leader = run.make_leader()
@@ -487,7 +572,9 @@ def test_writer_with_frequent_entries_keeps_lock(tmp_path: Path, monkeypatch: py
     assert len(run.load_with_optuna().trials) == 3
 
 
-def test_writer_without_rest_releases_lock_after_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_without_rest_releases_lock_after_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, now = WriterRun(tmp_path), [1000.0]
     monkeypatch.setattr("hpo.process.clock.now", lambda: now[0])
     leader, free = run.make_leader(), 0
@@ -539,7 +626,9 @@ def cut_last_line(journal: Path) -> None:
 
 def append_in_spite_of_lock(journal: Path) -> None:
     with journal.open("ab") as file:
-        file.write(b'{"op_code":2,"worker_id":"another","study_id":0,"user_attr":{"note":"look at 1"}}\n')
+        file.write(
+            b'{"op_code":2,"worker_id":"another","study_id":0,"user_attr":{"note":"look at 1"}}\n'
+        )
 
 
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -551,7 +640,12 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-CHANGE_CASES = [(action, rests) for action in CHANGES for rests in (False, True) if (action, rests) != ("longer", True)]
+CHANGE_CASES = [
+    (action, rests)
+    for action in CHANGES
+    for rests in (False, True)
+    if (action, rests) != ("longer", True)
+]
 
 
 def change_journal(run: WriterRun, action: str, rests: bool) -> str:
@@ -585,7 +679,9 @@ def change_journal(run: WriterRun, action: str, rests: bool) -> str:
 
 
 @pytest.mark.parametrize(("action", "rests"), CHANGE_CASES)
-def test_journal_changed_during_run_raises_run_error(tmp_path: Path, action: str, rests: bool) -> None:
+def test_journal_changed_during_run_raises_run_error(
+    tmp_path: Path, action: str, rests: bool
+) -> None:
     run = WriterRun(tmp_path)
     assert change_journal(run, action, rests).startswith(str(run.journal))
     assert list_states(run.writer.take_committed()) == [(0, "running"), (1, "running")]
@@ -637,8 +733,16 @@ def test_leader_receives_each_change_once_in_order(tmp_path: Path) -> None:
 def test_leaders_receive_only_shared_fields(tmp_path: Path) -> None:
     make_run(tmp_path / "run", objectives=TWO)
     record, cached_storage = open_cached(tmp_path / "run" / "study.log")
-    leader = StudyClient(DelayedConnection(make_writer(record, tmp_path / "run", cached_storage=cached_storage)), TWO)
-    attributes = {"island": 1, "worker": 3, "generation": 7, "propagator": "ga", "immigrants": {"0": 2}}
+    leader = StudyClient(
+        DelayedConnection(make_writer(record, tmp_path / "run", cached_storage=cached_storage)), TWO
+    )
+    attributes = {
+        "island": 1,
+        "worker": 3,
+        "generation": 7,
+        "propagator": "ga",
+        "immigrants": {"0": 2},
+    }
     first, second = (leader.claim(make_params(number), **attributes) for number in (1, 2))
     assert first is not None
     assert second is not None
@@ -661,7 +765,9 @@ def test_leaders_receive_only_shared_fields(tmp_path: Path) -> None:
         1.5,
         1,
     )
-    assert (received[0].metrics, received[0].curve) == ({}, {}), "only the record may hold these fields"
+    assert (received[0].metrics, received[0].curve) == ({}, {}), (
+        "only the record may hold these fields"
+    )
     assert record.read_evaluations()[0].curve == {1: 0.5}
 
 
@@ -723,7 +829,9 @@ def test_losses_in_database_share_one_transaction(tmp_path: Path) -> None:
         leaders[0].writer.commit()
         assert happened == ["commit"] * 2
     found = [trial.intermediate_values for trial in run.load_with_optuna().trials]
-    assert str([dict(sorted(values.items())) for values in found]) == str([{**losses, 6: 0.25}, losses, losses, losses])
+    assert str([dict(sorted(values.items())) for values in found]) == str(
+        [{**losses, 6: 0.25}, losses, losses, losses]
+    )
 
 
 # Output and file descriptors
@@ -787,7 +895,9 @@ with writer.batch_writes():
 def run_without_descriptors(folder: Path, program: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", EXHAUST_DESCRIPTORS + program, str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=scale(60))
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=scale(60)
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -826,7 +936,9 @@ def test_weights_of_two_simultaneous_ends_are_the_better_ones(
     assert better.complete(begun[1], 0.3, {"w": torch.tensor([3.0])}, {"parameters": 8.0})
     drafts = {path.name for path in (tmp_path / "run").rglob(".*")}
     of_front = {".0.safetensors.0", ".1.safetensors.1"} if objectives.is_multi_objective else set()
-    assert drafts == {".best.safetensors.0", ".best.safetensors.1", *of_front}, "both must have written drafts"
+    assert drafts == {".best.safetensors.0", ".best.safetensors.1", *of_front}, (
+        "both must have written drafts"
+    )
     assert not best.exists()
     for connection in reversed(connections) if better_first else connections:
         connection.deliver()
@@ -856,4 +968,6 @@ def test_leader_behind_unread_best_keeps_no_weights(tmp_path: Path) -> None:
 
 def test_leaders_wait_for_all_methods_with_a_result() -> None:
     methods = {**vars(Record), **vars(StudyWriter)}
-    assert [name for name in WITHOUT_RESULT if methods[name].__annotations__["return"] != "None"] == []
+    assert [
+        name for name in WITHOUT_RESULT if methods[name].__annotations__["return"] != "None"
+    ] == []

@@ -95,7 +95,10 @@ def test_srun_capacities_come_from_its_job(words: str, capacities: dict[str, int
     [
         ("mpirun -hosts a,b -ppn 2 -n 4", "mpirun -hosts a:2 -n 2"),
         ("mpirun -l -f hosts -genv A 1 -n 8", "mpirun -hosts a:4 -n 2 -l -genv A 1"),
-        ("prun/mpirun --machinefile hosts --mca btl tcp -np 8", "prun/mpirun --host a:4 -n 2 --mca btl tcp"),
+        (
+            "prun/mpirun --machinefile hosts --mca btl tcp -np 8",
+            "prun/mpirun --host a:4 -n 2 --mca btl tcp",
+        ),
     ],
 )
 def test_mpirun_is_restricted_to_hosts(
@@ -106,7 +109,19 @@ def test_mpirun_is_restricted_to_hosts(
     Path("prun/mpirun").write_text("#!/bin/bash\necho 'mpirun (Open MPI) 5.0.8'\n")
     Path("prun/mpirun").chmod(0o755)
     Path("hosts").write_text("a\nb\n")
-    program = ["python", "-u", "run_islands.py", "-n", "5", "--run-dir", "r", "--", "train.py", "-n", "3"]
+    program = [
+        "python",
+        "-u",
+        "run_islands.py",
+        "-n",
+        "5",
+        "--run-dir",
+        "r",
+        "--",
+        "train.py",
+        "-n",
+        "3",
+    ]
     launcher = find_launcher([*words.split(), *program], {})
     assert launcher
     assert launcher.restrict(["a"], 2) == [*changed.split(), *program]
@@ -119,7 +134,15 @@ def test_srun_is_restricted_to_nodes() -> None:
     launcher = find_launcher(words, JOB)
     assert launcher
     nodes = ["--nodes=2", "--nodelist=n1,n3", "--ntasks=4", "--ntasks-per-node=3"]
-    assert launcher.restrict(["n1", "n3"], 4) == ["srun", "--overlap", *nodes, "--label", "--mpi", "pmi2", *program]
+    assert launcher.restrict(["n1", "n3"], 4) == [
+        "srun",
+        "--overlap",
+        *nodes,
+        "--label",
+        "--mpi",
+        "pmi2",
+        *program,
+    ]
     assert launcher.restrict(["n1", "n2", "n3"], 8) == ["srun", "--overlap", *words[1:]]
     assert find_launcher(["srun", "-N2", *words[1:]], JOB) is None, "the user has chosen nodes"
 
@@ -153,9 +176,14 @@ def test_lost_node_is_found_although_its_step_hangs(monkeypatch: pytest.MonkeyPa
     assert find_option(plan.words, "--ranks-per-worker") == "2"
     assert find_option(plan.words, "--islands") == "2"
     assert plan.describe(plan) == "restarting it with 4 ranks on n1", "a host is lost only once"
-    assert plan.describe(StartPlan([], 4)) == "n2, n3 do not answer; restarting it with 4 ranks on n1"
+    assert (
+        plan.describe(StartPlan([], 4)) == "n2, n3 do not answer; restarting it with 4 ranks on n1"
+    )
     few = plan_start(launcher, 8, lambda: False)
-    assert (few.workers, few.describe(plan)) == (0, "too few ranks are left for a worker; waiting for hosts")
+    assert (few.workers, few.describe(plan)) == (
+        0,
+        "too few ranks are left for a worker; waiting for hosts",
+    )
     assert can_find_live_hosts(launcher, lambda: False)
 
 
@@ -172,7 +200,19 @@ def test_hosts_of_mpirun_are_reached_by_ssh() -> None:
 
 
 def test_options_are_set_before_users_program() -> None:
-    words = ["mpirun", "hpo", "search", "--run-dir", "r", "--islands=3", "--", "train.py", "--islands", "9", "--resume"]
+    words = [
+        "mpirun",
+        "hpo",
+        "search",
+        "--run-dir",
+        "r",
+        "--islands=3",
+        "--",
+        "train.py",
+        "--islands",
+        "9",
+        "--resume",
+    ]
     assert find_option(words, "--islands") == "3"
     changed = set_option(set_option(words, "--islands", 2), "--resume")
     assert find_option(changed, "--islands") == "2"
@@ -182,7 +222,9 @@ def test_options_are_set_before_users_program() -> None:
 
 
 @pytest.mark.mpi  # It asks mpirun for its version.
-def test_ranks_are_at_most_those_of_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: Path) -> None:
+def test_ranks_are_at_most_those_of_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripts: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("hosts").write_text("n1:16\nn2:16\nn3:16\n")
     launcher = find_launcher(f"mpirun -f hosts -n 8 {PROGRAM}".split(), {})

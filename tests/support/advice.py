@@ -15,7 +15,12 @@ from hpo.store.evaluations import Evaluation
 from hpo.store.manifest import FORMAT
 from tests.support.runs import make_manifest
 
-SPACE = SearchSpace(lr=Float(1e-3, 1.0, log=True), gamma=Float(0.0, 1.0), layers=Int(1, 6), act=Categorical("a", "b"))
+SPACE = SearchSpace(
+    lr=Float(1e-3, 1.0, log=True),
+    gamma=Float(0.0, 1.0),
+    layers=Int(1, 6),
+    act=Categorical("a", "b"),
+)
 MANIFEST: dict[str, Any] = {
     "budget": 1,
     "confirm_seeds": 0,
@@ -33,7 +38,13 @@ def make_ended(trial: int, loss: float, state: str = "complete", **others: Any) 
     params = others.pop("params", {"lr": 0.03, "gamma": 0.5, "layers": 3, "act": "a"})
     times = {"started": 10.0 * (trial // 4), "ended": 10.0 * (trial // 4) + 10.0, "seconds": 10.0}
     index = {"island": 0, "worker": trial % 4, "generation": trial // 4}
-    return Evaluation(trial, state, math.inf if state == "failed" else loss, params, **{**index, **times, **others})
+    return Evaluation(
+        trial,
+        state,
+        math.inf if state == "failed" else loss,
+        params,
+        **{**index, **times, **others},
+    )
 
 
 def make_result(
@@ -48,7 +59,9 @@ def make_result(
         "is_running": False,
         **others,
     }
-    return RunResult(Path("runs/x"), make_manifest(**{**MANIFEST, **(changes or {})}), evaluations, **given)
+    return RunResult(
+        Path("runs/x"), make_manifest(**{**MANIFEST, **(changes or {})}), evaluations, **given
+    )
 
 
 def find_by_kind(run_result: RunResult, kind: str) -> Advice | None:
@@ -63,14 +76,23 @@ def draw_search(
 ) -> list[Evaluation]:
     """Return the evaluations of a random search, whose losses `loss` computes."""
     rng = random.Random(seed)
-    return [make_ended(trial, loss(params), params=params) for trial in range(count) for params in [space.draw(rng)]]
+    return [
+        make_ended(trial, loss(params), params=params)
+        for trial in range(count)
+        for params in [space.draw(rng)]
+    ]
 
 
-def make_crowded_search(count: int, loss: Callable[[dict[str, Any]], float], **bound: Any) -> list[Evaluation]:
+def make_crowded_search(
+    count: int, loss: Callable[[dict[str, Any]], float], **bound: Any
+) -> list[Evaluation]:
     """Return a search whose first half is random, and whose second half has the values of `bound`."""
     evaluations = draw_search(count, loss)
     late = [{**evaluation.params, **bound} for evaluation in evaluations[count // 2 :]]
-    ended = [make_ended(trial, loss(params), params=params) for trial, params in enumerate(late, start=count // 2)]
+    ended = [
+        make_ended(trial, loss(params), params=params)
+        for trial, params in enumerate(late, start=count // 2)
+    ]
     return [*evaluations[: count // 2], *ended]
 
 
@@ -88,8 +110,14 @@ def make_flat_search(count: int = 64) -> list[Evaluation]:
 
 def make_curves(curve: Callable[[int], float], epochs: int = 10, **others: Any) -> list[Evaluation]:
     """Return evaluations whose losses by epoch follow `curve`. Each is slightly worse than the previous one."""
-    curves = [{epoch: (1 + trial / 100) * curve(epoch) for epoch in range(1, epochs + 1)} for trial in range(8)]
-    return [make_ended(trial, min(curve.values()), curve=curve, **others) for trial, curve in enumerate(curves)]
+    curves = [
+        {epoch: (1 + trial / 100) * curve(epoch) for epoch in range(1, epochs + 1)}
+        for trial in range(8)
+    ]
+    return [
+        make_ended(trial, min(curve.values()), curve=curve, **others)
+        for trial, curve in enumerate(curves)
+    ]
 
 
 def compute_falling_loss(epoch: int) -> float:

@@ -25,7 +25,8 @@ _MAX_NAME_CHARACTERS = 15  # of the name of a process; Linux cuts longer names.
 class Victim:
     """A running MPI job, some of whose processes a test kills or suspends.
 
-    Its output goes to `log`. Each of its processes has `mark` in its environment or as its name, by which it is found.
+    Its output goes to `log`. Each of its processes has `mark` in its environment or as its name, by
+    which it is found.
     """
 
     mpi: Mpi
@@ -36,14 +37,19 @@ class Victim:
     variables: Mapping[str, str] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     job: subprocess.Popen[str] = field(init=False)
-    _template_server: int = field(default=0, init=False)  # the process that forks its templates, or 0
+    # The process that forks its templates, or 0.
+    _template_server: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         if self.mpi.forks_templates:
             self._template_server = start_template_server().process
         with self.log.open("a") as out:
             self.job = self.mpi.start(
-                self.ranks, *self.arguments, cwd=self.folder, stdout=out.fileno(), **{**self.variables, MARK: self.mark}
+                self.ranks,
+                *self.arguments,
+                cwd=self.folder,
+                stdout=out.fileno(),
+                **{**self.variables, MARK: self.mark},
             )
 
     def find_processes(self) -> dict[int, str]:
@@ -53,9 +59,13 @@ class Victim:
     def find_ranks(self) -> list[int]:
         """Return the processes that are ranks, without the processes that ranks have started."""
         pythons = [
-            pid for pid, command in self.find_processes().items() if Path(command.split("\0")[0]).name[:6] == "python"
+            pid
+            for pid, command in self.find_processes().items()
+            if Path(command.split("\0")[0]).name[:6] == "python"
         ]
-        return [pid for pid in pythons if _find_parent(pid) not in (*pythons, self._template_server)]
+        return [
+            pid for pid in pythons if _find_parent(pid) not in (*pythons, self._template_server)
+        ]
 
     def find_templates(self) -> list[int]:
         """Return the processes from which trainers are forked.
@@ -78,12 +88,16 @@ class Victim:
         """Kill processes of the job, and return a description.
 
         Args:
-            part: "rank", "trainer" or "template" to kill one process of this kind, "mpirun", or "all" to kill all
-                processes.
+            part: "rank", "trainer" or "template" to kill one process of this kind, "mpirun", or
+                "all" to kill all processes.
             chance: The random number generator that chooses the process.
         """
         processes = self.find_processes()
-        choices = {"rank": self.find_ranks, "trainer": self.find_trainers, "template": self.find_templates}
+        choices = {
+            "rank": self.find_ranks,
+            "trainer": self.find_trainers,
+            "template": self.find_templates,
+        }
         chosen = {"mpirun": [self.job.pid], "all": list(processes)}.get(part) or choices[part]()
         if part in choices:
             chosen = [chance.choice(sorted(chosen))] if chosen else []
@@ -171,6 +185,8 @@ def find_marked_processes(mark: str) -> dict[int, str]:
     for pid, command in read_command_lines().items():
         with suppress(OSError):
             is_named = Path(f"/proc/{pid}/comm").read_text().strip() == mark[:_MAX_NAME_CHARACTERS]
-            if command and (is_named or f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes()):
+            if command and (
+                is_named or f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+            ):
                 found[pid] = command
     return found

@@ -17,13 +17,17 @@ from hpo.trainer.offers import Offers
 
 def copy_offers(offers: Offers, *, keeps_weights: bool, saves_checkpoint: bool) -> dict[str, Draft]:
     """Let a trainer copy weights and checkpoint after a loss. Return the copies that succeed, by their kinds."""
-    copies = offers.copy(ReportAnswer(continues=True, keeps_weights=keeps_weights, saves_checkpoint=saves_checkpoint))
+    copies = offers.copy(
+        ReportAnswer(continues=True, keeps_weights=keeps_weights, saves_checkpoint=saves_checkpoint)
+    )
     offers.forget_read_checkpoints()
     offers.clear()
     return dict(zip(copies.kinds, map(Draft.from_descriptor, copies.descriptors), strict=True))
 
 
-def make_drafts(weights: Mapping[str, Tensor], params: Mapping[str, Any] | None = None) -> DraftStore:
+def make_drafts(
+    weights: Mapping[str, Tensor], params: Mapping[str, Any] | None = None
+) -> DraftStore:
     """Return the drafts of an evaluation whose trainer has copied these weights."""
     offers = Offers(True, None, None)
     offers.offer_weights(weights)
@@ -32,11 +36,17 @@ def make_drafts(weights: Mapping[str, Tensor], params: Mapping[str, Any] | None 
     return drafts
 
 
-def write_checkpoint(path: Path, saved: Any, info: CheckpointInfo, weights: Mapping[str, Tensor] | None = None) -> None:
+def write_checkpoint(
+    path: Path, saved: Any, info: CheckpointInfo, weights: Mapping[str, Tensor] | None = None
+) -> None:
     """Write the checkpoint file of an evaluation that has saved this state. `info` need not have its tree."""
     offers = Offers(True, None, None)
     offers.save_checkpoint(saved)
-    drafts = DraftStore(Path("unused"), info.params) if weights is None else make_drafts(weights, info.params)
+    drafts = (
+        DraftStore(Path("unused"), info.params)
+        if weights is None
+        else make_drafts(weights, info.params)
+    )
     progress = {"losses": info.losses, "metrics": info.metrics, "seconds": info.seconds}
     copy = copy_offers(offers, keeps_weights=False, saves_checkpoint=True)["checkpoint"]
     drafts.keep_checkpoint(copy, progress, has_weights=weights is not None)

@@ -16,7 +16,9 @@ def check_search(
 ) -> tuple[int, str]:
     """Check a search file in a job. Return the exit status and the output, in which each point is one line."""
     options = [word for setting in settings for word in ("--set", setting)]
-    job = mpi.run(ranks, *HPO, "check", search, *options, "--collective-timeout", patience, cwd=folder)
+    job = mpi.run(
+        ranks, *HPO, "check", search, *options, "--collective-timeout", patience, cwd=folder
+    )
     return job.returncode, join_points(job.stdout)
 
 
@@ -25,7 +27,9 @@ def join_points(printed: str) -> str:
     return re.sub(r"\n {7}(?=\S)", " ", printed)
 
 
-def check_ways(mpi: Mpi, folder: Path, ways: Sequence[str], search: Path = MISTAKEN) -> list[tuple[int, str]]:
+def check_ways(
+    mpi: Mpi, folder: Path, ways: Sequence[str], search: Path = MISTAKEN
+) -> list[tuple[int, str]]:
     """Check a search file on 2 ranks with each way to make a mistake. Return a status and an output for each way.
 
     A way may end with further settings, divided by commas.

@@ -28,12 +28,17 @@ def make_cifar10_patterns() -> npt.NDArray[np.uint8]:
 def write_cifar10(folder: Path, batch: int = _LEAST_RECORDS, test: int = 100) -> None:
     """Write the six files of CIFAR-10's binary version: five with `batch` images each, and one with `test` images.
 
-    Each image is the darkened pattern of its class, plus noise from 0 to 63. By default, the files have 31 MB, because
-    there must be more than the 10,000 images that are reserved for validation.
+    Each image is the darkened pattern of its class, plus noise from 0 to 63. By default, the files
+    have 31 MB, because there must be more than the 10,000 images that are reserved for validation.
     """
     folder.mkdir(parents=True, exist_ok=True)
     chance, patterns = np.random.default_rng(0), make_cifar10_patterns().reshape(10, -1)
-    for name, count in [*((f"data_batch_{number}.bin", batch) for number in range(1, 6)), ("test_batch.bin", test)]:
+    for name, count in [
+        *((f"data_batch_{number}.bin", batch) for number in range(1, 6)),
+        ("test_batch.bin", test),
+    ]:
         labels = chance.integers(0, 10, count, np.uint8)
-        images = patterns[labels] // 4 * 3 + chance.integers(0, 64, (count, patterns.shape[1]), np.uint8)
+        images = patterns[labels] // 4 * 3 + chance.integers(
+            0, 64, (count, patterns.shape[1]), np.uint8
+        )
         np.column_stack([labels, images]).tofile(folder / name)

@@ -25,7 +25,8 @@ from tests.support.launch import PROGRAM, SEARCHES, Mpi
 class NotedEvaluation:
     """An evaluation as the ranks of its worker have noted it: the times of its starts by rank, and of its crashes.
 
-    `x` is its hyperparameter. `way` is the way in which it crashes, or "". `rank` is the rank that crashes.
+    `x` is its hyperparameter. `way` is the way in which it crashes, or "". `rank` is the rank that
+    crashes.
     """
 
     x: float
@@ -51,7 +52,11 @@ def read_notes(folder: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
 
 def list_noted(folder: Path) -> list[NotedEvaluation]:
     """Return the evaluations of all workers from the notes in a folder."""
-    return [evaluation for of_worker in group_noted_by_worker(folder).values() for evaluation in of_worker]
+    return [
+        evaluation
+        for of_worker in group_noted_by_worker(folder).values()
+        for evaluation in of_worker
+    ]
 
 
 def group_noted_by_worker(folder: Path) -> Mapping[int, Sequence[NotedEvaluation]]:
@@ -77,7 +82,9 @@ def measure_recovery_times(folder: Path) -> dict[str, float]:
     for evaluations in group_noted_by_worker(folder).values():
         for crashed, following in pairwise(evaluations):
             if crashed.way:
-                seconds = max(starts[0] for starts in following.starts.values()) - min(crashed.crashes)
+                seconds = max(starts[0] for starts in following.starts.values()) - min(
+                    crashed.crashes
+                )
                 times[crashed.way] = max(seconds, times.get(crashed.way, 0.0))
     return times
 
@@ -108,14 +115,20 @@ def start_job(mpi: Mpi, ranks: int, folder: Path, arguments: list[object]) -> It
             shared.update(find_shared_memory(victim))
             time.sleep(0.3)
 
-    with kill_at_end(Victim(mpi, ranks, arguments, folder, folder / "log", {"TMPDIR": str(temporary)})) as victim:
+    with kill_at_end(
+        Victim(mpi, ranks, arguments, folder, folder / "log", {"TMPDIR": str(temporary)})
+    ) as victim:
         watching = threading.Thread(target=watch_shared_memory, daemon=True)
         watching.start()
         yield victim
         watching.join(10)
     # torch creates the folder of its compiler's cache when it is imported, and keeps it.
-    assert [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
-    assert [path for path, inode in shared if Path(path).exists() and Path(path).stat().st_ino == inode] == []
+    assert [
+        path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")
+    ] == []
+    assert [
+        path for path, inode in shared if Path(path).exists() and Path(path).stat().st_ino == inode
+    ] == []
 
 
 def kill_on_request(victim: Victim) -> threading.Thread:

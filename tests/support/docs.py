@@ -13,13 +13,17 @@ if TYPE_CHECKING:
 
 
 def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
 
 
 def example(page: str, name: str) -> str:
     """Return the code of the listing in a page that users should save as `name`."""
     (block,) = re.findall(
-        rf"`{name}`[^`]*\n\n```python\n(.*?)^```", (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL
+        rf"`{name}`[^`]*\n\n```python\n(.*?)^```",
+        (ROOT / page).read_text("utf-8"),
+        re.MULTILINE | re.DOTALL,
     )
     return str(block)
 

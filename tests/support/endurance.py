@@ -26,10 +26,31 @@ from tests.support.run_output import load_trials, parse_lines
 
 FAULTY = SEARCHES / "faulty.py"
 ENDLESS = SEARCHES / "endless.py"
-LAYOUTS = [(4, 2, 2), (4, 1, 2), (3, 3, 1), (6, 2, 1), (2, 2, 1)]  # ranks, ranks per worker, islands
+# Ranks, ranks per worker, islands.
+LAYOUTS = [(4, 2, 2), (4, 1, 2), (3, 3, 1), (6, 2, 1), (2, 2, 1)]
 WAYS = [
-    *("raise@start", "raise@training", "raise", "raise@between", "backward", "keep@training", "memory", "exit"),
-    *("interrupt", "nan", "inf", "text", "nothing", "differs", "fewer", "comm@start", "speechless", "unspeakable"),
+    *(
+        "raise@start",
+        "raise@training",
+        "raise",
+        "raise@between",
+        "backward",
+        "keep@training",
+        "memory",
+        "exit",
+    ),
+    *(
+        "interrupt",
+        "nan",
+        "inf",
+        "text",
+        "nothing",
+        "differs",
+        "fewer",
+        "comm@start",
+        "speechless",
+        "unspeakable",
+    ),
 ]
 FOR_SEVERAL_RANKS = {"differs", "fewer"}
 
@@ -66,7 +87,8 @@ def read_repeatedly(journal: Path, stop: Event, readings: multiprocessing.Queue[
     count = 0
     try:
         while not stop.is_set():
-            with suppress(KeyError) if count == 0 else nullcontext():  # The study may not exist yet.
+            # The study may not exist yet.
+            with suppress(KeyError) if count == 0 else nullcontext():
                 if journal.exists():  # Opening it would create it.
                     load_trials(journal.parent)
                     count += 1
@@ -77,23 +99,32 @@ def read_repeatedly(journal: Path, stop: Event, readings: multiprocessing.Queue[
 
 
 def survive(
-    mpi: Mpi, folder: Path, chance: random.Random, budget: int, most_kills: int, seconds_of_files: float = 0.0
+    mpi: Mpi,
+    folder: Path,
+    chance: random.Random,
+    budget: int,
+    most_kills: int,
+    seconds_of_files: float = 0.0,
 ) -> Tally:
     """Kill a run and resume it, until it ends. Assert that no evaluation is lost.
 
-    In most of the first `most_kills` sessions, a trainer or a template is killed, and then the job. Later sessions run
-    to their end. Each operation on a file takes `seconds_of_files` longer.
+    In most of the first `most_kills` sessions, a trainer or a template is killed, and then the job.
+    Later sessions run to their end. Each operation on a file takes `seconds_of_files` longer.
     """
     run_dir, tally, reported = folder / "run", Tally(), Counter[Key]()
     run_dir.mkdir(parents=True)
     slow = slow_files(folder, seconds_of_files, str(ROOT)) if seconds_of_files else {}
     stop = multiprocessing.Event()
     readings: multiprocessing.Queue[int | str] = multiprocessing.Queue()
-    reader = multiprocessing.Process(target=read_repeatedly, args=(run_dir / "study.log", stop, readings))
+    reader = multiprocessing.Process(
+        target=read_repeatedly, args=(run_dir / "study.log", stop, readings)
+    )
     reader.start()
     try:
         for session in range(1, 100):
-            status, killed, lines = _run_session(mpi, folder, chance, budget, session <= most_kills, slow, tally)
+            status, killed, lines = _run_session(
+                mpi, folder, chance, budget, session <= most_kills, slow, tally
+            )
             reported += lines
             assert killed or status == 0
             if status == 0:
@@ -105,9 +136,14 @@ def survive(
         stop.set()
         tally.readings = _receive_count(readings)
         reader.join(10)
-    trials = [trial for trial in load_trials(run_dir) if trial.user_attrs.get("failure") != "interrupted"]
+    trials = [
+        trial for trial in load_trials(run_dir) if trial.user_attrs.get("failure") != "interrupted"
+    ]
     ended = Counter(_make_trial_key(trial) for trial in trials)
-    tally.finished, tally.repeated = len(trials), sum("retry_of" in trial.user_attrs for trial in trials)
+    tally.finished, tally.repeated = (
+        len(trials),
+        sum("retry_of" in trial.user_attrs for trial in trials),
+    )
     tally.lost = (reported - ended).total()
     assert reported, "no line of an evaluation was parsed"
     assert tally.lost == 0, f"printed, but not in the study: {reported - ended}"
@@ -122,13 +158,27 @@ def survive(
 
 
 def _run_session(
-    mpi: Mpi, folder: Path, chance: random.Random, budget: int, kill: bool, variables: Mapping[str, str], tally: Tally
+    mpi: Mpi,
+    folder: Path,
+    chance: random.Random,
+    budget: int,
+    kill: bool,
+    variables: Mapping[str, str],
+    tally: Tally,
 ) -> tuple[int, bool, Counter[Key]]:
     ranks, ranks_per_worker, islands = chance.choice(LAYOUTS)
     log = folder / f"log-{time.monotonic_ns()}"
     layout = ["--ranks-per-worker", ranks_per_worker, "--islands", islands, "--evaluations", budget]
     settings = ["--set", "seconds=0.1", "--set", "way=none,raise,none,none", "--set", "every=1"]
-    command: list[object] = [PROGRAM, FAULTY, "--run-dir", folder / "run", "--resume", *layout, *settings]
+    command: list[object] = [
+        PROGRAM,
+        FAULTY,
+        "--run-dir",
+        folder / "run",
+        "--resume",
+        *layout,
+        *settings,
+    ]
     victim = Victim(mpi, ranks, command, folder, log, variables)
     killed_parts, killed = list[str](), False
     began = not kill or chance.random() < 0.8  # Some jobs are killed before the first evaluation.
@@ -140,7 +190,10 @@ def _run_session(
             setattr(tally, f"{part}s", getattr(tally, f"{part}s") + 1)
             killed_parts.append(killed_part)
     if kill:
-        after, job_part = chance.uniform(0.0, 1.5 if began else 4.0), chance.choice(["rank", "mpirun", "all"])
+        after, job_part = (
+            chance.uniform(0.0, 1.5 if began else 4.0),
+            chance.choice(["rank", "mpirun", "all"]),
+        )
         victim.sleep(after)
         if victim.job.poll() is None:
             killed = True
@@ -148,7 +201,10 @@ def _run_session(
     status, errors = victim.wait(120)
     lines = Counter(_make_line_key(line) for line in parse_lines(log.read_text()))
     shown = ", ".join(killed_parts) or "nothing"
-    print(f"    {ranks} ranks, killed: {shown}: status {status}, {lines.total()} evaluations printed", flush=True)
+    print(
+        f"    {ranks} ranks, killed: {shown}: status {status}, {lines.total()} evaluations printed",
+        flush=True,
+    )
     assert "Traceback" not in errors, errors
     assert "error:" not in errors, errors
     return status, killed, lines
@@ -163,36 +219,74 @@ def _receive_count(readings: multiprocessing.Queue[int | str]) -> int:
 def _make_line_key(line: dict[str, str]) -> Key:
     loss = line["loss"] if line["loss"] != "failed" else "FAIL"
     x = re.search(r"x=(\S+)", line["params"])
-    return int(line["island"]), int(line["worker"]), int(line["generation"]), loss, x.group(1) if x else ""
+    return (
+        int(line["island"]),
+        int(line["worker"]),
+        int(line["generation"]),
+        loss,
+        x.group(1) if x else "",
+    )
 
 
 def _make_trial_key(trial: optuna.trial.FrozenTrial) -> Key:
     attributes = trial.user_attrs
     loss = f"{trial.values[0]:.4g}" if trial.values else trial.state.name
-    return attributes["island"], attributes["worker"], attributes["generation"], loss, f"{trial.params['x']:.4g}"
+    return (
+        attributes["island"],
+        attributes["worker"],
+        attributes["generation"],
+        loss,
+        f"{trial.params['x']:.4g}",
+    )
 
 
-def measure_failure_recovery(mpi: Mpi, size: int, folder: Path, rounds: int = 2) -> dict[str, float]:
+def measure_failure_recovery(
+    mpi: Mpi, size: int, folder: Path, rounds: int = 2
+) -> dict[str, float]:
     """Let evaluations fail in all ways on a worker of `size` ranks, and measure the recovery.
 
     Returns:
-        The longest time in seconds from an exception to the start of the next evaluation on all ranks, by way to fail.
-        It includes the first evaluation of the process.
+        The longest time in seconds from an exception to the start of the next evaluation on all
+        ranks, by way to fail. It includes the first evaluation of the process.
     """
     folder.mkdir()
     ways = [way for way in WAYS if size > 1 or way not in FOR_SEVERAL_RANKS]
-    arguments = ["--ranks-per-worker", size, "--islands", 1, "--evaluations", rounds * len(ways) + 1]
-    settings = ["--set", f"way={','.join(ways)}", "--set", f"folder={folder}", "--collective-timeout", 60]
-    job = mpi.run(size, PROGRAM, FAULTY, *arguments, *settings, "--run-dir", folder / "run", cwd=folder)
+    arguments = [
+        "--ranks-per-worker",
+        size,
+        "--islands",
+        1,
+        "--evaluations",
+        rounds * len(ways) + 1,
+    ]
+    settings = [
+        "--set",
+        f"way={','.join(ways)}",
+        "--set",
+        f"folder={folder}",
+        "--collective-timeout",
+        60,
+    ]
+    job = mpi.run(
+        size, PROGRAM, FAULTY, *arguments, *settings, "--run-dir", folder / "run", cwd=folder
+    )
     assert "Traceback" not in job.stderr, job.stderr
-    notes = [[json.loads(line) for line in (folder / f"0-{rank}").read_text().splitlines()] for rank in range(size)]
+    notes = [
+        [json.loads(line) for line in (folder / f"0-{rank}").read_text().splitlines()]
+        for rank in range(size)
+    ]
     starts: dict[int, list[float]] = {}  # by evaluation, on the ranks on which it has begun
     for note in (note for of_rank in notes for note in of_rank if note["event"] == "starts"):
         starts.setdefault(note["number"], []).append(note["at"])
     worst: dict[str, float] = {}
     for number in range(rounds * len(ways)):
         way, next_start = ways[number % len(ways)], max(starts[number + 1])
-        failed = [n["at"] for of_rank in notes for n in of_rank if n["event"] == "fails" and n["way"] == way]
+        failed = [
+            n["at"]
+            for of_rank in notes
+            for n in of_rank
+            if n["event"] == "fails" and n["way"] == way
+        ]
         raised = [at for at in failed if min(starts[number]) <= at <= next_start]
         if raised:  # Ranks that yield different losses raise no exception.
             worst[way] = max(worst.get(way, 0.0), next_start - min(raised))
@@ -203,11 +297,25 @@ def measure_crash_recovery(mpi: Mpi, size: int, folder: Path) -> dict[str, float
     """Let the trainers of a worker crash in all ways, and measure the recovery.
 
     Returns:
-        The longest time in seconds from a crash to the start of the next evaluation on all ranks, by way to crash.
+        The longest time in seconds from a crash to the start of the next evaluation on all ranks,
+        by way to crash.
     """
     folder.mkdir()
-    options = ["--ranks-per-worker", size, "--evaluations", 2 * len(CRASHES), "--collective-timeout", 60]
-    victim = Victim(mpi, size, make_dying_arguments(*options, ways=",".join(CRASHES), every=2), folder, folder / "log")
+    options = [
+        "--ranks-per-worker",
+        size,
+        "--evaluations",
+        2 * len(CRASHES),
+        "--collective-timeout",
+        60,
+    ]
+    victim = Victim(
+        mpi,
+        size,
+        make_dying_arguments(*options, ways=",".join(CRASHES), every=2),
+        folder,
+        folder / "log",
+    )
     kill_on_request(victim)
     status, errors = victim.wait(200)
     assert status == 0, errors
@@ -220,16 +328,36 @@ def measure_slowdown(mpi: Mpi, folder: Path) -> tuple[float, float, Counter[str]
     """Measure the time of 60 evaluations on 8 ranks, without failures and if every third evaluation fails.
 
     Returns:
-        The seconds without failures, the seconds with failures, and the number of trials by state with failures.
+        The seconds without failures, the seconds with failures, and the number of trials by state
+        with failures.
     """
     folder.mkdir()
     seconds = []
     for name, way in (("well", "none"), ("ill", f"{','.join(WAYS)}")):
         start, run_dir = time.monotonic(), folder / name
-        settings = ["--set", f"way={way}", "--set", "every=3", "--set", "seconds=0.2", "--evaluations", 60]
+        settings = [
+            "--set",
+            f"way={way}",
+            "--set",
+            "every=3",
+            "--set",
+            "seconds=0.2",
+            "--evaluations",
+            60,
+        ]
         notes = folder / f"notes-{name}"
         notes.mkdir()
-        job = mpi.run(8, PROGRAM, FAULTY, *settings, "--set", f"folder={notes}", "--run-dir", run_dir, cwd=folder)
+        job = mpi.run(
+            8,
+            PROGRAM,
+            FAULTY,
+            *settings,
+            "--set",
+            f"folder={notes}",
+            "--run-dir",
+            run_dir,
+            cwd=folder,
+        )
         seconds.append(time.monotonic() - start)
         assert job.returncode == 0, job.stderr
     summary = json.loads((folder / "ill" / "summary.json").read_text())
@@ -248,8 +376,23 @@ def suspend_run(mpi: Mpi, folder: Path, chance: random.Random, stops: int) -> tu
     """
     folder.mkdir()
     ranks, ranks_per_worker, islands = chance.choice([(8, 2, 2), (6, 3, 1), (4, 4, 1)])
-    layout = ["--ranks-per-worker", ranks_per_worker, "--islands", islands, "--collective-timeout", 3]
-    command = [PROGRAM, ENDLESS, "--run-dir", "run", *layout, "--evaluations", 4 * ranks // ranks_per_worker]
+    layout = [
+        "--ranks-per-worker",
+        ranks_per_worker,
+        "--islands",
+        islands,
+        "--collective-timeout",
+        3,
+    ]
+    command = [
+        PROGRAM,
+        ENDLESS,
+        "--run-dir",
+        "run",
+        *layout,
+        "--evaluations",
+        4 * ranks // ranks_per_worker,
+    ]
     victim = Victim(mpi, ranks, command, folder, folder / "log")
     victim.wait_for("done  island")
     stopped = 0.0

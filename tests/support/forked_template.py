@@ -1,6 +1,7 @@
 """Let a rank have its template forked by the template server of the tests.
 
-A template of its own would import torch and torch's compiler, which takes most of the CPU time of a short job.
+A template of its own would import torch and torch's compiler, which takes most of the CPU time of a
+short job.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ class ForkedTemplate:
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(f"\0{server}")
         os.umask(mask := os.umask(0))
-        request = {"environment": env, "folder": str(Path.cwd()), "path": json.loads(command[-1]), "umask": mask}
+        request = {
+            "environment": env,
+            "folder": str(Path.cwd()),
+            "path": json.loads(command[-1]),
+            "umask": mask,
+        }
         content = json.dumps(request).encode() + b"\n"
         sent = socket.send_fds(self._connection, [content], [*pass_fds, stdout, stderr])
         self._connection.sendall(content[sent:])
@@ -58,7 +64,8 @@ class ForkedTemplate:
         if self.returncode is None:
             self._connection.settimeout(seconds)
             try:
-                self.returncode = int(self._read_line() or -signal.SIGKILL)  # It ends with its server.
+                # It ends with its server.
+                self.returncode = int(self._read_line() or -signal.SIGKILL)
             except TimeoutError:
                 raise subprocess.TimeoutExpired("template", seconds) from None
             self._connection.close()

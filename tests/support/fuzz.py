@@ -1,6 +1,7 @@
 """Damage run directories as failing disks and users do, and check how they are read.
 
-Each reader must either work or raise an error with a clear message. `make soak` checks this 1,000 times.
+Each reader must either work or raise an error with a clear message. `make soak` checks this 1,000
+times.
 """
 
 from __future__ import annotations
@@ -57,12 +58,41 @@ from tests.support.runs import (
 
 DEEP = "[" * 100_000 + "]" * 100_000
 VALUES: list[Any] = [
-    *(None, True, -1, 0, 1, 10**30, 1e308, -0.5, float("nan"), float("inf"), "", "0", "\x1b[31m\x00\u202e"),
+    *(
+        None,
+        True,
+        -1,
+        0,
+        1,
+        10**30,
+        1e308,
+        -0.5,
+        float("nan"),
+        float("inf"),
+        "",
+        "0",
+        "\x1b[31m\x00\u202e",
+    ),
     *("\ud800", "x" * 100_000, [], {}, [1], {"a": {}}, [[["a"]]], {"\x1b\ud800": [None]}),
 ]
 COMMANDS = [
-    *("top", "top --json", "top --failed", "top --failed --json", "show", "show 3", "show 7 --json", "show confirm-0"),
-    *("best", "best --python", "export --to csv", "export --to json", "export --to parquet -o {out}/table --overwrite"),
+    *(
+        "top",
+        "top --json",
+        "top --failed",
+        "top --failed --json",
+        "show",
+        "show 3",
+        "show 7 --json",
+        "show confirm-0",
+    ),
+    *(
+        "best",
+        "best --python",
+        "export --to csv",
+        "export --to json",
+        "export --to parquet -o {out}/table --overwrite",
+    ),
     "report -o {out}/report.html --overwrite",
 ]
 JOURNAL = "study.log"
@@ -97,12 +127,29 @@ def _write_other_files(run_dir: Path) -> None:
     run = RunReader(run_dir)
     winner = run.find_winner()
     assert winner is not None
-    metadata = {"trial": winner.trial, "params": winner.params, "settings": dict(run.manifest.settings)}
+    metadata = {
+        "trial": winner.trial,
+        "params": winner.params,
+        "settings": dict(run.manifest.settings),
+    }
     save_file(
-        {"weight": torch.ones(3)}, run_dir / "best.safetensors", {name: json.dumps(it) for name, it in metadata.items()}
+        {"weight": torch.ones(3)},
+        run_dir / "best.safetensors",
+        {name: json.dumps(it) for name, it in metadata.items()},
     )
-    prediction = {"image": "data:image/png;base64,", "label": "a", "predicted": "b", "confidence": 0.5, "wrong": True}
-    test = {"trial": winner.trial, "times": 1, "metrics": {"accuracy": 0.5}, "predictions": [prediction]}
+    prediction = {
+        "image": "data:image/png;base64,",
+        "label": "a",
+        "predicted": "b",
+        "confidence": 0.5,
+        "wrong": True,
+    }
+    test = {
+        "trial": winner.trial,
+        "times": 1,
+        "metrics": {"accuracy": 0.5},
+        "predictions": [prediction],
+    }
     test["texts"] = [{"prompt": "def ", "text": "f(x):\n\treturn x\n"}]
     (run_dir / "test.json").write_text(json.dumps(test, indent=2))
     session = SessionOutcome("--time-limit 1 s", wall_seconds=1.0)
@@ -115,8 +162,18 @@ def _write_other_files(run_dir: Path) -> None:
 
 def damage_run(run_dir: Path, rng: random.Random) -> str:
     """Damage a file of a run, most often the journal (file with the study), and return a description of the damage."""
-    others = ["run.json", "summary.json", "test.json", "best.safetensors", "lock", "search_space-1.py", "given.json"]
-    name = JOURNAL if rng.random() < 0.5 else rng.choice([*others, *others[:2], "logs/3.txt", "logs"])
+    others = [
+        "run.json",
+        "summary.json",
+        "test.json",
+        "best.safetensors",
+        "lock",
+        "search_space-1.py",
+        "given.json",
+    ]
+    name = (
+        JOURNAL if rng.random() < 0.5 else rng.choice([*others, *others[:2], "logs/3.txt", "logs"])
+    )
     path, description = run_dir / name, ""
     if name == JOURNAL and rng.random() < 0.4:
         path.write_bytes(_remove_checksums(path.read_bytes()))
@@ -128,9 +185,18 @@ def damage_run(run_dir: Path, rng: random.Random) -> str:
         _replace_by_link,
     ]
     if path.is_file():
-        damages = [*damages, _make_empty, _write_garbage, *[_flip_bits, _cut_off, _change_lines, _insert_filling] * 2]
+        damages = [
+            *damages,
+            _make_empty,
+            _write_garbage,
+            *[_flip_bits, _cut_off, _change_lines, _insert_filling] * 2,
+        ]
         damages += [_change_metadata] * 8 if name == "best.safetensors" else []
-        damages += [_change_json] * (16 if name == JOURNAL else 10) if name.endswith((".json", ".log")) else []
+        damages += (
+            [_change_json] * (16 if name == JOURNAL else 10)
+            if name.endswith((".json", ".log"))
+            else []
+        )
     damage = rng.choice(damages)
     return f"{name}{description}: {damage.__name__.removeprefix('_')} {damage(path, rng) or ''}"
 
@@ -138,7 +204,10 @@ def damage_run(run_dir: Path, rng: random.Random) -> str:
 def _remove_checksums(journal: bytes) -> bytes:
     """Return the journal without checksums, as other programs would write it."""
     entries = map(json.loads, journal.splitlines())
-    return b"".join(_format_line({name: item for name, item in entry.items() if name != "crc"}) for entry in entries)
+    return b"".join(
+        _format_line({name: item for name, item in entry.items() if name != "crc"})
+        for entry in entries
+    )
 
 
 def _format_line(entry: Any) -> bytes:
@@ -173,7 +242,9 @@ def _write_garbage(path: Path, rng: random.Random) -> None:
 
 def _flip_bits(path: Path, rng: random.Random) -> str:
     content = bytearray(path.read_bytes())
-    positions = [rng.randrange(len(content)) for _ in range(rng.choice([1, 1, 1, 5]))] if content else []
+    positions = (
+        [rng.randrange(len(content)) for _ in range(rng.choice([1, 1, 1, 5]))] if content else []
+    )
     for position in positions:
         content[position] ^= 1 << rng.randrange(8)
     path.write_bytes(content)
@@ -189,9 +260,14 @@ def _cut_off(path: Path, rng: random.Random) -> str:
 
 def _insert_filling(path: Path, rng: random.Random) -> str:
     """Insert a text, or zeros as a full disk writes them, into a file, or overwrite a part of the file."""
-    content, filling = path.read_bytes(), rng.choice([b"\0" * 50, b"\n", b"{}\n", b"garbage", DEEP.encode()])
+    content, filling = (
+        path.read_bytes(),
+        rng.choice([b"\0" * 50, b"\n", b"{}\n", b"garbage", DEEP.encode()]),
+    )
     position = rng.choice([0, len(content), rng.randrange(len(content) + 1)])
-    path.write_bytes(content[:position] + filling + content[position + rng.choice([0, len(filling)]) :])
+    path.write_bytes(
+        content[:position] + filling + content[position + rng.choice([0, len(filling)]) :]
+    )
     return f"{position} {filling[:10]!r}"
 
 
@@ -229,10 +305,16 @@ def _change_json(path: Path, rng: random.Random) -> str:
         value = "(nothing)"
     else:
         inner[last] = value
-    text = json.dumps(entry).replace('"DEEP"', "[" * deep + "]" * deep).replace('"HUGE"', "1" + "0" * 5000)
+    text = (
+        json.dumps(entry)
+        .replace('"DEEP"', "[" * deep + "]" * deep)
+        .replace('"HUGE"', "1" + "0" * 5000)
+    )
     lines[number] = text.encode()
     path.write_bytes(b"".join(line + b"\n" for line in lines))
-    return f"line {number + 1}: {[*parents, last]} = {value!r:.40} {deep if value == 'DEEP' else ''}"
+    return (
+        f"line {number + 1}: {[*parents, last]} = {value!r:.40} {deep if value == 'DEEP' else ''}"
+    )
 
 
 def _change_metadata(path: Path, rng: random.Random) -> str:
@@ -240,7 +322,10 @@ def _change_metadata(path: Path, rng: random.Random) -> str:
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
-    name, value = rng.choice([*header["__metadata__"]]), rng.choice([*map(json.dumps, VALUES), DEEP, "", "{"])
+    name, value = (
+        rng.choice([*header["__metadata__"]]),
+        rng.choice([*map(json.dumps, VALUES), DEEP, "", "{"]),
+    )
     header["__metadata__"][name] = value
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
@@ -307,7 +392,9 @@ READERS: list[Callable[[Path, Path], object]] = [
     _read_as_watch,
     _read_as_tracker,
     lambda run_dir, _: read_warm_start(str(run_dir), _load_space(), ONLY_LOSS),
-    lambda run_dir, _: read_warm_start(f"{run_dir / JOURNAL}#{run_dir.name}", _load_space(), ONLY_LOSS),
+    lambda run_dir, _: read_warm_start(
+        f"{run_dir / JOURNAL}#{run_dir.name}", _load_space(), ONLY_LOSS
+    ),
     lambda run_dir, _: read_weights(run_dir / "best.safetensors"),
     lambda run_dir, _: read_enqueued(run_dir / "given.json", _load_space(), 0),
 ]
@@ -352,19 +439,30 @@ def read_tree(folder: Path) -> dict[str, Any]:
 def check_run(run_dir: Path, whole: Path, out: Path, rng: random.Random) -> Counter[str]:
     """Read a damaged run with all readers, resume it, and count successes and refusals with a clear message."""
     before, outcome = read_tree(run_dir), Counter[str]()
-    steps = [partial(run_command, line, run_dir, out) for line in rng.sample(COMMANDS, _COMMANDS_AT_ONCE)]
-    for step in [*steps, *(partial(find_error, partial(reader, run_dir, out)) for reader in READERS)]:
+    steps = [
+        partial(run_command, line, run_dir, out) for line in rng.sample(COMMANDS, _COMMANDS_AT_ONCE)
+    ]
+    for step in [
+        *steps,
+        *(partial(find_error, partial(reader, run_dir, out)) for reader in READERS),
+    ]:
         error = step()
         assert read_tree(run_dir) == before, "readers must not change a run"
         outcome["refused" if error else "read"] += 1
         assert error is None or _is_clear_message(error, run_dir), error
     shown = _read_evaluations(run_dir)
-    assert shown is None or not _find_lost(run_dir, whole, shown), f"not shown: {_find_lost(run_dir, whole, shown)}"
+    assert shown is None or not _find_lost(run_dir, whole, shown), (
+        f"not shown: {_find_lost(run_dir, whole, shown)}"
+    )
     error = find_error(lambda: _resume_run(run_dir))
-    assert error is None or (_is_clear_message(error, run_dir) and read_tree(run_dir) == before), error
+    assert error is None or (_is_clear_message(error, run_dir) and read_tree(run_dir) == before), (
+        error
+    )
     again = _read_evaluations(run_dir)
     assert error or (
-        shown is not None and again and all(evaluation in again for evaluation in shown if evaluation.is_finished)
+        shown is not None
+        and again
+        and all(evaluation in again for evaluation in shown if evaluation.is_finished)
     ), "a resume must not lose evaluations"
     return outcome + Counter(["resume refused" if error else "resumed"])
 
@@ -376,7 +474,9 @@ def _is_clear_message(error: str, run_dir: Path) -> bool:
 def _resume_run(run_dir: Path) -> None:
     session, space = start_session(run_dir, resume=True), _load_space()
     record = session.open_record()
-    claim_evaluation(record, space.draw(random.Random(7)), space.make_distributions(), 10**6, island=0, worker=0)
+    claim_evaluation(
+        record, space.draw(random.Random(7)), space.make_distributions(), 10**6, island=0, worker=0
+    )
     if session.confirmation_plan.count:
         session.create_confirmations(space)
         session.confirmation_plan.enqueue_planned(session.open_confirmations(), [], space)
@@ -398,7 +498,11 @@ def _find_lost(run_dir: Path, whole: Path, shown: Sequence[Evaluation]) -> list[
     if b'"crc"' not in journal:
         return []
     existing, own = set(journal.splitlines()), _group_lines_by_trial(original)
-    undamaged = [evaluation for evaluation in RunReader(whole).read_evaluations() if own[evaluation.trial] <= existing]
+    undamaged = [
+        evaluation
+        for evaluation in RunReader(whole).read_evaluations()
+        if own[evaluation.trial] <= existing
+    ]
     undamaged = [
         evaluation for evaluation in undamaged if evaluation.state != "promoted"
     ]  # Another trial's lines make it so.
@@ -443,7 +547,9 @@ def damage_and_check(whole: Path, folder: Path, seed: str) -> Counter[str]:
         with _cache_commands():
             return check_run(run_dir, whole, folder / "out", rng)
     except Exception as error:
-        raise AssertionError(f"seed {seed}: {description}: {type(error).__name__}: {error}"[:2000]) from error
+        raise AssertionError(
+            f"seed {seed}: {description}: {type(error).__name__}: {error}"[:2000]
+        ) from error
     finally:
         shutil.rmtree(folder)
 

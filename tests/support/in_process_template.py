@@ -14,7 +14,12 @@ from typing import Any
 from hpo.problem import Problem, RemoteConstraints, SearchDescription, load_description
 from hpo.results.recommendation import RunTest
 from hpo.trainer import final_test
-from hpo.trainer.search_file import BoundSearch, SearchFile, answer_constraint_request, load_search_file
+from hpo.trainer.search_file import (
+    BoundSearch,
+    SearchFile,
+    answer_constraint_request,
+    load_search_file,
+)
 
 
 def send_through_json(content: Any) -> Any:
@@ -54,7 +59,11 @@ class InProcessTemplate:
     def _ask_trainer(self, **content: Any) -> Mapping[str, Any]:
         assert self.search is not None
         self.requests.append("constraints")
-        return dict(send_through_json(answer_constraint_request(self.search.space, send_through_json(content))))
+        return dict(
+            send_through_json(
+                answer_constraint_request(self.search.space, send_through_json(content))
+            )
+        )
 
 
 def describe_search_file(path: Path) -> SearchDescription:
@@ -71,6 +80,8 @@ def make_run_test(search: BoundSearch) -> RunTest:
     """Return a function that runs the user's `test` of a search file, as a trainer would run it."""
 
     def run_test(params: dict[str, Any], weights: Path) -> Iterator[Mapping[str, Any]]:
-        yield from map(send_through_json, final_test.run_test(search, send_through_json(params), weights))
+        yield from map(
+            send_through_json, final_test.run_test(search, send_through_json(params), weights)
+        )
 
     return run_test

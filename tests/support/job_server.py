@@ -1,7 +1,7 @@
 """Run commands on the ranks of MPI jobs that stay up, since the start of a job takes longer than most searches.
 
-A job server is one MPI job: mpirun starts its ranks, which then run one command after the other, each as the program of
-a rank would. A command that ends its job also ends the server.
+A job server is one MPI job: mpirun starts its ranks, which then run one command after the other,
+each as the program of a rank would. A command that ends its job also ends the server.
 """
 
 from __future__ import annotations
@@ -65,7 +65,15 @@ class JobServer:
         self._count = 0
         self._connections: list[socket.socket] = []
         name = f"hpo-test-{uuid.uuid4().hex}"
-        command = [*mpirun, "-n", str(ranks), python, str(PROGRAMS / "serve_jobs.py"), name, templates]
+        command = [
+            *mpirun,
+            "-n",
+            str(ranks),
+            python,
+            str(PROGRAMS / "serve_jobs.py"),
+            name,
+            templates,
+        ]
         with (
             socket.socket(socket.AF_UNIX) as listener,
             Path(self._output.path).open("a") as out,
@@ -98,7 +106,9 @@ class JobServer:
         """Whether this server can run another command."""
         return self._mpirun.poll() is None and self._count < _MAX_COMMANDS
 
-    def run(self, arguments: Sequence[str], folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, arguments: Sequence[str], folder: Path, seconds: float
+    ) -> subprocess.CompletedProcess[str]:
         """Run `python ARGUMENTS` on all ranks, in a folder and with the environment variables of this process.
 
         Raises:
@@ -111,7 +121,9 @@ class JobServer:
             self.kill()  # A later command must not get the answers to this one.
             raise
 
-    def _run(self, arguments: Sequence[str], folder: Path, seconds: float) -> subprocess.CompletedProcess[str]:
+    def _run(
+        self, arguments: Sequence[str], folder: Path, seconds: float
+    ) -> subprocess.CompletedProcess[str]:
         out, err = OutputFile(), OutputFile()
         variables = {**os.environ, "PYTHONPATH": str(ROOT)}
         request = {"arguments": arguments, "folder": str(folder), "variables": variables}
@@ -124,7 +136,9 @@ class JobServer:
         out.close()
         err.close()
         if statuses is None:
-            raise TimeoutError("\n".join([f"still running after {seconds:.0f} s: {arguments}", *texts]))
+            raise TimeoutError(
+                "\n".join([f"still running after {seconds:.0f} s: {arguments}", *texts])
+            )
         if len(statuses) == len(self._connections):
             return subprocess.CompletedProcess(arguments, max(statuses), *texts)
         status = self._mpirun.wait(scale(30))
@@ -177,7 +191,12 @@ def _get_servers() -> dict[tuple[str, ...], JobServer]:
 
 
 def run_in_job_server(
-    mpirun: Sequence[str], python: str, ranks: int, arguments: Sequence[str], folder: Path, seconds: float
+    mpirun: Sequence[str],
+    python: str,
+    ranks: int,
+    arguments: Sequence[str],
+    folder: Path,
+    seconds: float,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python ARGUMENTS` on a number of ranks in a job server, which starts if necessary. See `JobServer.run`."""
     servers, key = _get_servers(), (*mpirun, python, str(ranks))

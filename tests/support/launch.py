@@ -37,7 +37,9 @@ needs_fashion_mnist = pytest.mark.skipif(
 def write_changed_program(folder: Path, code: str) -> Path:
     """Write a copy of run_islands.py that first runs `code`, for example to make a function of the program fail."""
     program = folder / "changed.py"
-    program.write_text((ROOT / "run_islands.py").read_text().replace("if __name__", f"{code}\n\nif __name__"))
+    program.write_text(
+        (ROOT / "run_islands.py").read_text().replace("if __name__", f"{code}\n\nif __name__")
+    )
     return program
 
 
@@ -46,10 +48,9 @@ class Mpi:
     """An installed MPI.
 
     Attributes:
-        mpirun: Its mpirun.
-        python: The Python with its mpi4py.
-        flags: Options that mpirun needs, for example to start many ranks as root.
-        forks_templates: Whether jobs of hpo have their templates forked by the template server of the tests, which
+        mpirun: Its mpirun. python: The Python with its mpi4py. flags: Options that mpirun needs,
+        for example to start many ranks as root. forks_templates: Whether jobs of hpo have their
+        templates forked by the template server of the tests, which
             saves the import of torch. Otherwise they start them, as for users.
     """
 
@@ -62,10 +63,22 @@ class Mpi:
         """Return a command line that runs `python ARGUMENTS` on a number of ranks."""
         is_forking = self.forks_templates and _is_hpo(arguments)
         forking = (PROGRAMS / "run_forking.py", start_template_server().name) if is_forking else ()
-        return [self.mpirun, *self.flags, "-n", str(ranks), self.python, *map(str, (*forking, *arguments))]
+        return [
+            self.mpirun,
+            *self.flags,
+            "-n",
+            str(ranks),
+            self.python,
+            *map(str, (*forking, *arguments)),
+        ]
 
     def start(
-        self, ranks: int, *arguments: object, cwd: Path, stdout: int = subprocess.PIPE, **variables: str
+        self,
+        ranks: int,
+        *arguments: object,
+        cwd: Path,
+        stdout: int = subprocess.PIPE,
+        **variables: str,
     ) -> subprocess.Popen[str]:
         """Start a Python program on a number of ranks, and return the process of mpirun."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
@@ -80,18 +93,22 @@ class Mpi:
             start_new_session=True,
         )
 
-    def run(self, ranks: int, *arguments: object, cwd: Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, ranks: int, *arguments: object, cwd: Path, timeout: float = 100
+    ) -> subprocess.CompletedProcess[str]:
         """Run a Python program on a number of ranks to its end: a command of hpo in a job server, others by `launch`.
 
-        What a process reads when it starts does not reach a job server, such as PYTHONWARNINGS. Use `launch` for tests
-        of it, and `forks_templates=False` if it is for trainers.
+        What a process reads when it starts does not reach a job server, such as PYTHONWARNINGS. Use
+        `launch` for tests of it, and `forks_templates=False` if it is for trainers.
 
         If it takes longer than `timeout` seconds on a usual machine, kill it and fail the test.
         """
         if not (self.forks_templates and _is_hpo(arguments)):
             return self.launch(ranks, *arguments, cwd=cwd, timeout=timeout)
         command = list(map(str, arguments))
-        return run_in_job_server((self.mpirun, *self.flags), self.python, ranks, command, cwd, scale(timeout))
+        return run_in_job_server(
+            (self.mpirun, *self.flags), self.python, ranks, command, cwd, scale(timeout)
+        )
 
     def launch(
         self, ranks: int, *arguments: object, cwd: Path, timeout: float = 100
@@ -108,7 +125,9 @@ def _is_hpo(arguments: Sequence[object]) -> bool:
     return str(arguments[0]) == str(PROGRAM) or arguments[:2] == HPO
 
 
-def wait_for_job(process: subprocess.Popen[str], timeout: float = 100) -> subprocess.CompletedProcess[str]:
+def wait_for_job(
+    process: subprocess.Popen[str], timeout: float = 100
+) -> subprocess.CompletedProcess[str]:
     """Wait for the end of a job. If it takes longer than `timeout` seconds, kill it and fail the test."""
     try:
         out, err = process.communicate(timeout=scale(timeout))
@@ -124,7 +143,9 @@ def find_open_mpi() -> Mpi:
     folder = Path(sys.prefix + "-open-mpi", "bin")
     if not (folder / "mpirun").exists():
         pytest.skip(f"no Open MPI in {folder}: make open-mpi")
-    return Mpi(str(folder / "mpirun"), str(folder / "python"), ("--allow-run-as-root", "--oversubscribe"))
+    return Mpi(
+        str(folder / "mpirun"), str(folder / "python"), ("--allow-run-as-root", "--oversubscribe")
+    )
 
 
 def list_available_mpis() -> list[Mpi]:
@@ -141,7 +162,12 @@ def make_hpo_command(*arguments: object) -> list[str]:
 def run_hpo(*arguments: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run hpo to its end in its own process."""
     return subprocess.run(
-        make_hpo_command(*arguments), cwd=cwd, capture_output=True, text=True, check=False, timeout=scale(60)
+        make_hpo_command(*arguments),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=scale(60),
     )
 
 

@@ -31,7 +31,11 @@ def load_trials(run_dir: Path, study: str = "") -> list[optuna.trial.FrozenTrial
 
 def find_complete_losses(trials: list[optuna.trial.FrozenTrial]) -> dict[int, float]:
     """Return the losses of the complete trials by trial number."""
-    return {trial.number: trial.values[0] for trial in trials if trial.state == optuna.trial.TrialState.COMPLETE}
+    return {
+        trial.number: trial.values[0]
+        for trial in trials
+        if trial.state == optuna.trial.TrialState.COMPLETE
+    }
 
 
 def remove_loading_lines(output: str) -> str:

@@ -34,7 +34,10 @@ from tests.support.launch import SEARCHES
 QUICK = SEARCHES / "quick.py"
 HOSTILE = "rank 1: ValueError: =1+1, \x1b[31m\0<b>[red]\N{PILE OF POO}\udcff" + "x" * 10_000
 SPACE = SearchSpace(
-    layers=Int(1, 5), activation=Categorical("relu", "tanh"), lr=Float(1e-4, 1.0, log=True), gamma=Float(0.5, 1.0)
+    layers=Int(1, 5),
+    activation=Categorical("relu", "tanh"),
+    lr=Float(1e-4, 1.0, log=True),
+    gamma=Float(0.5, 1.0),
 )
 START_SECONDS = 1_800_000_000.0  # In seconds since the epoch: 2027-01-15 08:00:00 UTC.
 
@@ -73,7 +76,11 @@ def claim_evaluation(
     """Claim (begin) an evaluation of `params`. If `params` is None, claim a waiting evaluation."""
     claims = Claims(record, distributions, budget)
     attributes = {"island": 0, "worker": 0, "generation": 0, **attributes}
-    assignment = claims.claim(params, **attributes) if params is not None else claims.claim_waiting(**attributes)
+    assignment = (
+        claims.claim(params, **attributes)
+        if params is not None
+        else claims.claim_waiting(**attributes)
+    )
     assert assignment is not None
     return assignment
 
@@ -104,14 +111,16 @@ def start_evaluation(record: Record, depth: int, **others: Any) -> Assignment:
 def complete_evaluations(record: Record, *depths: int) -> None:
     """Complete an evaluation of tests/searches/quick.py for each depth. Its loss is the depth."""
     for depth in depths:
-        record.complete(start_evaluation(record, depth), float(depth), 1.5, {"accuracy": depth / 10})
+        record.complete(
+            start_evaluation(record, depth), float(depth), 1.5, {"accuracy": depth / 10}
+        )
 
 
 def make_run_of_everything(folder: Path) -> Path:
     """Make a run with evaluations in all states.
 
-    Trials 0 and 1 are imported, 2 to 5 complete, 6 is pruned, 7 has failed, 8 was interrupted, 9 runs, and 10 waits to
-    retry trial 8. One confirmation of the best is complete, and one waits.
+    Trials 0 and 1 are imported, 2 to 5 complete, 6 is pruned, 7 has failed, 8 was interrupted, 9
+    runs, and 10 waits to retry trial 8. One confirmation of the best is complete, and one waits.
     """
     before = start_session(folder / "before").open_record()
     complete_evaluations(before, 1)
@@ -134,7 +143,9 @@ def make_run_of_everything(folder: Path) -> Path:
     return folder / "run"
 
 
-def make_run(path: Path, space: SearchSpace = SPACE, objectives: Objectives = ONLY_LOSS, **changes: Any) -> Record:
+def make_run(
+    path: Path, space: SearchSpace = SPACE, objectives: Objectives = ONLY_LOSS, **changes: Any
+) -> Record:
     """Make a run directory with an empty study, and return its record."""
     path.mkdir(parents=True)
     searched = {"space": space.describe(), "study": path.name, "objectives": asdict(objectives)}
@@ -160,7 +171,10 @@ def add_evaluation(
     The values of other objectives than the loss are taken from the attribute `metrics`.
     """
     curve = {1: 1.0, 2: 0.5} if curve is None else curve
-    ended, others = state.is_finished(), record.objectives.select_metric_values(attributes.get("metrics", {}))
+    ended, others = (
+        state.is_finished(),
+        record.objectives.select_metric_values(attributes.get("metrics", {})),
+    )
     has_loss = state in (TrialState.COMPLETE, TrialState.PRUNED)
     trial = FrozenTrial(
         number=-1,
@@ -172,7 +186,14 @@ def add_evaluation(
         datetime_complete=datetime.fromtimestamp(began + seconds) if ended else None,
         params=dict(params or {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}),
         distributions=space.make_distributions(),
-        user_attrs={"island": 0, "worker": 0, "generation": 0, "propagator": "ga", "seconds": seconds, **attributes},
+        user_attrs={
+            "island": 0,
+            "worker": 0,
+            "generation": 0,
+            "propagator": "ga",
+            "seconds": seconds,
+            **attributes,
+        },
         system_attrs={},
         intermediate_values=dict(curve),
     )
@@ -194,7 +215,10 @@ def add_search(record: Record, count: int, workers: int = 4) -> None:
             state, curve = TrialState.PRUNED, {1: curve[1], 2: curve[2]}
         if trial % 13 == 7:
             reason = f"rank {trial % 2}: ValueError: too bad in train.py:{trial % 3}"
-            state, attributes = TrialState.FAIL, {"failure": reason, "traceback": f"Traceback of trial {trial}\nmore"}
+            state, attributes = (
+                TrialState.FAIL,
+                {"failure": reason, "traceback": f"Traceback of trial {trial}\nmore"},
+            )
         add_evaluation(
             record,
             state,

@@ -21,7 +21,18 @@ def make_saving_arguments(run_dir: str, *options: object, **settings: object) ->
     The run first evaluates the hyperparameters in start.json.
     """
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
-    return [PROGRAM, SAVING, "--islands", 1, "--run-dir", run_dir, "--enqueue", "start.json", *options, *chosen]
+    return [
+        PROGRAM,
+        SAVING,
+        "--islands",
+        1,
+        "--run-dir",
+        run_dir,
+        "--enqueue",
+        "start.json",
+        *options,
+        *chosen,
+    ]
 
 
 def read_epochs(folder: Path) -> list[tuple[float, int]]:
@@ -54,7 +65,9 @@ def kill_and_resume(mpi: Mpi, folder: Path, chance: random.Random, kills: int) -
     start = [{"x": round(0.04 + 0.08 * number, 2)} for number in range(12)]
     (folder / "start.json").write_text(json.dumps(start))
     options = ["--evaluations", 12, "--checkpoint-every", "1s", "--resume"]
-    whole = mpi.run(4, *make_saving_arguments("whole", *options, seconds=0, epochs=80), cwd=folder, timeout=300)
+    whole = mpi.run(
+        4, *make_saving_arguments("whole", *options, seconds=0, epochs=80), cwd=folder, timeout=300
+    )
     assert whole.returncode == 0, whole.stderr
     command = make_saving_arguments("run", *options, seconds=0.2, epochs=80, folder=folder)
     for kill in range(kills):

@@ -9,10 +9,11 @@ from typing import Any
 from tests.support.launch import PROGRAM, SEARCHES, Mpi
 
 SHARING = SEARCHES / "sharing.py"
-# In each way, the parts of a batch have the same samples, so that batch normalisation has the same statistics.
+# In each way, the parts of a batch have the same samples, so that batch normalisation has the same
+# statistics.
 WAYS = {"replicate": "accumulate=2", "shard": "accumulate=2", "pipeline": "microbatches=2"}
-# For each failure, the rank that fails in a worker of 2 ranks and in a worker of 3 ranks. The middle stage of a
-# pipeline reads no data.
+# For each failure, the rank that fails in a worker of 2 ranks and in a worker of 3 ranks. The
+# middle stage of a pipeline reads no data.
 FAILURES = {
     "raise@forward0": (1, 1),
     "memory@forward1": (0, 0),
@@ -52,7 +53,16 @@ def measure_worst_recovery(mpi: Mpi, way: str, size: int, folder: Path) -> float
     """Let the training of a shared network fail in all parts, and return the longest recovery in seconds."""
     folder.mkdir()
     fails = ",".join(f"{what}:{ranks[size - 2]}" for what, ranks in FAILURES.items())
-    options = ["--ranks-per-worker", size, "--evaluations", 2 * len(FAILURES), "--collective-timeout", 60]
-    job = mpi.run(size, *make_sharing_arguments(way, *options, fails=fails, folder=folder), cwd=folder)
+    options = [
+        "--ranks-per-worker",
+        size,
+        "--evaluations",
+        2 * len(FAILURES),
+        "--collective-timeout",
+        60,
+    ]
+    job = mpi.run(
+        size, *make_sharing_arguments(way, *options, fails=fails, folder=folder), cwd=folder
+    )
     assert (job.returncode, job.stderr) == (0, "")
     return max(measure_seconds_lost(folder, size, len(FAILURES)))

@@ -100,8 +100,8 @@ def simulate(
 ) -> npt.NDArray[np.float64]:
     """Run a search in simulated time, and return the losses in the order in which the evaluations end.
 
-    `evaluate` returns a loss, or the values of several objectives, and the seconds that the evaluation takes. The
-    result has shape (evaluations,) or (evaluations, objectives).
+    `evaluate` returns a loss, or the values of several objectives, and the seconds that the
+    evaluation takes. The result has shape (evaluations,) or (evaluations, objectives).
     """
     events: list[tuple[float, int, Values]] = []
     results: list[Values] = []

@@ -45,7 +45,9 @@ def read_tensorboard(run_dir: Path) -> dict[str, TrackedEvaluation]:
             read.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
         )
         assert start.group_name == folder.name
-        values = {name: getattr(value, value.WhichOneof("kind")) for name, value in start.hparams.items()}
+        values = {
+            name: getattr(value, value.WhichOneof("kind")) for name, value in start.hparams.items()
+        }
         last = {tag: read.Scalars(tag)[-1].value for tag in read.Tags()["scalars"]}
         ending, failure = "", ""
         if metadata.SESSION_END_INFO_TAG in read.Tags()["tensors"]:
@@ -55,7 +57,9 @@ def read_tensorboard(run_dir: Path) -> dict[str, TrackedEvaluation]:
             ending = {api_pb2.STATUS_SUCCESS: "well", api_pb2.STATUS_FAILURE: "badly"}[end.status]
         if "failure" in read.Tags()["tensors"]:
             failure = read.Tensors("failure")[0].tensor_proto.string_val[0].decode()
-        curve = {event.step: event.value for event in read.Scalars("loss")} if "loss" in last else {}
+        curve = (
+            {event.step: event.value for event in read.Scalars("loss")} if "loss" in last else {}
+        )
         metrics = {tag: value for tag, value in last.items() if tag not in _OWN_METRICS}
         shown[folder.name] = TrackedEvaluation(
             values, curve, last.get("lowest_loss", math.inf), metrics, ending, failure
@@ -75,7 +79,9 @@ def read_mlflow(run_dir: Path) -> dict[str, TrackedEvaluation]:
             continue
         assert data.tags["mlflow.parentRunId"] == parent.info.run_id
         assert {"island", "worker", "generation", "propagator", "trial"} <= data.tags.keys()
-        curve = {metric.step: metric.value for metric in client.get_metric_history(info.run_id, "loss")}
+        curve = {
+            metric.step: metric.value for metric in client.get_metric_history(info.run_id, "loss")
+        }
         metrics = {name: value for name, value in data.metrics.items() if name not in _OWN_METRICS}
         state = data.tags.get("state", "left")
         assert info.status == {"complete": "FINISHED", "failed": "FAILED"}.get(state, "KILLED")
@@ -85,7 +91,12 @@ def read_mlflow(run_dir: Path) -> dict[str, TrackedEvaluation]:
         assert info.run_name not in shown
         loss = data.metrics.get("lowest_loss", math.inf)
         shown[info.run_name] = TrackedEvaluation(
-            {name: _parse_value(text) for name, text in data.params.items()}, curve, loss, metrics, ending, failure
+            {name: _parse_value(text) for name, text in data.params.items()},
+            curve,
+            loss,
+            metrics,
+            ending,
+            failure,
         )
     return shown
 
@@ -125,29 +136,43 @@ def read_wandb(run_dir: Path) -> dict[str, TrackedEvaluation]:
             kind = record.WhichOneof("record_type")
             if kind == "run":
                 name, group = record.run.display_name, record.run.run_group
-                config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+                config |= {
+                    item.key: json.loads(item.value_json) for item in record.run.config.update
+                }
             elif kind == "history":
-                row = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
+                row = {
+                    (item.key or item.nested_key[0]): json.loads(item.value_json)
+                    for item in record.history.item
+                }
                 curve[row["_step"]] = row["loss"]
             elif kind == "summary":
                 items = record.summary.update
-                summary |= {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in items}
+                summary |= {
+                    (item.key or item.nested_key[0]): json.loads(item.value_json) for item in items
+                }
             elif kind == "exit":
                 ending = "badly" if record.exit.exit_code else "well"
         assert name not in shown
         assert group == run_dir.name
         assert {"island", "worker", "generation", "propagator", "trial"} <= config["search"].keys()
         values = {key: value for key, value in config.items() if key not in ("search", "_wandb")}
-        metrics = {key: value for key, value in summary.items() if key not in (*_OWN_METRICS, "state", "failure")}
+        metrics = {
+            key: value
+            for key, value in summary.items()
+            if key not in (*_OWN_METRICS, "state", "failure")
+        }
         metrics = {key: value for key, value in metrics.items() if not key.startswith("_")}
         loss = summary.get("lowest_loss", math.inf)
-        shown[name] = TrackedEvaluation(values, curve, loss, metrics, ending, summary.get("failure", ""))
+        shown[name] = TrackedEvaluation(
+            values, curve, loss, metrics, ending, summary.get("failure", "")
+        )
     return shown
 
 
 def _parse_wandb_records(content: bytes) -> Iterator[Any]:
     """Parse a file in LevelDB's log format after a header of 7 bytes: blocks of 32 KiB with parts of records."""
-    record: Any = import_module("wandb.proto.wandb_internal_pb2").Record  # The stubs of the module lack its messages.
+    # The stubs of the module lack its messages.
+    record: Any = import_module("wandb.proto.wandb_internal_pb2").Record
     position, content_so_far = 7, b""
     while position + 7 <= len(content):
         if 32768 - position % 32768 < 7:

@@ -40,7 +40,8 @@ with RunDir(Path(sys.argv[1])).hold_lock():
 def make_snapshot(evaluations: list[Evaluation], at: float = 200.0, **values: Any) -> RunSnapshot:
     """Return a snapshot (state at one time) of an active run.
 
-    The keyword argument `manifest_values` replaces fields of its manifest. All others replace fields of the snapshot.
+    The keyword argument `manifest_values` replaces fields of its manifest. All others replace
+    fields of the snapshot.
     """
     run = make_manifest(**{"budget": 100, **values.pop("manifest_values", {})})
     return RunSnapshot(
@@ -57,9 +58,14 @@ def make_snapshot(evaluations: list[Evaluation], at: float = 200.0, **values: An
 
 def record_evaluation(session: Session, number: int, losses: int = 1, budget: int = 9) -> None:
     """Record an evaluation with a number of losses. It runs if it has one loss, and is complete if it has more."""
-    record, distributions = session.open_record(), load_search_file(QUICK).space.make_distributions()
+    record, distributions = (
+        session.open_record(),
+        load_search_file(QUICK).space.make_distributions(),
+    )
     place = {"island": number % 2, "worker": 0, "generation": 0}
-    assignment = claim_evaluation(record, {**PARAMS, "depth": number}, distributions, budget, **place)
+    assignment = claim_evaluation(
+        record, {**PARAMS, "depth": number}, distributions, budget, **place
+    )
     for epoch in range(losses):
         record.report(assignment, epoch + 1, 1.0 / number)
     if losses > 1:
@@ -95,7 +101,8 @@ def hold_run_dir(run_dir: Path) -> Iterator[subprocess.Popen[str]]:
 
 def make_light_command(*arguments: object) -> list[str]:
     """Return a command line that runs hpo, and fails if hpo imports torch, mpi4py or propulate."""
-    # A terminal on standard input becomes the controlling terminal of the process, so that Ctrl-C reaches it.
+    # A terminal on standard input becomes the controlling terminal of the process, so that Ctrl-C
+    # reaches it.
     code = "import fcntl, os, sys, termios\n"
     code += "if os.isatty(0): fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
     code += "from hpo.cli import main\n"
@@ -106,7 +113,11 @@ def make_light_command(*arguments: object) -> list[str]:
 
 def make_environment(**variables: str) -> dict[str, str]:
     """Return the environment variables of a terminal with colours, with some of them changed."""
-    inherited = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    inherited = {
+        name: text
+        for name, text in os.environ.items()
+        if name not in ("COLUMNS", "LINES", "NO_COLOR")
+    }
     return {**inherited, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", **variables}
 
 
@@ -129,7 +140,9 @@ class Terminal:
             if select.select([self.terminal], [], [], 0.2)[0]:
                 self.written += os.read(self.terminal, 65536).decode(errors="replace")
             else:
-                assert self.process.poll() is None, f"ended without {text!r}: {self.written[start:]!r}"
+                assert self.process.poll() is None, (
+                    f"ended without {text!r}: {self.written[start:]!r}"
+                )
 
     def press(self, keys: bytes) -> None:
         """Send keys to the process, as if a user pressed them."""

@@ -90,9 +90,14 @@ class LeaderStub:
     """
 
     def __init__(
-        self, writer: StudyWriter, connection: WriterConnection | None = None, settings: Mapping[str, Any] | None = None
+        self,
+        writer: StudyWriter,
+        connection: WriterConnection | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self.recorder = StudyClient(connection or DirectConnection(writer), writer.record.objectives)
+        self.recorder = StudyClient(
+            connection or DirectConnection(writer), writer.record.objectives
+        )
         self.keeper = WeightsSaver(self.recorder, settings or {})
 
     def begin(self, params: Mapping[str, Any]) -> Assignment:
@@ -102,7 +107,9 @@ class LeaderStub:
         assert assignment is not None
         return assignment
 
-    def is_wanted(self, assignment: Assignment, loss: float, metrics: Mapping[str, float] | None = None) -> bool:
+    def is_wanted(
+        self, assignment: Assignment, loss: float, metrics: Mapping[str, float] | None = None
+    ) -> bool:
         """Read all changes of the study, and return whether the weights of this evaluation would be kept."""
         self.recorder.read_changes()
         return self.keeper.is_wanted(assignment, loss, metrics or {})

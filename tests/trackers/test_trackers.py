@@ -39,7 +39,8 @@ PARAMS = {"depth": 1, "act": "relu", "flag": True, "lr": 0.1}
 HOSTILE = "injected: [bold]\x1b[31m\x00 <script>\n\udcff" + "x" * 10_000
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:The ``noload`` loader strategy:DeprecationWarning"  # mlflow itself calls SQLAlchemy like this.
+    # Mlflow itself calls SQLAlchemy like this.
+    "ignore:The ``noload`` loader strategy:DeprecationWarning"
 )
 
 
@@ -73,7 +74,9 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
-def assert_same(shown: dict[str, TrackedEvaluation], expected: dict[str, TrackedEvaluation]) -> None:
+def assert_same(
+    shown: dict[str, TrackedEvaluation], expected: dict[str, TrackedEvaluation]
+) -> None:
     assert shown.keys() == expected.keys()
     for name, evaluation in expected.items():
         found = shown[name]
@@ -93,7 +96,9 @@ def read_ended_trials(run_dir: Path, name: str) -> set[int]:
 
 def find_tracker_pid(run_dir: Path, name: str) -> int:
     wanted = f"-m hpo.trackers {name} {run_dir}"
-    (pid,) = [pid for pid, command in read_command_lines().items() if wanted in command.replace("\0", " ")]
+    (pid,) = [
+        pid for pid, command in read_command_lines().items() if wanted in command.replace("\0", " ")
+    ]
     return pid
 
 
@@ -110,7 +115,9 @@ def test_tracker_shows_evaluations_live_and_once(name: str, tmp_path: Path) -> N
     complete = start_evaluation(record, 3)
     for step, loss in ((1, 0.5), (2, 0.25), (3, 0.75)):
         record.report(complete, step, loss)
-    record.complete(complete, 0.25, 1.5, {"accuracy": 0.75, "loss": 9.0, "seconds": 8.0, "odd/\n\x1bname": -1.0})
+    record.complete(
+        complete, 0.25, 1.5, {"accuracy": 0.75, "loss": 9.0, "seconds": 8.0, "odd/\n\x1bname": -1.0}
+    )
     wait_until(lambda: read_ended_trials(run_dir, name) == {2})
     pruned, failed = start_evaluation(record, 4), start_evaluation(record, 5)
     record.report(pruned, 1, 2.0)
@@ -166,13 +173,20 @@ def test_tracker_skips_imported_evaluations(tmp_path: Path) -> None:
     record.complete(start_evaluation(record, 1), 0.5, 1.0, {})
     theirs = replace(record.read_evaluations()[0], params={**PARAMS, "depth": 7})
     distributions = load_search_file(QUICK).space.make_distributions()
-    assert record.import_evaluations([theirs], distributions, lambda *_: {"imported_from": "theirs trial 0"}) == 1
+    assert (
+        record.import_evaluations(
+            [theirs], distributions, lambda *_: {"imported_from": "theirs trial 0"}
+        )
+        == 1
+    )
     assert track_run(tmp_path / "run", ["tensorboard"], None)
     assert READERS["tensorboard"](tmp_path / "run").keys() == {"trial-0000"}
 
 
 def promote(record: Record, paused: int) -> Assignment:
-    return record.promote(record.read_evaluations()[paused], {"island": 0, "worker": 5, "generation": 9})
+    return record.promote(
+        record.read_evaluations()[paused], {"island": 0, "worker": 5, "generation": 9}
+    )
 
 
 @pytest.mark.parametrize("name", TRACKERS)
@@ -196,7 +210,8 @@ def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None
         record.report(assignment, 2, 3.0)
     record.complete(promoted[0], 3.0, 2.0, {"accuracy": 0.5})
     wait_until(lambda: 5 in read_ended_trials(run_dir, name))
-    record.report(promoted[1], 3, 2.0)  # The tracker has already received the earlier losses of this individual.
+    # The tracker has already received the earlier losses of this individual.
+    record.report(promoted[1], 3, 2.0)
     record.prune(promoted[1], 2.0, 3.0, {}, paused_after=3)
     record.interrupt(promoted[2])
     tracking.finish()
@@ -206,19 +221,29 @@ def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None
     paused = "badly" if name == "mlflow" else "well"
     expected = {
         "trial-0000": TrackedEvaluation(PARAMS, {1: 4.0, 2: 3.0}, 3.0, {"accuracy": 0.5}, "well"),
-        "trial-0001": TrackedEvaluation({**PARAMS, "depth": 2}, {1: 4.0, 2: 3.0, 3: 2.0}, 2.0, {}, paused),
-        "trial-0002": TrackedEvaluation({**PARAMS, "depth": 3}, {1: 4.0, 2: 3.0}, math.inf, {}, "badly", INTERRUPTED),
-        "trial-0003": TrackedEvaluation({**PARAMS, "depth": 4}, {1: 4.0, 2: 3.0}, math.inf, {}, left),
+        "trial-0001": TrackedEvaluation(
+            {**PARAMS, "depth": 2}, {1: 4.0, 2: 3.0, 3: 2.0}, 2.0, {}, paused
+        ),
+        "trial-0002": TrackedEvaluation(
+            {**PARAMS, "depth": 3}, {1: 4.0, 2: 3.0}, math.inf, {}, "badly", INTERRUPTED
+        ),
+        "trial-0003": TrackedEvaluation(
+            {**PARAMS, "depth": 4}, {1: 4.0, 2: 3.0}, math.inf, {}, left
+        ),
         "trial-0004": TrackedEvaluation({**PARAMS, "depth": 5}, {1: 4.0}, 4.0, {}, paused),
     }
     assert_same(READERS[name](run_dir), expected)
 
-    # The job and its tracker are killed while individuals 1 and 2 are running. Individual 3 starts again from its first
-    # epoch and reports different losses.
+    # The job and its tracker are killed while individuals 1 and 2 are running. Individual 3 starts
+    # again from its first epoch and reports different losses.
     session = begin_run(run_dir, resume=True)
     record = session.open_record()
     tracking, _ = start_trackers(session, name)
-    again = [claim_evaluation(record, None, {}, 99), claim_evaluation(record, None, {}, 99), promote(record, 6)]
+    again = [
+        claim_evaluation(record, None, {}, 99),
+        claim_evaluation(record, None, {}, 99),
+        promote(record, 6),
+    ]
     roots = {assignment.root: assignment for assignment in again}
     assert roots.keys() == {1, 2, 3}
     record.report(roots[3], 1, 3.5)
@@ -238,8 +263,12 @@ def test_tracker_shows_one_run_per_individual(name: str, tmp_path: Path) -> None
         record.report(assignment, len(curve) + 1, 1.0)
         record.complete(assignment, 1.0, 1.0, {})
     expected |= {
-        "trial-0001": TrackedEvaluation({**PARAMS, "depth": 2}, {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.0}, 1.0, {}, "well"),
-        "trial-0002": TrackedEvaluation({**PARAMS, "depth": 3}, {1: 4.0, 2: 3.0, 3: 1.0}, 1.0, {}, "well"),
+        "trial-0001": TrackedEvaluation(
+            {**PARAMS, "depth": 2}, {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.0}, 1.0, {}, "well"
+        ),
+        "trial-0002": TrackedEvaluation(
+            {**PARAMS, "depth": 3}, {1: 4.0, 2: 3.0, 3: 1.0}, 1.0, {}, "well"
+        ),
         "trial-0003": TrackedEvaluation({**PARAMS, "depth": 4}, {1: 3.5}, 3.5, {}, "well"),
     }
     assert track_run(run_dir, [name], None)
@@ -261,16 +290,24 @@ def test_individuals_in_flight_at_a_tracker_kill_are_shown_once(tmp_path: Path) 
     tracking, messages = start_trackers(session, "mlflow")
     start_evaluation(record, 1)
     record.complete(start_evaluation(record, 2), 0.5, 1.0, {})
-    curve = {epoch: 1 / epoch for epoch in range(1, 1500)}  # more losses than a server accepts in one request
+    # More losses than a server accepts in one request.
+    curve = {epoch: 1 / epoch for epoch in range(1, 1500)}
     long = replace(record.read_evaluations()[1], params={**PARAMS, "depth": 3}, curve=curve)
-    assert record.import_evaluations([long], load_search_file(QUICK).space.make_distributions(), lambda *_: {}) == 1
+    assert (
+        record.import_evaluations(
+            [long], load_search_file(QUICK).space.make_distributions(), lambda *_: {}
+        )
+        == 1
+    )
     late = start_evaluation(record, 4)
     record.report(late, 1, 3.0)
     wait_until(lambda: read_ended_trials(run_dir, "mlflow") == {1, 2})
     os.kill(find_tracker_pid(run_dir, "mlflow"), signal.SIGKILL)
     tracking.finish()
     assert not tracking.wait(60)
-    assert messages == ["warning: --tracker mlflow: its process ended with status -9; it gets no more updates"]
+    assert messages == [
+        "warning: --tracker mlflow: its process ended with status -9; it gets no more updates"
+    ]
     record.report(late, 2, 2.0)
     record.complete(late, 2.0, 1.5, {"accuracy": 0.75})
     begin_run(run_dir, resume=True)
@@ -279,9 +316,12 @@ def test_individuals_in_flight_at_a_tracker_kill_are_shown_once(tmp_path: Path) 
         "trial-0000": TrackedEvaluation(PARAMS, {}, math.inf, {}, "badly", INTERRUPTED),
         "trial-0001": TrackedEvaluation({**PARAMS, "depth": 2}, {}, 0.5, {}, "well"),
         "trial-0002": TrackedEvaluation({**PARAMS, "depth": 3}, curve, 0.5, {}, "well"),
-        "trial-0003": TrackedEvaluation({**PARAMS, "depth": 4}, {1: 3.0, 2: 2.0}, 2.0, {"accuracy": 0.75}, "well"),
+        "trial-0003": TrackedEvaluation(
+            {**PARAMS, "depth": 4}, {1: 3.0, 2: 2.0}, 2.0, {"accuracy": 0.75}, "well"
+        ),
     }
-    assert_same(READERS["mlflow"](run_dir), expected)  # The reader asserts that each name occurs once.
+    # The reader asserts that each name occurs once.
+    assert_same(READERS["mlflow"](run_dir), expected)
 
 
 @pytest.mark.slow
@@ -297,12 +337,16 @@ def test_mlflow_killed_while_it_makes_its_store_recovers(tmp_path: Path) -> None
     assert not tracking.wait(60)
     assert not (run_dir / "mlflow" / "mlflow.db").exists(), "MLflow cannot open an incomplete store"
     assert track_run(run_dir, ["mlflow"], None)
-    assert_same(READERS["mlflow"](run_dir), {"trial-0000": TrackedEvaluation(PARAMS, {}, 0.5, {}, "well")})
+    assert_same(
+        READERS["mlflow"](run_dir), {"trial-0000": TrackedEvaluation(PARAMS, {}, 0.5, {}, "well")}
+    )
 
 
 def test_shown_evaluations_with_damaged_file_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "written.jsonl"
-    path.write_bytes(b'\xff\xfe\n{"place": [], "study": {}, "trial": 0}\n"id"\n3\n' + b"[" * 100_000)
+    path.write_bytes(
+        b'\xff\xfe\n{"place": [], "study": {}, "trial": 0}\n"id"\n3\n' + b"[" * 100_000
+    )
     with ShownEvaluations(path) as written:
         assert written.id
     with ShownEvaluations(path) as again:
@@ -329,7 +373,10 @@ def test_shown_evaluations_survives_any_truncation(tmp_path: Path) -> None:
         assert (cut.id == whole.id) == (complete >= 0)
         with ShownEvaluations(path) as again:
             assert again.id == cut.id
-            assert [again.contains("here", "study", evaluation) for evaluation in evaluations] == [*held[:4], True]
+            assert [again.contains("here", "study", evaluation) for evaluation in evaluations] == [
+                *held[:4],
+                True,
+            ]
 
 
 class Server(ThreadingHTTPServer):
@@ -360,9 +407,17 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
-_RUN = {"run_id": "r", "run_uuid": "r", "experiment_id": "1", "status": "RUNNING", "lifecycle_stage": "active"}
+_RUN = {
+    "run_id": "r",
+    "run_uuid": "r",
+    "experiment_id": "1",
+    "status": "RUNNING",
+    "lifecycle_stage": "active",
+}
 _ANSWERS = {
-    "experiments/get-by-name": {"experiment": {"experiment_id": "1", "name": "quick", "lifecycle_stage": "active"}},
+    "experiments/get-by-name": {
+        "experiment": {"experiment_id": "1", "name": "quick", "lifecycle_stage": "active"}
+    },
     "runs/create": {"run": {"info": _RUN, "data": {}}},
     "runs/update": {"run_info": _RUN},
 }
@@ -381,11 +436,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         endpoint = self.path.partition("?")[0].partition("/mlflow/")[2]
         self.server.requests.append(endpoint)
-        refused = endpoint == self.server.refused and self.server.requests.count(endpoint) == self.server.number
+        refused = (
+            endpoint == self.server.refused
+            and self.server.requests.count(endpoint) == self.server.number
+        )
         if refused and self.server.hangs:
             self.server.ended.wait()
         answer = (
-            {"error_code": "INVALID_PARAMETER_VALUE", "message": "injected"} if refused else _ANSWERS.get(endpoint, {})
+            {"error_code": "INVALID_PARAMETER_VALUE", "message": "injected"}
+            if refused
+            else _ANSWERS.get(endpoint, {})
         )
         self.send_response(400 if refused else 200)
         self.end_headers()
@@ -448,7 +508,9 @@ def test_remove_secrets_masks_credentials_in_urls(message: str, shown: str) -> N
 
 
 @pytest.mark.slow
-def test_tracker_warning_has_no_password_or_control_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_warning_has_no_password_or_control_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = begin_run(tmp_path / "run")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "htp://me:secret@host/\x1b[31m" + "x" * 500)
     tracking, messages = start_trackers(session, "mlflow")
@@ -460,7 +522,9 @@ def test_tracker_warning_has_no_password_or_control_characters(tmp_path: Path, m
 
 
 @pytest.mark.slow
-def test_tracker_message_survives_ascii_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_message_survives_ascii_locale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = begin_run(tmp_path / "run")
     record = session.open_record()
     record.complete(start_evaluation(record, 1), 3.0, 1.0, {})
@@ -470,12 +534,16 @@ def test_tracker_message_survives_ascii_locale(tmp_path: Path, monkeypatch: pyte
         tracking, messages = start_trackers(session, "mlflow")
         tracking.finish()
         assert tracking.wait(60)
-        assert server.requests.count("runs/update") == 2, "the MLflow client prints an emoji for each"
+        assert server.requests.count("runs/update") == 2, (
+            "the MLflow client prints an emoji for each"
+        )
     assert [line for line in messages if "warning" in line] == []
 
 
 @pytest.mark.slow
-def test_tracker_that_hangs_is_killed_after_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_that_hangs_is_killed_after_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = begin_run(tmp_path / "run")
     start_evaluation(session.open_record(), 1)
     with Server("runs/create", 2, hangs=True) as server:
@@ -485,7 +553,9 @@ def test_tracker_that_hangs_is_killed_after_time_limit(tmp_path: Path, monkeypat
         tracking.finish()
         assert not tracking.wait(0.1)
         (line,) = messages
-        assert line.startswith("warning: --tracker mlflow: it did not finish in time. To send the missing updates, use")
+        assert line.startswith(
+            "warning: --tracker mlflow: it did not finish in time. To send the missing updates, use"
+        )
 
 
 @pytest.mark.slow
@@ -511,18 +581,32 @@ def test_tracker_ends_soon_after_its_job(tmp_path: Path, monkeypatch: pytest.Mon
 def read_expected(run_dir: Path) -> dict[str, TrackedEvaluation]:
     """Return the evaluations that trackers should show. They are read from the studies of a run without failures."""
     shown = {}
-    for kind, study in (("trial-{0:04d}", ""), ("confirms-{1:04d}-{0:04d}", f"{run_dir.name}-confirm")):
+    for kind, study in (
+        ("trial-{0:04d}", ""),
+        ("confirms-{1:04d}-{0:04d}", f"{run_dir.name}-confirm"),
+    ):
         for trial in load_trials(run_dir, study):
             assert trial.values is not None
             name = kind.format(trial.number, trial.user_attrs.get("confirms", 0))
-            shown[name] = TrackedEvaluation(trial.params, trial.intermediate_values, trial.values[0], {}, "well")
+            shown[name] = TrackedEvaluation(
+                trial.params, trial.intermediate_values, trial.values[0], {}, "well"
+            )
     return shown
 
 
 def test_all_trackers_show_run_and_confirmations(mpi: Mpi, tmp_path: Path) -> None:
     options = ["--evaluations", 6, "--top-n", 2, "--confirm-seeds", 1, "--run-dir", "run"]
     trackers = [word for name in TRACKERS for word in ("--tracker", name)]
-    done = mpi.run(2, ROOT / "run_islands.py", QUICK, "--ranks-per-worker", 1, *options, *trackers, cwd=tmp_path)
+    done = mpi.run(
+        2,
+        ROOT / "run_islands.py",
+        QUICK,
+        "--ranks-per-worker",
+        1,
+        *options,
+        *trackers,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0
     hint = "no account is configured, so runs are stored offline. To upload them: wandb sync run/wandb/off"
     assert f"--tracker wandb: {hint}" in done.stderr
@@ -537,11 +621,32 @@ def test_all_trackers_show_run_and_confirmations(mpi: Mpi, tmp_path: Path) -> No
     assert read_mlflow_status(tmp_path / "run") == "FINISHED"
 
 
-def test_run_ends_although_tracker_hangs(mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ["--evaluations", 50, "--target-loss", 1000, "--run-dir", "run", "--set", "seconds=0.1"]
+def test_run_ends_although_tracker_hangs(
+    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [
+        "--evaluations",
+        50,
+        "--target-loss",
+        1000,
+        "--run-dir",
+        "run",
+        "--set",
+        "seconds=0.1",
+    ]
     with Server("experiments/get-by-name", 1, hangs=True) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-        done = mpi.run(2, ROOT / "run_islands.py", QUICK, *options, "--islands", 1, "--tracker", "mlflow", cwd=tmp_path)
+        done = mpi.run(
+            2,
+            ROOT / "run_islands.py",
+            QUICK,
+            *options,
+            "--islands",
+            1,
+            "--tracker",
+            "mlflow",
+            cwd=tmp_path,
+        )
     assert done.returncode == 0
     assert done.stderr.splitlines() == [
         "warning: --tracker mlflow: it did not finish in time. To send the missing updates, use --resume or "
@@ -573,7 +678,9 @@ main()
 
 @pytest.mark.slow
 def test_tracker_option_rejects_unknown_or_missing_package(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--tracker must be one of tensorboard, mlflow, wandb, got 'tensorbord'"):
+    with pytest.raises(
+        UsageError, match="--tracker must be one of tensorboard, mlflow, wandb, got 'tensorbord'"
+    ):
         Options(QUICK, trackers=("mlflow", "tensorbord"))
     (tmp_path / "wandb").mkdir()
     for name, installed in (("wandb", False), ("mlflow", False), ("tensorboard", True)):
@@ -586,7 +693,9 @@ def test_tracker_option_rejects_unknown_or_missing_package(tmp_path: Path) -> No
         )
         assert done.returncode == 2
         command = f"pip install 'hpo-islands[{name}]'"
-        reason = "nowhere holds no run" if installed else f"the package is not installed. Run: {command}"
+        reason = (
+            "nowhere holds no run" if installed else f"the package is not installed. Run: {command}"
+        )
         assert reason in done.stderr
 
 

@@ -26,7 +26,13 @@ from hpo.process.messages import ReportAnswer
 from hpo.store.checkpoints import CheckpointInfo, CheckpointStore, read_checkpoint_info
 from hpo.store.evaluations import Assignment
 from hpo.trainer.offers import Offers
-from hpo.trainer.state_tree import StateParts, gather_parts, is_state_function, join_state, split_state
+from hpo.trainer.state_tree import (
+    StateParts,
+    gather_parts,
+    is_state_function,
+    join_state,
+    split_state,
+)
 from hpo.trainer.tensor_files import Checkpoint, read_checkpoint_file, write_tensors
 from tests.support.checkpoints import copy_offers, read_checkpoint_weights, write_checkpoint
 from tests.support.launch import ROOT
@@ -40,12 +46,17 @@ def make_assignment(number: int, root: int | None = None) -> Assignment:
 
 
 def write(
-    store: CheckpointStore, assignment: Assignment, saved: Any, weights: dict[str, torch.Tensor] | None = None
+    store: CheckpointStore,
+    assignment: Assignment,
+    saved: Any,
+    weights: dict[str, torch.Tensor] | None = None,
 ) -> None:
     """Write a checkpoint as a trainer and its leader do: the trainer copies the state, and the leader writes it."""
     draft = store.make_draft_path(assignment)
     try:
-        write_checkpoint(draft, saved, CheckpointInfo(PARAMS, [0.5, 0.25], {"accuracy": 0.5}, 12.5), weights)
+        write_checkpoint(
+            draft, saved, CheckpointInfo(PARAMS, [0.5, 0.25], {"accuracy": 0.5}, 12.5), weights
+        )
     except Exception:
         store.remove_draft(assignment)
         raise
@@ -81,7 +92,11 @@ def make_trained_state() -> dict[str, Any]:
         "optimizer": optimizer.state_dict(),
         "schedules": [schedule.state_dict() for schedule in schedules],
         "scaler": torch.amp.GradScaler("cpu").state_dict(),
-        "random": (torch.get_rng_state(), np.random.get_state(), np.random.default_rng(1).bit_generator.state),
+        "random": (
+            torch.get_rng_state(),
+            np.random.get_state(),
+            np.random.default_rng(1).bit_generator.state,
+        ),
     }
 
 
@@ -122,19 +137,36 @@ def test_checkpoint_of_torch_state_is_read_unchanged(tmp_path: Path) -> None:
         (1, (2.5, float("inf")), [True, None, "text"], -(2**80)),
         {1: {"a": ()}, "1": [{}], "nested": {"deep": {2: "b"}}, "\udcff\0": "\U0001f4a9"},
         torch.tensor(3.0),
-        [torch.zeros(0, 3), torch.zeros(()), torch.ones(2, 3).T, torch.arange(6)[::2], torch.zeros(1).expand(4)],
-        [torch.ones(2, dtype=kind) for kind in (torch.bfloat16, torch.float16, torch.uint8, torch.bool, torch.int64)],
+        [
+            torch.zeros(0, 3),
+            torch.zeros(()),
+            torch.ones(2, 3).T,
+            torch.arange(6)[::2],
+            torch.zeros(1).expand(4),
+        ],
+        [
+            torch.ones(2, dtype=kind)
+            for kind in (torch.bfloat16, torch.float16, torch.uint8, torch.bool, torch.int64)
+        ],
         [torch.tensor([1 + 2j]), nn.Parameter(torch.ones(2)).data],
         [np.arange(3, dtype=np.uint32), np.array(["text"]), np.zeros((0, 2)), np.array(5.0)],
-        [torch.arange(6).reshape(2, 3).to(getattr(torch, name)).t() for name in ("float64", "uint32", "int8", "bool")],
-        [torch.arange(6).to(torch.complex64).reshape(2, 3).conj(), torch.ones(2, dtype=torch.complex128).imag],
+        [
+            torch.arange(6).reshape(2, 3).to(getattr(torch, name)).t()
+            for name in ("float64", "uint32", "int8", "bool")
+        ],
+        [
+            torch.arange(6).to(torch.complex64).reshape(2, 3).conj(),
+            torch.ones(2, dtype=torch.complex128).imag,
+        ],
     ],
 )
 def test_checkpoint_of_plain_values_is_read_unchanged(tmp_path: Path, saved: Any) -> None:
     assert_equal(save_and_load(CheckpointStore(tmp_path / "checkpoints"), saved), saved)
 
 
-@pytest.mark.parametrize("name", ["float8_e8m0fnu", "float8_e4m3fn", "float8_e5m2", "uint16", "uint64", "float16"])
+@pytest.mark.parametrize(
+    "name", ["float8_e8m0fnu", "float8_e4m3fn", "float8_e5m2", "uint16", "uint64", "float16"]
+)
 def test_checkpoint_of_rare_dtypes_keeps_all_bits(tmp_path: Path, name: str) -> None:
     saved = torch.arange(6).reshape(2, 3).to(getattr(torch, name))
     read = save_and_load(CheckpointStore(tmp_path / "checkpoints"), saved)
@@ -142,7 +174,9 @@ def test_checkpoint_of_rare_dtypes_keeps_all_bits(tmp_path: Path, name: str) -> 
     assert torch.equal(read.view(torch.uint8), saved.view(torch.uint8))
 
 
-@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this torch has no dtype of 4 bits")
+@pytest.mark.skipif(
+    not hasattr(torch, "float4_e2m1fn_x2"), reason="this torch has no dtype of 4 bits"
+)
 def test_checkpoint_of_4_bit_values_keeps_shape_and_bits(tmp_path: Path) -> None:
     saved = torch.arange(6, dtype=torch.uint8).reshape(2, 3).view(torch.float4_e2m1fn_x2)
     read = save_and_load(CheckpointStore(tmp_path / "checkpoints"), saved)
@@ -166,14 +200,18 @@ def test_write_of_tensor_without_memory_fails(tmp_path: Path) -> None:
     freed.untyped_storage().resize_(0)  # FSDP frees tensors in this way.
     with pytest.raises(ValueError, match="without memory on the CPU cannot be saved"):
         write_tensors(tmp_path / "weights", {"a": freed}, {})
-    with pytest.raises(ValueError, match="a WrappedTensor without memory on the CPU cannot be saved"):
+    with pytest.raises(
+        ValueError, match="a WrappedTensor without memory on the CPU cannot be saved"
+    ):
         write_tensors(tmp_path / "weights", {"a": WrappedTensor()}, {})
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["\udcff", "__metadata__"], ids=["surrogate", "metadata"])
 def test_write_of_name_that_cannot_be_read_fails(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=r"surrogates not allowed|cannot have the name __metadata__"):
+    with pytest.raises(
+        ValueError, match=r"surrogates not allowed|cannot have the name __metadata__"
+    ):
         write_tensors(tmp_path / "weights", {name: torch.ones(2)}, {})
     assert not list(tmp_path.iterdir())
 
@@ -181,12 +219,17 @@ def test_write_of_name_that_cannot_be_read_fails(tmp_path: Path, name: str) -> N
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (torch.eye(2).to_sparse(), r"a sparse tensor cannot be saved: convert it with to_dense\(\)"),
+        (
+            torch.eye(2).to_sparse(),
+            r"a sparse tensor cannot be saved: convert it with to_dense\(\)",
+        ),
         (torch.ones(2, dtype=torch.complex128), "a tensor of torch.complex128 cannot be saved"),
         (torch.empty(2, device="meta"), "a Tensor without memory on the CPU cannot be saved"),
     ],
 )
-def test_write_of_unsupported_tensor_names_its_kind(tmp_path: Path, tensor: torch.Tensor, message: str) -> None:
+def test_write_of_unsupported_tensor_names_its_kind(
+    tmp_path: Path, tensor: torch.Tensor, message: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         write_tensors(tmp_path / "weights", {"a": tensor}, {})
     assert not list(tmp_path.iterdir())
@@ -298,8 +341,12 @@ def flip_bit(content: bytes, position: int) -> bytes:
     return content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :]
 
 
-@pytest.mark.parametrize("damage", [lambda c, at: c[:at], flip_bit, lambda c, at: c[:at] + b"\0" + c[at:]])
-def test_checkpoint_with_any_damage_is_refused(tmp_path: Path, damage: Callable[[bytes, int], bytes]) -> None:
+@pytest.mark.parametrize(
+    "damage", [lambda c, at: c[:at], flip_bit, lambda c, at: c[:at] + b"\0" + c[at:]]
+)
+def test_checkpoint_with_any_damage_is_refused(
+    tmp_path: Path, damage: Callable[[bytes, int], bytes]
+) -> None:
     path = tmp_path / "0.safetensors"
     write(
         CheckpointStore(tmp_path),
@@ -330,7 +377,9 @@ def test_checkpoint_with_any_damage_is_refused(tmp_path: Path, damage: Callable[
 
 def test_read_info_of_cut_file_without_check_fails(tmp_path: Path) -> None:
     path = tmp_path / "0.safetensors"
-    write(CheckpointStore(tmp_path), make_assignment(0), {"a": torch.arange(4)}, {"w": torch.ones(2)})
+    write(
+        CheckpointStore(tmp_path), make_assignment(0), {"a": torch.arange(4)}, {"w": torch.ones(2)}
+    )
     content = path.read_bytes()
     for position in range(len(content)):
         path.write_bytes(content[:position])
@@ -338,10 +387,14 @@ def test_read_info_of_cut_file_without_check_fails(tmp_path: Path) -> None:
             read_checkpoint_info(path, PARAMS, is_checked=False)
 
 
-@pytest.mark.parametrize("number", ["9" * 23, "9223372036854775807", "1e308", "-5", "1.5", "NaN", "null", "[]", '""'])
+@pytest.mark.parametrize(
+    "number", ["9" * 23, "9223372036854775807", "1e308", "-5", "1.5", "NaN", "null", "[]", '""']
+)
 def test_read_info_with_any_wrong_number_fails(tmp_path: Path, number: str) -> None:
     path = tmp_path / "0.safetensors"
-    write(CheckpointStore(tmp_path), make_assignment(0), {"a": torch.arange(4)}, {"w": torch.ones(2)})
+    write(
+        CheckpointStore(tmp_path), make_assignment(0), {"a": torch.arange(4)}, {"w": torch.ones(2)}
+    )
     content = path.read_bytes()
     end = 8 + int.from_bytes(content[:8], "little")
     for match in re.finditer(rb"(?<=[\[,])\d+(?=[\],])", content[:end]):
@@ -392,14 +445,18 @@ def test_checkpoint_with_invalid_info_is_refused(tmp_path: Path, info: Any) -> N
         read_checkpoint_file(tmp_path / "0.safetensors")
 
 
-def test_failed_write_keeps_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_previous_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = CheckpointStore(tmp_path)
     write(store, make_assignment(0), {"a": torch.zeros(3)})
     before = (tmp_path / "0.safetensors").read_bytes()
     with pytest.raises(TypeError):
         write(store, make_assignment(0), object())
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=60e6))
-    with pytest.raises(OSError, match="it needs 0 MB, but 60 MB are free and 67 MB must stay free for the record"):
+    with pytest.raises(
+        OSError, match="it needs 0 MB, but 60 MB are free and 67 MB must stay free for the record"
+    ):
         write(store, make_assignment(0), {"a": torch.ones(3)})
     assert [path.name for path in tmp_path.iterdir()] == ["0.safetensors"]
     assert (tmp_path / "0.safetensors").read_bytes() == before
@@ -414,7 +471,9 @@ def test_killed_write_leaves_only_its_draft(tmp_path: Path) -> None:
         "signal.signal(signal.SIGXFSZ, signal.SIG_DFL); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
         "write_tensors(Path(sys.argv[1]), {'a': torch.zeros(1000)}, {})"
     )
-    killed = subprocess.run([sys.executable, "-c", code, draft], cwd=ROOT, timeout=scale(60), check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", code, draft], cwd=ROOT, timeout=scale(60), check=False
+    )
     assert killed.returncode == -signal.SIGXFSZ
     assert list(draft.parent.iterdir()) == [draft]
     store.remove_all_except([])
@@ -435,12 +494,17 @@ def test_checkpoint_store_removes_only_ended_evaluations(tmp_path: Path) -> None
     store.remove_all_except({1})
     confirming.remove_all_except({12})
     confirming.remove_ended(make_assignment(40, root=12))
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1.safetensors", "mine.txt"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "1.safetensors",
+        "mine.txt",
+    ]
     store.remove_empty_folder()
     assert (tmp_path / "checkpoints").exists()
 
 
-def test_describe_shortage_with_small_disk_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_describe_shortage_with_small_disk_warns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
 
     def shortage(free: float) -> str:
@@ -457,7 +521,11 @@ def test_describe_shortage_with_small_disk_warns(tmp_path: Path, monkeypatch: py
 
 
 def test_offers_copy_state_of_last_loss(tmp_path: Path) -> None:
-    offers, tensor, drafts = Offers(True, None, None), torch.zeros(3), DraftStore(tmp_path / ".0", PARAMS)
+    offers, tensor, drafts = (
+        Offers(True, None, None),
+        torch.zeros(3),
+        DraftStore(tmp_path / ".0", PARAMS),
+    )
     for step in (1.0, 2.0):
         offers.offer_weights({"w": tensor})
         offers.save_checkpoint({"a": tensor})
@@ -500,12 +568,22 @@ def test_checkpoint_can_be_read_until_next_loss() -> None:
     state = Checkpoint(CheckpointInfo(PARAMS, [0.5, 0.25], {}, 12.5, {"dict": [["epoch", 2]]}), {})
     offers = Offers(True, state, None)
     assert offers.reads["has_resumed"] is False
-    assert offers.load_checkpoint(has_loss=False) == offers.load_checkpoint(has_loss=True) == ({"epoch": 2}, 2)
+    assert (
+        offers.load_checkpoint(has_loss=False)
+        == offers.load_checkpoint(has_loss=True)
+        == ({"epoch": 2}, 2)
+    )
     assert offers.reads["has_resumed"] is True
     copy_offers(offers, keeps_weights=False, saves_checkpoint=False)
-    with pytest.raises(RuntimeError, match=r"worker\.checkpoint must be read before the first loss"):
+    with pytest.raises(
+        RuntimeError, match=r"worker\.checkpoint must be read before the first loss"
+    ):
         offers.load_checkpoint(has_loss=True)
-    with pytest.raises(RuntimeError, match=r"worker\.parent_checkpoint must be read before the first loss"):
+    with pytest.raises(
+        RuntimeError, match=r"worker\.parent_checkpoint must be read before the first loss"
+    ):
         offers.load_parent_checkpoint(has_loss=True)
-    with pytest.raises(RuntimeError, match=r"worker\.checkpoint must be read before the first loss"):
+    with pytest.raises(
+        RuntimeError, match=r"worker\.checkpoint must be read before the first loss"
+    ):
         Offers(True, state, None).load_checkpoint(has_loss=True)

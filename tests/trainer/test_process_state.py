@@ -43,11 +43,19 @@ def set_switches() -> None:
 
 def read_state() -> list[object]:
     precisions = [
-        *(BACKENDS.fp32_precision, BACKENDS.cuda.matmul.fp32_precision, BACKENDS.cudnn.conv.fp32_precision),
+        *(
+            BACKENDS.fp32_precision,
+            BACKENDS.cuda.matmul.fp32_precision,
+            BACKENDS.cudnn.conv.fp32_precision,
+        ),
         *(BACKENDS.cudnn.rnn.fp32_precision, BACKENDS.mkldnn.matmul.fp32_precision),
     ]
     switches = [
-        *(BACKENDS.cuda.flash_sdp_enabled(), BACKENDS.cudnn.benchmark, BACKENDS.cudnn.benchmark_limit),
+        *(
+            BACKENDS.cuda.flash_sdp_enabled(),
+            BACKENDS.cudnn.benchmark,
+            BACKENDS.cudnn.benchmark_limit,
+        ),
         BACKENDS.cuda.matmul.allow_bf16_reduced_precision_reduction,
         *(torch.are_deterministic_algorithms_enabled(), torch.is_grad_enabled()),
     ]
@@ -55,7 +63,8 @@ def read_state() -> list[object]:
 
 
 @pytest.mark.parametrize(
-    "change", [use_new_interface, use_old_interface, use_both_interfaces, set_all_precisions, set_switches]
+    "change",
+    [use_new_interface, use_old_interface, use_both_interfaces, set_all_precisions, set_switches],
 )
 def test_changes_of_torch_are_restored(change: Callable[[], None]) -> None:
     before = read_state()

@@ -16,7 +16,12 @@ from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS, Objectives
 from hpo.problem import Problem, SearchDescription
 from hpo.trainer.search_file import load_search_file
-from tests.support.in_process_template import InProcessTemplate, describe_search_file, load_problem, send_through_json
+from tests.support.in_process_template import (
+    InProcessTemplate,
+    describe_search_file,
+    load_problem,
+    send_through_json,
+)
 from tests.support.launch import ROOT
 
 GOOD = """
@@ -58,7 +63,10 @@ def test_settings_are_parsed_as_their_types(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("epoch=5", "no setting 'epoch'; did you mean epochs? it has epochs, rate, fast, name, sizes"),
+        (
+            "epoch=5",
+            "no setting 'epoch'; did you mean epochs? it has epochs, rate, fast, name, sizes",
+        ),
         ("epochs=5.5", "epochs takes a whole number, not '5.5'"),
         ("rate=fast", "rate takes a number, not 'fast'"),
         ("fast=maybe", "fast takes true or false, not 'maybe'"),
@@ -67,7 +75,9 @@ def test_settings_are_parsed_as_their_types(tmp_path: Path) -> None:
         ("epochs=0", "epochs must be at least 1, not 0"),
     ],
 )
-def test_wrong_setting_raises_with_allowed_values(tmp_path: Path, assignment: str, message: str) -> None:
+def test_wrong_setting_raises_with_allowed_values(
+    tmp_path: Path, assignment: str, message: str
+) -> None:
     search = load_search_file(write(tmp_path, GOOD))
     with pytest.raises(UsageError) as raised:
         search.make_settings([assignment])
@@ -104,12 +114,18 @@ def test_setting_for_a_file_without_settings_raises(tmp_path: Path) -> None:
             "`objective` must be a function without `async`",
         ),
         (GOOD + "\nprepare = 3", "prepare must be a function"),
-        (GOOD + "\ndef prepare(): pass", "prepare is called as prepare(settings): too many positional arguments"),
+        (
+            GOOD + "\ndef prepare(): pass",
+            "prepare is called as prepare(settings): too many positional arguments",
+        ),
         (
             GOOD + "\ndef objective(params): pass",
             "objective is called as objective(params, worker, settings): too many positional arguments",
         ),
-        ("from hpo import *\nspace = SearchSpace(lr=Float(1.0, 0.1))", "parameter 'lr': low must be less than high"),
+        (
+            "from hpo import *\nspace = SearchSpace(lr=Float(1.0, 0.1))",
+            "parameter 'lr': low must be less than high",
+        ),
     ],
 )
 def test_load_of_a_file_without_a_search_raises(tmp_path: Path, text: str, message: str) -> None:
@@ -135,7 +151,9 @@ def test_load_failure_shows_only_the_traceback_of_the_file(tmp_path: Path) -> No
         load_search_file(write(tmp_path, "def broken(:\n", "syntax.py"))
 
 
-def test_traceback_shows_the_imported_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traceback_shows_the_imported_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = GOOD + "\n\ndef prepare(settings):\n    return 1 / 0  # as imported\n"
     write(tmp_path, text, "relative.py")
     monkeypatch.chdir(tmp_path)
@@ -177,7 +195,9 @@ def test_load_ignores_bytecode_next_to_the_file(tmp_path: Path) -> None:
     ],
     ids=["latin-1", "null"],
 )
-def test_load_of_a_file_that_is_not_text_raises(tmp_path: Path, source: bytes, message: str) -> None:
+def test_load_of_a_file_that_is_not_text_raises(
+    tmp_path: Path, source: bytes, message: str
+) -> None:
     (tmp_path / "search.py").write_bytes(source)
     with pytest.raises(UsageError, match=message) as raised:
         load_search_file(tmp_path / "search.py")
@@ -208,7 +228,9 @@ def test_shipped_search_spaces_have_reference_hyperparameters(name: str) -> None
     assert settings.epochs == 3
 
 
-def test_search_file_may_have_the_name_of_a_module_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_file_may_have_the_name_of_a_module_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
     write(tmp_path, "width = 3\n", "neighbour_of_tabnanny.py")
     text = f"import tabnanny, neighbour_of_tabnanny\n{GOOD}\nwidth = neighbour_of_tabnanny.width\n"
@@ -223,15 +245,21 @@ def test_search_file_is_imported_by_name_without_a_namesake(tmp_path: Path) -> N
     assert importlib.import_module("a_name_that_no_module_has").__file__ == str(search.location)
 
 
-@pytest.mark.parametrize(("code", "message"), [("'no data'", "'no data'"), ("", "None"), ("3", "3")])
+@pytest.mark.parametrize(
+    ("code", "message"), [("'no data'", "'no data'"), ("", "None"), ("3", "3")]
+)
 def test_prepare_that_exits_raises_one_message(tmp_path: Path, code: str, message: str) -> None:
-    search = load_search_file(write(tmp_path, f"{GOOD}\ndef prepare(settings):\n    raise SystemExit({code})\n"))
+    search = load_search_file(
+        write(tmp_path, f"{GOOD}\ndef prepare(settings):\n    raise SystemExit({code})\n")
+    )
     with pytest.raises(UsageError) as raised:
         search.bind_settings([]).call_prepare()
     assert str(raised.value) == f"{search.path}: prepare called sys.exit({message})"
 
 
-def test_description_has_all_that_a_rank_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_description_has_all_that_a_rank_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = f"{GOOD}\nfrom hpo import maximize\nobjectives = ('loss', 'size', maximize('speed'))\ntest = print\n"
     text += "def prepare(settings): ...\n# \N{PILE OF POO}\n"
     (tmp_path / "a\udcff.py").write_text(text, "utf-8")
@@ -247,14 +275,25 @@ def test_description_has_all_that_a_rank_needs(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UsageError, match="no setting 'epoch'"):
         file.check_setting("epoch=5")
     problem = file.bind_settings(["epochs=5", "fast=yes"])
-    assert problem.setting_values == {"epochs": 5, "rate": 0.5, "fast": True, "name": "n", "sizes": "()"}
+    assert problem.setting_values == {
+        "epochs": 5,
+        "rate": 0.5,
+        "fast": True,
+        "name": "n",
+        "sizes": "()",
+    }
     assert problem.assignments == ("epochs=5", "fast=yes")
     assert here.requests == ["load", "check_setting", "check_setting", "bind"]
 
 
 def test_description_and_problem_survive_their_data(tmp_path: Path) -> None:
     file = describe_search_file(write(tmp_path, GOOD))
-    assert (file.objectives, file.has_settings, file.has_prepare, file.has_test) == (ONLY_LOSS, True, False, False)
+    assert (file.objectives, file.has_settings, file.has_prepare, file.has_test) == (
+        ONLY_LOSS,
+        True,
+        False,
+        False,
+    )
     again = SearchDescription.from_data(send_through_json(file.data))
     assert again.data == file.data
     assert again.space.describe() == file.space.describe()
@@ -280,7 +319,9 @@ def test_load_if_the_file_fails_gives_the_rank_its_traceback(tmp_path: Path) -> 
     path = write(tmp_path, "def broken():\n    return 1 / 0\n\nbroken()\n")
     with pytest.raises(UsageError, match="ZeroDivisionError: division by zero") as raised:
         describe_search_file(path)
-    assert str(raised.value).startswith(f"{path} could not be imported:\nTraceback (most recent call last):\n")
+    assert str(raised.value).startswith(
+        f"{path} could not be imported:\nTraceback (most recent call last):\n"
+    )
 
 
 @pytest.mark.slow
@@ -310,5 +351,7 @@ def objective(params, worker):
     )
     code = "from pathlib import Path; from hpo.trainer.search_file import load_search_file; "
     code += "print(load_search_file(Path('my_search.py')).objective({}, None))"
-    found = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert (found.returncode, found.stdout) == (0, "36\n"), found.stderr

@@ -67,7 +67,10 @@ def test_shared_tensors_come_back_as_they_were() -> None:
         for copy in (shared.load(), shared.load()):
             for name, tensor in tensors.items():
                 assert copy[name].equal(tensor), name
-                assert (copy[name].dtype, copy[name].requires_grad) == (tensor.dtype, tensor.requires_grad), name
+                assert (copy[name].dtype, copy[name].requires_grad) == (
+                    tensor.dtype,
+                    tensor.requires_grad,
+                ), name
             assert copy["channels last"].is_contiguous(memory_format=torch.channels_last)
             copy["plain"].zero_()
             copy["one"].zero_()
@@ -91,7 +94,9 @@ def test_shared_tensors_come_back_as_they_were() -> None:
 def test_shared_objects_come_back_bit_by_bit(obj: Any) -> None:
     with packed(obj) as shared:
         copy = shared.load()
-        for got, expected in zip(*((one if isinstance(one, list) else [one]) for one in (copy, obj)), strict=True):
+        for got, expected in zip(
+            *((one if isinstance(one, list) else [one]) for one in (copy, obj)), strict=True
+        ):
             assert type(got) is type(expected)
             if isinstance(expected, np.ndarray):
                 assert (got.dtype, got.shape) == (expected.dtype, expected.shape)

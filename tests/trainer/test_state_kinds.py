@@ -72,7 +72,9 @@ def test_namedtuple_in_file_calls_no_other_class() -> None:
 
 
 def test_defaultdict_with_a_function_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match=r"got <function .*> at \['a'\]\. Save dict\(\.\.\.\) of it$"):
+    with pytest.raises(
+        TypeError, match=r"got <function .*> at \['a'\]\. Save dict\(\.\.\.\) of it$"
+    ):
         split_state({"a": defaultdict(lambda: 1)})
 
 

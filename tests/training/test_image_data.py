@@ -27,10 +27,17 @@ SAMPLES = 10_300
 
 
 def idx(array: npt.NDArray[np.uint8]) -> bytes:
-    return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        b"\0\0\x08"
+        + bytes([array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
-def write_idx_files(folder: Path, compress: bool) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+def write_idx_files(
+    folder: Path, compress: bool
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Write a data set in which each image contains its own index. So a test notices mixed up images and labels."""
     folder.mkdir(parents=True, exist_ok=True)
     numbers = np.arange(SAMPLES)
@@ -67,7 +74,9 @@ def test_digits_parts_are_disjoint_and_complete() -> None:
 
 @pytest.mark.parametrize("place", [".", "MNIST/raw"])
 @pytest.mark.parametrize("compress", [True, False])
-def test_idx_files_are_read_from_both_folder_layouts(tmp_path: Path, place: str, compress: bool) -> None:
+def test_idx_files_are_read_from_both_folder_layouts(
+    tmp_path: Path, place: str, compress: bool
+) -> None:
     write_idx_files(tmp_path / place, compress)
     data = load_data("mnist", tmp_path)
     assert (len(data.train), len(data.validation)) == (SAMPLES - 10_000, 10_000)
@@ -81,10 +90,15 @@ def test_idx_files_are_read_from_both_folder_layouts(tmp_path: Path, place: str,
 
 def test_load_data_limits_take_the_first_of_the_split(tmp_path: Path) -> None:
     write_idx_files(tmp_path, compress=False)
-    whole, part = load_data("mnist", tmp_path), load_data("mnist", tmp_path, train_samples=50, validation_samples=7)
+    whole, part = (
+        load_data("mnist", tmp_path),
+        load_data("mnist", tmp_path, train_samples=50, validation_samples=7),
+    )
     assert (part.train.images == whole.train.images[:50]).all()
     assert (part.validation.labels == whole.validation.labels[:7]).all()
-    with pytest.raises(ValueError, match=r"train_samples must be at most 300, .* samples of mnist, .*, got 301"):
+    with pytest.raises(
+        ValueError, match=r"train_samples must be at most 300, .* samples of mnist, .*, got 301"
+    ):
         load_data("mnist", tmp_path, train_samples=301)
     with pytest.raises(ValueError, match=r"validation_samples must be at most .*, got -1"):
         load_data("mnist", tmp_path, validation_samples=-1)
@@ -94,12 +108,16 @@ def test_load_data_with_too_few_samples_raises(tmp_path: Path) -> None:
     write_idx_files(tmp_path, compress=False)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(np.zeros((10_000, 3, 4), np.uint8)))
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(10_000, np.uint8)))
-    with pytest.raises(ValueError, match=r"mnist must have more than 10000 training samples, .*, got 10000"):
+    with pytest.raises(
+        ValueError, match=r"mnist must have more than 10000 training samples, .*, got 10000"
+    ):
         load_data("mnist", tmp_path)
 
 
 @pytest.mark.slow
-def test_load_data_without_files_names_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_data_without_files_names_the_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no network, wherever this runs
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     with pytest.raises(FileNotFoundError) as raised:
@@ -145,7 +163,10 @@ def test_cifar10_download_is_complete_or_removed(
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     url, folder = served
     random = np.random.default_rng(3)
-    records = {f"data_batch_{n}.bin": random.integers(0, 10, (20 + n, 3073), dtype=np.uint8) for n in range(1, 6)}
+    records = {
+        f"data_batch_{n}.bin": random.integers(0, 10, (20 + n, 3073), dtype=np.uint8)
+        for n in range(1, 6)
+    }
     records["test_batch.bin"] = random.integers(0, 10, (7, 3073), dtype=np.uint8)
     with tarfile.open(folder / "cifar.tar.gz", "w:gz") as archive:
         for name, batch in records.items():
@@ -167,10 +188,14 @@ def test_cifar10_download_is_complete_or_removed(
     np.testing.assert_array_equal(test_labels, records["test_batch.bin"][:, 0])
     place = tmp_path / "data" / "cifar-10-batches-bin" / "data_batch_3.bin"
     place.write_bytes(place.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"data_batch_3.bin must hold records of 3073 bytes, got 70678 bytes"):
+    with pytest.raises(
+        ValueError, match=r"data_batch_3.bin must hold records of 3073 bytes, got 70678 bytes"
+    ):
         source.read_development(tmp_path / "data")
     place.write_bytes(b"\x0b" * 3073)
-    with pytest.raises(ValueError, match=r"data_batch_3.bin must be less than 10, the number of classes, got 11"):
+    with pytest.raises(
+        ValueError, match=r"data_batch_3.bin must be less than 10, the number of classes, got 11"
+    ):
         source.read_development(tmp_path / "data")
 
 
@@ -220,7 +245,9 @@ def test_cifar10_pickles_are_not_loaded(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_load_data_with_an_unknown_name_lists_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"dataset must be one of digits, mnist, fashion-mnist, cifar10, got mnst"):
+    with pytest.raises(
+        ValueError, match=r"dataset must be one of digits, mnist, fashion-mnist, cifar10, got mnst"
+    ):
         load_data("mnst")
 
 
@@ -254,7 +281,10 @@ def test_load_data_names_a_damaged_archive(tmp_path: Path) -> None:
 @needs_fashion_mnist
 @pytest.mark.slow
 def test_fashion_mnist_is_read_as_debian_ships_it() -> None:
-    data, test = load_data("fashion-mnist", FASHION_MNIST), load_test_data("fashion-mnist", FASHION_MNIST)
+    data, test = (
+        load_data("fashion-mnist", FASHION_MNIST),
+        load_test_data("fashion-mnist", FASHION_MNIST),
+    )
     assert (len(data.train), len(data.validation), len(test)) == (50_000, 10_000, 10_000)
     assert data.image_shape == (1, 28, 28)
     labels = np.concatenate([data.train.labels, data.validation.labels])

@@ -13,7 +13,13 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from hpo.training import DropoutMasks, ParallelSettings, augment_images, compute_means, replace_dropout
+from hpo.training import (
+    DropoutMasks,
+    ParallelSettings,
+    augment_images,
+    compute_means,
+    replace_dropout,
+)
 from hpo.training.pipeline import list_blocks, partition_stages
 from hpo.training.shared_layers import convert_to_channels_last
 from search_spaces import cifar10_resnet
@@ -26,8 +32,8 @@ Told = dict[str, list[float]]
 def assert_as_by_textbook(told: Told, _: int) -> None:
     """Assert that all losses equal those of a plain loop.
 
-    The cases have batches that the ranks cannot divide equally, with and without batch normalisation, dropout, gradient
-    clipping, and gradient accumulation.
+    The cases have batches that the ranks cannot divide equally, with and without batch
+    normalisation, dropout, gradient clipping, and gradient accumulation.
     """
     assert len(told) == 33
     wrong = {case: differences for case, differences in told.items() if not max(differences) < 1e-5}
@@ -137,13 +143,19 @@ def test_augment_images_moves_and_mirrors_each_as_drawn() -> None:
 def test_dropout_masks_keep_their_share_and_do_not_repeat() -> None:
     draws, shape = DropoutMasks(seed=1), torch.Size([50, 40, 20])
     draws.begin_forward(0, torch.arange(50), torch.device("cpu"))
-    masks = [draws.draw_mask(layer, shape, p) for layer, p in ((0, 0.1), (1, 0.1), (0, 0.1), (2, 0.9))]
-    assert [mask.float().mean().item() for mask in masks] == pytest.approx([0.9, 0.9, 0.9, 0.1], abs=0.01)
+    masks = [
+        draws.draw_mask(layer, shape, p) for layer, p in ((0, 0.1), (1, 0.1), (0, 0.1), (2, 0.9))
+    ]
+    assert [mask.float().mean().item() for mask in masks] == pytest.approx(
+        [0.9, 0.9, 0.9, 0.1], abs=0.01
+    )
     draws.begin_forward(1, torch.arange(50), torch.device("cpu"))
     masks.append(draws.draw_mask(0, shape, 0.1))
     for one in range(3):
         for other in (*range(one + 1, 3), 4):  # independent masks agree on 0.9 ** 2 + 0.1 ** 2
-            assert (masks[one] == masks[other]).float().mean().item() == pytest.approx(0.82, abs=0.01)
+            assert (masks[one] == masks[other]).float().mean().item() == pytest.approx(
+                0.82, abs=0.01
+            )
     samples = masks[0].flatten(1).float()
     assert (torch.corrcoef(samples) - torch.eye(50)).abs().max() < 6 / 800**0.5
     assert (torch.corrcoef(samples[:, :100].T) - torch.eye(100)).abs().max() < 6 / 50**0.5
@@ -169,7 +181,9 @@ def test_dropout_of_wrong_shapes_or_recomputed_blocks_raises() -> None:
     draws = DropoutMasks(seed=3)
     shared = replace_dropout(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), draws)
     draws.begin_forward(0, torch.arange(10), torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"first dimension .* number of samples, 10, got shape \(7, 10, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"first dimension .* number of samples, 10, got shape \(7, 10, 4\)"
+    ):
         shared(torch.rand(7, 10, 6))
     output = torch.utils.checkpoint.checkpoint(shared, torch.rand(10, 6), use_reentrant=False)
     with pytest.raises(RuntimeError, match=r"blocks that torch\.utils\.checkpoint recomputes"):
@@ -197,43 +211,61 @@ def layers(*sizes: int) -> nn.Sequential:
         ((4, 0, 0, 4), 2, [3, 1]),
     ],
 )
-def test_partition_balances_parameters_of_stages(sizes: tuple[int, ...], count: int, expected: list[int]) -> None:
+def test_partition_balances_parameters_of_stages(
+    sizes: tuple[int, ...], count: int, expected: list[int]
+) -> None:
     stages = partition_stages(list_blocks(layers(*sizes)), count)
     assert [name for stage in stages for name, _ in stage] == list(map(str, range(len(sizes))))
     found = [len(stage) for stage in stages]
-    worst = max(sum(p.numel() for _, block in stage for p in block.parameters()) for stage in stages)
-    assert worst == max(sum(sizes[sum(expected[:i]) : sum(expected[: i + 1])]) for i in range(count))
+    worst = max(
+        sum(p.numel() for _, block in stage for p in block.parameters()) for stage in stages
+    )
+    assert worst == max(
+        sum(sizes[sum(expected[:i]) : sum(expected[: i + 1])]) for i in range(count)
+    )
     assert all(found)
 
 
 def test_partition_follows_stage_costs() -> None:
-    network = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2), nn.Linear(2, 2))
+    network = nn.Sequential(
+        nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2), nn.Linear(2, 2)
+    )
     stages = partition_stages(list_blocks(network), 2, {"0.0": 9.0, "0.1": 1.0, "1": 1.0, "2": 1.0})
     assert [[name for name, _ in stage] for stage in stages] == [["0.0"], ["0.1", "1", "2"]]
 
 
 def test_partition_keeps_each_occurrence_of_a_layer() -> None:
     activation, dropout = nn.ReLU(), nn.Dropout(0.5)
-    network = nn.Sequential(nn.Linear(2, 2), activation, dropout, nn.Linear(2, 2), activation, dropout)
+    network = nn.Sequential(
+        nn.Linear(2, 2), activation, dropout, nn.Linear(2, 2), activation, dropout
+    )
     replace_dropout(network, DropoutMasks(seed=1))
     assert not any(type(layer) is nn.Dropout for layer in network)
     assert network[2] is network[5]
     assert [name for name, _ in list_blocks(network)] == list("012345")
     linear = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match=r"must not share parameters .*, got 1\.(weight|bias) in two stages"):
+    with pytest.raises(
+        ValueError, match=r"must not share parameters .*, got 1\.(weight|bias) in two stages"
+    ):
         partition_stages(list_blocks(nn.Sequential(linear, linear)), 2)
 
 
 def test_partition_of_unsuitable_networks_raises() -> None:
-    with pytest.raises(ValueError, match=r"must be an nn.Sequential for parallel=pipeline, got Linear"):
+    with pytest.raises(
+        ValueError, match=r"must be an nn.Sequential for parallel=pipeline, got Linear"
+    ):
         list_blocks(nn.Linear(1, 1))
-    with pytest.raises(ValueError, match=r"at least 3 blocks with parameters .*, got 2\. Set .* to at most 2"):
+    with pytest.raises(
+        ValueError, match=r"at least 3 blocks with parameters .*, got 2\. Set .* to at most 2"
+    ):
         partition_stages(list_blocks(layers(1, 0, 1)), 3)
     with pytest.raises(ValueError, match="stage_costs must be for the blocks 0, 1, got layer1"):
         partition_stages(list_blocks(layers(1, 1)), 2, {"layer1": 1.0})
     tied = layers(2, 2)
     tied[1].weight = tied[0].weight
-    with pytest.raises(ValueError, match=r"must not share parameters .*, got 1\.weight in two stages"):
+    with pytest.raises(
+        ValueError, match=r"must not share parameters .*, got 1\.weight in two stages"
+    ):
         partition_stages(list_blocks(tied), 2)
 
 
@@ -262,7 +294,9 @@ def test_optimizer_decays_only_weights() -> None:
         ("one-cycle", 10, {0: 0.04, 5: 1.0, 12: 0.5, 19: 4e-6}),
     ],
 )
-def test_lr_schedule_has_expected_rates(schedule: str, epochs: int, expected: dict[int, float]) -> None:
+def test_lr_schedule_has_expected_rates(
+    schedule: str, epochs: int, expected: dict[int, float]
+) -> None:
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     scheduler = cifar10_resnet.make_schedule(optimizer, schedule, epochs, steps_per_epoch=2)
     rates = []

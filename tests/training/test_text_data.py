@@ -39,7 +39,11 @@ def use_library(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setattr(sysconfig, "get_path", {"stdlib": str(folder)}.__getitem__)
 
 
-NAMES = [f"{folder}module_{number}.py" for folder in ("", "package/", "package/inner/") for number in range(40)]
+NAMES = [
+    f"{folder}module_{number}.py"
+    for folder in ("", "package/", "package/inner/")
+    for number in range(40)
+]
 
 
 def walk_shuffled(walk: Callable[[str], Walked], seed: int, top: str) -> Walked:
@@ -79,17 +83,28 @@ def test_load_text_has_three_parts_of_the_library(text: TextDataset) -> None:
     assert (text.train == 96).mean() < 1e-3, "nearly all of it is ASCII"
 
 
-def test_load_text_pieces_predict_each_symbol_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_text_pieces_predict_each_symbol_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_library(tmp_path, NAMES)
     use_library(monkeypatch, tmp_path)
     test, every = load_test_text(10), load_test_text(1)
-    assert (test[1:, 0] == test[:-1, -1]).all(), "a piece begins with the last symbol of the one before"
+    assert (test[1:, 0] == test[:-1, -1]).all(), (
+        "a piece begins with the last symbol of the one before"
+    )
     joined = np.concatenate([every[:1, 0], every[:, 1]])
-    assert np.concatenate([test[:1, 0], test[:, 1:].ravel()]).tolist() == joined[: 10 * len(test) + 1].tolist()
-    assert len(joined) - 10 < 10 * len(test) + 1 <= len(joined), "what is left out is shorter than a piece"
+    assert (
+        np.concatenate([test[:1, 0], test[:, 1:].ravel()]).tolist()
+        == joined[: 10 * len(test) + 1].tolist()
+    )
+    assert len(joined) - 10 < 10 * len(test) + 1 <= len(joined), (
+        "what is left out is shorter than a piece"
+    )
 
 
-def test_load_text_split_ignores_the_order_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_text_split_ignores_the_order_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = []
     for folder, seed in (("one", 1), ("other", 2)):
         random.Random(seed).shuffle(names := NAMES.copy())
@@ -102,18 +117,33 @@ def test_load_text_split_ignores_the_order_of_files(tmp_path: Path, monkeypatch:
     np.testing.assert_array_equal(text.train, again.train)
     np.testing.assert_array_equal(text.validation, again.validation)
     np.testing.assert_array_equal(test, test_again)
-    found = [names_in(pieces, text) for pieces in (unshuffled(text.train), unshuffled(text.validation), test)]
+    found = [
+        names_in(pieces, text)
+        for pieces in (unshuffled(text.train), unshuffled(text.validation), test)
+    ]
     assert sum(map(len, found)) == len(set().union(*found)) == len(NAMES)
     assert set().union(*found) == set(NAMES)
-    assert [len(names) for names in found] == [86, 21, 13], "by a hash of the name alone: the same on every machine"
+    assert [len(names) for names in found] == [86, 21, 13], (
+        "by a hash of the name alone: the same on every machine"
+    )
 
 
-def test_load_text_omits_files_that_are_not_library_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_text_omits_files_that_are_not_library_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_library(tmp_path, NAMES)
     use_library(monkeypatch, tmp_path)
     before = load_text(1)
-    out = ["test/a.py", "site-packages/b/c.py", "unittest/test/d.py", "json/__pycache__/e.py", "encodings/f.py"]
-    write_library(tmp_path, [*out, "_sysconfigdata__linux_x86_64.py", "notes.txt", "idlelib/idle_test/g.py"])
+    out = [
+        "test/a.py",
+        "site-packages/b/c.py",
+        "unittest/test/d.py",
+        "json/__pycache__/e.py",
+        "encodings/f.py",
+    ]
+    write_library(
+        tmp_path, [*out, "_sysconfigdata__linux_x86_64.py", "notes.txt", "idlelib/idle_test/g.py"]
+    )
     (tmp_path / "latin.py").write_bytes("# é\n".encode("latin-1"))
     (tmp_path / "folder.py").mkdir()
     (tmp_path / "nowhere.py").symlink_to(tmp_path / "nothing.py")
@@ -145,7 +175,9 @@ def test_load_text_limits_take_the_first_of_the_shuffle(text: TextDataset) -> No
         ("", ""),
     ],
 )
-def test_encode_and_decode_map_rare_characters_to_one_symbol(text: TextDataset, written: str, read: str) -> None:
+def test_encode_and_decode_map_rare_characters_to_one_symbol(
+    text: TextDataset, written: str, read: str
+) -> None:
     symbols = text.encode(written)
     assert symbols.dtype == np.uint8
     assert text.decode(symbols) == read
@@ -164,12 +196,16 @@ def test_load_text_with_a_context_below_one_raises(context: int) -> None:
 
 
 def test_load_text_with_a_too_long_context_raises() -> None:
-    with pytest.raises(ValueError, match=r"context must be less than \d{7}, .* of the training part, got 90000000"):
+    with pytest.raises(
+        ValueError, match=r"context must be less than \d{7}, .* of the training part, got 90000000"
+    ):
         load_text(90_000_000)
 
 
 @pytest.mark.parametrize("name", ["nowhere", "stripped"])
-def test_load_text_without_library_source_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_load_text_without_library_source_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     (tmp_path / "stripped").mkdir()
     (tmp_path / "stripped" / "os.pyc").write_bytes(b"")
     use_library(monkeypatch, tmp_path / name)
@@ -178,7 +214,9 @@ def test_load_text_without_library_source_raises(tmp_path: Path, monkeypatch: py
 
 
 def test_text_batch_has_symbols_and_next_symbols(text: TextDataset) -> None:
-    train, validation = load_text(CONTEXT, train_samples=100, validation_samples=30).splits(torch.device("cpu"))
+    train, validation = load_text(CONTEXT, train_samples=100, validation_samples=30).splits(
+        torch.device("cpu")
+    )
     assert (len(train), len(validation)) == (100, 30)
     inputs, targets = train.get_batch(torch.tensor([7, 3, 7]))
     assert inputs.dtype == targets.dtype == torch.int64

@@ -30,12 +30,21 @@ def small(dropout: float = 0.0, **changes: int) -> nn.Sequential:
 
 def test_transformer_is_a_flat_sequence() -> None:
     network = small(depth=3)
-    assert list(dict(network.named_children())) == ["embedding", "block1", "block2", "block3", "head"]
+    assert list(dict(network.named_children())) == [
+        "embedding",
+        "block1",
+        "block2",
+        "block3",
+        "head",
+    ]
     width, vocabulary = 32, 97
-    block = 12 * width**2 + 13 * width  # four matrices of attention, eight of the MLP, their biases, two norms
+    # Four matrices of attention, eight of the MLP, their biases, two norms.
+    block = 12 * width**2 + 13 * width
     expected = (vocabulary + CONTEXT) * width + 3 * block + 2 * width + width * vocabulary
     assert sum(parameter.numel() for parameter in network.parameters()) == expected
-    assert network.get_parameter("head.logits.weight") is not network.get_parameter("embedding.symbols.weight")
+    assert network.get_parameter("head.logits.weight") is not network.get_parameter(
+        "embedding.symbols.weight"
+    )
     assert network(torch.zeros(5, 7, dtype=torch.int64)).shape == (5, 7, 97)
 
 
@@ -60,7 +69,10 @@ def test_transformer_positions_depend_only_on_earlier_ones() -> None:
 def test_transformer_weights_follow_gpt_2_and_the_seed() -> None:
     network = small(depth=8, width=64)
     again = small(depth=8, width=64)
-    assert all(torch.equal(one, other) for one, other in zip(network.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(network.parameters(), again.parameters(), strict=True)
+    )
     blocks = [module for module in network if isinstance(module, TransformerBlock)]
     assert len(blocks) == 8
     for block in blocks:
@@ -76,7 +88,10 @@ def test_transformer_weights_follow_gpt_2_and_the_seed() -> None:
 def test_transformer_dropout_is_only_active_in_training() -> None:
     network, symbols = small(dropout=0.5), torch.randint(97, (2, CONTEXT))
     places = [name for name, module in network.named_modules() if isinstance(module, nn.Dropout)]
-    assert places == ["embedding.dropout", *(f"block{n}.dropout{place}" for n in (1, 2) for place in (1, 2))]
+    assert places == [
+        "embedding.dropout",
+        *(f"block{n}.dropout{place}" for n in (1, 2) for place in (1, 2)),
+    ]
     assert not torch.allclose(network(symbols), network(symbols))
     network.eval()
     assert torch.allclose(network(symbols), network(symbols), atol=1e-6)
@@ -135,7 +150,9 @@ def test_generate_depends_on_seed_and_temperature(text: TextDataset) -> None:
     first = generate(network, text, "def ", 60, seed=1)
     assert len(first) == 60
     torch.manual_seed(7)
-    assert generate(network, text, "def ", 60, seed=1) == first, "without dropout, and whatever torch's seed"
+    assert generate(network, text, "def ", 60, seed=1) == first, (
+        "without dropout, and whatever torch's seed"
+    )
     assert generate(network, text, "def ", 60, seed=2) != first
     cold = [generate(network, text, "def ", 30, temperature=1e-6, seed=seed) for seed in (1, 2)]
     assert cold[0] == cold[1], "nothing but the likeliest"
@@ -161,7 +178,10 @@ def test_generate_with_wrong_arguments_raises(text: TextDataset) -> None:
     with pytest.raises(ValueError, match="the number of symbols must be at most 32, got 33"):
         small()(torch.zeros(1, 33, dtype=torch.int64))
     for temperature in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"temperature must be a finite number greater than 0, got {temperature}"):
+        with pytest.raises(
+            ValueError,
+            match=f"temperature must be a finite number greater than 0, got {temperature}",
+        ):
             generate(small(), text, "", 1, temperature)
     with pytest.raises(ValueError, match="length must be at least 0, got -1"):
         generate(small(), text, "", -1)

@@ -67,7 +67,17 @@ def read_parquet_rows(path: Path) -> list[dict[str, Any]]:
 
 
 COLUMNS = [
-    *("study", "trial", "state", "loss", "param_depth", "param_act", "param_flag", "param_lr", "metric_accuracy"),
+    *(
+        "study",
+        "trial",
+        "state",
+        "loss",
+        "param_depth",
+        "param_act",
+        "param_flag",
+        "param_lr",
+        "metric_accuracy",
+    ),
     *(
         "island",
         "worker",
@@ -90,7 +100,16 @@ def test_export_formats_have_same_rows_and_columns(tmp_path: Path, export: Expor
     assert (status, err) == (0, "")
     rows = parse_json_rows(out)
     assert all(list(row) == COLUMNS for row in rows)
-    states = ["complete", "pruned", *["complete"] * 4, "pruned", "failed", "interrupted", "running", "waiting"]
+    states = [
+        "complete",
+        "pruned",
+        *["complete"] * 4,
+        "pruned",
+        "failed",
+        "interrupted",
+        "running",
+        "waiting",
+    ]
     confirming = [("run-confirm", 0, "complete"), ("run-confirm", 1, "waiting")]
     assert [(row["study"], row["trial"], row["state"]) for row in rows] == [
         *(("run", trial, state) for trial, state in enumerate(states)),
@@ -103,26 +122,56 @@ def test_export_formats_have_same_rows_and_columns(tmp_path: Path, export: Expor
         assert row["curve"] == list(trial.intermediate_values.values())
         assert row["epochs"] == len(trial.intermediate_values)
         for column, at in (("started", trial.datetime_start), ("ended", trial.datetime_complete)):
-            assert row[column] == (at and at.astimezone(timezone.utc).isoformat(timespec="microseconds"))
-    assert [row["imported_from"] for row in rows[:3]] == [*(f"trial {n} of {tmp_path}/before" for n in (0, 1)), None]
+            assert row[column] == (
+                at and at.astimezone(timezone.utc).isoformat(timespec="microseconds")
+            )
+    assert [row["imported_from"] for row in rows[:3]] == [
+        *(f"trial {n} of {tmp_path}/before" for n in (0, 1)),
+        None,
+    ]
     assert [row["metric_accuracy"] for row in rows] == [0.1, None, 0.3, 0.4, 0.5, 0.6, *[None] * 7]
-    assert [row["seconds"] for row in rows] == [1.5, 0.5, *[1.5] * 4, 0.7, 0.8, None, None, None, 2.0, None]
+    assert [row["seconds"] for row in rows] == [
+        1.5,
+        0.5,
+        *[1.5] * 4,
+        0.7,
+        0.8,
+        None,
+        None,
+        None,
+        2.0,
+        None,
+    ]
     assert [row["failure"] is None for row in rows] == [row["state"] != "failed" for row in rows]
     assert [row["confirms"] for row in rows] == [*[None] * 11, 0, 0]
     assert [row["seed"] for row in rows[11:]] == [trial.user_attrs["seed"] for trial in trials[11:]]
     locations = [(row["island"], row["worker"], row["generation"]) for row in rows]
     imported, confirmed, unassigned = [(0, 0, None), (1, 1, None)], (0, 0, None), (None, None, None)
-    assert locations == [*imported, *((1, 1, n) for n in (3, 4, 5, 6, 7, 8, 9, 9)), unassigned, confirmed, unassigned]
+    assert locations == [
+        *imported,
+        *((1, 1, n) for n in (3, 4, 5, 6, 7, 8, 9, 9)),
+        unassigned,
+        confirmed,
+        unassigned,
+    ]
 
     assert export(run_dir, "--to", "parquet", "-o", tmp_path / "run.parquet") == (0, b"", "")
     table = read_parquet_rows(tmp_path / "run.parquet")
     assert all(type(row["started"]) in (datetime, type(None)) for row in table)
     as_text = [
-        {name: value.isoformat(timespec="microseconds") if isinstance(value, datetime) else value for name, value in r}
+        {
+            name: value.isoformat(timespec="microseconds") if isinstance(value, datetime) else value
+            for name, value in r
+        }
         for r in (row.items() for row in table)
     ]
     assert as_text == rows
-    assert [type(table[0][f"param_{name}"]) for name in ("depth", "act", "flag", "lr")] == [int, str, bool, float]
+    assert [type(table[0][f"param_{name}"]) for name in ("depth", "act", "flag", "lr")] == [
+        int,
+        str,
+        bool,
+        float,
+    ]
 
     text = parse_csv_rows(export(run_dir, "--to", "csv")[1])
     assert [list(row) for row in text] == [COLUMNS] * len(rows)
@@ -163,7 +212,10 @@ def test_export_accepts_any_names_and_texts(tmp_path: Path, export: Export) -> N
     search = tmp_path / "hostile.py"
     search.write_text(HOSTILE_SEARCH, "utf-8")
     session = start_session(tmp_path / "run", search)
-    record, distributions = session.open_record(), load_search_file(search).space.make_distributions()
+    record, distributions = (
+        session.open_record(),
+        load_search_file(search).space.make_distributions(),
+    )
     text = '=1+1, "a"\r\n\t\0\udcff'
     params_list: list[dict[str, Any]] = [
         {"metric_a": text, "loss": 2.5, "curve": 2**70, "state": True},
@@ -173,7 +225,9 @@ def test_export_accepts_any_names_and_texts(tmp_path: Path, export: Export) -> N
     for number, params in enumerate(params_list):
         params.update(trial=number, param_trial=number / 4, λ="x")
         island = "of another program" if number == 0 else number
-        assignment = claim_evaluation(record, params, distributions, 9, island=island, worker=0, generation=0)
+        assignment = claim_evaluation(
+            record, params, distributions, 9, island=island, worker=0, generation=0
+        )
         metrics = {"a": float("nan"), "trial": 7.0, "": 8.0, 'b,"\n': 9.0}
         record.report(assignment, 1, float("nan"))
         record.complete(assignment, 0.5, 1.0, metrics)
@@ -182,8 +236,18 @@ def test_export_accepts_any_names_and_texts(tmp_path: Path, export: Export) -> N
     rows = parse_json_rows(export(tmp_path / "run", "--to", "json")[1])
     for row, params, known in zip(rows, params_list, (escaped, 3, True), strict=True):
         assert {name: row[f"param_{name}"] for name in names} == {**params, "metric_a": known}
-        assert (row["trial"], row["metric_trial"], row["metric_"], row['metric_b,"\n']) == (params["trial"], 7, 8, 9)
-        assert (row["metric_a"], row["loss"], row["state"], row["curve"]) == (None, 0.5, "complete", [None])
+        assert (row["trial"], row["metric_trial"], row["metric_"], row['metric_b,"\n']) == (
+            params["trial"],
+            7,
+            8,
+            9,
+        )
+        assert (row["metric_a"], row["loss"], row["state"], row["curve"]) == (
+            None,
+            0.5,
+            "complete",
+            [None],
+        )
         assert [type(row[f"param_{name}"]) for name in ("loss", "state")] == [
             type(params["loss"]),
             type(params["state"]),
@@ -195,9 +259,13 @@ def test_export_accepts_any_names_and_texts(tmp_path: Path, export: Export) -> N
     export(tmp_path / "run", "--to", "parquet", "-o", tmp_path / "run.parquet")
     table = read_parquet_rows(tmp_path / "run.parquet")
     assert list(table[0]) == list(rows[0])
-    assert [row["param_metric_a"] for row in table] == [escaped, "3", "True"], "values of several types become texts"
+    assert [row["param_metric_a"] for row in table] == [escaped, "3", "True"], (
+        "values of several types become texts"
+    )
     assert [row["param_loss"] for row in table] == [2.5, 1.0, 1.0]
-    assert [row["param_curve"] for row in table] == [str(2**70), "1", "1"], "integers of more than 64 bits become texts"
+    assert [row["param_curve"] for row in table] == [str(2**70), "1", "1"], (
+        "integers of more than 64 bits become texts"
+    )
     assert [row["param_state"] for row in table] == ["True", "1.5", "1.5"]
     assert [row["curve"] for row in table] == [[None]] * 3
     assert [row["island"] for row in table] == [0, 1, 2], "an invalid island counts as missing"
@@ -211,10 +279,20 @@ def test_export_csv_escapes_formulas_only_in_texts(tmp_path: Path, export: Expor
     record = make_run(tmp_path / "=run", space)
     for choice in [*FORMULAS, -1.5, "a=1", "\u202ea\u2066"]:
         add_evaluation(
-            record, params={"x": choice}, space=space, curve={1: -2.5}, metrics={"=a": -0.5}, imported_from="@x"
+            record,
+            params={"x": choice},
+            space=space,
+            curve={1: -2.5},
+            metrics={"=a": -0.5},
+            imported_from="@x",
         )
     add_evaluation(
-        record, TrialState.FAIL, params={"x": "+1"}, space=space, failure="=cmd|'/c calc'!A1", propagator="-x"
+        record,
+        TrialState.FAIL,
+        params={"x": "+1"},
+        space=space,
+        failure="=cmd|'/c calc'!A1",
+        propagator="-x",
     )
     text = parse_csv_rows(export(tmp_path / "=run", "--to", "csv")[1])
     guarded = [f"'{choice}" for choice in FORMULAS]
@@ -225,7 +303,9 @@ def test_export_csv_escapes_formulas_only_in_texts(tmp_path: Path, export: Expor
     ] * 11
     assert (text[-1]["failure"], text[-1]["propagator"]) == ("'=cmd|'/c calc'!A1", "'-x")
     assert {row["study"] for row in text} == {"'=run"}
-    assert [row["param_x"] for row in parse_json_rows(export(tmp_path / "=run", "--to", "json")[1])][:8] == FORMULAS
+    assert [
+        row["param_x"] for row in parse_json_rows(export(tmp_path / "=run", "--to", "json")[1])
+    ][:8] == FORMULAS
     export(tmp_path / "=run", "--to", "parquet", "-o", tmp_path / "run.parquet")
     assert [row["param_x"] for row in read_parquet_rows(tmp_path / "run.parquet")][:8] == FORMULAS
 
@@ -246,18 +326,31 @@ def test_export_of_empty_run_has_columns(tmp_path: Path, export: Export) -> None
         (["run"], "Missing option '--to'"),
         (["run", "--to", "xls"], "--to must be one of csv, json, parquet, got 'xls'"),
         (["run", "--to", "parquet"], "--to parquet must be used with -o FILE"),
-        (["run", "--to", "csv", "-o", "here"], "-o here exists. Add --overwrite to replace it, or name another file"),
+        (
+            ["run", "--to", "csv", "-o", "here"],
+            "-o here exists. Add --overwrite to replace it, or name another file",
+        ),
         (["run", "--to", "csv", "-o", "."], "-o must be a file or a pipe, got '.'"),
-        (["run", "--to", "csv", "-o", "nowhere/x"], "-o nowhere/x cannot be written: No such file or directory"),
+        (
+            ["run", "--to", "csv", "-o", "nowhere/x"],
+            "-o nowhere/x cannot be written: No such file or directory",
+        ),
         (["run", "--to", "csv", "-o", "here/x"], "-o here/x cannot be written: Not a directory"),
-        (["run", "--to", "csv", "-o", "run", "--overwrite"], "-o must be a file or a pipe, got 'run'"),
+        (
+            ["run", "--to", "csv", "-o", "run", "--overwrite"],
+            "-o must be a file or a pipe, got 'run'",
+        ),
         (["run", "--to", "csv", "-o", "x" * 300], "cannot be written: File name too long"),
         (["nowhere", "--to", "csv"], "nowhere holds no run: there is no nowhere/run.json"),
         (["here", "--to", "csv"], "here/run.json cannot be read"),
     ],
 )
 def test_export_usage_error_prints_one_message(
-    tmp_path: Path, export: Export, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+    tmp_path: Path,
+    export: Export,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     start_session(Path("run"))
@@ -305,16 +398,28 @@ def test_export_parquet_without_pyarrow_names_package(
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("command", [["export", "--to", "csv"], ["top"], ["top", "--json"]], ids=" ".join)
-@pytest.mark.parametrize("variables", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(
+    "command", [["export", "--to", "csv"], ["top"], ["top", "--json"]], ids=" ".join
+)
+@pytest.mark.parametrize(
+    "variables", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"]
+)
 @pytest.mark.parametrize(
     ("reader", "status", "message"),
-    [("closed", 1, ""), ("full", 2, "error: the standard output cannot be written: No space left on device\n")],
+    [
+        ("closed", 1, ""),
+        ("full", 2, "error: the standard output cannot be written: No space left on device\n"),
+    ],
     ids=["closed", "full"],
 )
 @pytest.mark.slow
 def test_closed_or_full_output_ends_command(
-    tmp_path: Path, command: list[str], variables: dict[str, str], reader: str, status: int, message: str
+    tmp_path: Path,
+    command: list[str],
+    variables: dict[str, str],
+    reader: str,
+    status: int,
+    message: str,
 ) -> None:
     complete_evaluations(start_session(tmp_path / "run").open_record(), 1)
     line = make_hpo_command(*command, tmp_path / "run")
@@ -386,8 +491,13 @@ def test_closed_standard_output_is_an_error(tmp_path: Path, command: str) -> Non
     name, *options = command.split()
     line = make_hpo_command(name, "run", *options)
     closed = partial(os.close, 1)  # like >&- in a shell
-    job = subprocess.run(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=scale(60), preexec_fn=closed)
-    assert (job.returncode, job.stderr) == (2, "error: the standard output cannot be written: Bad file descriptor\n")
+    job = subprocess.run(
+        line, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=scale(60), preexec_fn=closed
+    )
+    assert (job.returncode, job.stderr) == (
+        2,
+        "error: the standard output cannot be written: Bad file descriptor\n",
+    )
     assert (tmp_path / "run" / "study.log").read_bytes() == before
 
 
@@ -395,5 +505,7 @@ def test_files_do_not_get_descriptors_of_closed_streams(tmp_path: Path) -> None:
     code = "import os\nos.close(0)\nos.close(1)\nfrom hpo.process.standard_streams import fill_closed_streams\n"
     code += "fill_closed_streams()\nfile = open('study.log', 'w')\nassert file.fileno() > 2\n"
     code += "try:\n    os.write(1, b'x')\nexcept OSError as error:\n    assert error.errno == 9\nelse:\n    raise\n"
-    shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=scale(60))
+    shown = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, timeout=scale(60)
+    )
     assert (shown.returncode, shown.stderr) == (0, b"")

@@ -49,8 +49,13 @@ ORDINARY: dict[str, list[float]] = {
     "equal": [0.5] * 30,
     "zeros": [0.0] * 30,
     "converged": CONVERGED,
-    "converged to zero": [0.0] * 5 + make_linear_losses(0.0028, 0.02, 30) + make_linear_losses(0.1, 0.9, 20),
-    "converged below zero": [*make_linear_losses(-0.99, -0.97, 150), *make_linear_losses(-0.95, -0.1, 50)],
+    "converged to zero": [0.0] * 5
+    + make_linear_losses(0.0028, 0.02, 30)
+    + make_linear_losses(0.1, 0.9, 20),
+    "converged below zero": [
+        *make_linear_losses(-0.99, -0.97, 150),
+        *make_linear_losses(-0.95, -0.1, 50),
+    ],
     "over many powers of ten": make_log_losses(-8, 2, 60),
     "mostly at the bottom of many powers of ten": [1e-8] * 60 + make_log_losses(-8, 2, 40),
     "all diverged": make_log_losses(3, 6, 30),
@@ -74,17 +79,29 @@ def test_loss_scale_excludes_only_outliers(name: str) -> None:
 @pytest.mark.parametrize("name", ORDINARY)
 def test_loss_scale_without_outliers_includes_all(name: str) -> None:
     losses = ORDINARY[name]
-    assert make_loss_scale(losses, losses) == make_loss_scale(losses) == LossScale(min(losses), max(losses))
+    assert (
+        make_loss_scale(losses, losses)
+        == make_loss_scale(losses)
+        == LossScale(min(losses), max(losses))
+    )
 
 
 def test_loss_scale_excludes_losses_unusual_in_run() -> None:
     first_epochs = [1e6 + loss for loss in BULK]
-    assert make_loss_scale([*first_epochs, *BULK], BULK) == LossScale(0.1, 2.0), "half of the losses are first epochs"
+    assert make_loss_scale([*first_epochs, *BULK], BULK) == LossScale(0.1, 2.0), (
+        "half of the losses are first epochs"
+    )
     assert make_loss_scale([1.5e5, 0.5], BULK) == LossScale(0.5, 0.5), "the best so far"
     assert make_loss_scale([1e6, 0.7, 0.6], [0.6]) == LossScale(0.6, 0.7), "the only evaluation"
     assert make_loss_scale([1e6, 2e6], BULK) == LossScale(1e6, 2e6), "losses of failed evaluations"
-    assert make_loss_scale([2.3, 2.2, 0.5, 0.4], [0.0] * 9) == LossScale(0.4, 2.3), "all final losses are equal"
-    assert make_loss_scale([], BULK) == make_loss_scale([math.inf, math.nan], BULK) == LossScale(0.0, 0.0)
+    assert make_loss_scale([2.3, 2.2, 0.5, 0.4], [0.0] * 9) == LossScale(0.4, 2.3), (
+        "all final losses are equal"
+    )
+    assert (
+        make_loss_scale([], BULK)
+        == make_loss_scale([math.inf, math.nan], BULK)
+        == LossScale(0.0, 0.0)
+    )
     assert make_loss_scale([math.inf, *BULK], BULK) == LossScale(0.1, 2.0)
 
 

@@ -26,15 +26,26 @@ def run(tmp_path: Path) -> RunReader:
     """Return a run in which twelve hyperparameters differ much between individuals, and the others differ little."""
     record, rng = make_run(tmp_path / "run", SPACE), random.Random(0)
     for trial in range(24):
-        params = {name: rng.random() if name in DIFFERENT else 0.5 + trial / 1e6 for name in SPACE.describe()}
+        params = {
+            name: rng.random() if name in DIFFERENT else 0.5 + trial / 1e6
+            for name in SPACE.describe()
+        }
         state = TrialState.FAIL if trial == 23 else TrialState.COMPLETE
         add_evaluation(
-            record, state, curve={1: 1 + trial}, params=params, space=SPACE, metrics={"accuracy": 0.5}, failure="no"
+            record,
+            state,
+            curve={1: 1 + trial},
+            params=params,
+            space=SPACE,
+            metrics={"accuracy": 0.5},
+            failure="no",
         )
     return RunReader(tmp_path / "run")
 
 
-def test_tables_show_the_most_different_hyperparameters(run: RunReader, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_show_the_most_different_hyperparameters(
+    run: RunReader, capsys: pytest.CaptureFixture[str]
+) -> None:
     print_tables(run.make_summary(4), Path("runs/wide"))
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
@@ -56,15 +67,27 @@ def test_failure_table_refers_to_hpo_show(run: RunReader) -> None:
         ["trial", "island", "worker", "seconds", "epochs", "failure"],
         ["23", "0", "0", "1.0", "1", "no"],
     ]
-    assert more.endswith("hpo show runs/wide 23 shows everything about trial 23, including its 150 hyperparameters")
+    assert more.endswith(
+        "hpo show runs/wide 23 shows everything about trial 23, including its 150 hyperparameters"
+    )
 
 
-def test_report_shows_the_important_hyperparameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_shows_the_important_hyperparameters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     record, draws = make_run(tmp_path / "run", SPACE), random.Random(0)
     for _ in range(40):
-        params = {name: draws.random() for name in SPACE.describe()} | {"parameter_7": 0.5 + draws.random() / 1e3}
+        params = {name: draws.random() for name in SPACE.describe()} | {
+            "parameter_7": 0.5 + draws.random() / 1e3
+        }
         params["parameter_9"] = draws.random() / 100 if draws.random() < 0.9 else draws.random()
-        add_evaluation(record, TrialState.COMPLETE, curve={1: 1 + params["parameter_9"]}, params=params, space=SPACE)
+        add_evaluation(
+            record,
+            TrialState.COMPLETE,
+            curve={1: 1 + params["parameter_9"]},
+            params=params,
+            space=SPACE,
+        )
     run = RunReader(tmp_path / "run")
     page = render_report(run, 10, START_SECONDS)
     table = page.split('<section id="top">')[1].split("</section>")[0]
@@ -82,13 +105,19 @@ def test_report_shows_the_important_hyperparameters(tmp_path: Path, capsys: pyte
 
 def test_report_with_never_active_parameter_is_complete(tmp_path: Path) -> None:
     space = SearchSpace(
-        kind=Categorical("plain", "rare"), lr=Float(0.0, 1.0), beta=Float(0.0, 1.0, when={"kind": "rare"})
+        kind=Categorical("plain", "rare"),
+        lr=Float(0.0, 1.0),
+        beta=Float(0.0, 1.0, when={"kind": "rare"}),
     )
     record, draws = make_run(tmp_path / "run", space), random.Random(0)
     for _ in range(30):
         rate = draws.random()
         add_evaluation(
-            record, TrialState.COMPLETE, curve={1: 1 + rate}, params={"kind": "plain", "lr": rate}, space=space
+            record,
+            TrialState.COMPLETE,
+            curve={1: 1 + rate},
+            params={"kind": "plain", "lr": rate},
+            space=space,
         )
     page = render_report(RunReader(tmp_path / "run"), 3, START_SECONDS)
     assert '<th scope="row">beta</th>' in page, "its importance is unclear"

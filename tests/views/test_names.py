@@ -28,35 +28,57 @@ SHOWN = {"metric_metric_loss": "9", "metric_loss": "8", "metric_lr": "7", "accur
 @pytest.fixture
 def run(tmp_path: Path) -> RunReader:
     record = make_run(tmp_path / "run", SPACE)
-    add_evaluation(record, params={"lr": 0.25, "trial": 0.75, "search": "a"}, space=SPACE, metrics=METRICS)
+    add_evaluation(
+        record, params={"lr": 0.25, "trial": 0.75, "search": "a"}, space=SPACE, metrics=METRICS
+    )
     return RunReader(tmp_path / "run")
 
 
 def test_lines_show_values_of_equal_names(run: RunReader) -> None:
     expected = {"lr": "0.25", "trial": "0.75", "search": "a", **SHOWN}
     (evaluation,) = run.read_evaluations()
-    assert dict(re.findall(r"(\w+)=(\S+)", ProgressLines([], 1).format_line(evaluation))) == expected
+    assert (
+        dict(re.findall(r"(\w+)=(\S+)", ProgressLines([], 1).format_line(evaluation))) == expected
+    )
     snapshot = run.make_follower().take_snapshot()
-    (named,) = [line.plain for line in format_header(compute_run_status(snapshot), Path("run")) if "=" in line.plain]
+    (named,) = [
+        line.plain
+        for line in format_header(compute_run_status(snapshot), Path("run"))
+        if "=" in line.plain
+    ]
     expected["param_trial"] = expected.pop("trial")
     assert dict(re.findall(r"(\w+)=(\S+)", named)) == expected
-    headings = [column.heading for column in make_columns([evaluation], run.manifest.objectives, START_SECONDS)]
+    headings = [
+        column.heading
+        for column in make_columns([evaluation], run.manifest.objectives, START_SECONDS)
+    ]
     assert headings[:3] == ["trial", "state", "loss"]
     assert sorted(headings[3:10]) == sorted(expected)
 
 
-def test_tables_have_column_for_each_name(run: RunReader, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_have_column_for_each_name(
+    run: RunReader, capsys: pytest.CaptureFixture[str]
+) -> None:
     print_tables(run.make_summary(1), Path("run"))
     lines = capsys.readouterr().out.split("All islands\n")[1].splitlines()
     row = dict(zip(lines[0].split(), lines[2].split()[1:], strict=True))
-    own = {"loss": "0.5", "trial": "0", "island": "0", "worker": "0", "generation": "0", "seconds": "1.0"}
+    own = {
+        "loss": "0.5",
+        "trial": "0",
+        "island": "0",
+        "worker": "0",
+        "generation": "0",
+        "seconds": "1.0",
+    }
     assert row == {"lr": "0.25", "param_trial": "0.75", "search": "a", **SHOWN, **own}
     table = render_report(run, 1, START_SECONDS).split('<section id="top">')[1]
     head = re.findall(r"<th[^>]*>([^<]+)</th>", table.split("</thead>")[0])
     assert sorted(head) == sorted(["place", *row])
 
 
-def test_print_winner_shows_loss_despite_metric_named_loss(run: RunReader, capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_winner_shows_loss_despite_metric_named_loss(
+    run: RunReader, capsys: pytest.CaptureFixture[str]
+) -> None:
     winner = run.find_winner()
     assert winner
     print_winner(run, winner)
@@ -68,10 +90,23 @@ def test_print_winner_shows_loss_despite_metric_named_loss(run: RunReader, capsy
 def test_tracker_values_have_distinct_names(run: RunReader) -> None:
     (evaluation,) = run.read_evaluations()
     own = {"lowest_loss": 0.5, "seconds": 1.0}
-    assert collect_results(evaluation) == {"metric_metric_loss": 9, "metric_loss": 8, "lr": 7, "accuracy": 6, **own}
-    assert convert_params(evaluation, taken=("search",)) == {"lr": 0.25, "trial": 0.75, "param_search": "a"}
+    assert collect_results(evaluation) == {
+        "metric_metric_loss": 9,
+        "metric_loss": 8,
+        "lr": 7,
+        "accuracy": 6,
+        **own,
+    }
+    assert convert_params(evaluation, taken=("search",)) == {
+        "lr": 0.25,
+        "trial": 0.75,
+        "param_search": "a",
+    }
 
 
 def test_name_metrics_does_not_depend_on_order() -> None:
     for names in (["loss", "metric_loss"], ["metric_loss", "loss"]):
-        assert name_metrics(names, [], ["loss"]) == {"loss": "metric_metric_loss", "metric_loss": "metric_loss"}
+        assert name_metrics(names, [], ["loss"]) == {
+            "loss": "metric_metric_loss",
+            "metric_loss": "metric_loss",
+        }

@@ -53,17 +53,25 @@ def make_complete(trial: int, loss: float, parameters: float) -> Evaluation:
 def test_parameter_counts_are_exact_in_all_views(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    evaluations = [make_complete(0, 0.25, 110300.0), make_complete(1, 0.5, 2.0**53 - 1), make_complete(2, 0.75, 8.0)]
+    evaluations = [
+        make_complete(0, 0.25, 110300.0),
+        make_complete(1, 0.5, 2.0**53 - 1),
+        make_complete(2, 0.75, 8.0),
+    ]
     lines = ProgressLines([], 3)
     texts = [lines.format_line(evaluation) for evaluation in evaluations]
     assert "  parameters=110300  accuracy=0.5" in texts[0]
-    assert texts[1].index("accuracy") == texts[2].index("accuracy"), "columns keep the largest width so far"
+    assert texts[1].index("accuracy") == texts[2].index("accuracy"), (
+        "columns keep the largest width so far"
+    )
     print_tables(Summary(evaluations, make_manifest(budget=3), 3), Path("run"))
     table = capsys.readouterr().out.split("All islands")[1].splitlines()
     assert table[3].split()[:4] == ["1", "0.25", "0.5", "110300"]
     end = table[1].index("parameters") + len("parameters")
     assert [line[:end].split()[-1] for line in table[3:6]] == ["110300", "9007199254740991", "8"]
-    run = compute_run_status(RunSnapshot(9.0, make_manifest(budget=3), evaluations, [], is_in_use=False))
+    run = compute_run_status(
+        RunSnapshot(9.0, make_manifest(budget=3), evaluations, [], is_in_use=False)
+    )
     shown = [line.plain for line in format_header(run, Path("run"))]
     assert "lr=0.1  parameters=110300  accuracy=0.5" in shown
 
@@ -85,7 +93,9 @@ def test_format_numbers_distinguishes_values(values: list[float | None], texts: 
 
 
 def test_print_tables_distinguishes_close_losses(capsys: pytest.CaptureFixture[str]) -> None:
-    evaluations = [make_complete(trial, loss, 8.0) for trial, loss in enumerate([1.000007, 1.000003, 1.2])]
+    evaluations = [
+        make_complete(trial, loss, 8.0) for trial, loss in enumerate([1.000007, 1.000003, 1.2])
+    ]
     print_tables(Summary(evaluations, make_manifest(budget=3), 3), Path("run"))
     table = capsys.readouterr().out.split("All islands")[1].splitlines()
     assert [line.split()[1] for line in table[3:6]] == ["1.000003", "1.000007", "1.2"]

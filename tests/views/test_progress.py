@@ -17,7 +17,9 @@ from tests.support.run_output import parse_lines
 
 
 def make_complete(trial: int, started: float) -> Evaluation:
-    return make_evaluation(trial, loss=1.0 / (trial + 1), worker=trial % 4, started=started, ended=started + 10)
+    return make_evaluation(
+        trial, loss=1.0 / (trial + 1), worker=trial % 4, started=started, ended=started + 10
+    )
 
 
 def test_progress_prints_ended_evaluations_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,17 +27,26 @@ def test_progress_prints_ended_evaluations_and_time_left(monkeypatch: pytest.Mon
     now = time.time()
     past = [make_complete(trial, now - 9000) for trial in range(4)]
     ended = [make_complete(trial, now - 15) for trial in range(4, 8)]
-    running = [make_evaluation(trial, "running", worker=trial % 4, started=now - 5) for trial in range(8, 12)]
+    running = [
+        make_evaluation(trial, "running", worker=trial % 4, started=now - 5)
+        for trial in range(8, 12)
+    ]
     updates, out = iter([past, [*ended, *running]]), io.StringIO()
     with progress.ProgressPrinter(lambda: next(updates, []), 20, out):
         while "left" not in out.getvalue():
             time.sleep(0.05)
     text = out.getvalue()
-    assert [(line["done"], line["best"]) for line in parse_lines(text)] == [(str(n), "best") for n in (5, 6, 7, 8)]
-    found = re.search(r"^-- best so far 0.125 \(trial 7: lr=0.1\), .* gone, about (\S+) s left$", text, re.MULTILINE)
+    assert [(line["done"], line["best"]) for line in parse_lines(text)] == [
+        (str(n), "best") for n in (5, 6, 7, 8)
+    ]
+    found = re.search(
+        r"^-- best so far 0.125 \(trial 7: lr=0.1\), .* gone, about (\S+) s left$",
+        text,
+        re.MULTILINE,
+    )
     assert found
-    # Four evaluations have ended and four are half done, which is the work of six in 15 s. Of the twelve left, the
-    # running ones count as half done, so ten evaluations need 25 s.
+    # Four evaluations have ended and four are half done, which is the work of six in 15 s. Of the
+    # twelve left, the running ones count as half done, so ten evaluations need 25 s.
     assert float(found[1]) == pytest.approx(25, abs=1)
 
 
@@ -45,14 +56,19 @@ def test_progress_counts_promoted_individual_once() -> None:
     paused = make_evaluation(0, "paused", loss=0.5, started=now, ended=now + 1, paused_after=1)
     promoted = replace(paused, state="promoted")
     again = make_evaluation(2, loss=0.4, started=now + 2, ended=now + 4, retry_of=0)
-    # The first trial is paused and promoted between two updates. The last one ends while another trial is running.
+    # The first trial is paused and promoted between two updates. The last one ends while another
+    # trial is running.
     updates = [
         [promoted, make_evaluation(1, "running", started=now)],
         [replace(again, state="running")],
         [promoted, again, make_evaluation(1, "failed", started=now, ended=now + 3)],
         [make_evaluation(3, loss=0.3, started=now + 4, ended=now + 5), again],
     ]
-    printed = [lines.format_line(evaluation) for evaluations in updates for evaluation in lines.take_ended(evaluations)]
+    printed = [
+        lines.format_line(evaluation)
+        for evaluations in updates
+        for evaluation in lines.take_ended(evaluations)
+    ]
     assert [line.split()[0] for line in printed] == ["1/3", "2/3", "2/3", "3/3"]
     assert [line.split()[4] for line in printed] == ["paused", "failed", "0.4", "0.3"]
     assert lines.done_count == 3

@@ -102,14 +102,18 @@ def test_show_prints_every_state(tmp_path: Path, hpo: Hpo) -> None:
     seeds = [evaluation.seed for evaluation in RunReader(run_dir).read_confirmations()]
     assert [shown[f"confirm-{n}"]["seed"] for n in (0, 1)] == list(map(str, seeds))
     assert not {"bred", "started", "logs"} & shown["10"].keys()
-    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}, "show must not write"
+    assert before == {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}, (
+        "show must not write"
+    )
 
 
 def test_show_prints_pause_promotion_and_inheritance(tmp_path: Path, hpo: Hpo) -> None:
     record, run_dir = make_run(tmp_path / "run", pruner="asha"), tmp_path / "run"
     add_evaluation(record, TrialState.PRUNED, curve={1: 0.9}, paused_after=1)
     add_evaluation(record, TrialState.PRUNED, curve={1: 0.8}, paused_after=1)
-    add_evaluation(record, curve={1: 0.8, 2: 0.5}, retry_of=1, resumed_from_step=1, seconds_before=0.5)
+    add_evaluation(
+        record, curve={1: 0.8, 2: 0.5}, retry_of=1, resumed_from_step=1, seconds_before=0.5
+    )
     add_evaluation(record, curve={1: 0.4}, inherits=2)
     shown = []
     for trial in range(4):
@@ -151,7 +155,10 @@ def test_show_without_trial_chooses_winner_or_latest_failure(tmp_path: Path, hpo
 
 
 def test_show_without_trial_chooses_confirmed_winner(tmp_path: Path, hpo: Hpo) -> None:
-    session, space = start_session(tmp_path / "run", confirm_seeds=1, top_n=2), load_search_file(QUICK).space
+    session, space = (
+        start_session(tmp_path / "run", confirm_seeds=1, top_n=2),
+        load_search_file(QUICK).space,
+    )
     record = session.open_record()
     complete_evaluations(record, 1, 2)
     session.create_confirmations(space)
@@ -160,7 +167,11 @@ def test_show_without_trial_chooses_confirmed_winner(tmp_path: Path, hpo: Hpo) -
         confirmations, rank_evaluations(record.read_evaluations(), 2), space
     )
     for loss in (9.0, 8.0):
-        assert hpo("show", tmp_path / "run")[1].splitlines()[0].endswith("complete (the winner: the lowest loss)")
+        assert (
+            hpo("show", tmp_path / "run")[1]
+            .splitlines()[0]
+            .endswith("complete (the winner: the lowest loss)")
+        )
         assignment = claim_evaluation(confirmations, None, {}, total, island=0, worker=0)
         confirmations.complete(assignment, loss, 1.0, {})
     first = hpo("show", tmp_path / "run")[1].splitlines()[0]
@@ -178,7 +189,9 @@ def test_show_without_trial_chooses_confirmed_winner(tmp_path: Path, hpo: Hpo) -
         ("9" * 30, "TRIAL must be a number or confirm-N, got "),
     ],
 )
-def test_show_unknown_trial_prints_one_message(tmp_path: Path, hpo: Hpo, name: str, message: str) -> None:
+def test_show_unknown_trial_prints_one_message(
+    tmp_path: Path, hpo: Hpo, name: str, message: str
+) -> None:
     run_dir = make_run_of_everything(tmp_path)
     status, out, err = hpo("show", run_dir, name)
     assert (status, out, err.count("\n")) == (2, "", 1)
@@ -237,7 +250,10 @@ def test_show_prints_checkpoint_and_resume(tmp_path: Path, hpo: Hpo) -> None:
     assert facts["ended"].endswith(", after 4.0 s, 2.5 s of it before the resume")
     assert "crash_count" not in facts
     content = json.loads(hpo("show", tmp_path / "run", 1, "--json")[1])
-    assert (content["resumed_from_step"], content["losses"]) == (3, {"1": 0.5, "2": 0.25, "3": 0.75})
+    assert (content["resumed_from_step"], content["losses"]) == (
+        3,
+        {"1": 0.5, "2": 0.25, "3": 0.75},
+    )
 
 
 def test_show_samples_losses_of_long_curve(tmp_path: Path, hpo: Hpo) -> None:
@@ -251,13 +267,17 @@ def test_show_samples_losses_of_long_curve(tmp_path: Path, hpo: Hpo) -> None:
     table = out[out.index(heading) + len(heading) + 1 :].splitlines()
     assert len(table) <= 11
     assert max(map(len, table)) < 80
-    cells = {int(epoch): float(loss) for epoch, loss in re.findall(r"(\d+)  ([\d.]+)", "\n".join(table))}
+    cells = {
+        int(epoch): float(loss) for epoch, loss in re.findall(r"(\d+)  ([\d.]+)", "\n".join(table))
+    }
     assert set(cells) == {1, 777, *range(20, 1001, 20)}
     assert all(loss == pytest.approx(curve[epoch], rel=1e-3) for epoch, loss in cells.items())
     losses = json.loads(hpo("show", tmp_path / "run", 0, "--json")[1])["losses"]
     assert losses == {str(epoch): loss for epoch, loss in curve.items()}
     few = hpo("show", tmp_path / "run", 1)[1]
-    assert re.findall(r"(\d+)  [\d.]+", few[few.index("12 epochs") :]) == [str(epoch) for epoch in range(1, 13)]
+    assert re.findall(r"(\d+)  [\d.]+", few[few.index("12 epochs") :]) == [
+        str(epoch) for epoch in range(1, 13)
+    ]
 
 
 EVIL = "\x1b[2J\x07\r\x08\x9b31m\u202e\u2028\0\udcff\t\N{PILE OF POO}"
@@ -269,13 +289,30 @@ def test_show_escapes_control_characters_in_records(tmp_path: Path, hpo: Hpo) ->
     record = make_run(run_dir, space)
     traceback = f"Traceback{EVIL}:\n  File 'x{EVIL}'\n\n\traise{EVIL}\r\nValueError: {EVIL}\n"
     others = {"propagator": EVIL, "metrics": {EVIL: 0.5}, "immigrants": {EVIL: 2}}
-    add_failure(record, f"{EVIL}\n{EVIL}", traceback=traceback, params={"x": EVIL, "y": 0.5}, space=space)
+    add_failure(
+        record, f"{EVIL}\n{EVIL}", traceback=traceback, params={"x": EVIL, "y": 0.5}, space=space
+    )
     add_failure(record, HOSTILE, params={"x": long, "y": 0.5}, space=space, **others)
-    add_evaluation(record, params={"x": EVIL, "y": 0.5}, space=space, imported_from=f"\n{EVIL}", metrics={EVIL: 0.5})
-    (run_dir / "test.json").write_text(json.dumps({"trial": 2, "times": 1, "metrics": {EVIL: 1}, "predictions": []}))
+    add_evaluation(
+        record,
+        params={"x": EVIL, "y": 0.5},
+        space=space,
+        imported_from=f"\n{EVIL}",
+        metrics={EVIL: 0.5},
+    )
+    (run_dir / "test.json").write_text(
+        json.dumps({"trial": 2, "times": 1, "metrics": {EVIL: 1}, "predictions": []})
+    )
     (run_dir / "logs").mkdir()
-    (run_dir / "logs" / "0.txt").write_bytes(f"rank 0 | {EVIL}\nrank 1 | {EVIL}".encode(errors="surrogatepass"))
-    for arguments in (["show", run_dir, 0], ["show", run_dir, 1], ["show", run_dir, 2], ["top", run_dir, "--failed"]):
+    (run_dir / "logs" / "0.txt").write_bytes(
+        f"rank 0 | {EVIL}\nrank 1 | {EVIL}".encode(errors="surrogatepass")
+    )
+    for arguments in (
+        ["show", run_dir, 0],
+        ["show", run_dir, 1],
+        ["show", run_dir, 2],
+        ["top", run_dir, "--failed"],
+    ):
         status, out, err = hpo(*arguments)
         assert (status, err) == (0, "")
         assert out.replace("\n", "").isprintable()
@@ -289,7 +326,12 @@ def test_show_escapes_control_characters_in_records(tmp_path: Path, hpo: Hpo) ->
     content = json.loads(hpo("show", run_dir, 0, "--json")[1])
     assert content["traceback"] == traceback.replace("\udcff", "\\udcff")
     assert content["params"]["x"] == EVIL.replace("\udcff", "\\udcff")
-    for arguments in (["top", run_dir], ["best", run_dir], ["export", run_dir, "--to", EVIL], ["show", run_dir, EVIL]):
+    for arguments in (
+        ["top", run_dir],
+        ["best", run_dir],
+        ["export", run_dir, "--to", EVIL],
+        ["show", run_dir, EVIL],
+    ):
         out, err = hpo(*arguments)[1:]
         assert (out + err).replace("\n", "").isprintable()
         assert "\\u202e" in out + err
@@ -308,8 +350,12 @@ def test_lock_holder_control_characters_are_escaped(tmp_path: Path, hpo: Hpo) ->
             "except ValueError as error: print(error)"
         )
         given = [sys.executable, "-c", command_line, str(tmp_path)]
-        message = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, timeout=scale(60), check=True).stdout
-    assert message.startswith(rf"{tmp_path} is in use by process 1 on \x1b[31m\u202e since 2026: wait for it")
+        message = subprocess.run(
+            given, cwd=ROOT, capture_output=True, text=True, timeout=scale(60), check=True
+        ).stdout
+    assert message.startswith(
+        rf"{tmp_path} is in use by process 1 on \x1b[31m\u202e since 2026: wait for it"
+    )
     (tmp_path / "run.json").write_text(
         json.dumps({**MANIFEST_CONTENT, "space": {"\x1b[31m": "x"}, "budget": "\x1b[31m"})
     )
@@ -325,7 +371,11 @@ def test_show_in_ascii_locale_escapes_characters(tmp_path: Path) -> None:
     for arguments in (["show", run_dir, 7], ["top", run_dir, "--failed"], ["top", run_dir]):
         environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
         done = subprocess.run(
-            make_hpo_command(*arguments), cwd=ROOT, env=environment, capture_output=True, timeout=scale(60)
+            make_hpo_command(*arguments),
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            timeout=scale(60),
         )
         assert (done.returncode, done.stderr) == (0, b"")
         assert b"[red]\\U0001f4a9\\udcffxxx" in done.stdout
@@ -346,7 +396,9 @@ def test_show_prints_output_of_evaluation(tmp_path: Path, hpo: Hpo) -> None:
 
     paths[0].write_bytes(b"rank 0 | caf\xe9\n")
     out = hpo("show", run_dir, 7)[1]
-    assert f"\n\noutput, {paths[0]}:\n    rank 0 | caf\N{REPLACEMENT CHARACTER}\n\ntraceback:\n" in out
+    assert (
+        f"\n\noutput, {paths[0]}:\n    rank 0 | caf\N{REPLACEMENT CHARACTER}\n\ntraceback:\n" in out
+    )
 
     paths[0].write_text("".join(f"rank 0 | line {line}\n" for line in range(1, 1235)) + "half")
     out = hpo("show", run_dir, 7)[1]
@@ -366,7 +418,10 @@ def test_show_prints_output_of_evaluation(tmp_path: Path, hpo: Hpo) -> None:
     assert parse_facts(hpo("show", run_dir, 7)[1])["logs"] == "nothing was kept"
     paths[0].unlink()
     paths[0].mkdir()
-    assert parse_facts(hpo("show", run_dir, 7)[1])["logs"] == f"{paths[0]} cannot be read: it is not a file"
+    assert (
+        parse_facts(hpo("show", run_dir, 7)[1])["logs"]
+        == f"{paths[0]} cannot be read: it is not a file"
+    )
 
 
 def test_show_reads_study_in_other_storage(tmp_path: Path, hpo: Hpo) -> None:
@@ -377,7 +432,9 @@ def test_show_reads_study_in_other_storage(tmp_path: Path, hpo: Hpo) -> None:
     for more in ([], ["--storage", url]):
         status, out, err = hpo("show", tmp_path / "run", *more)
         assert (status, err) == (0, "")
-        assert out.endswith("traceback:\n" + "".join(f"    {line}\n" for line in TRACEBACK.splitlines()))
+        assert out.endswith(
+            "traceback:\n" + "".join(f"    {line}\n" for line in TRACEBACK.splitlines())
+        )
         assert parse_facts(out)["failure"] == PLACED
 
 
@@ -392,7 +449,9 @@ def test_top_failed_lists_latest_first(tmp_path: Path, hpo: Hpo) -> None:
     assert hpo("top", run_dir, "--failed") == (0, "No evaluation failed.\n", "")
     assert hpo("top", run_dir, "--failed", "--json") == (0, "[]\n", "")
     add_evaluation(record)
-    add_failure(record, began=START_SECONDS + 9, island=1, worker=3, seconds=2.5, curve={1: 0.5, 2: 0.25})
+    add_failure(
+        record, began=START_SECONDS + 9, island=1, worker=3, seconds=2.5, curve={1: 0.5, 2: 0.25}
+    )
     add_failure(record, LATE, began=START_SECONDS + 5, curve={})
     add_evaluation(record, TrialState.FAIL, failure="interrupted")
     more = f"hpo show '{run_dir}' 1 shows everything about trial 1\n"
@@ -400,7 +459,18 @@ def test_top_failed_lists_latest_first(tmp_path: Path, hpo: Hpo) -> None:
     columns = "trial island worker seconds epochs layers activation lr gamma failure"
     assert " ".join(out.splitlines()[1].split()) == columns
     assert parse_rows(out) == [
-        ["1", "1", "3", "2.5", "2", "1", "relu", "0.1", "0.9", "my_search.py:33: ValueError: injected"],
+        [
+            "1",
+            "1",
+            "3",
+            "2.5",
+            "2",
+            "1",
+            "relu",
+            "0.1",
+            "0.9",
+            "my_search.py:33: ValueError: injected",
+        ],
         ["2", "0", "0", "1.0", "0", "1", "relu", "0.1", "0.9", LATE],
     ]
     assert out.endswith(f"\n\nall 2 failures; {more}")
@@ -412,7 +482,9 @@ def test_top_failed_lists_latest_first(tmp_path: Path, hpo: Hpo) -> None:
     assert len(parse_rows(hpo("top", run_dir, "--failed", "-n", 12)[1])) == 12
     assert hpo("top", run_dir, "--failed", "-n", 0)[0] == 2
     content = json.loads(hpo("top", run_dir, "--failed", "-n", 2, "--json")[1])
-    assert [(failure["trial"], failure["failure"], failure["traceback"]) for failure in content] == [
+    assert [
+        (failure["trial"], failure["failure"], failure["traceback"]) for failure in content
+    ] == [
         (1, PLACED, TRACEBACK),
         (2, LATE, TRACEBACK),
     ]
@@ -426,8 +498,13 @@ def test_top_failed_marks_confirmations(tmp_path: Path, hpo: Hpo) -> None:
     assignment = claim_evaluation(confirmations, None, {}, 2, island=0, worker=1)
     confirmations.fail(assignment, PLACED, TRACEBACK, 3.0)
     out = hpo("top", run_dir, "--failed")[1]
-    assert [row[:4] for row in parse_rows(out)] == [["confirm-1", "0", "1", "3.0"], ["7", "1", "1", "0.8"]]
-    assert out.endswith(f"all 2 failures; hpo show {run_dir} confirm-1 shows everything about trial confirm-1\n")
+    assert [row[:4] for row in parse_rows(out)] == [
+        ["confirm-1", "0", "1", "3.0"],
+        ["7", "1", "1", "0.8"],
+    ]
+    assert out.endswith(
+        f"all 2 failures; hpo show {run_dir} confirm-1 shows everything about trial confirm-1\n"
+    )
     failures = json.loads(hpo("top", run_dir, "--json")[1])["failures"]
     assert {(entry["trial"], entry["confirms"]) for entry in failures} == {(7, None), (1, 0)}
     snapshot = RunReader(run_dir).make_follower().take_snapshot()
@@ -441,7 +518,9 @@ def run_in_terminal(columns: int, *arguments: object) -> str:
     """Run a command in a terminal with this number of columns, and return its output."""
     terminal, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment = {
+        name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES")
+    }
     with subprocess.Popen(
         make_hpo_command(*arguments), cwd=ROOT, env=environment, stdout=slave, stderr=slave
     ) as process:
@@ -465,7 +544,9 @@ def test_top_failed_fits_terminal_width(tmp_path: Path) -> None:
     assert all(line.endswith("\u2026") for line in wide[3:])
     assert max(map(cell_len, wide)) == 150
     narrow = run_in_terminal(30, "top", tmp_path / "run", "--failed").split("\n\n")[0].splitlines()
-    assert [cell_len(line[line.index("0.9   ") + 6 :]) for line in narrow[3:]] == [40, 40], "a readable part remains"
+    assert [cell_len(line[line.index("0.9   ") + 6 :]) for line in narrow[3:]] == [40, 40], (
+        "a readable part remains"
+    )
     piped = subprocess.run(
         make_hpo_command("top", tmp_path / "run", "--failed"),
         cwd=ROOT,
@@ -489,7 +570,13 @@ def test_top_groups_failures_and_names_latest_trial(tmp_path: Path, hpo: Hpo) ->
     assert reasons == [
         {"reason": placed, "count": 2, "trial": 1, "confirms": None, "has_traceback": True},
         {"reason": LATE, "count": 1, "trial": 0, "confirms": None, "has_traceback": True},
-        {"reason": "ValueError: injected", "count": 1, "trial": 3, "confirms": None, "has_traceback": True},
+        {
+            "reason": "ValueError: injected",
+            "count": 1,
+            "trial": 3,
+            "confirms": None,
+            "has_traceback": True,
+        },
     ]
     out = hpo("top", run_dir)[1]
     table = out[out.index("Failures") :].splitlines()
@@ -517,7 +604,10 @@ def test_listing_names_command_for_failed_trial(tmp_path: Path) -> None:
     add_failure(record, LATE, began=START_SECONDS + 20, traceback="")
     snapshot = RunReader(path).make_follower().take_snapshot()
     listed = list(listing.format_lines(snapshot, compute_run_status(snapshot)))[1:]
-    assert [line.endswith(f"  (hpo show '{path}' {trial})") for line, trial in zip(listed, (1, 2), strict=True)]
+    assert [
+        line.endswith(f"  (hpo show '{path}' {trial})")
+        for line, trial in zip(listed, (1, 2), strict=True)
+    ]
     assert "  rank 1, my_search.py:33: ValueError: injected and so on" in listed[0]
     assert list(listing.format_lines(snapshot, compute_run_status(snapshot))) == []
 
@@ -532,7 +622,9 @@ def test_real_failure_is_shown_with_traceback(mpi: Mpi, tmp_path: Path) -> None:
 
     def run_command(line: str) -> str:
         given = make_hpo_command(*line.split()[1:])
-        done = subprocess.run(given, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=scale(60))
+        done = subprocess.run(
+            given, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=scale(60)
+        )
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
@@ -540,11 +632,15 @@ def test_real_failure_is_shown_with_traceback(mpi: Mpi, tmp_path: Path) -> None:
     assert shown.splitlines()[0] == f"trial {hint[1][-1]} of run: failed"
     assert parse_facts(shown)["failure"].endswith("ValueError: injected")
     traceback = shown[shown.index("\ntraceback:\n    Traceback (most recent call last):\n") :]
-    assert re.search(r'\n      File ".*faulty.py", line \d+, in train\n        act\(way, "training"', traceback)
+    assert re.search(
+        r'\n      File ".*faulty.py", line \d+, in train\n        act\(way, "training"', traceback
+    )
     assert traceback.endswith("\n    ValueError: injected\n")
     failed = run_command("hpo top run --failed")
     assert [row[-1].partition("ValueError")[2] for row in parse_rows(failed)] == [
         ": injected: in the backward pass",
         ": injected",
     ]
-    assert run_command("hpo show run").startswith("trial 1 of run: complete (the winner: the lowest loss)\n")
+    assert run_command("hpo show run").startswith(
+        "trial 1 of run: complete (the winner: the lowest loss)\n"
+    )

@@ -47,7 +47,9 @@ def test_pace_counts_only_current_session() -> None:
     now = [make_evaluation(50 + n, started=DAY + 30 * n, ended=DAY + 30 * n + 30) for n in range(4)]
     running = make_evaluation(54, "running", started=DAY + 120)
     run = compute_run_status(
-        make_snapshot([*before, *now, running], DAY + 160, manifest_values={"started": format_start(DAY)})
+        make_snapshot(
+            [*before, *now, running], DAY + 160, manifest_values={"started": format_start(DAY)}
+        )
     )
     assert (run.done, run.total) == (54, 100)
     assert run.pace.per_minute == pytest.approx(60 * 4 / 160), "the 40 s since the last end count"
@@ -55,11 +57,20 @@ def test_pace_counts_only_current_session() -> None:
         "the evaluation that runs longer than the others counts as nearly done"
     )
     stopped = compute_run_status(
-        make_snapshot([*before, *now], DAY + 9999, manifest_values={"started": format_start(DAY)}, is_in_use=False)
+        make_snapshot(
+            [*before, *now],
+            DAY + 9999,
+            manifest_values={"started": format_start(DAY)},
+            is_in_use=False,
+        )
     )
     assert (stopped.phase, stopped.pace.seconds_left) == ("stopped", None)
-    assert stopped.pace.per_minute == pytest.approx(60 * 4 / 120), "time after the end of the run does not count"
-    just_started = compute_run_status(make_snapshot(before, DAY + 5, manifest_values={"started": format_start(DAY)}))
+    assert stopped.pace.per_minute == pytest.approx(60 * 4 / 120), (
+        "time after the end of the run does not count"
+    )
+    just_started = compute_run_status(
+        make_snapshot(before, DAY + 5, manifest_values={"started": format_start(DAY)})
+    )
     assert (just_started.pace.per_minute, just_started.pace.seconds_left) == (None, None)
 
 
@@ -69,19 +80,26 @@ def test_pace_uses_latest_evaluations() -> None:
     run = compute_run_status(make_snapshot(quick + slow, 260))
     assert run.pace.per_minute == pytest.approx(6)
     assert run.pace.seconds_left == pytest.approx(200)
-    imported = [make_evaluation(80 + n, imported_from="trial 1 of other", started=0.0, ended=1.0) for n in range(500)]
+    imported = [
+        make_evaluation(80 + n, imported_from="trial 1 of other", started=0.0, ended=1.0)
+        for n in range(500)
+    ]
     assert compute_run_status(make_snapshot(quick + slow + imported, 260)).pace == run.pace
 
 
 def test_pace_counts_running_evaluations_in_part() -> None:
     running = [make_evaluation(n, "running", worker=n, started=0.0) for n in range(1, 100)]
     run = compute_run_status(
-        make_snapshot([make_evaluation(0, ended=3600.0), *running], 3600, manifest_values={"budget": 1000})
+        make_snapshot(
+            [make_evaluation(0, ended=3600.0), *running], 3600, manifest_values={"budget": 1000}
+        )
     )
     assert run.pace.per_minute == pytest.approx(1 / 60)
     assert run.pace.seconds_left == pytest.approx((999 - 99) * 36)
     hanging = compute_run_status(
-        make_snapshot([make_evaluation(0, ended=3600.0), *running], 36000, manifest_values={"budget": 1000})
+        make_snapshot(
+            [make_evaluation(0, ended=3600.0), *running], 36000, manifest_values={"budget": 1000}
+        )
     )
     assert hanging.pace.seconds_left == pytest.approx((999 - 99) * 360)
 
@@ -90,7 +108,9 @@ def test_pace_counts_running_evaluations_in_part() -> None:
 def test_pace_with_unknown_session_start_uses_whole_run(started: str) -> None:
     run = compute_run_status(
         make_snapshot(
-            [make_evaluation(0), make_evaluation(10), make_evaluation(20)], 30, manifest_values={"started": started}
+            [make_evaluation(0), make_evaluation(10), make_evaluation(20)],
+            30,
+            manifest_values={"started": started},
         )
     )
     assert run.pace.per_minute == pytest.approx(6)
@@ -105,7 +125,12 @@ def test_working_time_excludes_pauses() -> None:
         make_evaluation(110),
     ]
     working_time = WorkingTime(
-        [*done, make_evaluation(3, "interrupted", started=3.0, ended=99.0), make_evaluation(120, "running")], 125.0
+        [
+            *done,
+            make_evaluation(3, "interrupted", started=3.0, ended=99.0),
+            make_evaluation(120, "running"),
+        ],
+        125.0,
     )
     assert [working_time.compute_seconds(moment) for moment in (0, 9, 15, 100, 105, 120, 125)] == [
         0,
@@ -122,7 +147,9 @@ def test_working_time_excludes_pauses() -> None:
 
 def test_improvements_start_with_imported_best() -> None:
     evaluations = [
-        make_evaluation(0, loss=5.0, imported_from="trial 3 of other", started=-1000.0, ended=-900.0),
+        make_evaluation(
+            0, loss=5.0, imported_from="trial 3 of other", started=-1000.0, ended=-900.0
+        ),
         make_evaluation(1, loss=6.0),
         make_evaluation(2, "pruned", loss=0.1),
         make_evaluation(3, loss=4.0, ended=40.0),
@@ -145,9 +172,17 @@ PHASES: list[tuple[dict[str, Any], str, str]] = [
     ({"evaluations": []}, "searching", ""),
     ({"evaluations": [make_evaluation(0, "running")]}, "searching", ""),
     ({"evaluations": [make_evaluation(0)]}, "ending", ""),
-    ({"evaluations": [make_evaluation(0)], "manifest_values": {"confirm_seeds": 1}}, "searching", ""),
     (
-        {"evaluations": [make_evaluation(0)], "confirmations": [WAITING], "manifest_values": {"confirm_seeds": 1}},
+        {"evaluations": [make_evaluation(0)], "manifest_values": {"confirm_seeds": 1}},
+        "searching",
+        "",
+    ),
+    (
+        {
+            "evaluations": [make_evaluation(0)],
+            "confirmations": [WAITING],
+            "manifest_values": {"confirm_seeds": 1},
+        },
         "confirming",
         "",
     ),
@@ -179,22 +214,38 @@ PHASES: list[tuple[dict[str, Any], str, str]] = [
         "",
     ),
     (
-        {"evaluations": [make_evaluation(0)], "is_in_use": False, "holder": "process 1 on here since 2026"},
+        {
+            "evaluations": [make_evaluation(0)],
+            "is_in_use": False,
+            "holder": "process 1 on here since 2026",
+        },
         "finished",
         "",
     ),
     (
-        {"evaluations": [make_evaluation(0)], "is_in_use": None, "holder": "process 1 on there since 2026"},
+        {
+            "evaluations": [make_evaluation(0)],
+            "is_in_use": None,
+            "holder": "process 1 on there since 2026",
+        },
         "finished",
         "",
     ),
     (
-        {"evaluations": [make_evaluation(0, "failed")], "is_in_use": False, "manifest_values": {"confirm_seeds": 1}},
+        {
+            "evaluations": [make_evaluation(0, "failed")],
+            "is_in_use": False,
+            "manifest_values": {"confirm_seeds": 1},
+        },
         "finished",
         "",
     ),
     (
-        {"evaluations": [make_evaluation(0)], "is_in_use": False, "manifest_values": {"confirm_seeds": 1}},
+        {
+            "evaluations": [make_evaluation(0)],
+            "is_in_use": False,
+            "manifest_values": {"confirm_seeds": 1},
+        },
         "stopped",
         f"{NOT_ACTIVE}. {RESUME}",
     ),
@@ -208,14 +259,26 @@ PHASES: list[tuple[dict[str, Any], str, str]] = [
         "stopped",
         f"{NOT_ACTIVE}. {RESUME}",
     ),
-    ({"evaluations": [], "is_in_use": False, "stop_reason": "SIGTERM"}, "stopped", f"SIGTERM. {RESUME}"),
     (
-        {"evaluations": [make_evaluation(0, "running")], "is_in_use": False, "holder": "process 1 on here since 2026"},
+        {"evaluations": [], "is_in_use": False, "stop_reason": "SIGTERM"},
+        "stopped",
+        f"SIGTERM. {RESUME}",
+    ),
+    (
+        {
+            "evaluations": [make_evaluation(0, "running")],
+            "is_in_use": False,
+            "holder": "process 1 on here since 2026",
+        },
         "crashed",
         f"{NOT_ACTIVE}: process 1 on here has crashed. {RESUME}",
     ),
     (
-        {"evaluations": [make_evaluation(0, "running")], "is_in_use": None, "holder": "process 1 on there since 2026"},
+        {
+            "evaluations": [make_evaluation(0, "running")],
+            "is_in_use": None,
+            "holder": "process 1 on there since 2026",
+        },
         "unknown",
         UNKNOWN_REASON,
     ),
@@ -225,7 +288,9 @@ PHASES: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("values", "phase", "reason"), PHASES)
 def test_run_status_phase_and_header(values: dict[str, Any], phase: str, reason: str) -> None:
     run = compute_run_status(
-        make_snapshot(**{**values, "manifest_values": {"budget": 1, **values.get("manifest_values", {})}})
+        make_snapshot(
+            **{**values, "manifest_values": {"budget": 1, **values.get("manifest_values", {})}}
+        )
     )
     assert run.phase == phase
     title, *lines = (line.plain for line in format_header(run, Path("runs/name")))
@@ -241,21 +306,31 @@ def test_run_status_shows_rungs() -> None:
         make_evaluation(0, curve=curve),
         make_evaluation(1, "promoted", loss=1.5, curve={1: 1.5}, paused_after=1),
         make_evaluation(2, "running", curve={1: 1.5, 2: 1.2}, retry_of=1),
-        *(make_evaluation(trial, "paused", loss=trial, curve={1: float(trial)}, paused_after=1) for trial in (3, 4)),
+        *(
+            make_evaluation(trial, "paused", loss=trial, curve={1: float(trial)}, paused_after=1)
+            for trial in (3, 4)
+        ),
     ]
     run = compute_run_status(make_snapshot(evaluations, manifest_values={"pruner": "asha"}))
-    assert (run.done, run.phase) == (4, "searching"), "the promoted individual has already ended once"
+    assert (run.done, run.phase) == (4, "searching"), (
+        "the promoted individual has already ended once"
+    )
     assert run.counts == {"complete": 1, "promoted": 1, "running": 1, "paused": 2}
     rows = make_rung_rows(run)
     assert rows.headings == ["rung", "reached", "continued", "paused", "best", "next promotion"]
     assert rows.cells(0) == ("1", "4", "2", "2", "1", "trial 3, 3: after 9 have reached it")
     assert rows.cells(1) == ("3", "1", "1", "0", "0.3333", "")
     assert rows.keys == ["3", ""]
-    spent = make_snapshot(evaluations[:1] + evaluations[3:], manifest_values={"pruner": "asha", "budget": 3})
+    spent = make_snapshot(
+        evaluations[:1] + evaluations[3:], manifest_values={"pruner": "asha", "budget": 3}
+    )
     assert compute_run_status(spent).phase == "ending"
     better = [make_evaluation(0, "failed"), *evaluations[3:]]
     assert (
-        compute_run_status(make_snapshot(better, manifest_values={"pruner": "asha", "budget": 3})).phase == "searching"
+        compute_run_status(
+            make_snapshot(better, manifest_values={"pruner": "asha", "budget": 3})
+        ).phase
+        == "searching"
     ), "trial 3 is promoted"
 
 
@@ -271,7 +346,8 @@ def test_run_status_assigns_evaluations_of_removed_islands() -> None:
     ]
     run = compute_run_status(make_snapshot(evaluations))
     shown = [
-        (island.index, island.population, island.best and island.best.trial, island.failed) for island in run.islands
+        (island.index, island.population, island.best and island.best.trial, island.failed)
+        for island in run.islands
     ]
     assert shown == [(0, 2, 2, 0), (1, 2, 1, 1)]
 
@@ -285,14 +361,23 @@ def test_run_status_has_one_running_evaluation_per_worker() -> None:
         make_evaluation(4, "running", worker=2, started=120.0),
         make_evaluation(5, worker=1, started=110.0, ended=140.0),
     ]
-    run = compute_run_status(make_snapshot(evaluations, manifest_values={"started": format_start(100)}))
+    run = compute_run_status(
+        make_snapshot(evaluations, manifest_values={"started": format_start(100)})
+    )
     assert [evaluation.trial for evaluation in run.running] == [4, 3]
     assert run.idle_workers == [1], "worker 3 is of an earlier session"
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(-5, "0:00"), (59.9, "0:59"), (61, "1:01"), (3600, "1:00:00"), (90000, "1 d 01 h"), (math.nan, "?")],
+    [
+        (-5, "0:00"),
+        (59.9, "0:59"),
+        (61, "1:01"),
+        (3600, "1:00:00"),
+        (90000, "1 d 01 h"),
+        (math.nan, "?"),
+    ],
 )
 def test_format_clock(seconds: float, text: str) -> None:
     assert format_clock(seconds) == text
@@ -308,7 +393,13 @@ def test_snapshots_follow_the_study(tmp_path: Path, url: str | None) -> None:
     record_evaluation(session, 1, losses=2)
     record, space = session.open_record(), load_search_file(QUICK).space
     assignment = claim_evaluation(
-        record, {**PARAMS, "depth": 2}, space.make_distributions(), 9, island=1, worker=1, generation=0
+        record,
+        {**PARAMS, "depth": 2},
+        space.make_distributions(),
+        9,
+        island=1,
+        worker=1,
+        generation=0,
     )
     for epochs in range(3):
         snapshot = follower.take_snapshot()
@@ -325,11 +416,15 @@ def test_snapshots_follow_the_study(tmp_path: Path, url: str | None) -> None:
     session.create_confirmations(space)
     plan = make_plan(RunReader(tmp_path / "run").manifest)
     plan.enqueue_planned(session.open_confirmations(), snapshot.evaluations[:1], space)
-    assert [evaluation.state for evaluation in follower.take_snapshot().confirmations] == ["waiting"]
+    assert [evaluation.state for evaluation in follower.take_snapshot().confirmations] == [
+        "waiting"
+    ]
     run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "budget": 77}))
     assert follower.take_snapshot().manifest.budget == 77
     again = RunReader(tmp_path / "run").read_evaluations()
-    assert list(map(repr, follower.take_snapshot().evaluations)) == list(map(repr, again)), "NaN does not equal itself"
+    assert list(map(repr, follower.take_snapshot().evaluations)) == list(map(repr, again)), (
+        "NaN does not equal itself"
+    )
 
 
 def test_is_in_use_follows_lock_of_run_directory(tmp_path: Path) -> None:
@@ -351,7 +446,13 @@ def test_is_in_use_follows_lock_of_run_directory(tmp_path: Path) -> None:
 
 def run_watch(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     command = make_light_command("watch", *arguments)
-    return subprocess.run(command, env=make_environment(**variables), capture_output=True, text=True, timeout=scale(60))
+    return subprocess.run(
+        command,
+        env=make_environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=scale(60),
+    )
 
 
 @pytest.mark.slow
@@ -364,7 +465,9 @@ def test_watch_piped_prints_finished_run_once(tmp_path: Path) -> None:
     assert "best 0.2  trial 4, found 0:0" in shown.stdout
     assert "depth=5  act=relu  flag=True  lr=0.1  accuracy=0.5" in shown.stdout
     (tmp_path / "run").rename(tmp_path / "r\N{LATIN SMALL LETTER U WITH DIAERESIS}n")
-    ascii_only = run_watch(tmp_path / "r\N{LATIN SMALL LETTER U WITH DIAERESIS}n", PYTHONIOENCODING="ascii")
+    ascii_only = run_watch(
+        tmp_path / "r\N{LATIN SMALL LETTER U WITH DIAERESIS}n", PYTHONIOENCODING="ascii"
+    )
     assert ascii_only.returncode == 0
     assert f"  {tmp_path}/r?n\n" in ascii_only.stdout
 
@@ -387,7 +490,9 @@ def test_watch_without_run_prints_one_message(tmp_path: Path) -> None:
         ([], f"the run is not active. {RESUME}"),
     ],
 )
-def test_header_explains_why_run_stopped(tmp_path: Path, summary: object, expected_line: str) -> None:
+def test_header_explains_why_run_stopped(
+    tmp_path: Path, summary: object, expected_line: str
+) -> None:
     record_evaluation(start_session(tmp_path / "run"), 1)
     if summary is not None:
         (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))

@@ -59,7 +59,8 @@ class WatchApp(App[int]):
     """Terminal app, made with Textual, that shows a run and follows its changes.
 
     Args:
-        updates: Yields a snapshot of the run, its status, and the seconds to wait before the next update.
+        updates: Yields a snapshot of the run, its status, and the seconds to wait before the next
+        update.
 
     Attributes:
         run_status: The latest status; None before the first update.
@@ -79,7 +80,10 @@ class WatchApp(App[int]):
     #count { width: auto; padding: 0 1; }
     """
     BINDINGS: ClassVar[list[Any]] = [
-        *(Binding(str(number), f"go('{name}')", name, show=False) for number, name in enumerate(_TABS, 1)),
+        *(
+            Binding(str(number), f"go('{name}')", name, show=False)
+            for number, name in enumerate(_TABS, 1)
+        ),
         Binding("tab", "go_by(1)", "next tab", priority=True),
         Binding("shift+tab", "go_by(-1)", "previous tab", show=False, priority=True),
         Binding("slash", "filter", "filter"),
@@ -118,7 +122,10 @@ class WatchApp(App[int]):
                         yield Plot()
                     if name == "evaluations":
                         with Horizontal():
-                            yield Input(placeholder="/ filters: failed, 17, lr=0.1, relu, ValueError", compact=True)
+                            yield Input(
+                                placeholder="/ filters: failed, 17, lr=0.1, relu, ValueError",
+                                compact=True,
+                            )
                             yield Static(id="count")
                     yield Table()
         yield Footer()
@@ -126,7 +133,8 @@ class WatchApp(App[int]):
     @on(Mount)
     def _start_following(self) -> None:
         self.query_one(Tabs).can_focus = False
-        # A worker of Textual would delay the exit of the app, since reading 10,000 evaluations takes seconds.
+        # A worker of Textual would delay the exit of the app, since reading 10,000 evaluations
+        # takes seconds.
         self.call_after_refresh(threading.Thread(target=self._follow_updates, daemon=True).start)
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         if not self.is_headless:
@@ -163,16 +171,24 @@ class WatchApp(App[int]):
         (self._tabs.show_tab if run.rungs else self._tabs.hide_tab)("rungs")
         if tab == "overview":
             main.query_one("#head", Static).update(Text("\n").join(head))
-            points = [*run.improvements, *((run.working_seconds, loss) for _, loss in run.improvements[-1:])]
+            points = [
+                *run.improvements,
+                *((run.working_seconds, loss) for _, loss in run.improvements[-1:]),
+            ]
             main.query_one(Plot).plot(
-                "best loss over time", points, run.losses, ("0:00", format_clock(run.working_seconds))
+                "best loss over time",
+                points,
+                run.losses,
+                ("0:00", format_clock(run.working_seconds)),
             )
         self._table.show(self._make_rows(tab, run), from_first)
 
     def _make_rows(self, tab: str, run: RunStatus) -> TableRows:
         evaluations, choice = self._evaluations, self._row_order
         if tab == "overview" and not run.running and not run.idle_workers:
-            evaluations = select_top(self._snapshot.evaluations if self._snapshot else [], _MAX_BEST, run.objectives)
+            evaluations = select_top(
+                self._snapshot.evaluations if self._snapshot else [], _MAX_BEST, run.objectives
+            )
             choice = RowOrder("loss", reverse=False)
         elif tab != "evaluations":
             return {
@@ -186,12 +202,16 @@ class WatchApp(App[int]):
         self._headings = [column.heading for column in columns]
         rows = choice.make_rows(evaluations, columns)
         some = f"{len(rows.keys)} of " if choice.filter_words else ""
-        self.screen_stack[0].query_one("#count", Static).update(f"{some}{format_count(len(evaluations), 'evaluation')}")
+        self.screen_stack[0].query_one("#count", Static).update(
+            f"{some}{format_count(len(evaluations), 'evaluation')}"
+        )
         return rows
 
     @property
     def _evaluations(self) -> list[Evaluation]:
-        return [*self._snapshot.evaluations, *self._snapshot.confirmations] if self._snapshot else []
+        return (
+            [*self._snapshot.evaluations, *self._snapshot.confirmations] if self._snapshot else []
+        )
 
     @property
     def _tabs(self) -> TabbedContent:
@@ -215,9 +235,15 @@ class WatchApp(App[int]):
         assert self._snapshot
         snapshot, run_dir = self._snapshot, RunDir(self._path)
         lookup = EvaluationLookup(
-            run_dir, snapshot.manifest, snapshot.is_in_use, snapshot.evaluations, snapshot.confirmations
+            run_dir,
+            snapshot.manifest,
+            snapshot.is_in_use,
+            snapshot.evaluations,
+            snapshot.confirmations,
         )
-        return lookup, next(evaluation for evaluation in self._evaluations if evaluation.label == label)
+        return lookup, next(
+            evaluation for evaluation in self._evaluations if evaluation.label == label
+        )
 
     @on(Table.Sorted)
     def _sort_rows(self, event: Table.Sorted) -> None:
@@ -263,7 +289,11 @@ class WatchApp(App[int]):
             self._show_active_tab(from_first=True)
 
     def _action_copy(self) -> None:
-        opened = self.screen.evaluation.label if isinstance(self.screen, EvaluationScreen) else self._table.key
+        opened = (
+            self.screen.evaluation.label
+            if isinstance(self.screen, EvaluationScreen)
+            else self._table.key
+        )
         if opened:
             _, evaluation = self._find_evaluation(opened)
             self.copy_to_clipboard(json.dumps(evaluation.params, indent=2))

@@ -63,7 +63,9 @@ class EvaluationScreen(Screen[None]):
     def _read_details(self) -> None:
         """Collect the details of the evaluation. Textual calls it in a thread, because reading the log may be slow."""
         details = self._lookup.collect_details(self.evaluation)
-        self.post_message(self.DetailsRead(format_evaluation(details, self._lookup.run_dir.path, "", time.time())))
+        self.post_message(
+            self.DetailsRead(format_evaluation(details, self._lookup.run_dir.path, "", time.time()))
+        )
 
     @on(DetailsRead)
     def _show_details(self, event: DetailsRead) -> None:

@@ -13,7 +13,8 @@ from textual.widget import Widget
 from hpo.text_format import format_number
 from hpo.views.loss_scale import make_loss_scale
 
-_DOT_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bit of each dot by row and column
+# Bit of each dot by row and column.
+_DOT_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _EMPTY_CELL = 0x2800
 
 
@@ -27,7 +28,11 @@ class Plot(Widget):
     _plot_arguments: tuple[str, Any, Any, Any] | None = None
 
     def plot(
-        self, title: str, points: Sequence[tuple[float, float]], losses: Sequence[float], ends: tuple[str, str]
+        self,
+        title: str,
+        points: Sequence[tuple[float, float]],
+        losses: Sequence[float],
+        ends: tuple[str, str],
     ) -> None:
         """Draw a plot, or hide it if there are fewer than two points. The arguments are those of `plot_steps`."""
         self._plot_arguments = title, points, losses, ends
@@ -49,11 +54,10 @@ def plot_steps(
     """Return a plot of a loss over time as text. The line is horizontal between two points.
 
     Args:
-        title: Title above the plot.
-        points: Pairs of a time and the loss from this time on. Times start at 0; the final time is the right edge.
-        losses: Losses of all complete evaluations, which determine the scale; points above the scale are not drawn.
-        ends: Texts below the left and the right edge.
-        size: Width and height in characters, including the title and `ends`.
+        title: Title above the plot. points: Pairs of a time and the loss from this time on. Times
+        start at 0; the final time is the right edge. losses: Losses of all complete evaluations,
+        which determine the scale; points above the scale are not drawn. ends: Texts below the left
+        and the right edge. size: Width and height in characters, including the title and `ends`.
     """
     drawn = [(moment, loss) for moment, loss in points if math.isfinite(loss)]
     scale, height = make_loss_scale([loss for _, loss in drawn], losses), size[1] - 2
@@ -67,19 +71,26 @@ def plot_steps(
     left = max(map(len, labels))
     width = max(2, size[0] - left - 1)
     moments = [moment for moment, _ in drawn]
-    fractions = [None if scale.is_out_of_range(loss) else scale.compute_fraction(loss) for _, loss in drawn]
-    indices = [bisect_right(moments, moments[-1] * dot / (2 * width - 1)) - 1 for dot in range(2 * width)]
+    fractions = [
+        None if scale.is_out_of_range(loss) else scale.compute_fraction(loss) for _, loss in drawn
+    ]
+    indices = [
+        bisect_right(moments, moments[-1] * dot / (2 * width - 1)) - 1 for dot in range(2 * width)
+    ]
     lines = _draw_levels([None if index < 0 else fractions[index] for index in indices], height)
     text = Text(f"{title}{', logarithmic' if scale.is_logarithmic else ''}", "bold", no_wrap=True)
     for label, line in zip(labels, lines, strict=True):
         text.append_text(Text.assemble(f"\n{label:>{left}} ", (line, "green"), style="not bold"))
-    return text.append(f"\n{'':{left}} {ends[0]}{ends[1]:>{max(0, width - len(ends[0]))}}", "not bold")
+    return text.append(
+        f"\n{'':{left}} {ends[0]}{ends[1]:>{max(0, width - len(ends[0]))}}", "not bold"
+    )
 
 
 def _draw_levels(levels: Sequence[float | None], height: int) -> list[str]:
     """Return a curve as lines of braille characters.
 
-    Each level is the height of the curve in one column of dots, from 0 to 1, or None for an empty column.
+    Each level is the height of the curve in one column of dots, from 0 to 1, or None for an empty
+    column.
     """
     cells = [[_EMPTY_CELL] * (len(levels) // 2) for _ in range(height)]
     before = None

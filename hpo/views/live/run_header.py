@@ -34,14 +34,26 @@ _PHASE_TITLES = {
     "unknown": ("running or not?", "bold yellow"),
 }
 _MAX_LINE_LENGTH = 500  # characters
-_STATES = ("complete", "pruned", "paused", "failed", "running", "waiting", "imported", "promoted", "interrupted")
+_STATES = (
+    "complete",
+    "pruned",
+    "paused",
+    "failed",
+    "running",
+    "waiting",
+    "imported",
+    "promoted",
+    "interrupted",
+)
 _STATE_NAMES = {"promoted": "promoted and continued", "interrupted": "interrupted and retried"}
 TEXT_STYLES = {"failed": "red", "pruned": "yellow", "paused": "yellow"}
 
 
 def format_header(run: RunStatus, path: Path) -> list[Text]:
     """Return the lines of the header. The first line has the phase and the progress of the run."""
-    title = Text.assemble(_PHASE_TITLES[run.phase], f"  {format_progress(run)}  {make_printable(str(path))}")
+    title = Text.assemble(
+        _PHASE_TITLES[run.phase], f"  {format_progress(run)}  {make_printable(str(path))}"
+    )
     return [
         title,
         *(Text(make_printable(line), _PHASE_TITLES[run.phase][1]) for line in _explain(run, path)),
@@ -51,7 +63,8 @@ def format_header(run: RunStatus, path: Path) -> list[Text]:
 
 def _format_results(run: RunStatus, path: Path) -> Iterator[Text]:
     counts = {
-        _STATE_NAMES.get(state, state): (run.counts.get(state, 0), TEXT_STYLES.get(state, "")) for state in _STATES
+        _STATE_NAMES.get(state, state): (run.counts.get(state, 0), TEXT_STYLES.get(state, ""))
+        for state in _STATES
     }
     if not run.may_be_running:
         counts["not ended"] = counts.pop("running")
@@ -64,11 +77,15 @@ def _format_results(run: RunStatus, path: Path) -> Iterator[Text]:
     params, metrics = run.best.params, run.best.metrics
     if len(params) > MAX_HYPERPARAMETERS:
         yield Text(cut_text(format_named_values(metrics), _MAX_LINE_LENGTH))
-        yield Text(f"{make_show_command(path, run.best.label)} shows all {len(params)} hyperparameters", "dim")
+        yield Text(
+            f"{make_show_command(path, run.best.label)} shows all {len(params)} hyperparameters",
+            "dim",
+        )
     else:
         yield Text(
             cut_text(
-                format_named_values(merge_params_and_metrics(params, metrics, ("loss", "trial"))), _MAX_LINE_LENGTH
+                format_named_values(merge_params_and_metrics(params, metrics, ("loss", "trial"))),
+                _MAX_LINE_LENGTH,
             )
         )
     if run.front:
@@ -76,7 +93,9 @@ def _format_results(run: RunStatus, path: Path) -> Iterator[Text]:
     first = next(iter(run.confirmed), None)
     if first is not None and first.mean is not None:
         mean, seeds = format_number(first.mean), len(first.losses)
-        yield Text(f"confirmed: trial {first.trial} is first, mean loss {mean} of {seeds} other seeds")
+        yield Text(
+            f"confirmed: trial {first.trial} is first, mean loss {mean} of {seeds} other seeds"
+        )
 
 
 def _describe_best(run: RunStatus, best: Evaluation) -> Text:
@@ -84,18 +103,24 @@ def _describe_best(run: RunStatus, best: Evaluation) -> Text:
     if best.imported_from:
         found = cut_text(make_printable(f"imported from {best.imported_from}"), _MAX_LINE_LENGTH)
     name = f"front {len(run.front)}  lowest loss" if run.front else "best"
-    return Text.assemble((f"{name} {format_number(best.loss)}", "bold green"), f"  trial {best.trial}, {found}")
+    return Text.assemble(
+        (f"{name} {format_number(best.loss)}", "bold green"), f"  trial {best.trial}, {found}"
+    )
 
 
 def format_progress(run: RunStatus) -> str:
     """Return a text with the number of ended evaluations, and if known the pace and the remaining time."""
-    text = f"{run.done}/{run.total} {'confirmations' if run.phase == 'confirming' else 'evaluations'}"
+    text = (
+        f"{run.done}/{run.total} {'confirmations' if run.phase == 'confirming' else 'evaluations'}"
+    )
     if run.pace.per_minute is not None:
         rate = run.pace.per_minute
         text += f", {rate:.0f} a minute" if rate >= 10 else f", {rate:.2g} a minute"
     if run.pace.seconds_left is not None and run.done < run.total:
         left = (
-            format_duration(run.pace.seconds_left) if run.pace.seconds_left >= 60 else f"{run.pace.seconds_left:.0f} s"
+            format_duration(run.pace.seconds_left)
+            if run.pace.seconds_left >= 60
+            else f"{run.pace.seconds_left:.0f} s"
         )
         text += f", about {left} left{', then --confirm-seeds' if run.to_confirm else ''}"
     return text

@@ -26,10 +26,9 @@ class IslandStatus:
     """Status of one island.
 
     Attributes:
-        index: Number of the island, from 0.
-        population: Number of its evaluations that are finished (complete, pruned, paused or failed).
-        best: Its evaluation with the lowest loss; None if no evaluation has succeeded.
-        failed: Number of failed evaluations.
+        index: Number of the island, from 0. population: Number of its evaluations that are finished
+        (complete, pruned, paused or failed). best: Its evaluation with the lowest loss; None if no
+        evaluation has succeeded. failed: Number of failed evaluations.
     """
 
     index: int
@@ -43,26 +42,25 @@ class RunStatus:
     """Status of a run at one moment.
 
     Attributes:
-        at: Time of the snapshot, in seconds since the epoch.
-        phase: searching, confirming, ending (all evaluations are done, but the run is still active), finished, stopped
-            (before the end, without a crash), crashed, or unknown if this host cannot see whether the run is active.
-        reason: More about the phase, such as why the run stopped; may be empty.
-        remedy: What to change in the command that resumes the run; may be empty.
-        done: Number of individuals that have ended in the search, or in the confirmation if the phase is "confirming".
-        total: Number of individuals to evaluate in the search, or in the confirmation.
-        pace: Evaluations per minute, and the remaining time.
-        counts: Number of evaluations by state. Imported evaluations count as "imported".
-        objectives: The objectives of the run.
-        best: The first individual of the front, or the evaluation with the lowest loss if that is the only objective.
-        front: The Pareto front; empty if the loss is the only objective.
-        islands: Status of each island with evaluations.
-        running: The running evaluation of each worker, the oldest first.
-        idle_workers: Workers that have evaluated in this session, but now run no evaluation.
-        improvements: For each new best: the working time (see `working_seconds`) when it was found, and its loss.
-        working_seconds: Time until now in which at least one worker evaluated, in seconds.
-        losses: Losses of all complete evaluations.
-        to_confirm: Whether the best will be confirmed with other seeds after the search.
-        confirmed: Comparison of the confirmed individuals, best first.
+        at: Time of the snapshot, in seconds since the epoch. phase: searching, confirming, ending
+        (all evaluations are done, but the run is still active), finished, stopped
+            (before the end, without a crash), crashed, or unknown if this host cannot see whether
+            the run is active.
+        reason: More about the phase, such as why the run stopped; may be empty. remedy: What to
+        change in the command that resumes the run; may be empty. done: Number of individuals that
+        have ended in the search, or in the confirmation if the phase is "confirming". total: Number
+        of individuals to evaluate in the search, or in the confirmation. pace: Evaluations per
+        minute, and the remaining time. counts: Number of evaluations by state. Imported evaluations
+        count as "imported". objectives: The objectives of the run. best: The first individual of
+        the front, or the evaluation with the lowest loss if that is the only objective. front: The
+        Pareto front; empty if the loss is the only objective. islands: Status of each island with
+        evaluations. running: The running evaluation of each worker, the oldest first. idle_workers:
+        Workers that have evaluated in this session, but now run no evaluation. improvements: For
+        each new best: the working time (see `working_seconds`) when it was found, and its loss.
+        working_seconds: Time until now in which at least one worker evaluated, in seconds. losses:
+        Losses of all complete evaluations. to_confirm: Whether the best will be confirmed with
+        other seeds after the search. confirmed: Comparison of the confirmed individuals, best
+        first.
     """
 
     at: float
@@ -105,7 +103,8 @@ def compute_run_status(snapshot: RunSnapshot) -> RunStatus:
     shown = confirmations if phase == "confirming" else evaluations
     total = len(confirmations) if phase == "confirming" else snapshot.manifest.budget
     done = sum(
-        any(evaluation.has_ended_in_run for evaluation in group) for group in group_by_individual(shown).values()
+        any(evaluation.has_ended_in_run for evaluation in group)
+        for group in group_by_individual(shown).values()
     )
     may_be_running = phase in ACTIVE_PHASES
     running = _find_running(everything)
@@ -120,7 +119,9 @@ def compute_run_status(snapshot: RunSnapshot) -> RunStatus:
         remedy=snapshot.remedy,
         done=done,
         total=total,
-        pace=compute_pace(shown, total - done, since, snapshot.taken_at if may_be_running else None),
+        pace=compute_pace(
+            shown, total - done, since, snapshot.taken_at if may_be_running else None
+        ),
         counts=_count_states(evaluations),
         objectives=objectives,
         best=found[0] if found else find_best(evaluations),
@@ -140,12 +141,16 @@ def compute_run_status(snapshot: RunSnapshot) -> RunStatus:
 def _find_phase(snapshot: RunSnapshot) -> tuple[str, str]:
     """Return the phase of a run, and the reason for it or an empty text."""
     confirming = any(evaluation.state == "running" for evaluation in snapshot.confirmations)
-    unconfirmed = confirming or any(evaluation.state == "waiting" for evaluation in snapshot.confirmations)
+    unconfirmed = confirming or any(
+        evaluation.state == "waiting" for evaluation in snapshot.confirmations
+    )
     searching = any(evaluation.state == "running" for evaluation in snapshot.evaluations)
     run = snapshot.manifest
     spent = is_search_over(snapshot.evaluations, run.budget, run.pruner, run.objectives)
     to_confirm = (
-        snapshot.manifest.confirm_seeds and not snapshot.confirmations and find_best(snapshot.evaluations) is not None
+        snapshot.manifest.confirm_seeds
+        and not snapshot.confirmations
+        and find_best(snapshot.evaluations) is not None
     )
     finished = spent and not searching and not unconfirmed and not to_confirm
     if snapshot.is_in_use:
@@ -154,18 +159,31 @@ def _find_phase(snapshot: RunSnapshot) -> tuple[str, str]:
     if finished:
         return "finished", ""
     if snapshot.is_in_use is None:
-        return "unknown", f"{snapshot.holder or 'the run'} may still be active; this host cannot see its lock"
-    return ("crashed", snapshot.holder.split(" since ")[0]) if snapshot.holder else ("stopped", snapshot.stop_reason)
+        return (
+            "unknown",
+            f"{snapshot.holder or 'the run'} may still be active; this host cannot see its lock",
+        )
+    return (
+        ("crashed", snapshot.holder.split(" since ")[0])
+        if snapshot.holder
+        else ("stopped", snapshot.stop_reason)
+    )
 
 
 def _count_states(evaluations: Iterable[Evaluation]) -> dict[str, int]:
-    return dict(Counter("imported" if evaluation.imported_from else evaluation.state for evaluation in evaluations))
+    return dict(
+        Counter(
+            "imported" if evaluation.imported_from else evaluation.state
+            for evaluation in evaluations
+        )
+    )
 
 
 def _summarize_islands(evaluations: Sequence[Evaluation], count: int) -> list[IslandStatus]:
     """Return the status of each island that has evaluations.
 
-    If an earlier session had more islands, evaluations of its island `i` count for island `i % count`.
+    If an earlier session had more islands, evaluations of its island `i` count for island `i %
+    count`.
     """
     groups: dict[int, list[Evaluation]] = {}
     for evaluation in evaluations:
@@ -185,20 +203,29 @@ def _summarize_islands(evaluations: Sequence[Evaluation], count: int) -> list[Is
 def _find_running(evaluations: Iterable[Evaluation]) -> list[Evaluation]:
     """Return the running evaluation of each worker. If a crashed session has left several, return the latest."""
     by_worker: dict[int, Evaluation] = {}
-    for evaluation in sorted((e for e in evaluations if e.state == "running"), key=lambda e: e.started):
+    for evaluation in sorted(
+        (e for e in evaluations if e.state == "running"), key=lambda e: e.started
+    ):
         by_worker[evaluation.worker] = evaluation
-    return sorted(by_worker.values(), key=lambda evaluation: (evaluation.started, evaluation.worker))
+    return sorted(
+        by_worker.values(), key=lambda evaluation: (evaluation.started, evaluation.worker)
+    )
 
 
-def _find_idle_workers(evaluations: Iterable[Evaluation], running: Iterable[Evaluation], since: float) -> list[int]:
+def _find_idle_workers(
+    evaluations: Iterable[Evaluation], running: Iterable[Evaluation], since: float
+) -> list[int]:
     seen = {evaluation.worker for evaluation in evaluations if evaluation.started >= since}
     return sorted(seen - {evaluation.worker for evaluation in running})
 
 
-def _find_improvements(evaluations: Sequence[Evaluation], time: WorkingTime) -> list[tuple[float, float]]:
+def _find_improvements(
+    evaluations: Sequence[Evaluation], time: WorkingTime
+) -> list[tuple[float, float]]:
     """Return the working time and the loss of each new best. The best imported evaluation has time 0."""
     first = find_best(evaluation for evaluation in evaluations if evaluation.imported_from)
     found = [(0.0, first.loss)] if first else []
     return found + [
-        (time.compute_seconds(evaluation.ended), evaluation.loss) for evaluation in find_improvements(evaluations)
+        (time.compute_seconds(evaluation.ended), evaluation.loss)
+        for evaluation in find_improvements(evaluations)
     ]

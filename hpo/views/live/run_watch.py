@@ -23,7 +23,8 @@ from hpo.views.live.run_status import RunStatus, compute_run_status
 from hpo.views.progress import SECONDS_BETWEEN_ESTIMATES, ProgressLines
 
 _MIN_POLL_SECONDS = 1.0
-_MAX_CPU_SHARE = 0.02  # of a core, used for reading; with 10,000 evaluations, this makes updates less frequent
+# Of a core, used for reading; with 10,000 evaluations, this makes updates less frequent.
+_MAX_CPU_SHARE = 0.02
 
 
 def watch_run(path: Path, storage: str | None = None) -> int:
@@ -35,33 +36,45 @@ def watch_run(path: Path, storage: str | None = None) -> int:
     Raises:
         UsageError: The directory contains no run.
     """
-    RunDir(path).read_manifest()  # Errors are raised before the screen replaces the terminal's content.
+    # Errors are raised before the screen replaces the terminal's content.
+    RunDir(path).read_manifest()
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # The terminal may not support characters of hyperparameters.
+        # The terminal may not support characters of hyperparameters.
+        sys.stdout.reconfigure(errors="replace")
     try:
-        return _show_screen(path, storage) if _has_capable_terminal() else _print_listing(path, storage)
+        return (
+            _show_screen(path, storage)
+            if _has_capable_terminal()
+            else _print_listing(path, storage)
+        )
     except KeyboardInterrupt:
         return 0
-    except BrokenPipeError:  # The reader has closed the pipe. At its exit, Python would try to write again.
+    # The reader has closed the pipe. At its exit, Python would try to write again.
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def _has_capable_terminal() -> bool:
     """Return whether Textual can use the terminal: it reads from stdin and writes to stderr."""
-    terminals = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    terminals = all(
+        stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
+    )
     is_capable = os.environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
     return terminals and is_capable and sys.stdout.encoding.lower().startswith("utf")
 
 
-def _read_updates(path: Path, storage: str | None) -> Iterator[tuple[RunSnapshot, RunStatus, float]]:
+def _read_updates(
+    path: Path, storage: str | None
+) -> Iterator[tuple[RunSnapshot, RunStatus, float]]:
     """Yield snapshots of a run without end, each with its status and the seconds to wait before the next snapshot.
 
     If the run is not active and its data have not changed, the previous status object is yielded.
     """
     follower = RunReader(path, storage).make_follower()
     snapshot = follower.take_snapshot()
-    run, pause = compute_run_status(snapshot), _MIN_POLL_SECONDS  # Only the first snapshot reads everything.
+    # Only the first snapshot reads everything.
+    run, pause = compute_run_status(snapshot), _MIN_POLL_SECONDS
     while True:
         yield snapshot, run, pause
         began = time.thread_time()
@@ -128,9 +141,13 @@ class RunListing:
                     self._stages_with_heading.add(stage)
                     yield stage.heading
                 yield stage.format_line(evaluation) + (
-                    f"  ({make_show_command(self._path, evaluation.label)})" * (evaluation.state == "failed")
+                    f"  ({make_show_command(self._path, evaluation.label)})"
+                    * (evaluation.state == "failed")
                 )
-        if time.monotonic() - self._estimated_at > SECONDS_BETWEEN_ESTIMATES and run.done < run.total:
+        if (
+            time.monotonic() - self._estimated_at > SECONDS_BETWEEN_ESTIMATES
+            and run.done < run.total
+        ):
             self._estimated_at = time.monotonic()
             yield f"-- {format_best_so_far(run.best, len(run.front))}{format_progress(run)}"
 

@@ -15,7 +15,14 @@ from hpo.objectives import Objectives
 from hpo.results.display_names import collect_names, name_metrics, name_params
 from hpo.results.failure_reasons import format_reason, summarize_failures
 from hpo.store.evaluations import Evaluation, format_label
-from hpo.text_format import cut_text, format_clock, format_number, format_tenths, format_value, make_printable
+from hpo.text_format import (
+    cut_text,
+    format_clock,
+    format_number,
+    format_tenths,
+    format_value,
+    make_printable,
+)
 from hpo.views.front_text import put_objectives_first
 from hpo.views.live.run_header import TEXT_STYLES
 from hpo.views.live.run_status import RunStatus
@@ -24,7 +31,17 @@ from hpo.views.summary_text import make_rung_columns
 _LONGEST_VALUE = 24  # characters
 _LONGEST_NAME = 60
 _LONGEST_REASON = 300
-_RESERVED_COLUMNS = ("trial", "state", "loss", "seconds", "epochs", "island", "worker", "ago", "failure")
+_RESERVED_COLUMNS = (
+    "trial",
+    "state",
+    "loss",
+    "seconds",
+    "epochs",
+    "island",
+    "worker",
+    "ago",
+    "failure",
+)
 _WORKER_COLUMNS = ("worker", "evaluated", "failed", "trial", "epochs", "loss", "for")
 
 
@@ -32,9 +49,9 @@ class TableRows(NamedTuple):
     """Rows of a table.
 
     Attributes:
-        headings: Headings of the columns.
-        keys: For each row, the label of the evaluation that the user opens with it; "" if the row opens none.
-        cells: Function that takes the index of a row and returns its cells.
+        headings: Headings of the columns. keys: For each row, the label of the evaluation that the
+        user opens with it; "" if the row opens none. cells: Function that takes the index of a row
+        and returns its cells.
     """
 
     headings: Sequence[str]
@@ -46,9 +63,9 @@ class Column(NamedTuple):
     """A column of a table of evaluations.
 
     Attributes:
-        heading: Heading of the column.
-        find_value: Function that returns the value by which an evaluation is sorted; None if it has no value.
-        format_value: Function that returns the text of an evaluation's cell.
+        heading: Heading of the column. find_value: Function that returns the value by which an
+        evaluation is sorted; None if it has no value. format_value: Function that returns the text
+        of an evaluation's cell.
     """
 
     heading: str
@@ -80,7 +97,9 @@ class RowOrder:
         Evaluations without a value in this column come last.
         """
         words = self.filter_words.lower().split()
-        sort_column = next((column for column in columns if column.heading == self.heading), columns[0])
+        sort_column = next(
+            (column for column in columns if column.heading == self.heading), columns[0]
+        )
         chosen = [
             (sort_column.find_value(evaluation), evaluation)
             for evaluation in evaluations
@@ -88,9 +107,13 @@ class RowOrder:
         ]
         ranked = [pair for pair in chosen if pair[0] is not None]
         ranked.sort(key=lambda pair: (isinstance(pair[0], str), pair[0]), reverse=self.reverse)
-        shown = [evaluation for _, evaluation in [*ranked, *(pair for pair in chosen if pair[0] is None)]]
+        shown = [
+            evaluation for _, evaluation in [*ranked, *(pair for pair in chosen if pair[0] is None)]
+        ]
         arrow = "\u25bc" if self.reverse else "\u25b2"
-        headings = [f"{column.heading}{arrow if column is sort_column else ' '}" for column in columns]
+        headings = [
+            f"{column.heading}{arrow if column is sort_column else ' '}" for column in columns
+        ]
         return TableRows(
             headings,
             [evaluation.label for evaluation in shown],
@@ -103,12 +126,18 @@ def _matches_word(evaluation: Evaluation, word: str) -> bool:
     if word.isdigit():
         return word == str(evaluation.trial)
     params = " ".join(f"{name}={item}" for name, item in evaluation.params.items())
-    return word in f"{evaluation.label} {evaluation.state} {params} {evaluation.failure or ''}".lower()
+    return (
+        word in f"{evaluation.label} {evaluation.state} {params} {evaluation.failure or ''}".lower()
+    )
 
 
-def make_columns(evaluations: Sequence[Evaluation], objectives: Objectives, now: float) -> list[Column]:
+def make_columns(
+    evaluations: Sequence[Evaluation], objectives: Objectives, now: float
+) -> list[Column]:
     """Return the columns of a table of `evaluations`; `now` is the current time, in seconds since the epoch."""
-    params = name_params(collect_names(evaluation.params for evaluation in evaluations), _RESERVED_COLUMNS)
+    params = name_params(
+        collect_names(evaluation.params for evaluation in evaluations), _RESERVED_COLUMNS
+    )
     found = put_objectives_first(
         sorted({name for evaluation in evaluations for name in evaluation.metrics}), objectives
     )
@@ -131,7 +160,9 @@ def make_columns(evaluations: Sequence[Evaluation], objectives: Objectives, now:
             for name, shown in params.items()
         ),
         _make_column(
-            "seconds", lambda evaluation: evaluation.seconds if evaluation.has_ended else math.nan, format_tenths
+            "seconds",
+            lambda evaluation: evaluation.seconds if evaluation.has_ended else math.nan,
+            format_tenths,
         ),
         _make_column("epochs", lambda evaluation: max(evaluation.curve, default=0)),
         _make_column("island", lambda evaluation: evaluation.island),
@@ -182,7 +213,11 @@ def _find_param(name: str, evaluation: Evaluation) -> Any:
 
 
 def _format_param(name: str, evaluation: Evaluation | None) -> str:
-    return cut_text(format_value(evaluation.params.get(name, "")), _LONGEST_VALUE) if evaluation else ""
+    return (
+        cut_text(format_value(evaluation.params.get(name, "")), _LONGEST_VALUE)
+        if evaluation
+        else ""
+    )
 
 
 def make_failure_rows(evaluations: Sequence[Evaluation]) -> TableRows:
@@ -207,7 +242,9 @@ def make_island_rows(run: RunStatus) -> TableRows:
         "island": [str(island.index) for island in run.islands],
         "population": [str(island.population) for island in run.islands],
         "failed": [str(island.failed) for island in run.islands],
-        "best": ["" if island.best is None else format_number(island.best.loss) for island in run.islands],
+        "best": [
+            "" if island.best is None else format_number(island.best.loss) for island in run.islands
+        ],
         "trial": labels,
     }
     return _make_table_rows(columns, labels)
@@ -216,7 +253,9 @@ def make_island_rows(run: RunStatus) -> TableRows:
 def make_worker_rows(run: RunStatus, evaluations: Sequence[Evaluation] = ()) -> TableRows:
     """Return a row for each worker: its running evaluation, and how many of its `evaluations` have ended or failed."""
     ended = Counter(evaluation.worker for evaluation in evaluations if evaluation.has_ended_in_run)
-    failed = Counter(evaluation.worker for evaluation in evaluations if evaluation.state == "failed")
+    failed = Counter(
+        evaluation.worker for evaluation in evaluations if evaluation.state == "failed"
+    )
     own = {evaluation.worker: evaluation for evaluation in run.running}
     workers = sorted({*ended, *own, *run.idle_workers})
     now = [own.get(worker) for worker in workers]
@@ -233,14 +272,20 @@ def make_worker_rows(run: RunStatus, evaluations: Sequence[Evaluation] = ()) -> 
             for evaluation in now
         ],
         "for": [
-            format_clock(run.at - evaluation.started) if evaluation and run.may_be_running else "" for evaluation in now
+            format_clock(run.at - evaluation.started) if evaluation and run.may_be_running else ""
+            for evaluation in now
         ],
     }
-    params = name_params(collect_names(evaluation.params for evaluation in run.running), _WORKER_COLUMNS)
+    params = name_params(
+        collect_names(evaluation.params for evaluation in run.running), _WORKER_COLUMNS
+    )
     return _make_table_rows(
         {
             **columns,
-            **{shown: [_format_param(name, evaluation) for evaluation in now] for name, shown in params.items()},
+            **{
+                shown: [_format_param(name, evaluation) for evaluation in now]
+                for name, shown in params.items()
+            },
         },
         labels,
     )
@@ -248,5 +293,7 @@ def make_worker_rows(run: RunStatus, evaluations: Sequence[Evaluation] = ()) -> 
 
 def _make_table_rows(columns: Mapping[str, Sequence[str]], labels: Sequence[str]) -> TableRows:
     return TableRows(
-        [_format_name(name) for name in columns], labels, list(zip(*columns.values(), strict=True)).__getitem__
+        [_format_name(name) for name in columns],
+        labels,
+        list(zip(*columns.values(), strict=True)).__getitem__,
     )

@@ -20,13 +20,15 @@ from hpo.views.live.table_rows import TableRows
 _GAP = 2
 _FAR = 10**9
 _ARROWS = " \u25b2\u25bc"
-_LEFT_ALIGNED = ("state", "failure", "reason", "next promotion")  # Columns of numbers are aligned to the right.
+# Columns of numbers are aligned to the right.
+_LEFT_ALIGNED = ("state", "failure", "reason", "next promotion")
 
 
 class Table(ScrollView, can_focus=True):
     """Table widget with a cursor.
 
-    If rows are added, the cursor stays on its evaluation, except that a cursor in the first row stays in that row.
+    If rows are added, the cursor stays on its evaluation, except that a cursor in the first row
+    stays in that row.
     """
 
     BINDINGS: ClassVar[list[Any]] = [
@@ -72,10 +74,14 @@ class Table(ScrollView, can_focus=True):
         if len(rows.headings) != len(self._widths):
             self._widths = (0,) * len(rows.headings)
         key = self.key if self._cursor_row and not from_first else ""
-        row = rows.keys.index(key) if key and key in rows.keys else 0 if not key else self._cursor_row
+        row = (
+            rows.keys.index(key) if key and key in rows.keys else 0 if not key else self._cursor_row
+        )
         self._rows = rows
         self._widen([Text(heading) for heading in rows.headings])
-        self.scroll_to(y=0 if from_first else self.scroll_offset.y + row - self._cursor_row, animate=False)
+        self.scroll_to(
+            y=0 if from_first else self.scroll_offset.y + row - self._cursor_row, animate=False
+        )
         self._cursor_row = max(0, min(row, len(rows.keys) - 1))
         self.refresh()
 
@@ -90,12 +96,18 @@ class Table(ScrollView, can_focus=True):
         line = Text(end="")
         for heading, cell, width in zip(self._rows.headings, cells, self._widths, strict=True):
             space, is_left = " " * (width - cell.cell_len), _is_left_aligned(heading)
-            line.append(" " * _GAP + ("" if is_left else space)).append_text(cell).append(space if is_left else "")
+            line.append(" " * _GAP + ("" if is_left else space)).append_text(cell).append(
+                space if is_left else ""
+            )
         if y == 0 or row == self._cursor_row:
             style += self.get_component_rich_style("table--cursor" if y > 0 else "table--heading")
-        left, right = self.scroll_offset.x, self.scroll_offset.x + self.scrollable_content_region.width
+        left, right = (
+            self.scroll_offset.x,
+            self.scroll_offset.x + self.scrollable_content_region.width,
+        )
         whole = [edge for edge in self._edges if edge <= right]
-        # Hide a column of numbers that would be cut off, because a part of a number misleads, except the only column.
+        # Hide a column of numbers that would be cut off, because a part of a number misleads,
+        # except the only column.
         if (
             whole
             and left < whole[-1]
@@ -112,7 +124,9 @@ class Table(ScrollView, can_focus=True):
 
     def _widen(self, cells: list[Text]) -> None:
         """Widen columns to fit these cells, and draw all rows again if a column was too narrow."""
-        widths = tuple(max(width, cell.cell_len) for width, cell in zip(self._widths, cells, strict=True))
+        widths = tuple(
+            max(width, cell.cell_len) for width, cell in zip(self._widths, cells, strict=True)
+        )
         if widths != self._widths:
             self._widths = widths
             self.call_later(self.refresh)
@@ -123,7 +137,8 @@ class Table(ScrollView, can_focus=True):
     def _action_move(self, rows: int) -> None:
         self._cursor_row = max(0, min(self._cursor_row + rows, len(self._rows.keys) - 1))
         top = max(
-            min(self.scroll_offset.y, self._cursor_row), self._cursor_row - self.scrollable_content_region.height + 2
+            min(self.scroll_offset.y, self._cursor_row),
+            self._cursor_row - self.scrollable_content_region.height + 2,
         )
         self.scroll_to(y=top, animate=False)
         self.refresh()

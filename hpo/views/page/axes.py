@@ -21,7 +21,9 @@ def is_log(distribution: Any) -> bool:
     return bool(getattr(distribution, "log", False))
 
 
-def make_axis(title: str, values: Sequence[float] = (), *, log: bool = False, whole: bool = False) -> dict[str, Any]:
+def make_axis(
+    title: str, values: Sequence[float] = (), *, log: bool = False, whole: bool = False
+) -> dict[str, Any]:
     """Return a plotly axis.
 
     Args:
@@ -54,12 +56,19 @@ def wrap_name(text: str, width: int) -> list[str]:
 def shorten_middle(text: str) -> str:
     """Replace the middle of a long text by an ellipsis, and escape the text for plotly."""
     half = _LONGEST_TICK // 2
-    return escape_markup(text if len(text) <= _LONGEST_TICK else f"{text[:half]}\N{HORIZONTAL ELLIPSIS}{text[-half:]}")
+    return escape_markup(
+        text
+        if len(text) <= _LONGEST_TICK
+        else f"{text[:half]}\N{HORIZONTAL ELLIPSIS}{text[-half:]}"
+    )
 
 
 def make_category_ticks(choices: Sequence[Any]) -> dict[str, Any]:
     """Return the ticks of an axis on which the choices of a hyperparameter are at 0, 1, 2 and so on."""
-    return {"tickvals": list(range(len(choices))), "ticktext": [shorten_middle(format_value(item)) for item in choices]}
+    return {
+        "tickvals": list(range(len(choices))),
+        "ticktext": [shorten_middle(format_value(item)) for item in choices],
+    }
 
 
 def make_upright_axis(
@@ -70,7 +79,9 @@ def make_upright_axis(
     if choices is not None:
         span = max(1, len(choices) - 1)
         heights = {choice: index / span for index, choice in enumerate(choices)}
-        return [heights[item] for item in values], [(heights[choice], format_value(choice)) for choice in choices]
+        return [heights[item] for item in values], [
+            (heights[choice], format_value(choice)) for choice in choices
+        ]
     low, high = min(values), max(values)
     if log:
         ticks = [low, *_compute_log_ticks(low, high, margin=0.06), high]
@@ -83,8 +94,11 @@ def make_upright_axis(
         if low == high:
             return 0.5
         if log:
-            return round((math.log10(item) - math.log10(low)) / (math.log10(high) - math.log10(low)), 4)
-        fraction = (item / 2 - low / 2) / (high / 2 - low / 2)  # Halves, because a difference may overflow.
+            return round(
+                (math.log10(item) - math.log10(low)) / (math.log10(high) - math.log10(low)), 4
+            )
+        # Halves, because a difference may overflow.
+        fraction = (item / 2 - low / 2) / (high / 2 - low / 2)
         return float(round(fraction, 4))
 
     def format_tick(tick: float) -> str:
@@ -105,7 +119,9 @@ def _compute_log_ticks(low: float, high: float, margin: float = 0.0) -> list[flo
     least, most = math.log10(low), math.log10(high)
     gap = (most - least) * margin
     every = max(1, len(powers) // 12)
-    between = [step * 10.0**power for power in powers[::every] for step in steps if power < _LARGEST_POWER]
+    between = [
+        step * 10.0**power for power in powers[::every] for step in steps if power < _LARGEST_POWER
+    ]
     return [tick for tick in between if tick > 0 and least + gap <= math.log10(tick) <= most - gap]
 
 

@@ -27,9 +27,19 @@ STATE_MARKERS = (
     ("running", "--island-2", "triangle-right"),
 )
 
-_MAX_LABEL_PARAMS = 12  # hyperparameters in the label of a point, because the labels of all points make the file large
+# Hyperparameters in the label of a point, because the labels of all points make the file large.
+_MAX_LABEL_PARAMS = 12
 _ISLAND_COLOURS = 8
-_ISLAND_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "pentagon", "star", "hexagram")
+_ISLAND_SYMBOLS = (
+    "circle",
+    "square",
+    "diamond",
+    "triangle-up",
+    "cross",
+    "pentagon",
+    "star",
+    "hexagram",
+)
 MAX_POINTS = 2000  # points that a browser draws as SVG without noticeable delay
 
 
@@ -58,12 +68,16 @@ class Figure:
     out_of_range_note: str = ""
 
 
-def sample_evaluations(evaluations: Sequence[Evaluation], max_count: int = MAX_POINTS) -> list[Evaluation]:
+def sample_evaluations(
+    evaluations: Sequence[Evaluation], max_count: int = MAX_POINTS
+) -> list[Evaluation]:
     """Return at most `max_count` evaluations: the best `max_count // 2`, and a regular sample of the others."""
     if len(evaluations) <= max_count:
         return list(evaluations)
     ordered = sorted(evaluations, key=lambda evaluation: evaluation.loss)
-    best = [evaluation for evaluation in ordered[: max_count // 2] if math.isfinite(evaluation.loss)]
+    best = [
+        evaluation for evaluation in ordered[: max_count // 2] if math.isfinite(evaluation.loss)
+    ]
     others = ordered[len(best) :]
     step = math.ceil(len(others) / (max_count // 2))
     return sorted([*best, *others[::step]], key=lambda evaluation: evaluation.trial)
@@ -82,9 +96,19 @@ def make_points(x: Sequence[Any], evaluations: Sequence[Evaluation], name: str) 
 
 def format_label(evaluation: Evaluation) -> str:
     """Return the label of an evaluation's point, with one fact per line."""
-    loss = f"loss {format_number(evaluation.loss)}" if math.isfinite(evaluation.loss) else evaluation.state
-    params = [f"{name} = {format_value(item)}" for name, item in evaluation.params.items()][:_MAX_LABEL_PARAMS]
-    facts = [f"trial {evaluation.trial}: {loss}", *params, f"island {evaluation.island}, worker {evaluation.worker}"]
+    loss = (
+        f"loss {format_number(evaluation.loss)}"
+        if math.isfinite(evaluation.loss)
+        else evaluation.state
+    )
+    params = [f"{name} = {format_value(item)}" for name, item in evaluation.params.items()][
+        :_MAX_LABEL_PARAMS
+    ]
+    facts = [
+        f"trial {evaluation.trial}: {loss}",
+        *params,
+        f"island {evaluation.island}, worker {evaluation.worker}",
+    ]
     return "<br>".join(escape_markup(fact) for fact in facts)
 
 
@@ -113,8 +137,12 @@ def join_lines(lines: Iterable[tuple[list[Any], list[Any]]]) -> tuple[list[Any],
 
 def spread_points(positions: Sequence[int]) -> list[float]:
     """Return positions with small shifts, so that points of the same category do not hide each other."""
-    golden = (math.sqrt(5) - 1) / 2  # Multiples of the golden ratio, modulo 1, fill an interval evenly.
-    return [round(position + (count * golden % 1 - 0.5) * 0.5, 3) for count, position in enumerate(positions)]
+    # Multiples of the golden ratio, modulo 1, fill an interval evenly.
+    golden = (math.sqrt(5) - 1) / 2
+    return [
+        round(position + (count * golden % 1 - 0.5) * 0.5, 3)
+        for count, position in enumerate(positions)
+    ]
 
 
 def round_floats(values: Iterable[Any]) -> list[Any]:
@@ -122,11 +150,15 @@ def round_floats(values: Iterable[Any]) -> list[Any]:
     return [round_number(item) if isinstance(item, float) else item for item in values]
 
 
-def draw_failure_strip(x: Sequence[Any], failed: Sequence[Evaluation], layout: dict[str, Any]) -> list[Trace]:
+def draw_failure_strip(
+    x: Sequence[Any], failed: Sequence[Evaluation], layout: dict[str, Any]
+) -> list[Trace]:
     """Draw failed evaluations in a strip above a figure, because they have no loss. Adapt the layout of the figure."""
     if not failed:
         return []
     layout["yaxis"]["domain"] = [0, 0.93]
     layout["yaxis2"] = {"domain": [0.96, 1], "visible": False, "fixedrange": True}
     marks = {"color": "--bad", "symbol": "x-thin-open", "size": 8}
-    return [{**make_points(x, failed, "failed"), "y": [0] * len(failed), "yaxis": "y2", "marker": marks}]
+    return [
+        {**make_points(x, failed, "failed"), "y": [0] * len(failed), "yaxis": "y2", "marker": marks}
+    ]

@@ -25,7 +25,8 @@ from hpo.views.page.out_of_range import (
 )
 
 _MIN_EVALUATIONS = 8  # Runs with fewer evaluations have no earlier fronts.
-_MIN_FRONT_FRACTION = 1 / 4  # of an axis, for the range from the best value to the reference point of the front
+# Of an axis, for the range from the best value to the reference point of the front.
+_MIN_FRONT_FRACTION = 1 / 4
 _EDGES = {
     "right": ("triangle-right", "\N{BLACK RIGHT-POINTING TRIANGLE} at the right edge"),
     "upper": ("triangle-up", "\N{BLACK UP-POINTING TRIANGLE} at the upper edge"),
@@ -75,11 +76,20 @@ class _FrontAxis:
             return made
         ticks = made.get("tickvals", compute_linear_ticks(scale.lowest, scale.highest))
         ends = {"range": made["range"][::-1]} if cut else {"autorange": "reversed"}
-        return {**made, "tickvals": ticks, "ticktext": [f"{-tick or 0.0:.8g}" for tick in ticks], **ends}
+        return {
+            **made,
+            "tickvals": ticks,
+            "ticktext": [f"{-tick or 0.0:.8g}" for tick in ticks],
+            **ends,
+        }
 
     def describe_out_of_range(self, evaluations: Sequence[Evaluation]) -> str:
         """Return a sentence with the number of evaluations beyond the scale; empty if there are none."""
-        far = [evaluation.values[self.index] for evaluation in evaluations if self.is_out_of_range(evaluation)]
+        far = [
+            evaluation.values[self.index]
+            for evaluation in evaluations
+            if self.is_out_of_range(evaluation)
+        ]
         if not far:
             return ""
         verb, to = "goes" if len(far) == 1 else "go", f"down to {format_number(min(far))}"
@@ -95,7 +105,9 @@ def _make_front_axis(
     name, values = objectives.names[index], [evaluation.values[index] for evaluation in evaluations]
     whole = LossScale(min(values), max(values))
     costs = [-value for value in values] if name in objectives.maximized else values
-    scale = _limit_scale(make_loss_scale(costs, costs), costs, float(box.reference[index]) if box else math.inf)
+    scale = _limit_scale(
+        make_loss_scale(costs, costs), costs, float(box.reference[index]) if box else math.inf
+    )
     if name not in objectives.maximized:
         return _FrontAxis(name, index, scale, "upper" if index else "right")
     if not whole.is_logarithmic and (scale.is_logarithmic or scale.is_out_of_range(max(costs))):
@@ -117,7 +129,9 @@ def draw_fronts(evaluations: Sequence[Evaluation], objectives: Objectives) -> li
     if not complete or not objectives.is_multi_objective:
         return []
     groups, box = _group_by_progress(evaluations, objectives), make_box(complete, objectives)
-    across, *others = [_make_front_axis(complete, objectives, index, box) for index in range(len(objectives.names))]
+    across, *others = [
+        _make_front_axis(complete, objectives, index, box) for index in range(len(objectives.names))
+    ]
     return [_draw_front(complete, groups, objectives, (across, up)) for up in others]
 
 
@@ -125,15 +139,25 @@ def _find_complete(evaluations: Sequence[Evaluation], objectives: Objectives) ->
     """Return the complete evaluations whose objectives are all finite."""
     complete = [evaluation for evaluation in evaluations if evaluation.state == "complete"]
     return [
-        evaluation for evaluation in complete if all(map(math.isfinite, objectives.compute_costs(evaluation.values)))
+        evaluation
+        for evaluation in complete
+        if all(map(math.isfinite, objectives.compute_costs(evaluation.values)))
     ]
 
 
-def _group_by_progress(evaluations: Sequence[Evaluation], objectives: Objectives) -> dict[str, list[Evaluation]]:
+def _group_by_progress(
+    evaluations: Sequence[Evaluation], objectives: Objectives
+) -> dict[str, list[Evaluation]]:
     """Return the complete evaluations at three times: after a quarter of the run, after half of it, and now."""
-    given, ended = [evaluation for evaluation in evaluations if evaluation.imported_from], sort_by_end(evaluations)
+    given, ended = (
+        [evaluation for evaluation in evaluations if evaluation.imported_from],
+        sort_by_end(evaluations),
+    )
     counts = (len(ended) // 4, len(ended) // 2) if len(ended) >= _MIN_EVALUATIONS else ()
-    before = {f"after {count} evaluations": _find_complete([*given, *ended[:count]], objectives) for count in counts}
+    before = {
+        f"after {count} evaluations": _find_complete([*given, *ended[:count]], objectives)
+        for count in counts
+    }
     return {**before, "front": _find_complete(evaluations, objectives)}
 
 
@@ -146,18 +170,29 @@ def _draw_front(
     best = find_front(complete, objectives)
     across, up = sides
     on_front = {evaluation.trial for evaluation in best}
-    others = sample_evaluations([evaluation for evaluation in complete if evaluation.trial not in on_front])
-    look, accent = {"color": "--muted", "size": 6, "opacity": 0.6}, {"color": "--accent", "size": 8, "opacity": 1}
+    others = sample_evaluations(
+        [evaluation for evaluation in complete if evaluation.trial not in on_front]
+    )
+    look, accent = (
+        {"color": "--muted", "size": 6, "opacity": 0.6},
+        {"color": "--accent", "size": 8, "opacity": 1},
+    )
     traces = [_draw_points(others, (across, up), objectives, "dominated", look)] if others else []
     traces += _draw_stairs(groups, (across, up), objectives)
-    traces.append(_draw_points(sample_evaluations(best), (across, up), objectives, "on the front", accent))
+    traces.append(
+        _draw_points(sample_evaluations(best), (across, up), objectives, "on the front", accent)
+    )
     layout, shapes = {}, []
     for which, side in (("x", across), ("y", up)):
         cut = any(map(side.is_out_of_range, complete))
         title = f"{side.name} (maximised)" if side.name in objectives.maximized else side.name
         layout[f"{which}axis"] = side.make_layout(cut, title)
-        shapes += [make_separator(which, side.scale.compute_loss(SEPARATOR_POSITION))] if cut else []
-    out_of_range_note = " ".join(filter(None, (side.describe_out_of_range(complete) for side in (across, up))))
+        shapes += (
+            [make_separator(which, side.scale.compute_loss(SEPARATOR_POSITION))] if cut else []
+        )
+    out_of_range_note = " ".join(
+        filter(None, (side.describe_out_of_range(complete) for side in (across, up)))
+    )
     description = _describe_figure(objectives, up.name, len(groups) > 1)
     title = f"{up.name} over the loss"
     return Figure(
@@ -190,10 +225,18 @@ def _draw_points(
     Triangles come last, because the legend shows the first symbol.
     """
     across, up = sides
-    evaluations = sorted(evaluations, key=lambda evaluation: any(side.is_out_of_range(evaluation) for side in sides))
-    edges = [next((side.edge for side in sides if side.is_out_of_range(evaluation)), "") for evaluation in evaluations]
+    evaluations = sorted(
+        evaluations, key=lambda evaluation: any(side.is_out_of_range(evaluation) for side in sides)
+    )
+    edges = [
+        next((side.edge for side in sides if side.is_out_of_range(evaluation)), "")
+        for evaluation in evaluations
+    ]
     marker = {**look, "symbol": [_EDGES[edge][0] if edge else "circle" for edge in edges]}
-    marker |= {"size": [TRIANGLE_SIZE if edge else look["size"] for edge in edges], "line": {"width": 0}}
+    marker |= {
+        "size": [TRIANGLE_SIZE if edge else look["size"] for edge in edges],
+        "line": {"width": 0},
+    }
     trace = make_points(across.compute_heights(evaluations), evaluations, name)
     texts = [_format_front_label(evaluation, objectives) for evaluation in evaluations]
     return {**trace, "y": up.compute_heights(evaluations), "text": texts, "marker": marker}
@@ -203,15 +246,21 @@ def _format_front_label(evaluation: Evaluation, objectives: Objectives) -> str:
     """Return the label of an evaluation, with the values of all objectives."""
     first, rest = format_label(evaluation).split("<br>", 1)
     others = zip(objectives.metric_names, evaluation.other_values, strict=True)
-    return "<br>".join([first, *(escape_markup(f"{name} {format_number(value)}") for name, value in others), rest])
+    return "<br>".join(
+        [first, *(escape_markup(f"{name} {format_number(value)}") for name, value in others), rest]
+    )
 
 
 def _draw_stairs(
-    groups: Mapping[str, Sequence[Evaluation]], sides: tuple[_FrontAxis, _FrontAxis], objectives: Objectives
+    groups: Mapping[str, Sequence[Evaluation]],
+    sides: tuple[_FrontAxis, _FrontAxis],
+    objectives: Objectives,
 ) -> list[Trace]:
     """Draw a stepped line along the front of each group. The latest front has the strongest colour."""
     across, up = sides
-    looks = (("--muted", 1, "dot"), ("--accent-soft", 1.5, "solid"), ("--accent", 2, "solid"))[-len(groups) :]
+    looks = (("--muted", 1, "dot"), ("--accent-soft", 1.5, "solid"), ("--accent", 2, "solid"))[
+        -len(groups) :
+    ]
     traces: list[Trace] = []
     for (name, group), (colour, width, dash) in zip(groups.items(), looks, strict=True):
         stairs = _find_stairs(group, objectives, up.index)
@@ -222,10 +271,16 @@ def _draw_stairs(
     return traces
 
 
-def _find_stairs(evaluations: Sequence[Evaluation], objectives: Objectives, index: int) -> list[Evaluation]:
+def _find_stairs(
+    evaluations: Sequence[Evaluation], objectives: Objectives, index: int
+) -> list[Evaluation]:
     """Return the evaluations that are not dominated in the loss and objective number `index`, sorted by loss."""
     costs = compute_costs(evaluations, objectives)[:, [0, index]]
-    kept = [evaluation for evaluation, is_kept in zip(evaluations, find_non_dominated(costs), strict=True) if is_kept]
+    kept = [
+        evaluation
+        for evaluation, is_kept in zip(evaluations, find_non_dominated(costs), strict=True)
+        if is_kept
+    ]
     return sorted(kept, key=lambda evaluation: evaluation.loss)
 
 
@@ -239,7 +294,13 @@ def draw_hypervolume(evaluations: Sequence[Evaluation], objectives: Objectives) 
         return None
     x, y = [count for count, _ in grown], [round(share, 4) for _, share in grown]
     line = {"color": "--accent", "width": 2, "shape": "hv"}
-    trace = {"x": [*x, ended], "y": [*y, y[-1]], "mode": "lines", "line": line, "name": "hypervolume"}
+    trace = {
+        "x": [*x, ended],
+        "y": [*y, y[-1]],
+        "mode": "lines",
+        "line": line,
+        "name": "hypervolume",
+    }
     trace["hovertemplate"] = "after %{x} evaluations: %{y:.1%}<extra></extra>"
     layout = {
         "xaxis": make_axis("evaluations that have ended"),

@@ -49,7 +49,14 @@ from hpo.views.front_text import (
     put_objectives_first,
 )
 from hpo.views.individual_table import choose_names, find_important_names
-from hpo.views.page import front_figures, hyperparameter_figures, lineage_figures, loss_figures, rung_figure, timeline
+from hpo.views.page import (
+    front_figures,
+    hyperparameter_figures,
+    lineage_figures,
+    loss_figures,
+    rung_figure,
+    timeline,
+)
 from hpo.views.page.figure import Figure
 from hpo.views.summary_text import format_expected_loss, make_prior_columns, make_rung_columns
 
@@ -98,7 +105,9 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
     layout, best = run.manifest.layout, find_winner(evaluations, confirmations, objectives)
     fronts = front_figures.draw_fronts(evaluations, objectives)
     drawn = {
-        "best": None if objectives.is_multi_objective else loss_figures.draw_best_and_runner_up(evaluations, best),
+        "best": None
+        if objectives.is_multi_objective
+        else loss_figures.draw_best_and_runner_up(evaluations, best),
         "hypervolume": front_figures.draw_hypervolume(evaluations, objectives),
         "history": loss_figures.draw_history(evaluations),
         "parallel": hyperparameter_figures.draw_parallel_coordinates(
@@ -127,15 +136,21 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
             best=best,
             test=read_winner_test(run.run_dir, best) if best else None,
             weights=read_weights_trial(run.run_dir.best_weights),
-            network=find_network(run.run_dir, best, run.read_confirmations(all_plans=True)) if best else None,
+            network=find_network(run.run_dir, best, run.read_confirmations(all_plans=True))
+            if best
+            else None,
             best_json=json.dumps(best.params) if best else "",
             best_metrics=name_metrics(best.metrics, best.params, _RESERVED_COLUMNS) if best else {},
             top_metrics=top_metrics,
             top_params=top_params,
             params_of_top=collect_names(evaluation.params for evaluation in summary.top),
             confirmed=_find_confirmation(summary, best),
-            confirmed_losses=[summary.get_evaluation(each.trial).loss for each in summary.confirmed],
-            comparison=describe_confirmed(summary, [f"trial {each.trial}" for each in summary.confirmed]),
+            confirmed_losses=[
+                summary.get_evaluation(each.trial).loss for each in summary.confirmed
+            ],
+            comparison=describe_confirmed(
+                summary, [f"trial {each.trial}" for each in summary.confirmed]
+            ),
             advice=run.find_advice(),
             lineage=summary.lineage,
             pruner=run.manifest.pruner,
@@ -154,7 +169,9 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
             priors=make_prior_columns(summary.priors),
             conditional=any(map(is_conditional, run.manifest.space.values())),
             islands=_summarize_islands(evaluations),
-            failures=find_failure_kinds([*evaluations, *confirmations], distributions)[:_MAX_FAILURES],
+            failures=find_failure_kinds([*evaluations, *confirmations], distributions)[
+                :_MAX_FAILURES
+            ],
             figures=drawn,
             slices=slices,
             count=len(evaluations),
@@ -165,7 +182,9 @@ def render_report(run: RunReader, top_n: int, now: float, ask_models: bool = Tru
             front_about=describe_front(len(summary.front), objectives),
             front_worth=describe_hypervolume(summary.hypervolume, objectives),
             fronts=fronts,
-            figures_json=_compress(json.dumps(_index_by_name([*drawn.values(), *fronts, *slices]), allow_nan=False)),
+            figures_json=_compress(
+                json.dumps(_index_by_name([*drawn.values(), *fronts, *slices]), allow_nan=False)
+            ),
             plotly=_compress_plotly(),
         )
     )
@@ -201,7 +220,9 @@ def _find_confirmation(summary: Summary, best: Evaluation | None) -> ConfirmedIn
 
 
 def _index_by_name(drawn: Sequence[Figure | None]) -> dict[str, Any]:
-    return {figure.name: {"data": figure.data, "layout": figure.layout} for figure in drawn if figure}
+    return {
+        figure.name: {"data": figure.data, "layout": figure.layout} for figure in drawn if figure
+    }
 
 
 def _make_headings(
@@ -212,13 +233,22 @@ def _make_headings(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the headings of metrics and of hyperparameters in a table of individuals, as two dictionaries by name."""
     shown = choose_names([entry.params for entry in entries], important)
-    metrics = put_objectives_first(sorted({name for entry in entries for name in entry.metrics}), objectives)
-    params = {name: text for name, text in name_params(distributions, _RESERVED_COLUMNS).items() if name in shown}
+    metrics = put_objectives_first(
+        sorted({name for entry in entries for name in entry.metrics}), objectives
+    )
+    params = {
+        name: text
+        for name, text in name_params(distributions, _RESERVED_COLUMNS).items()
+        if name in shown
+    }
     return name_metrics(metrics, distributions, _RESERVED_COLUMNS), params
 
 
 def _make_front_table(
-    run: RunReader, entries: Sequence[Evaluation], important: Sequence[str], distributions: Mapping[str, Any]
+    run: RunReader,
+    entries: Sequence[Evaluation],
+    important: Sequence[str],
+    distributions: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the content of the table of the Pareto front. Of a long front, only individuals far apart are included."""
     objectives = run.manifest.objectives
@@ -232,16 +262,36 @@ def _make_front_table(
     weights = {trial: path.relative_to(run.run_dir.path) for trial, path in files.items() if path}
     ways = [f"--by {shlex.quote(name)}" for name in objectives.names]
     trials = {entry.trial: format_trial(entry.trial, ties) for entry in rows}
-    return {"rows": rows, "trials": trials, "metrics": metrics, "params": params, "weights": weights, "ways": ways}
+    return {
+        "rows": rows,
+        "trials": trials,
+        "metrics": metrics,
+        "params": params,
+        "weights": weights,
+        "ways": ways,
+    }
 
 
 def _summarize_islands(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     """Return for each island its evaluation count, its best, and its immigrants when its latest evaluation started."""
     found = []
-    for island in sorted({evaluation.island for evaluation in evaluations if evaluation.counts_for_budget}):
-        own = [evaluation for evaluation in evaluations if evaluation.island == island and evaluation.counts_for_budget]
+    for island in sorted(
+        {evaluation.island for evaluation in evaluations if evaluation.counts_for_budget}
+    ):
+        own = [
+            evaluation
+            for evaluation in evaluations
+            if evaluation.island == island and evaluation.counts_for_budget
+        ]
         last = max(own, key=lambda evaluation: evaluation.started)
-        found.append({"island": island, "evaluations": len(own), "best": find_best(own), "immigrants": last.immigrants})
+        found.append(
+            {
+                "island": island,
+                "evaluations": len(own),
+                "best": find_best(own),
+                "immigrants": last.immigrants,
+            }
+        )
     return found
 
 

@@ -31,7 +31,9 @@ from hpo.views.page.out_of_range import (
 )
 
 
-def find_runner_up(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Evaluation | None:
+def find_runner_up(
+    evaluations: Sequence[Evaluation], winner: Evaluation | None
+) -> Evaluation | None:
     """Return the evaluation that has the lowest loss if the winner is left out; None if there is none."""
     return next(
         (
@@ -43,7 +45,9 @@ def find_runner_up(evaluations: Sequence[Evaluation], winner: Evaluation | None)
     )
 
 
-def draw_best_and_runner_up(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Figure | None:
+def draw_best_and_runner_up(
+    evaluations: Sequence[Evaluation], winner: Evaluation | None
+) -> Figure | None:
     """Draw the losses of the winner and the runner-up after each epoch; None if neither has at least two epochs."""
     shown = (
         ("best", winner, "--accent", "solid"),
@@ -59,17 +63,32 @@ def draw_best_and_runner_up(evaluations: Sequence[Evaluation], winner: Evaluatio
         if evaluation is not None:
             line = {"color": colour, "width": 2, "dash": dash}
             trace = _draw_curve(evaluation, scale, f"{name}: trial {evaluation.trial}", line)
-            far = [(evaluation, epoch) for epoch, loss in evaluation.curve.items() if scale.is_out_of_range(loss)]
-            traces += [{**trace, "mode": "lines+markers"}, *_draw_triangles(far, scale, trace["name"], colour)]
+            far = [
+                (evaluation, epoch)
+                for epoch, loss in evaluation.curve.items()
+                if scale.is_out_of_range(loss)
+            ]
+            traces += [
+                {**trace, "mode": "lines+markers"},
+                *_draw_triangles(far, scale, trace["name"], colour),
+            ]
     epochs = make_axis("epoch", [max(curve, default=1) for curve in curves], whole=True)
     out_of_range_note = describe_out_of_range(losses, scale, "point")
     layout = {"xaxis": epochs, **make_loss_layout(losses, scale)}
     return Figure(
-        "best", "The best beside the runner-up", "", traces, layout, height=300, out_of_range_note=out_of_range_note
+        "best",
+        "The best beside the runner-up",
+        "",
+        traces,
+        layout,
+        height=300,
+        out_of_range_note=out_of_range_note,
     )
 
 
-def _draw_curve(evaluation: Evaluation, scale: LossScale, name: str, line: Mapping[str, Any]) -> Trace:
+def _draw_curve(
+    evaluation: Evaluation, scale: LossScale, name: str, line: Mapping[str, Any]
+) -> Trace:
     """Draw the loss of an evaluation after each epoch."""
     return {
         "x": list(evaluation.curve),
@@ -97,8 +116,12 @@ def draw_history(evaluations: Sequence[Evaluation]) -> Figure | None:
     best_x, best_y = _find_best_so_far(evaluations, ended, order)
     scale = make_loss_scale([*losses, *best_y], find_complete_losses(evaluations))
     # Triangles come last, because the legend shows the first symbol of a trace.
-    shown = sorted(sample_evaluations(with_loss), key=lambda evaluation: scale.is_out_of_range(evaluation.loss))
-    failed = sample_evaluations([evaluation for evaluation in ended if evaluation.state == "failed"])
+    shown = sorted(
+        sample_evaluations(with_loss), key=lambda evaluation: scale.is_out_of_range(evaluation.loss)
+    )
+    failed = sample_evaluations(
+        [evaluation for evaluation in ended if evaluation.state == "failed"]
+    )
     traces = []
     for island in sorted({evaluation.island for evaluation in shown}):
         for state, suffix, open_ in (
@@ -106,21 +129,48 @@ def draw_history(evaluations: Sequence[Evaluation]) -> Figure | None:
             ("pruned", ", pruned", "-open"),
             ("paused", ", paused", "-open-dot"),
         ):
-            group = [evaluation for evaluation in shown if (evaluation.island, evaluation.state) == (island, state)]
+            group = [
+                evaluation
+                for evaluation in shown
+                if (evaluation.island, evaluation.state) == (island, state)
+            ]
             if group:
-                marker = {"color": find_island_colour(island), "symbol": find_island_symbol(island) + open_, "size": 7}
+                marker = {
+                    "color": find_island_colour(island),
+                    "symbol": find_island_symbol(island) + open_,
+                    "size": 7,
+                }
                 trace = make_points(
-                    [order[evaluation.trial] for evaluation in group], group, f"island {island}{suffix}"
+                    [order[evaluation.trial] for evaluation in group],
+                    group,
+                    f"island {island}{suffix}",
                 )
-                traces.append(trace | make_loss_markers([evaluation.loss for evaluation in group], scale, marker))
+                traces.append(
+                    trace
+                    | make_loss_markers([evaluation.loss for evaluation in group], scale, marker)
+                )
     line = {"color": "--text", "width": 1.5, "shape": "hv"}
-    best = {"x": best_x, "y": compute_loss_heights(best_y, scale), "name": "best so far", "mode": "lines", "line": line}
+    best = {
+        "x": best_x,
+        "y": compute_loss_heights(best_y, scale),
+        "name": "best so far",
+        "mode": "lines",
+        "line": line,
+    }
     traces.append({**best, "hoverinfo": "skip"})
-    layout = {"xaxis": make_axis("evaluations that have ended"), **make_loss_layout([*losses, *best_y], scale)}
+    layout = {
+        "xaxis": make_axis("evaluations that have ended"),
+        **make_loss_layout([*losses, *best_y], scale),
+    }
     traces += draw_failure_strip([order[evaluation.trial] for evaluation in failed], failed, layout)
     description = "Each point is an evaluation; the line is the best so far."
     return Figure(
-        "history", "History", description, traces, layout, out_of_range_note=describe_out_of_range(losses, scale)
+        "history",
+        "History",
+        description,
+        traces,
+        layout,
+        out_of_range_note=describe_out_of_range(losses, scale),
     )
 
 
@@ -138,7 +188,9 @@ def _find_best_so_far(
     return x, y
 
 
-def draw_learning_curves(evaluations: Sequence[Evaluation], winner: Evaluation | None) -> Figure | None:
+def draw_learning_curves(
+    evaluations: Sequence[Evaluation], winner: Evaluation | None
+) -> Figure | None:
     """Draw the loss of each evaluation after each epoch, with a mark at the final epoch.
 
     Return None if no evaluation has at least two epochs.
@@ -166,27 +218,51 @@ def draw_learning_curves(evaluations: Sequence[Evaluation], winner: Evaluation |
         traces.append(_draw_curve(winner, scale, f"best: trial {winner.trial}", line))
     epochs = make_axis("epoch", [max(evaluation.curve) for evaluation in shown], whole=True)
     layout = {"xaxis": epochs, **make_loss_layout(losses, scale)}
-    description = (
-        "The loss after each epoch of every evaluation. A mark shows its end, and names it when the pointer is on it."
+    description = "The loss after each epoch of every evaluation. A mark shows its end, and names it when the pointer is on it."
+    out_of_range_note = describe_out_of_range(
+        [max(evaluation.curve.values()) for evaluation in with_curve], scale
     )
-    out_of_range_note = describe_out_of_range([max(evaluation.curve.values()) for evaluation in with_curve], scale)
     return Figure(
-        "curves", "Learning curves", description, traces, layout, height=420, out_of_range_note=out_of_range_note
+        "curves",
+        "Learning curves",
+        description,
+        traces,
+        layout,
+        height=420,
+        out_of_range_note=out_of_range_note,
     )
 
 
-def _draw_group(group: Sequence[Evaluation], scale: LossScale, name: str, marker: Mapping[str, Any]) -> list[Trace]:
+def _draw_group(
+    group: Sequence[Evaluation], scale: LossScale, name: str, marker: Mapping[str, Any]
+) -> list[Trace]:
     """Draw curves with a mark at each final epoch, and a triangle at each highest loss that is out of range."""
     x, y = join_lines(
-        (list(evaluation.curve), compute_loss_heights(evaluation.curve.values(), scale)) for evaluation in group
+        (list(evaluation.curve), compute_loss_heights(evaluation.curve.values(), scale))
+        for evaluation in group
     )
     line = {"color": marker["color"], "width": 1}
     lines = {"x": x, "y": y, "mode": "lines", "line": line, "opacity": 0.45, "hoverinfo": "skip"}
     ends = [(evaluation, max(evaluation.curve)) for evaluation in group]
-    inside = [(evaluation, epoch) for evaluation, epoch in ends if not scale.is_out_of_range(evaluation.curve[epoch])]
-    outside = [(evaluation, epoch) for evaluation, epoch in ends if scale.is_out_of_range(evaluation.curve[epoch])]
-    highest = [(evaluation, max(evaluation.curve, key=evaluation.curve.__getitem__)) for evaluation, _ in inside]
-    far = [(evaluation, epoch) for evaluation, epoch in highest if scale.is_out_of_range(evaluation.curve[epoch])]
+    inside = [
+        (evaluation, epoch)
+        for evaluation, epoch in ends
+        if not scale.is_out_of_range(evaluation.curve[epoch])
+    ]
+    outside = [
+        (evaluation, epoch)
+        for evaluation, epoch in ends
+        if scale.is_out_of_range(evaluation.curve[epoch])
+    ]
+    highest = [
+        (evaluation, max(evaluation.curve, key=evaluation.curve.__getitem__))
+        for evaluation, _ in inside
+    ]
+    far = [
+        (evaluation, epoch)
+        for evaluation, epoch in highest
+        if scale.is_out_of_range(evaluation.curve[epoch])
+    ]
     return [
         {**lines, "name": name, "legendgroup": name, "showlegend": False},
         _draw_marks([*inside, *outside], scale, name, marker),  # The legend shows the first symbol.
@@ -194,7 +270,9 @@ def _draw_group(group: Sequence[Evaluation], scale: LossScale, name: str, marker
     ]
 
 
-def _draw_triangles(points: Sequence[tuple[Evaluation, int]], scale: LossScale, group: str, colour: str) -> list[Trace]:
+def _draw_triangles(
+    points: Sequence[tuple[Evaluation, int]], scale: LossScale, group: str, colour: str
+) -> list[Trace]:
     """Draw a triangle at each pair of an evaluation and an epoch whose loss is out of range."""
     marks = _draw_marks(points, scale, group, {"color": colour, "symbol": "", "size": 0})
     return [{**marks, "showlegend": False}] if points else []
@@ -205,7 +283,12 @@ def _draw_marks(
 ) -> Trace:
     """Draw a mark at each pair of an evaluation and an epoch. If the loss is out of range, the label contains it."""
     losses = [evaluation.curve[epoch] for evaluation, epoch in points]
-    trace = make_points([epoch for _, epoch in points], [evaluation for evaluation, _ in points], name)
-    highs = [format_high_loss(evaluation.curve[epoch], scale, f" after epoch {epoch}") for evaluation, epoch in points]
+    trace = make_points(
+        [epoch for _, epoch in points], [evaluation for evaluation, _ in points], name
+    )
+    highs = [
+        format_high_loss(evaluation.curve[epoch], scale, f" after epoch {epoch}")
+        for evaluation, epoch in points
+    ]
     texts = [text + high for text, high in zip(trace["text"], highs, strict=True)]
     return {**trace, **make_loss_markers(losses, scale, marker), "text": texts, "legendgroup": name}

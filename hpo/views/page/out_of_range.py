@@ -33,28 +33,48 @@ def make_cut_axis(title: str, scale: LossScale) -> dict[str, Any]:
     ends = [scale.compute_loss(fraction) for fraction in (_AXIS_START, _AXIS_END)]
     if scale.is_logarithmic:
         return made | {"range": [math.log10(end) for end in ends]}
-    ticks = compute_linear_ticks(scale.lowest, scale.highest)  # Plotly's own ticks would extend to the edge.
+    # Plotly's own ticks would extend to the edge.
+    ticks = compute_linear_ticks(scale.lowest, scale.highest)
     return made | {"tickvals": ticks, "ticktext": [f"{tick:.8g}" for tick in ticks], "range": ends}
 
 
 def make_separator(along: str, at: float) -> dict[str, Any]:
     """Return a dotted line at value `at` of axis `along` ("x" or "y"), between the scale and out-of-range values."""
     across = "y" if along == "x" else "x"
-    ends = {f"{across}ref": "paper", f"{across}0": 0, f"{across}1": 1, f"{along}0": at, f"{along}1": at}
-    return {"type": "line", **ends, "line": {"color": "--muted", "width": 1, "dash": "dot"}, "layer": "below"}
+    ends = {
+        f"{across}ref": "paper",
+        f"{across}0": 0,
+        f"{across}1": 1,
+        f"{along}0": at,
+        f"{along}1": at,
+    }
+    return {
+        "type": "line",
+        **ends,
+        "line": {"color": "--muted", "width": 1, "dash": "dot"},
+        "layer": "below",
+    }
 
 
 def compute_loss_heights(losses: Iterable[float], scale: LossScale) -> list[float]:
     """Return the value at which each loss is drawn, rounded. Out-of-range losses are drawn just above the scale."""
-    largest, length = max(abs(scale.lowest), abs(scale.highest)), scale.highest / 2 - scale.lowest / 2
+    largest, length = (
+        max(abs(scale.lowest), abs(scale.highest)),
+        scale.highest / 2 - scale.lowest / 2,
+    )
     more = math.floor(math.log10(largest / length / 2)) if length and largest > 2 * length else 0
     return [
-        round_number(scale.compute_loss(EDGE_POSITION) if scale.is_out_of_range(loss) else loss, min(17, 6 + more))
+        round_number(
+            scale.compute_loss(EDGE_POSITION) if scale.is_out_of_range(loss) else loss,
+            min(17, 6 + more),
+        )
         for loss in losses
     ]
 
 
-def make_loss_markers(losses: Sequence[float], scale: LossScale, marker: Mapping[str, Any]) -> dict[str, Any]:
+def make_loss_markers(
+    losses: Sequence[float], scale: LossScale, marker: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the y values and the marker of a trace, with triangles for out-of-range losses."""
     made = dict(marker)
     triangles = [scale.is_out_of_range(loss) for loss in losses]
@@ -62,10 +82,12 @@ def make_loss_markers(losses: Sequence[float], scale: LossScale, marker: Mapping
         symbol, size = marker["symbol"], marker["size"]
         symbols = [symbol] * len(losses) if isinstance(symbol, str) else symbol
         made["symbol"] = [
-            _find_triangle_symbol(own) if triangle else own for triangle, own in zip(triangles, symbols, strict=True)
+            _find_triangle_symbol(own) if triangle else own
+            for triangle, own in zip(triangles, symbols, strict=True)
         ]
         made["size"] = [TRIANGLE_SIZE if triangle else size for triangle in triangles]
-        made |= {"opacity": 1, "line": {"width": 0}}  # Plotly would draw points of different sizes as bubbles.
+        # Plotly would draw points of different sizes as bubbles.
+        made |= {"opacity": 1, "line": {"width": 0}}
     return {"y": compute_loss_heights(losses, scale), "marker": made}
 
 
@@ -79,7 +101,9 @@ def format_high_loss(loss: float, scale: LossScale, more: str = "") -> str:
     return f"<br>loss {format_number(loss)}{more}" if scale.is_out_of_range(loss) else ""
 
 
-def describe_out_of_range(losses: Iterable[float], scale: LossScale, noun: str = "evaluation") -> str:
+def describe_out_of_range(
+    losses: Iterable[float], scale: LossScale, noun: str = "evaluation"
+) -> str:
     """Return a sentence with the number of out-of-range losses; "" if there are none. They are counted as `noun`s."""
     far = [loss for loss in losses if scale.is_out_of_range(loss)]
     if not far:
