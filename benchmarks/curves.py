@@ -38,10 +38,11 @@ class Curve:
     """The learning curve of one individual.
 
     Attributes:
-        params: Hyperparameters. losses: Losses after each epoch, shape (epochs,). Shorter than
-        `EPOCHS` if the evaluation failed. seconds: Seconds per epoch. Individuals that differ only
-        in mutable parameters (which PBT may change) share the
-            lowest measured time, since the machine also did other work.
+        params: Hyperparameters.
+        losses: Losses after each epoch, shape (epochs,). Shorter than `EPOCHS` if the evaluation
+            failed.
+        seconds: Seconds per epoch. Individuals that differ only in mutable parameters (which PBT
+            may change) share the lowest measured time, since the machine also did other work.
     """
 
     params: dict[str, Any]

@@ -48,9 +48,9 @@ def compute_domination_ranks(costs: Costs, most_ranked: int | None = None) -> np
     """Return the front of each individual: 0 if it is not dominated, 1 if only front 0 dominates it, and so on.
 
     Args:
-        costs: The costs, shape (individuals, objectives). most_ranked: Stop when at least this
-        number of individuals have a front. All remaining individuals then get the
-            number of the next front. Default: None, rank all individuals.
+        costs: The costs, shape (individuals, objectives).
+        most_ranked: Stop when at least this number of individuals have a front. All remaining
+            individuals then get the number of the next front. Default: None, rank all individuals.
 
     Returns:
         The number of the front, shape (individuals,).
@@ -95,9 +95,9 @@ def sort_best_first(costs: Costs, most_sorted: int | None = None) -> npt.NDArray
     distance come first.
 
     Args:
-        costs: The costs, shape (individuals, objectives). most_sorted: The number of best
-        individuals to sort. The other individuals follow in any order. Default: None,
-            sort all.
+        costs: The costs, shape (individuals, objectives).
+        most_sorted: The number of best individuals to sort. The other individuals follow in any
+            order. Default: None, sort all.
 
     Returns:
         The indices, shape (individuals,).

@@ -63,10 +63,10 @@ class Layout:
         """Return the layout for the options of a run.
 
         Args:
-            ranks: The number of ranks of the job. ranks_per_worker: Ranks of each worker. None: 2,
-            or 1 if the number of ranks is odd. islands: The number of islands. None: one for each
-            propagator, but at least 2, or 1 if there is only one
-                worker.
+            ranks: The number of ranks of the job.
+            ranks_per_worker: Ranks of each worker. None: 2, or 1 if the number of ranks is odd.
+            islands: The number of islands. None: one for each propagator, but at least 2, or 1 if
+                there is only one worker.
             propagators: The propagators that the user named.
 
         Raises:

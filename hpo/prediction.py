@@ -20,8 +20,10 @@ class Prediction:
 
     Args:
         image: The image as a numpy array of dtype uint8, shape (height, width) or (height, width,
-        3). label: The correct class. predicted: The class that the network predicts. confidence:
-        The probability that the network gives to `predicted`, from 0 to 1.
+            3).
+        label: The correct class.
+        predicted: The class that the network predicts.
+        confidence: The probability that the network gives to `predicted`, from 0 to 1.
 
     Raises:
         ValueError: The image has another dtype or shape.

@@ -65,9 +65,10 @@ class SearchDescription:
         """Return the description that `data` represents. This is the inverse of the property `data`.
 
         Args:
-            data: The value of the property `data` of a description. ask: Sends requests to the
-            template. `check_setting` and `bind_settings` need it. constraints: Checks the
-            constraints of the space. Without it, a space with constraints cannot be sampled.
+            data: The value of the property `data` of a description.
+            ask: Sends requests to the template. `check_setting` and `bind_settings` need it.
+            constraints: Checks the constraints of the space. Without it, a space with constraints
+                cannot be sampled.
         """
         return cls(
             path=Path(data["path"]),

@@ -42,10 +42,11 @@ class Script:
             line. Default: None, for a program that calls ``hpo.report``.
         metrics: Regular expressions of other numbers by name, as for `loss`. Default: no metrics.
         flags: Names of boolean hyperparameters, appended as ``--name`` if they are true, and left
-        out otherwise. resume: Arguments that are appended when an evaluation resumes from its
-        checkpoint, such as ``("--resume",
-            "{folder}/last.pt")``. The program must write a checkpoint to ``{folder}`` before each
-            report or soon after. Default: none, each evaluation starts from the beginning.
+            out otherwise.
+        resume: Arguments that are appended when an evaluation resumes from its checkpoint, such as
+            ``("--resume", "{folder}/last.pt")``. The program must write a checkpoint to
+            ``{folder}`` before each report or soon after. Default: none, each evaluation starts
+            from the beginning.
         first_report: The number of the first report that pruners use, for programs that report a
             loss before they train. Default: 1.
 
@@ -168,10 +169,11 @@ class Script:
         """Return the command, with its arguments, for a set of hyperparameters.
 
         Args:
-            params: The values of the active parameters. others: Other values for placeholders, such
-            as settings. absent: The names of the inactive parameters. A part of the command that
-            has the placeholder of an inactive
-                parameter is left out, together with the option before it.
+            params: The values of the active parameters.
+            others: Other values for placeholders, such as settings.
+            absent: The names of the inactive parameters. A part of the command that has the
+                placeholder of an inactive parameter is left out, together with the option before
+                it.
         """
         values = {**others, **params}
         inactive, placed = set(absent), set[str]()

@@ -40,10 +40,10 @@ def lower_confidence_bound(
     described by Srinivas et al., Gaussian process optimization in the bandit setting (2010).
 
     Args:
-        models: The fitted model of each objective. rng: The random number generator. lowest: The
-        mean to improve on; unused for several objectives. Default: the lowest mean at the points
-        that the
-            model has learned.
+        models: The fitted model of each objective.
+        rng: The random number generator.
+        lowest: The mean to improve on; unused for several objectives. Default: the lowest mean at
+            the points that the model has learned.
     """
     if len(models) == 1:
         best = models[0].lowest_mean if lowest is None else lowest
@@ -64,10 +64,10 @@ def expected_improvement(
     optimization of expensive black-box functions (1998), equation 15.
 
     Args:
-        models: The fitted model of each objective. rng: The random number generator. lowest: The
-        mean to improve on; unused for several objectives. Default: the lowest mean at the points
-        that the
-            model has learned.
+        models: The fitted model of each objective.
+        rng: The random number generator.
+        lowest: The mean to improve on; unused for several objectives. Default: the lowest mean at
+            the points that the model has learned.
     """
     if len(models) == 1:
         best = models[0].lowest_mean if lowest is None else lowest
@@ -90,7 +90,8 @@ class HypervolumeImprovement:
 
     Args:
         known: The predicted means of the known individuals, which form the front, shape
-        `(objectives, individuals)`. rng: The random number generator.
+            `(objectives, individuals)`.
+        rng: The random number generator.
     """
 
     def __init__(self, known: Vector, rng: np.random.Generator) -> None:

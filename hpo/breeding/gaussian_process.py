@@ -38,8 +38,9 @@ class GaussianProcess:
     computed.
 
     Args:
-        scale_indices: The index of the scale of each coordinate, shape `(coordinates,)`. noise: The
-        prior of the noise variance, relative to the variance of the function. Default: 0.005.
+        scale_indices: The index of the scale of each coordinate, shape `(coordinates,)`.
+        noise: The prior of the noise variance, relative to the variance of the function. Default:
+            0.005.
     """
 
     def __init__(self, scale_indices: npt.NDArray[np.int64], noise: float = _PRIOR_NOISE) -> None:
@@ -64,11 +65,11 @@ class GaussianProcess:
         """Learn the values of the function at points.
 
         Args:
-            points: The points, shape `(points, coordinates)`. values: The values, with mean 0 and
-            variance 1, shape `(points,)`. known: The number of all known values of the function, of
-            which `values` may be a selection. The scales and
-                the noise are fitted again only when `known` has grown by a tenth since they were
-                last fitted.
+            points: The points, shape `(points, coordinates)`.
+            values: The values, with mean 0 and variance 1, shape `(points,)`.
+            known: The number of all known values of the function, of which `values` may be a
+                selection. The scales and the noise are fitted again only when `known` has grown by
+                a tenth since they were last fitted.
         """
         if known >= self._next_fit:
             chosen = slice(None, None, 1 + (len(points) - 1) // _MOST_FITTED)
@@ -231,8 +232,9 @@ def _add_rows(root: Vector, covariance: Floats) -> None:
 
     Args:
         root: The inverse root of the earlier points, with rows and columns of zeros for further
-        points. covariance: The covariances of the new points with all earlier and new points, shape
-        `(new, earlier + new)`.
+            points.
+        covariance: The covariances of the new points with all earlier and new points, shape `(new,
+            earlier + new)`.
     """
     start = covariance.shape[1] - len(covariance)
     known, end = root[:start, :start], covariance.shape[1]

@@ -38,8 +38,9 @@ class PriorModel:
         space: The search space. At least one parameter has a prior.
 
     Attributes:
-        names: The names of the parameters that have a prior. trust: From 0 to 1, how far
-        evaluations agree with all priors together. It is 1 until evaluations contradict.
+        names: The names of the parameters that have a prior.
+        trust: From 0 to 1, how far evaluations agree with all priors together. It is 1 until
+            evaluations contradict.
     """
 
     def __init__(self, space: SearchSpace) -> None:
@@ -103,9 +104,10 @@ class PriorModel:
         """Learn from evaluations how far each prior, and all of them together, can be trusted.
 
         Args:
-            genes: The genes of the evaluations, shape `(evaluations, genes)`. active: Whether each
-            of these genes is active, same shape. costs: The costs of the evaluations, shape
-            `(evaluations, objectives)`. They are infinite if one failed.
+            genes: The genes of the evaluations, shape `(evaluations, genes)`.
+            active: Whether each of these genes is active, same shape.
+            costs: The costs of the evaluations, shape `(evaluations, objectives)`. They are
+                infinite if one failed.
         """
         densities, own, ranks = (
             self.compute_log_densities(genes, active),
@@ -165,7 +167,8 @@ def _judge_expected(log_densities: Vector, ranks: Vector) -> float:
 
     Args:
         log_densities: The logarithm of the density of all priors for each evaluation, shape
-        `(evaluations,)`. ranks: The ranks of the evaluations, shape `(evaluations,)`.
+            `(evaluations,)`.
+        ranks: The ranks of the evaluations, shape `(evaluations,)`.
     """
     if len(log_densities) < _MIN_COMPARED or log_densities.max() < -_NEARBY:
         return 1.0

@@ -191,10 +191,10 @@ class CheckEvaluator:
         """Evaluate the individual. Collective: call on all ranks of the worker.
 
         Args:
-            group: The ranks of the worker, from `form_worker`. keeps_weights: Whether to keep the
-            weights that the objective offers. previous: The evaluation resumes from the checkpoint
-            of the first loss of this outcome. None starts from
-                the beginning.
+            group: The ranks of the worker, from `form_worker`.
+            keeps_weights: Whether to keep the weights that the objective offers.
+            previous: The evaluation resumes from the checkpoint of the first loss of this outcome.
+                None starts from the beginning.
 
         Returns:
             The outcome on the leader; None on other ranks.

@@ -119,9 +119,9 @@ def inspect_outcomes(
     """Return the findings about the evaluations of a check.
 
     Args:
-        script: The program that is the objective; None if it is a function. files: If the objective
-        is a program: snapshots of the working directory before the first evaluation, and after
-            each evaluation.
+        script: The program that is the objective; None if it is a function.
+        files: If the objective is a program: snapshots of the working directory before the first
+            evaluation, and after each evaluation.
     """
     findings = [
         *_inspect_failures(outcomes.whole, outcomes.alone),

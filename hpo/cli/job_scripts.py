@@ -80,8 +80,10 @@ def write_slurm_script(request: JobRequest, mpi: str, environment: str) -> str:
     """Return a job script for SLURM.
 
     Args:
-        request: Resources of the job. mpi: The name of srun's plugin for the MPI, such as "pmix";
-        an empty text for SLURM's default. environment: Lines that activate the environment.
+        request: Resources of the job.
+        mpi: The name of srun's plugin for the MPI, such as "pmix"; an empty text for SLURM's
+            default.
+        environment: Lines that activate the environment.
     """
     directives = [
         f"--job-name={request.name}",

@@ -60,10 +60,10 @@ class RpcServer:
     """Answers the calls of all ranks inside `with`, in a separate thread of the first rank.
 
     Args:
-        comm: Communicator that is used for calls alone. answer: Called as `answer(name, *arguments,
-        **options)` for each call. settle: Completes the work of answered calls, such as a commit.
-        Called after each batch of at most 64 calls,
-            and repeatedly while no call is pending.
+        comm: Communicator that is used for calls alone.
+        answer: Called as `answer(name, *arguments, **options)` for each call.
+        settle: Completes the work of answered calls, such as a commit. Called after each batch of
+            at most 64 calls, and repeatedly while no call is pending.
         working: Context manager in which the thread answers calls.
         on_error: Called with the error if calls can no longer be answered.
     """

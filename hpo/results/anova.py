@@ -53,8 +53,8 @@ class Effect:
 
         Args:
             positions: The positions of the points in the range of the parameter, from 0 to 1, shape
-            `(points,)`. values: The number of values that the parameter can have, which may be
-            infinite.
+                `(points,)`.
+            values: The number of values that the parameter can have, which may be infinite.
         """
         orders = np.arange(1, 1 + int(min(_WAVES, values - 1)))
         return cls(_compute_waves(positions, orders), orders**-_DECAY / np.sum(orders**-_DECAY))
@@ -84,13 +84,15 @@ class AnovaSampler:
 
     Args:
         effects: The effect of each parameter. Its functions are 0 at points where the parameter is
-        inactive. overlap: The share of the search space in which two parameters have a common
-        effect, 0 if they have none. On the
-            diagonal, the share in which one parameter is active. Shape `(parameters, parameters)`.
+            inactive.
+        overlap: The share of the search space in which two parameters have a common effect, 0 if
+            they have none. On the diagonal, the share in which one parameter is active. Shape
+            `(parameters, parameters)`.
         values: The values of the function at the points in one or more transformations, shape
             `(transformations, points)`. Each transformation has the mean 0 and the variance 1.
         log_odds: The logarithm of the prior probability of each transformation, shape
-        `(transformations,)`. rng: The random number generator.
+            `(transformations,)`.
+        rng: The random number generator.
     """
 
     def __init__(

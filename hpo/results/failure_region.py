@@ -59,7 +59,8 @@ def find_failure_kinds(
 
     Args:
         evaluations: The evaluations of the search, and confirmations. Regions are derived from the
-        search alone. distributions: The Optuna distribution of each hyperparameter by its name.
+            search alone.
+        distributions: The Optuna distribution of each hyperparameter by its name.
     """
     searched = [evaluation for evaluation in evaluations if evaluation.confirms is None]
     groups = group_by_reason(evaluations)
@@ -84,10 +85,10 @@ def find_failure_region(
 
     Args:
         evaluations: The evaluations of the search. Evaluations that have not ended are ignored.
-        distributions: The Optuna distribution of each hyperparameter by its name. failures: The
-        failed evaluations. Evaluations that failed for other reasons count as others. tests: The
-        number of regions that are searched for in the same run. The rate of false alarms is for all
-        of them.
+        distributions: The Optuna distribution of each hyperparameter by its name.
+        failures: The failed evaluations. Evaluations that failed for other reasons count as others.
+        tests: The number of regions that are searched for in the same run. The rate of false alarms
+            is for all of them.
     """
     import numpy as np
 

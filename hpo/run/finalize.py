@@ -31,11 +31,12 @@ def finalize_run(
 
     Args:
         storage: The URL of the storage of the study, with its password. None: the storage in
-        run.json. problem: The search file, which may have a function `test`, and its settings.
+            run.json.
+        problem: The search file, which may have a function `test`, and its settings.
         run_test: A function that runs the user's `test` in a trainer (see
-        `hpo.results.recommendation`). None if the
-            run is being stopped. There is then too little time for the test, and for the report's
-            importances and expected loss, which need models.
+            `hpo.results.recommendation`). None if the run is being stopped. There is then too
+            little time for the test, and for the report's importances and expected loss, which need
+            models.
     """
     try:
         run = RunReader(run_dir, storage)

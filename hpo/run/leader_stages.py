@@ -33,10 +33,12 @@ class LeaderStages:
     """The stages of a run on a leader. Collective: call each method on all leaders.
 
     Args:
-        run: The options, the manifest and the directory of the run. watch: Knows whether the run is
-        being stopped. leaders: The communicator of all leaders. The rank of a leader in it is the
-        index of its worker. make_evaluator: A function that returns an evaluator, which runs
-        evaluations on all ranks of this worker.
+        run: The options, the manifest and the directory of the run.
+        watch: Knows whether the run is being stopped.
+        leaders: The communicator of all leaders. The rank of a leader in it is the index of its
+            worker.
+        make_evaluator: A function that returns an evaluator, which runs evaluations on all ranks of
+            this worker.
     """
 
     def __init__(

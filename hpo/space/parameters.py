@@ -74,12 +74,14 @@ class Int(BaseParameter):
     """An integer hyperparameter.
 
     Args:
-        low: The lowest value. high: The highest value (included). `high - low` must be a multiple
-        of `step`. log: Draw and mutate on a logarithmic scale; `low` must then be positive.
-        Default: False. step: The distance between two neighbouring values. Default: 1; with `log`,
-        it must be 1. mutable: Whether the value can change while a network trains, see Float.
-        Default: False. when: The condition under which the parameter is active, see Float. Default:
-        None, always active. prior: The value that is expected to be good, see Float. Default: None.
+        low: The lowest value.
+        high: The highest value (included). `high - low` must be a multiple of `step`.
+        log: Draw and mutate on a logarithmic scale; `low` must then be positive. Default: False.
+        step: The distance between two neighbouring values. Default: 1; with `log`, it must be 1.
+        mutable: Whether the value can change while a network trains, see Float. Default: False.
+        when: The condition under which the parameter is active, see Float. Default: None, always
+            active.
+        prior: The value that is expected to be good, see Float. Default: None.
         confidence: How sure the prior is, see Float. Default: "medium".
 
     Example:
@@ -181,11 +183,11 @@ class Float(BaseParameter):
     inside of the range.
 
     Args:
-        low: The lowest value. high: The highest value (included). With a `step`, `high - low` must
-        be a multiple of it. log: Draw and mutate on a logarithmic scale; `low` must then be
-        positive. Default: False. step: The distance between two neighbouring values. `step` and
-        `log` exclude each other. Default: None,
-            continuous.
+        low: The lowest value.
+        high: The highest value (included). With a `step`, `high - low` must be a multiple of it.
+        log: Draw and mutate on a logarithmic scale; `low` must then be positive. Default: False.
+        step: The distance between two neighbouring values. `step` and `log` exclude each other.
+            Default: None, continuous.
         mutable: Whether the value can change while a network trains, as a learning rate can. With
             ``--pbt``, an individual and the parent whose weights it starts from differ only in
             mutable parameters. Default: False.
@@ -203,9 +205,8 @@ class Float(BaseParameter):
     Example:
         ::
 
-            lr = Float(1e-4, 1e-1, log=True, prior=3e-4, mutable=True)
-            momentum = Float(0.0, 0.99, when={"optimizer": "sgd"})
-            dropout_3 = Float(0.0, 0.5, when={"layers": range(3, 6)})
+            lr = Float(1e-4, 1e-1, log=True, prior=3e-4, mutable=True) momentum = Float(0.0, 0.99,
+            when={"optimizer": "sgd"}) dropout_3 = Float(0.0, 0.5, when={"layers": range(3, 6)})
     """
 
     low: float
@@ -410,11 +411,12 @@ class Categorical(_Choices):
     """A hyperparameter that is one of several choices without an order.
 
     Args:
-        *choices: The choices, one argument each: strings, numbers or booleans. mutable: Whether the
-        value can change while a network trains, see Float. Default: False. when: The condition
-        under which the parameter is active, see Float. Default: None, always active. prior: The
-        choice that is expected to be good, see Float. Default: None. confidence: How sure the prior
-        is, see Float. Default: "medium".
+        *choices: The choices, one argument each: strings, numbers or booleans.
+        mutable: Whether the value can change while a network trains, see Float. Default: False.
+        when: The condition under which the parameter is active, see Float. Default: None, always
+            active.
+        prior: The choice that is expected to be good, see Float. Default: None.
+        confidence: How sure the prior is, see Float. Default: "medium".
 
     Example:
         ::
@@ -432,8 +434,9 @@ class Ordinal(_Choices):
         *choices: The choices in their order, one argument each: strings, numbers or booleans.
         mutable: Whether the value can change while a network trains, see Float. Default: False.
         when: The condition under which the parameter is active, see Float. Default: None, always
-        active. prior: The choice that is expected to be good, see Float. Default: None. confidence:
-        How sure the prior is, see Float. Default: "medium".
+            active.
+        prior: The choice that is expected to be good, see Float. Default: None.
+        confidence: How sure the prior is, see Float. Default: "medium".
 
     Example:
         ::

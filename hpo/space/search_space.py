@@ -342,12 +342,14 @@ def list_individuals(
 
     Args:
         most_candidates: Give up after this number of candidates, whether or not constraints allow
-        them. most_seconds: Give up after this time, since constraints may be slow. is_stopping: A
-        function that returns whether to give up now.
+            them.
+        most_seconds: Give up after this time, since constraints may be slow.
+        is_stopping: A function that returns whether to give up now.
 
     Returns:
         The hyperparameters of all individuals. None if there are infinitely many or too many, or if
-        the list takes too long.
+            the list takes too
+        long.
     """
     if any(parameter.size == math.inf for parameter in space.parameters.values()):
         return None

@@ -248,8 +248,9 @@ class ParamsValidation:
     """Checks the values of hyperparameters. It does not know constraints.
 
     Args:
-        parameters: The parameters of the space by name. conditions: The condition of each parameter
-        by name; empty if the parameter is always active.
+        parameters: The parameters of the space by name.
+        conditions: The condition of each parameter by name; empty if the parameter is always
+            active.
     """
 
     def __init__(

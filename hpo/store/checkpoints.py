@@ -32,11 +32,13 @@ class CheckpointInfo:
     """Describe the progress of an evaluation when its checkpoint was saved.
 
     Attributes:
-        params: Hyperparameters of the evaluation. losses: Losses that were reported before the
-        checkpoint, ordered by step. metrics: Metrics that were reported with the lowest of these
-        losses. seconds: Duration of the evaluation before the checkpoint. tree: State that the
-        objective saved. Each tensor is replaced by its name in the file. has_weights: Whether the
-        file also contains the network weights that reached the lowest loss.
+        params: Hyperparameters of the evaluation.
+        losses: Losses that were reported before the checkpoint, ordered by step.
+        metrics: Metrics that were reported with the lowest of these losses.
+        seconds: Duration of the evaluation before the checkpoint.
+        tree: State that the objective saved. Each tensor is replaced by its name in the file.
+        has_weights: Whether the file also contains the network weights that reached the lowest
+            loss.
     """
 
     params: dict[str, Any]
@@ -161,9 +163,10 @@ def read_checkpoint_info(
     """Read the description of the evaluation from a checkpoint file.
 
     Args:
-        path: Checkpoint file. params: Hyperparameters that the evaluation must have; None for any.
+        path: Checkpoint file.
+        params: Hyperparameters that the evaluation must have; None for any.
         is_checked: Whether to read the whole file and verify its checksum. Otherwise, only its size
-        is verified.
+            is verified.
 
     Returns:
         The description of the evaluation.

@@ -31,29 +31,41 @@ class Evaluation:
             broken, and another trial retries it; or it was the test of a worker. A promoted trial
             was paused at a rung, and another trial trains its individual further.
         loss: Lowest loss; infinite unless the state is complete, pruned, paused or promoted.
-        params: Values of the active hyperparameters. island: Island that the individual belongs to.
-        worker: Worker that started the evaluation. generation: Generation of the individual,
-        counted by its worker. seconds: Duration of the evaluation; 0 before it ends, NaN if it is
-        unknown. metrics: Metrics reported with the lowest loss. failure: Reason of a failure in one
-        line. traceback: Traceback of a failure. propagator: Name of the propagator that made the
-        individual. started: Start, in seconds since the epoch. The host's clock may have been
-        changed since. ended: End, in seconds since the epoch. curve: Loss of each step; steps count
-        from 1. imported_from: Run that the evaluation was imported from; empty for the run's own
-        evaluations. confirms: Trial of the search that this evaluation confirms; None for a trial
-        of the search. seed: Seed of the evaluation; None before it starts. immigrants: Number of
-        individuals that the island had received when the evaluation started, by source island.
+        params: Values of the active hyperparameters.
+        island: Island that the individual belongs to.
+        worker: Worker that started the evaluation.
+        generation: Generation of the individual, counted by its worker.
+        seconds: Duration of the evaluation; 0 before it ends, NaN if it is unknown.
+        metrics: Metrics reported with the lowest loss.
+        failure: Reason of a failure in one line.
+        traceback: Traceback of a failure.
+        propagator: Name of the propagator that made the individual.
+        started: Start, in seconds since the epoch. The host's clock may have been changed since.
+        ended: End, in seconds since the epoch.
+        curve: Loss of each step; steps count from 1.
+        imported_from: Run that the evaluation was imported from; empty for the run's own
+            evaluations.
+        confirms: Trial of the search that this evaluation confirms; None for a trial of the search.
+        seed: Seed of the evaluation; None before it starts.
+        immigrants: Number of individuals that the island had received when the evaluation started,
+            by source island.
         tests: Trial that this one repeats on a suspected worker; None if it is not such a test.
         retry_of: Interrupted or paused trial that this evaluation continues; None for an
-        individual's first trial. crash_count: Number of times in a row that the job crashed while
-        this individual was running. resumed_from_step: Number of losses taken over from the trial
-        `retry_of`. checkpoint_step: Step of the latest checkpoint; 0 without one. seconds_before:
-        Part of `seconds` that was spent in the trial `retry_of`. paused_after: Number of losses
-        after which the evaluation was paused; 0 if it was not paused. cut_after: Number of losses
-        after which the evaluation ended at the target loss; 0 if it did not end there. inherits:
-        Trial from whose checkpoint the evaluation started (population based training); None without
-        one. other_values: Values of all objectives except the loss; empty if there are none.
+            individual's first trial.
+        crash_count: Number of times in a row that the job crashed while this individual was
+            running.
+        resumed_from_step: Number of losses taken over from the trial `retry_of`.
+        checkpoint_step: Step of the latest checkpoint; 0 without one.
+        seconds_before: Part of `seconds` that was spent in the trial `retry_of`.
+        paused_after: Number of losses after which the evaluation was paused; 0 if it was not
+            paused.
+        cut_after: Number of losses after which the evaluation ended at the target loss; 0 if it did
+            not end there.
+        inherits: Trial from whose checkpoint the evaluation started (population based training);
+            None without one.
+        other_values: Values of all objectives except the loss; empty if there are none.
         at_rungs: Values of all objectives at each rung, by number of losses; empty if the loss is
-        the only objective.
+            the only objective.
     """
 
     trial: int
@@ -142,13 +154,16 @@ class Assignment:
     """Describe a trial that a worker has to run.
 
     Attributes:
-        trial_id: Id of the trial in the storage. number: Number of the trial in its study. params:
-        Values of the active hyperparameters. root: Number of the individual's first trial, which
-        identifies the checkpoint. seed: Seed of the evaluation; None for the seed of the run.
+        trial_id: Id of the trial in the storage.
+        number: Number of the trial in its study.
+        params: Values of the active hyperparameters.
+        root: Number of the individual's first trial, which identifies the checkpoint.
+        seed: Seed of the evaluation; None for the seed of the run.
         parent: First trial of the individual from whose checkpoint this trial starts; None without
-        one. confirms: Trial of the search that this trial confirms with another seed; None for a
-        trial of the search. tests: Trial that this one repeats on a suspected worker; None if it is
-        not such a test.
+            one.
+        confirms: Trial of the search that this trial confirms with another seed; None for a trial
+            of the search.
+        tests: Trial that this one repeats on a suspected worker; None if it is not such a test.
     """
 
     trial_id: int

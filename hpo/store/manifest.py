@@ -55,19 +55,30 @@ class Manifest:
     session.
 
     Attributes:
-        format: Version of the format of the run directory. search_space: Search space file. space:
-        Description of each parameter of the search space, by name. priors: Description of each
-        parameter that has a prior, with its prior, by name. layout: Numbers of ranks, ranks per
-        worker and islands. hosts: Names of the hosts. versions: Versions of the packages. started:
-        Start of the latest session, as text in ISO 8601 format. settings: Values of all settings,
-        as JSON. set: Values given with --set in any session, as text. budget: Number of
-        evaluations. seed: Seed of the run. propagators: Names of the propagators. pruner: Name of
-        the pruner. confirm_seeds: Number of other seeds with which each of the best individuals is
-        trained again. pbt: Whether individuals start from checkpoints of others (population based
-        training). objectives: Objectives of the search space file. warm_start: Run that was
-        imported; None without one. storage: URL of the study's storage without its password, or
-        name of a journal file in the run directory. study: Name of the study in the storage.
-        sessions: Sessions of the run, oldest first. command: Command line of the run.
+        format: Version of the format of the run directory.
+        search_space: Search space file.
+        space: Description of each parameter of the search space, by name.
+        priors: Description of each parameter that has a prior, with its prior, by name.
+        layout: Numbers of ranks, ranks per worker and islands.
+        hosts: Names of the hosts.
+        versions: Versions of the packages.
+        started: Start of the latest session, as text in ISO 8601 format.
+        settings: Values of all settings, as JSON.
+        set: Values given with --set in any session, as text.
+        budget: Number of evaluations.
+        seed: Seed of the run.
+        propagators: Names of the propagators.
+        pruner: Name of the pruner.
+        confirm_seeds: Number of other seeds with which each of the best individuals is trained
+            again.
+        pbt: Whether individuals start from checkpoints of others (population based training).
+        objectives: Objectives of the search space file.
+        warm_start: Run that was imported; None without one.
+        storage: URL of the study's storage without its password, or name of a journal file in the
+            run directory.
+        study: Name of the study in the storage.
+        sessions: Sessions of the run, oldest first.
+        command: Command line of the run.
     """
 
     format: int = FORMAT

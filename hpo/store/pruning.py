@@ -39,8 +39,9 @@ class HalvingSchedule:
 
     Attributes:
         factor: At each rung, one in `factor` individuals continues, but at least one individual.
-        first_rungs: First rung of each bracket, in epochs. promotion_limit: Number of individuals
-        that continue if there is only one rung; None for rungs by `factor`.
+        first_rungs: First rung of each bracket, in epochs.
+        promotion_limit: Number of individuals that continue if there is only one rung; None for
+            rungs by `factor`.
     """
 
     factor: int = 3
@@ -115,9 +116,11 @@ class Rung:
         is_effective: Whether only the best continue. If not, all continue, and only individuals
             that paused here are listed.
         ranking: Individuals, ordered by their costs at this rung. The costs of failed individuals
-        are infinite. promoted_count: Number of individuals that continue. continued: Individuals
-        that have been trained further. paused: Last evaluation of each paused individual, by first
-        trial. stopped: Individuals that never continue.
+            are infinite.
+        promoted_count: Number of individuals that continue.
+        continued: Individuals that have been trained further.
+        paused: Last evaluation of each paused individual, by first trial.
+        stopped: Individuals that never continue.
     """
 
     bracket: int

@@ -277,10 +277,10 @@ class Record:
         during this call.
 
         Args:
-            evaluations: Complete, pruned and paused evaluations of the other run. distributions:
-            Distributions of the search space. make_attributes: Function that returns the attributes
-            to record for an evaluation. Its second argument is
-                the number of evaluations that this call has imported before.
+            evaluations: Complete, pruned and paused evaluations of the other run.
+            distributions: Distributions of the search space.
+            make_attributes: Function that returns the attributes to record for an evaluation. Its
+                second argument is the number of evaluations that this call has imported before.
         """
         count, known = 0, {frozenset(trial.params.items()) for trial in self.read_trials()}
         for evaluation in evaluations:

@@ -30,11 +30,13 @@ class RunDir:
     """Manage the directory of one run.
 
     Attributes:
-        journal: Journal file of the run's study, unless the run uses another storage. best_weights:
-        Weights of the best evaluation. front_weights: Folder of the weights of the Pareto front.
-        confirmed_weights: Folder of the weights trained with other seeds. trial_folders: Folder
-        that contains a folder for each evaluation. previous_crashed: Whether the previous session
-        in this directory crashed. `hold_lock` sets it.
+        journal: Journal file of the run's study, unless the run uses another storage.
+        best_weights: Weights of the best evaluation.
+        front_weights: Folder of the weights of the Pareto front.
+        confirmed_weights: Folder of the weights trained with other seeds.
+        trial_folders: Folder that contains a folder for each evaluation.
+        previous_crashed: Whether the previous session in this directory crashed. `hold_lock` sets
+            it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -276,13 +278,14 @@ def try_system_lock(file: IO[Any], shared: bool = False) -> bool | None:
     """Lock an open file until it is closed or the process ends, without waiting.
 
     Args:
-        file: File that is open for writing, or for reading if `shared`. shared: Whether to take a
-        shared lock, which several processes can hold. It serves to find out whether another
-            process holds a lock that is not shared.
+        file: File that is open for writing, or for reading if `shared`.
+        shared: Whether to take a shared lock, which several processes can hold. It serves to find
+            out whether another process holds a lock that is not shared.
 
     Returns:
         True if the file is locked now, False if another process holds the lock, and None if the
-        file system has no locks.
+            file system has no
+        locks.
     """
     try:
         fcntl.lockf(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

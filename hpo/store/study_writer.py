@@ -78,13 +78,14 @@ class Claims:
         then trained further. If there is neither, a new individual starts.
 
         Args:
-            params: Hyperparameters of the new individual. inherits: Trial from whose checkpoint the
-            new individual starts; None to start without a checkpoint. attributes: Attributes to
-            record for the trial that starts, such as its worker.
+            params: Hyperparameters of the new individual.
+            inherits: Trial from whose checkpoint the new individual starts; None to start without a
+                checkpoint.
+            attributes: Attributes to record for the trial that starts, such as its worker.
 
         Returns:
             The assignment (the trial to run); None if the run is stopping, or if the budget allows
-            no new individual.
+                no new individual.
 
         Raises:
             DuplicateError: If the study already has a trial with these hyperparameters.
@@ -168,11 +169,15 @@ class StudyWriter:
     only durable changes.
 
     Attributes:
-        record: Record of the run; it uses `cached_storage` if there is one. claims: Starts trials
-        within the budget of the run. log: Output of the evaluations. checkpoints: Checkpoints of
-        the evaluations. cached_storage: Storage that collects changes for the next commit; None to
-        write each change at once. pruner: Pruner of the run; None without one. inheritance: Selects
-        the checkpoints from which individuals start; None without population based training.
+        record: Record of the run; it uses `cached_storage` if there is one.
+        claims: Starts trials within the budget of the run.
+        log: Output of the evaluations.
+        checkpoints: Checkpoints of the evaluations.
+        cached_storage: Storage that collects changes for the next commit; None to write each change
+            at once.
+        pruner: Pruner of the run; None without one.
+        inheritance: Selects the checkpoints from which individuals start; None without population
+            based training.
         weights: Selects the evaluations whose weights are kept; None if no weights are kept.
         health_gate: Keeps broken workers from claiming trials; None if no worker is suspected.
     """

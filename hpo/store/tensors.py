@@ -100,10 +100,11 @@ def copy_tensors(
     """Write a file with tensors of other files and with texts, and flush it to disk.
 
     Args:
-        path: File to write. sources: Tensors to copy. texts: Texts for the header, by name.
+        path: File to write.
+        sources: Tensors to copy.
+        texts: Texts for the header, by name.
         checksummed_text: Name of a text in `texts`. The text "checksum" is added, with the checksum
-        of this text and
-            of all tensors. If the name is empty, no checksum is added.
+            of this text and of all tensors. If the name is empty, no checksum is added.
 
     Raises:
         OSError: If a file cannot be read or written.

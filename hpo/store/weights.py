@@ -186,10 +186,12 @@ class WeightsInfo:
     """Describe how stored weights were trained.
 
     Attributes:
-        trial: Trial of the search with these hyperparameters. params: Hyperparameters. settings:
-        Settings of the run. names: Names of the tensors. confirmation: Trial of the confirmation
-        study that trained them with another seed; None if the search trained
-            them.
+        trial: Trial of the search with these hyperparameters.
+        params: Hyperparameters.
+        settings: Settings of the run.
+        names: Names of the tensors.
+        confirmation: Trial of the confirmation study that trained them with another seed; None if
+            the search trained them.
     """
 
     trial: int

@@ -67,8 +67,9 @@ class Supervisor:
     """Runs a job, and restarts it with --resume when it crashes.
 
     Args:
-        command: The command of a launcher such as mpirun, with --run-dir. restarts: The largest
-        number of restarts in a row without progress. Progress means that an evaluation has ended.
+        command: The command of a launcher such as mpirun, with --run-dir.
+        restarts: The largest number of restarts in a row without progress. Progress means that an
+            evaluation has ended.
         print_message: A function that receives each message for the user.
 
     Raises:
@@ -313,8 +314,9 @@ def plan_start(
     """Return how to start a job on the hosts that answer, with as many ranks as form whole workers.
 
     Args:
-        launcher: The command line for all hosts. is_stopped: A function that returns whether the
-        user wants to stop. Then, hosts are not waited for.
+        launcher: The command line for all hosts.
+        is_stopped: A function that returns whether the user wants to stop. Then, hosts are not
+            waited for.
     """
     hosts = find_live_hosts(launcher, is_stopped)
     missing = tuple(host for host in launcher.capacities if host not in hosts)

@@ -77,10 +77,11 @@ class Tracker(Protocol):
 
         Args:
             evaluation: The evaluation of the individual. Its `trial` is the number of the
-            individual's first trial. losses: Losses by epoch that were not in previous calls.
+                individual's first trial.
+            losses: Losses by epoch that were not in previous calls.
             from_start: Whether the individual is new, or its earlier losses are invalid. The
-            tracker must then
-                delete all that it has written about the individual, and write it as a whole.
+                tracker must then delete all that it has written about the individual, and write it
+                as a whole.
         """
 
     def close(self, is_budget_spent: bool) -> None:

@@ -31,8 +31,9 @@ class TrackerProcesses:
 
     Args:
         niceness: Added to the niceness of this process; higher values give the trackers less CPU
-        time. notify: Function that is called with each message for the user, of one line; default:
-        print to stderr.
+            time.
+        notify: Function that is called with each message for the user, of one line; default: print
+            to stderr.
     """
 
     def __init__(

@@ -15,9 +15,10 @@ def augment_images(images: torch.Tensor, drawn: torch.Tensor, augmentation: str)
     with zeros, the mean of normalised images.
 
     Args:
-        images: Normalised images, shape (N, channels, height, width). drawn: Random numbers from 0
-        to 1, shape (N, 3), on the CPU: two for the shift, one for the mirror. augmentation: "none"
-        (images are returned unchanged), "crop" or "crop-and-flip".
+        images: Normalised images, shape (N, channels, height, width).
+        drawn: Random numbers from 0 to 1, shape (N, 3), on the CPU: two for the shift, one for the
+            mirror.
+        augmentation: "none" (images are returned unchanged), "crop" or "crop-and-flip".
 
     Raises:
         ValueError: `augmentation` has another value.

@@ -370,24 +370,25 @@ def load_data(
     same in every run. It has 360 images of digits, and 10,000 of the other data sets.
 
     Args:
-        name: "digits", "mnist", "fashion-mnist" or "cifar10". data_dir: Directory of the files.
-        scikit-learn provides the digits, which need no directory. train_samples: Number of training
-        samples to use, the first of the shuffle; 0 uses all. validation_samples: Number of
-        validation samples to use, the first of the shuffle; 0 uses all.
+        name: "digits", "mnist", "fashion-mnist" or "cifar10".
+        data_dir: Directory of the files. scikit-learn provides the digits, which need no directory.
+        train_samples: Number of training samples to use, the first of the shuffle; 0 uses all.
+        validation_samples: Number of validation samples to use, the first of the shuffle; 0 uses
+            all.
 
     Returns:
         The data set.
 
     Raises:
         ValueError: The name is unknown, a part has fewer samples than requested, or a file is
-        damaged. FileNotFoundError: The files are missing and cannot be downloaded. The message
-        lists the names and directories.
+            damaged.
+        FileNotFoundError: The files are missing and cannot be downloaded. The message lists the
+            names and directories.
 
     Example:
         ::
 
-            def prepare(settings):
-                return load_data("fashion-mnist", settings.data_dir)
+            def prepare(settings): return load_data("fashion-mnist", settings.data_dir)
     """
     source = _find_source(name)
     development = source.read_development(_resolve_folder(data_dir))

@@ -38,9 +38,9 @@ def make_trainer(worker: Worker, monitor: str, **options: Any) -> Trainer:
     example pruned, the exception of `worker.report` ends the fit. Collective: call on all ranks.
 
     Args:
-        worker: The worker that the objective gets. monitor: Name of the validation loss, which is
-        minimized. Log it with ``sync_dist=True``: it must be the same on
-            all ranks.
+        worker: The worker that the objective gets.
+        monitor: Name of the validation loss, which is minimized. Log it with ``sync_dist=True``: it
+            must be the same on all ranks.
         options: Arguments of ``lightning.Trainer``, except ``accelerator``, ``devices`` and
             ``num_nodes``. The default strategy is ``"ddp"``. Loggers, checkpoints, progress bars,
             the model summary and the sanity check are off by default.
@@ -55,8 +55,8 @@ def make_trainer(worker: Worker, monitor: str, **options: Any) -> Trainer:
     Example:
         ::
 
-            def objective(params, worker):
-                make_trainer(worker, "val_loss", max_epochs=3).fit(module, train_loader, val_loader)
+            def objective(params, worker): make_trainer(worker, "val_loss",
+            max_epochs=3).fit(module, train_loader, val_loader)
     """
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     quiet = dict.fromkeys(off, False) | {"num_sanity_val_steps": 0}
@@ -71,9 +71,9 @@ def make_fabric(worker: Worker, **options: Any) -> Fabric:
     losses, and call `worker.offer_weights`.
 
     Args:
-        worker: The worker that the objective gets. options: Arguments of ``lightning.Fabric``,
-        except ``accelerator``, ``devices`` and ``num_nodes``. The default
-            strategy is ``"ddp"``.
+        worker: The worker that the objective gets.
+        options: Arguments of ``lightning.Fabric``, except ``accelerator``, ``devices`` and
+            ``num_nodes``. The default strategy is ``"ddp"``.
 
     Returns:
         The Fabric, launched.
@@ -84,9 +84,8 @@ def make_fabric(worker: Worker, **options: Any) -> Fabric:
     Example:
         ::
 
-            def objective(params, worker):
-                fabric = make_fabric(worker, precision="bf16-mixed")
-                network, optimizer = fabric.setup(network, optimizer)
+            def objective(params, worker): fabric = make_fabric(worker, precision="bf16-mixed")
+            network, optimizer = fabric.setup(network, optimizer)
     """
     fabric = Fabric(**_make_options(worker, options))
     fabric.launch()

@@ -35,12 +35,13 @@ class Pipeline(StagedModel):
 
     Args:
         network: The network, in memory of the CPU. Its blocks are its children, and those of nested
-        nn.Sequentials. worker: The worker that the objective gets. masks: The masks of the
-        network's dropout layers. microbatches: The number of microbatches into which `backward`
-        divides its samples. precision: The type for autocast: "float32", "bfloat16" or "float16".
+            nn.Sequentials.
+        worker: The worker that the objective gets.
+        masks: The masks of the network's dropout layers.
+        microbatches: The number of microbatches into which `backward` divides its samples.
+        precision: The type for autocast: "float32", "bfloat16" or "float16".
         stage_costs: Costs of the blocks by name, in any unit. Blocks without an entry cost 0. By
-        default, the cost of a
-            block is its number of parameters.
+            default, the cost of a block is its number of parameters.
 
     Raises:
         ValueError: The network cannot be cut into as many stages, or ranks share a GPU.

@@ -162,22 +162,23 @@ def load_text(context: int, *, train_samples: int = 0, validation_samples: int =
     The pieces are in the order of a fixed shuffle, which is the same in every run.
 
     Args:
-        context: Number of characters that a network reads, at least 1. train_samples: Number of
-        training pieces to use, the first of the shuffle; 0 uses all. validation_samples: Number of
-        validation pieces to use, the first of the shuffle; 0 uses all.
+        context: Number of characters that a network reads, at least 1.
+        train_samples: Number of training pieces to use, the first of the shuffle; 0 uses all.
+        validation_samples: Number of validation pieces to use, the first of the shuffle; 0 uses
+            all.
 
     Returns:
         The text in pieces of ``context + 1`` characters.
 
     Raises:
         ValueError: `context` is less than 1, or the text is too short for it or for the numbers of
-        samples. FileNotFoundError: Python was installed without the source files of its library.
+            samples.
+        FileNotFoundError: Python was installed without the source files of its library.
 
     Example:
         ::
 
-            def prepare(settings):
-                return load_text(context=settings.context)
+            def prepare(settings): return load_text(context=settings.context)
     """
     train = _shuffle_pieces(_load_pieces("training", _TRAIN_RANGE, context))
     validation = _shuffle_pieces(_load_pieces("validation", _VALIDATION_RANGE, context))

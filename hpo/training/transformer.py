@@ -180,10 +180,12 @@ def generate(
         network: A network from symbols, int64 of shape (1, length), to logits, shape (1, length,
             vocabulary), on any device. The network is switched to evaluation mode.
         text: The data set, for its symbols and its context. The network reads the last
-        `text.context` characters. prompt: The text to continue. An empty prompt is replaced by a
-        newline. length: Number of characters to generate. temperature: Divisor of the logits,
-        greater than 0. Below 1, probable characters become more probable. seed: Seed of the draws.
-        The same seed generates the same text.
+            `text.context` characters.
+        prompt: The text to continue. An empty prompt is replaced by a newline.
+        length: Number of characters to generate.
+        temperature: Divisor of the logits, greater than 0. Below 1, probable characters become more
+            probable.
+        seed: Seed of the draws. The same seed generates the same text.
 
     Returns:
         The generated characters, without the prompt.

@@ -48,8 +48,11 @@ class ReportCallback(TrainerCallback):
         """Report the metrics of an evaluation. transformers calls this method.
 
         Args:
-            args: Unused. state: The state of the Trainer. control: Unused. kwargs: Further
-            arguments; ``metrics`` holds the metrics of the evaluation by their names.
+            args: Unused.
+            state: The state of the Trainer.
+            control: Unused.
+            kwargs: Further arguments; ``metrics`` holds the metrics of the evaluation by their
+                names.
         """
         metrics = kwargs["metrics"]
         if state.is_world_process_zero and self._loss in metrics:

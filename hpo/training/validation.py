@@ -35,9 +35,11 @@ def compute_means(
     Args:
         measure: A function from indices of samples, int64 of shape (N,) on the CPU, to losses and
             metrics of each sample, of shape (N,) each. N may be 0.
-        samples: Number of samples; indices are 0 to ``samples - 1``. worker: The worker that the
-        objective gets. batch_size: The largest N. is_shared: Whether ranks share the samples. If
-        not, each rank measures all, as with a `Pipeline`.
+        samples: Number of samples; indices are 0 to ``samples - 1``.
+        worker: The worker that the objective gets.
+        batch_size: The largest N.
+        is_shared: Whether ranks share the samples. If not, each rank measures all, as with a
+            `Pipeline`.
 
     Returns:
         The mean of each loss and metric, the same on all ranks.
@@ -48,9 +50,8 @@ def compute_means(
     Example:
         ::
 
-            def measure(indices):
-                outputs = network(images[indices])
-                return cross_entropy(outputs, labels[indices], reduction="none"), outputs.argmax(1) == labels[indices]
+            def measure(indices): outputs = network(images[indices]) return cross_entropy(outputs,
+            labels[indices], reduction="none"), outputs.argmax(1) == labels[indices]
 
             loss, accuracy = compute_means(measure, len(labels), worker)
     """
@@ -78,8 +79,9 @@ def should_stop_early(losses: Sequence[float], patience: int) -> bool:
     """Return whether none of the latest `patience` losses is below all earlier losses; False if `patience` is 0.
 
     Args:
-        losses: The validation loss of each epoch so far. patience: The number of epochs in a row
-        without a new lowest loss after which a training ends.
+        losses: The validation loss of each epoch so far.
+        patience: The number of epochs in a row without a new lowest loss after which a training
+            ends.
     """
     return 0 < patience < len(losses) and min(losses[-patience:]) >= min(losses[:-patience])
 

@@ -17,18 +17,20 @@ class EvaluationDetails:
     """All facts about one evaluation: from its record, from other evaluations of the run, and from its log file.
 
     Attributes:
-        evaluation: The evaluation as recorded. study: Name of the study that contains it. in_use:
-        Whether the run is active now; None if this host cannot see that. seed: Seed of the
-        training; None if it is unknown, for example because another run has trained the evaluation.
+        evaluation: The evaluation as recorded.
+        study: Name of the study that contains it.
+        in_use: Whether the run is active now; None if this host cannot see that.
+        seed: Seed of the training; None if it is unknown, for example because another run has
+            trained the evaluation.
         retried_by: Number of the later trial of the same individual, if this one was interrupted or
-        promoted; otherwise
-            None.
+            promoted; otherwise None.
         retried_state: State of the previous trial of the same individual, such as "interrupted" or
             "promoted"; "" if this is the first trial.
-        confirmed_by: Evaluations that train the same hyperparameters with other seeds. log_end: The
-        final lines of its log file; None if no log file exists. is_on_front: Whether it is on the
-        Pareto front; None if the loss is the only objective. dominated_by: A trial on the front
-        that is as good or better in all objectives, if there is one.
+        confirmed_by: Evaluations that train the same hyperparameters with other seeds.
+        log_end: The final lines of its log file; None if no log file exists.
+        is_on_front: Whether it is on the Pareto front; None if the loss is the only objective.
+        dominated_by: A trial on the front that is as good or better in all objectives, if there is
+            one.
     """
 
     evaluation: Evaluation

@@ -28,11 +28,13 @@ def format_individuals(
     """Return a table of individuals as text, with their hyperparameters between other columns.
 
     Args:
-        title: Title above the table. params: Hyperparameters of each individual. left: Columns to
-        the left of the hyperparameters. right: Columns to the right of the hyperparameters. more:
-        Command that shows the omitted hyperparameters. find_important: Function that returns the
-        hyperparameters to prefer, in order of preference. It takes
-            seconds, and is called only if not all hyperparameters can be shown.
+        title: Title above the table.
+        params: Hyperparameters of each individual.
+        left: Columns to the left of the hyperparameters.
+        right: Columns to the right of the hyperparameters.
+        more: Command that shows the omitted hyperparameters.
+        find_important: Function that returns the hyperparameters to prefer, in order of preference.
+            It takes seconds, and is called only if not all hyperparameters can be shown.
     """
     names = name_params(collect_names(params), [heading for heading, _ in (*left, *right)])
     chosen = list(names)

@@ -27,11 +27,11 @@ def compute_pace(
     drops.
 
     Args:
-        evaluations: Evaluations of the run, also of earlier sessions. remaining: Number of
-        evaluations still to be done. session_start: Start of this session, in seconds since the
-        epoch. now: Current time, in seconds since the epoch; None if the run is not active. Then
-        the pace is that of the whole
-            session, and no remaining time is computed.
+        evaluations: Evaluations of the run, also of earlier sessions.
+        remaining: Number of evaluations still to be done.
+        session_start: Start of this session, in seconds since the epoch.
+        now: Current time, in seconds since the epoch; None if the run is not active. Then the pace
+            is that of the whole session, and no remaining time is computed.
     """
     ours = [evaluation for evaluation in evaluations if evaluation.started >= session_start]
     ended = sorted(

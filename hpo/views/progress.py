@@ -34,8 +34,9 @@ class ProgressLines:
     """Formats a line for each evaluation that ends, and marks new best evaluations or new members of the front.
 
     Args:
-        past: Evaluations recorded so far. Those that have ended get no line. budget: Number of
-        evaluations that the run has to do. Callers may change this attribute later.
+        past: Evaluations recorded so far. Those that have ended get no line.
+        budget: Number of evaluations that the run has to do. Callers may change this attribute
+            later.
     """
 
     def __init__(

@@ -48,8 +48,9 @@ def print_tables(summary: Summary, run_dir: Path, shows_expected_loss: bool = Fa
     """Print the best individuals of each island and of the whole run, and the counts of evaluations.
 
     Args:
-        run_dir: The run directory, which printed commands name. shows_expected_loss: Whether a
-        model is asked for the expected loss of the best, which takes seconds.
+        run_dir: The run directory, which printed commands name.
+        shows_expected_loss: Whether a model is asked for the expected loss of the best, which takes
+            seconds.
     """
     for island, best in summary.islands.items():
         if best:

@@ -22,8 +22,9 @@ def print_winner(run: RunReader, chosen: Evaluation, objective: str | None = Non
     """Print the results of the best individual and the location of its weights to stderr.
 
     Args:
-        chosen: The best individual. objective: Name of the objective by which the user has chosen
-        the individual; None if by no objective.
+        chosen: The best individual.
+        objective: Name of the objective by which the user has chosen the individual; None if by no
+            objective.
     """
     objectives, test = run.manifest.objectives, read_winner_test(run.run_dir, chosen)
     names = name_metrics(chosen.metrics, chosen.params, RESERVED_COLUMNS)

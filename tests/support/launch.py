@@ -48,10 +48,11 @@ class Mpi:
     """An installed MPI.
 
     Attributes:
-        mpirun: Its mpirun. python: The Python with its mpi4py. flags: Options that mpirun needs,
-        for example to start many ranks as root. forks_templates: Whether jobs of hpo have their
-        templates forked by the template server of the tests, which
-            saves the import of torch. Otherwise they start them, as for users.
+        mpirun: Its mpirun.
+        python: The Python with its mpi4py.
+        flags: Options that mpirun needs, for example to start many ranks as root.
+        forks_templates: Whether jobs of hpo have their templates forked by the template server of
+            the tests, which saves the import of torch. Otherwise they start them, as for users.
     """
 
     mpirun: str = "mpirun"

@@ -54,10 +54,13 @@ def plot_steps(
     """Return a plot of a loss over time as text. The line is horizontal between two points.
 
     Args:
-        title: Title above the plot. points: Pairs of a time and the loss from this time on. Times
-        start at 0; the final time is the right edge. losses: Losses of all complete evaluations,
-        which determine the scale; points above the scale are not drawn. ends: Texts below the left
-        and the right edge. size: Width and height in characters, including the title and `ends`.
+        title: Title above the plot.
+        points: Pairs of a time and the loss from this time on. Times start at 0; the final time is
+            the right edge.
+        losses: Losses of all complete evaluations, which determine the scale; points above the
+            scale are not drawn.
+        ends: Texts below the left and the right edge.
+        size: Width and height in characters, including the title and `ends`.
     """
     drawn = [(moment, loss) for moment, loss in points if math.isfinite(loss)]
     scale, height = make_loss_scale([loss for _, loss in drawn], losses), size[1] - 2

@@ -26,9 +26,11 @@ class IslandStatus:
     """Status of one island.
 
     Attributes:
-        index: Number of the island, from 0. population: Number of its evaluations that are finished
-        (complete, pruned, paused or failed). best: Its evaluation with the lowest loss; None if no
-        evaluation has succeeded. failed: Number of failed evaluations.
+        index: Number of the island, from 0.
+        population: Number of its evaluations that are finished (complete, pruned, paused or
+            failed).
+        best: Its evaluation with the lowest loss; None if no evaluation has succeeded.
+        failed: Number of failed evaluations.
     """
 
     index: int
@@ -42,25 +44,30 @@ class RunStatus:
     """Status of a run at one moment.
 
     Attributes:
-        at: Time of the snapshot, in seconds since the epoch. phase: searching, confirming, ending
-        (all evaluations are done, but the run is still active), finished, stopped
-            (before the end, without a crash), crashed, or unknown if this host cannot see whether
-            the run is active.
-        reason: More about the phase, such as why the run stopped; may be empty. remedy: What to
-        change in the command that resumes the run; may be empty. done: Number of individuals that
-        have ended in the search, or in the confirmation if the phase is "confirming". total: Number
-        of individuals to evaluate in the search, or in the confirmation. pace: Evaluations per
-        minute, and the remaining time. counts: Number of evaluations by state. Imported evaluations
-        count as "imported". objectives: The objectives of the run. best: The first individual of
-        the front, or the evaluation with the lowest loss if that is the only objective. front: The
-        Pareto front; empty if the loss is the only objective. islands: Status of each island with
-        evaluations. running: The running evaluation of each worker, the oldest first. idle_workers:
-        Workers that have evaluated in this session, but now run no evaluation. improvements: For
-        each new best: the working time (see `working_seconds`) when it was found, and its loss.
-        working_seconds: Time until now in which at least one worker evaluated, in seconds. losses:
-        Losses of all complete evaluations. to_confirm: Whether the best will be confirmed with
-        other seeds after the search. confirmed: Comparison of the confirmed individuals, best
-        first.
+        at: Time of the snapshot, in seconds since the epoch.
+        phase: searching, confirming, ending (all evaluations are done, but the run is still
+            active), finished, stopped (before the end, without a crash), crashed, or unknown if
+            this host cannot see whether the run is active.
+        reason: More about the phase, such as why the run stopped; may be empty.
+        remedy: What to change in the command that resumes the run; may be empty.
+        done: Number of individuals that have ended in the search, or in the confirmation if the
+            phase is "confirming".
+        total: Number of individuals to evaluate in the search, or in the confirmation.
+        pace: Evaluations per minute, and the remaining time.
+        counts: Number of evaluations by state. Imported evaluations count as "imported".
+        objectives: The objectives of the run.
+        best: The first individual of the front, or the evaluation with the lowest loss if that is
+            the only objective.
+        front: The Pareto front; empty if the loss is the only objective.
+        islands: Status of each island with evaluations.
+        running: The running evaluation of each worker, the oldest first.
+        idle_workers: Workers that have evaluated in this session, but now run no evaluation.
+        improvements: For each new best: the working time (see `working_seconds`) when it was found,
+            and its loss.
+        working_seconds: Time until now in which at least one worker evaluated, in seconds.
+        losses: Losses of all complete evaluations.
+        to_confirm: Whether the best will be confirmed with other seeds after the search.
+        confirmed: Comparison of the confirmed individuals, best first.
     """
 
     at: float

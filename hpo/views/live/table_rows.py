@@ -49,9 +49,10 @@ class TableRows(NamedTuple):
     """Rows of a table.
 
     Attributes:
-        headings: Headings of the columns. keys: For each row, the label of the evaluation that the
-        user opens with it; "" if the row opens none. cells: Function that takes the index of a row
-        and returns its cells.
+        headings: Headings of the columns.
+        keys: For each row, the label of the evaluation that the user opens with it; "" if the row
+            opens none.
+        cells: Function that takes the index of a row and returns its cells.
     """
 
     headings: Sequence[str]
@@ -63,9 +64,10 @@ class Column(NamedTuple):
     """A column of a table of evaluations.
 
     Attributes:
-        heading: Heading of the column. find_value: Function that returns the value by which an
-        evaluation is sorted; None if it has no value. format_value: Function that returns the text
-        of an evaluation's cell.
+        heading: Heading of the column.
+        find_value: Function that returns the value by which an evaluation is sorted; None if it has
+            no value.
+        format_value: Function that returns the text of an evaluation's cell.
     """
 
     heading: str

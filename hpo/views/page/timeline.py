@@ -24,9 +24,10 @@ def draw_timeline(
     """Draw the evaluations of each worker over time; None if no evaluation has started.
 
     Args:
-        evaluations: Evaluations of the search and its confirmation. workers: Number of workers in
-        the layout. now: Time until which running evaluations are drawn, in seconds since the epoch;
-        None if the run is not active.
+        evaluations: Evaluations of the search and its confirmation.
+        workers: Number of workers in the layout.
+        now: Time until which running evaluations are drawn, in seconds since the epoch; None if the
+            run is not active.
     """
     own = [
         evaluation
