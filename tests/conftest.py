@@ -37,12 +37,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set the same environment variables on all machines, before a test imports MPI.
 
     With the variables of another job, MPI could join this job. GPUs are hidden, since the expected
-    results of tests were computed on CPUs.
+    results of tests were computed on CPUs. Processes compute with one thread, also if they are a
+    job's only rank: on busy cores, threads that wait for each other take many times as long.
     """
     for name in list(os.environ):
         if name not in _KEPT_VARIABLES and not name.startswith(_KEPT_PREFIXES):
             del os.environ[name]
     os.environ.update(PYTHONPATH=str(ROOT), CUDA_VISIBLE_DEVICES="")
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
     get_environment()
     get_template_environment()
     # Examples have no time limit, since the machine may be busy. They are the same in each test
@@ -89,17 +91,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         yield
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread: on busy cores, two threads that wait for each other take twenty times as long."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -119,7 +119,10 @@ def test_callback_without_transformers_names_the_extra() -> None:
     assert last.endswith("pip install 'hpo-islands[transformers]'")
 
 
-def test_accelerate_finds_the_ranks_and_the_precision(mpi: Mpi, tmp_path: Path) -> None:
+def test_accelerate_finds_the_ranks_and_the_precision(
+    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
     command = [SCRIPTS / "accelerated.py", "--epochs", 2]
     trials = search(mpi, tmp_path, [*LR, *PRECISION], VAL_LOSS, *command)
     precisions = {"no": "no computes torch.float32", "bf16": "bf16 computes torch.bfloat16"}

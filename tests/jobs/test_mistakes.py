@@ -206,7 +206,10 @@ def objective(params, worker):
 """
 
 
-def test_loss_may_be_any_kind_of_number(mpi: Mpi, tmp_path: Path) -> None:
+def test_loss_may_be_any_kind_of_number(
+    mpi: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
     (tmp_path / "numbers.py").write_text(NUMBERS)
     job = mpi.run(1, PROGRAM, "numbers.py", "--run-dir", "run", "--evaluations", 9, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")

@@ -10,7 +10,7 @@ from torch import nn
 from hpo.training import ImageDataset
 from search_spaces import cifar10_resnet
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]  # torchvision is slow
+pytestmark = pytest.mark.slow  # torchvision is slow
 
 
 def resnet18(image_shape: tuple[int, int, int], classes: int) -> nn.Sequential:

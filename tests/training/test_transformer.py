@@ -14,8 +14,6 @@ from hpo.training.transformer import TransformerBlock, generate, make_transforme
 
 CONTEXT = 32
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def text() -> TextDataset:
