@@ -80,26 +80,32 @@ SCROLL_UNTIL_DRAWN = """it => {
 
 
 @pytest.fixture(scope="module")
-def show(browser: Browser) -> Iterator[Show]:
+def show(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Show]:
     """Yield a function that opens the report of a run and draws all figures.
 
-    A console message or a network request is an error.
+    A console message or a network request is an error. Pages are used again, and all reports have
+    the same address: otherwise, Chromium compiles Plotly again, which takes most of the time.
     """
+    path = tmp_path_factory.mktemp("page") / "page.html"
     messages: list[str] = []
+    closed: list[Page] = []
 
-    @contextmanager
-    def open_page(run_dir: Path) -> Iterator[Page]:
-        path = run_dir / "page.html"
-        path.write_text(render_report(RunReader(run_dir), 10, START_SECONDS + 100), "utf-8")
-        page = browser.new_page(viewport={"width": 1000, "height": 900}, color_scheme="light")
+    def make_page() -> Page:
+        page = browser.new_page()
         page.on("console", lambda message: messages.append(message.text))
         page.on("pageerror", lambda error: messages.append(str(error)))
         page.on("dialog", lambda dialog: messages.append(dialog.message))
-        page.on(
-            "request",
-            lambda request: messages.append(request.url) if request.url != path.as_uri() else None,
-        )
+        page.on("request", lambda request: messages.append(request.url))
+        return page
+
+    @contextmanager
+    def open_page(run_dir: Path) -> Iterator[Page]:
+        path.write_text(render_report(RunReader(run_dir), 10, START_SECONDS + 100), "utf-8")
+        page = closed.pop() if closed else make_page()
+        page.set_viewport_size({"width": 1000, "height": 900})
+        page.emulate_media(color_scheme="light", media="screen")
         page.goto(path.as_uri())
+        messages.remove(path.as_uri())
         page.wait_for_selector("html[data-ready]", state="attached", timeout=scale(180) * 1000)
         for place in page.locator(".plot").all():
             # Figures that are drawn above may move it out of view again, so it scrolls until it is
@@ -109,7 +115,7 @@ def show(browser: Browser) -> Iterator[Show]:
             )
         page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
         yield page
-        page.close()
+        closed.append(page)
 
     yield open_page
     assert messages == []
