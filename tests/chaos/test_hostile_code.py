@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -78,12 +79,9 @@ def test_objective_that_changes_process_gets_new_trainer(mpi: Mpi, tmp_path: Pat
         assert not any(Path(f"/proc/{process}").exists() for process in processes)
 
 
-def run_supervise(
-    folder: Path, *command: object, restarts: int = 3
-) -> subprocess.CompletedProcess[str]:
-    line = make_hpo_command("supervise", "--max-restarts", restarts, "mpirun", *command)
+def run_supervise(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        line,
+        make_hpo_command("supervise", "--max-restarts", 3, *command),
         cwd=folder,
         env=ENVIRONMENT,
         capture_output=True,
@@ -97,7 +95,8 @@ def test_supervise_gives_up_individual_that_crashes_job(mpi: Mpi, tmp_path: Path
     """The individual kills a rank, as the Linux kernel does if an objective uses up the memory of a host."""
     options = ["--run-dir", "run", "--ranks-per-worker", 1, "--islands", 1, "--evaluations", 8]
     settings = ["--set", "kills=5", "--set", "seconds=0.02"]
-    job = run_supervise(tmp_path, "-n", 3, mpi.python, PROGRAM, KILLING, *options, *settings)
+    command = mpi.make_command(3, PROGRAM, KILLING, *options, *settings)
+    job = run_supervise(command, tmp_path)
     assert job.returncode == 0, job.stderr
     assert "7 complete, 1 failed, of 8" in job.stdout
     assert re.search(

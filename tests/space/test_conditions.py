@@ -475,6 +475,7 @@ def test_propagators_with_single_value_parameter_search_on(name: str) -> None:
     assert len(set(started)) > 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ga", "tpe", "random"])
 def test_propagators_find_all_of_few_allowed_individuals(name: str) -> None:
     space = SearchSpace(
