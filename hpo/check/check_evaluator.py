@@ -203,7 +203,7 @@ class CheckEvaluator:
         if self._record is None:
             evaluator = Evaluator(context, group, self.watch, None, is_traced=True)
             evaluator.follow()
-            group.comm.gather(Trace.from_data(evaluator.trace))
+            group.comm.gather(Trace(**evaluator.trace))
             return None
         if not self.file_snapshots:
             self._take_file_snapshot()
@@ -212,7 +212,7 @@ class CheckEvaluator:
         evaluator.evaluate(self._start_trial(self._record, previous))
         evaluator.end()
         self._take_file_snapshot()
-        traces: list[Trace] = group.comm.gather(Trace.from_data(evaluator.trace)) or []
+        traces: list[Trace] = group.comm.gather(Trace(**evaluator.trace)) or []
         evaluation = self._record.read_evaluations()[-1]
         mismatch = find_mismatch(evaluation.failure or "", traces)
         if mismatch is not None:

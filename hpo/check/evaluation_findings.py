@@ -199,8 +199,8 @@ def _compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
     off = _compute_difference(first.losses, again.losses)
     if off <= _TOLERANCE:
         return Finding("ok", f"{text} has the same losses twice{_format_within(off)}")
-    first_weights = first.traces[0].weights.get(0)
-    again_weights = again.traces[0].weights.get(0)
+    first_weights = next(iter(first.traces[0].weights), ())
+    again_weights = next(iter(again.traces[0].weights), ())
     if first_weights and again_weights and _is_different(first_weights, again_weights):
         return Finding(
             "wrong",
@@ -302,7 +302,7 @@ def _advise_unexplained(whole: CheckOutcome, alone: CheckOutcome) -> str:
 
 
 def _find_rank_dependent_layers(trace: Trace) -> Iterator[Finding]:
-    if trace.normalization_layers.total():
+    if trace.normalization_layers:
         yield Finding(
             "look",
             f"{_format_layer_counts(trace.normalization_layers)}: each rank normalizes with its own share of a batch",
@@ -319,7 +319,7 @@ def _find_rank_dependent_layers(trace: Trace) -> Iterator[Finding]:
 
 
 def _find_shared_norms(trace: Trace) -> Iterator[Finding]:
-    if trace.synchronized_layers.total():
+    if trace.synchronized_layers:
         yield Finding(
             "look",
             f"{_format_layer_counts(trace.synchronized_layers)}: they normalize over all ranks, and rounding "
@@ -338,8 +338,8 @@ def _format_within(off: float) -> str:
     return f", within {off:.0e}" if off else ", to the last digit"
 
 
-def _format_layer_counts(layers: Counter[str]) -> str:
-    return ", ".join(f"{name} ({count})" for name, count in layers.items() if count)
+def _format_layer_counts(layers: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in layers.items())
 
 
 def _compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
@@ -362,7 +362,7 @@ def _compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Find
             "learning rate depends on the number of ranks",
         )
     elif _has_same_parameters(whole, alone) and not (
-        many.random_layers or many.normalization_layers.total()
+        many.random_layers or many.normalization_layers
     ):
         yield from _compare_gradients(whole, alone)
 
@@ -423,7 +423,8 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
     """
     many = whole.traces[0]
     if any(
-        _is_different(many.gradients[0], other.gradients.get(0, ())) for other in whole.traces[1:]
+        _is_different(many.gradients[0], next(iter(other.gradients), ()))
+        for other in whole.traces[1:]
     ):
         yield Finding(
             "look",
@@ -497,7 +498,7 @@ def _compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Findin
     return None
 
 
-def _get_shapes(trace: Trace) -> list[tuple[int, ...]]:
+def _get_shapes(trace: Trace) -> list[list[int]]:
     """Return the shapes of the parameters of a rank's networks; without networks, those of its optimizers."""
     return trace.network_shapes if trace.networks else trace.shapes
 
@@ -531,9 +532,9 @@ def _count_equal_steps(whole: CheckOutcome) -> int:
 
 def _get_networks(trace: Trace) -> Mapping[tuple[int, int, bool], Fingerprint]:
     """Return the fingerprints of a rank's networks; without networks, those of its optimizers' parameters."""
-    return trace.networks or {
-        (number, 0, True): weights for number, weights in trace.weights.items()
-    }
+    if trace.networks:
+        return {(number, steps, trains): found for number, steps, trains, found in trace.networks}
+    return {(number, 0, True): weights for number, weights in enumerate(trace.weights)}
 
 
 def _has_samples(whole: CheckOutcome, alone: CheckOutcome) -> bool:
@@ -543,7 +544,7 @@ def _has_samples(whole: CheckOutcome, alone: CheckOutcome) -> bool:
     )
 
 
-def _count_samples(outcome: CheckOutcome) -> Counter[bytes]:
+def _count_samples(outcome: CheckOutcome) -> Counter[str]:
     """Count how often each sample occurs in the first epoch on all ranks together. The keys are hashes of samples."""
     limit = min(
         [
@@ -557,7 +558,7 @@ def _count_samples(outcome: CheckOutcome) -> Counter[bytes]:
     return Counter(chain.from_iterable(batches))
 
 
-def _take_first_samples(trace: Trace, count: int) -> set[bytes]:
+def _take_first_samples(trace: Trace, count: int) -> set[str]:
     """Return the distinct samples among the first `count` samples of a rank."""
     return set(islice(chain.from_iterable(hashes for _, hashes in trace.samples), count))
 
@@ -582,7 +583,7 @@ def _count_same_batches(whole: CheckOutcome) -> tuple[int, int]:
     ), len(batches)
 
 
-def _count_first_step_samples(outcome: CheckOutcome) -> Counter[bytes]:
+def _count_first_step_samples(outcome: CheckOutcome) -> Counter[str]:
     """Count how often each sample occurs in the first step on all ranks together. The keys are hashes of samples."""
     batches = [hashes for trace in outcome.traces for steps, hashes in trace.samples if steps == 0]
     return Counter(chain.from_iterable(batches))
@@ -615,7 +616,7 @@ def _count_epoch_steps(outcome: CheckOutcome) -> int | None:
     losses = len(outcome.losses)
     if trace.steps_at_losses:
         return next((steps for steps in trace.steps_at_losses if steps), trace.steps)
-    validated = sorted({steps for _, steps, trains in trace.networks if not trains})
+    validated = sorted({steps for _, steps, trains, _ in trace.networks if not trains})
     if 0 < losses <= len(validated):
         return validated[losses - 1]
     return None if any(one.was_cut for one in outcome.traces) else trace.steps

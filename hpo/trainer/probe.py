@@ -6,10 +6,11 @@ The training is not changed, except that cuDNN computes reproducibly.
 from __future__ import annotations
 
 import hashlib
+import math
 import resource
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -26,9 +27,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from hpo.process.trace import HASH_BYTES, Fingerprint, Trace
+from hpo.process.trace import Trace
 from hpo.trainer.accelerator import find_accelerator_in_use
 
+_HASH_BYTES = 8
 _MAX_SAMPLES = 200_000  # Hashes are kept for this many samples.
 _MAX_VALUES_PER_SAMPLE = 1024  # Of larger samples, evenly spaced values are hashed.
 # Prefixes of parameter names by DistributedDataParallel, torch.compile and Fabric.
@@ -47,6 +49,8 @@ class Probe:
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._step_counts: list[int] = []  # The number of steps of each optimizer.
         self._networks: list[weakref.ref[nn.Module]] = []  # Outermost modules that were trained.
+        # The step and mode of each fingerprint of a network, after the network's number.
+        self._recorded_moments: set[tuple[int, int, bool]] = set()
         self._known_modules: set[int] = set()
         self._parameter_names: dict[int, str] = {}  # By the id of the parameter.
         # Names of parameters without a gradient so far, by id.
@@ -85,35 +89,26 @@ class Probe:
             handle.remove()
 
     def record_loss(self) -> None:
-        """Record the number of optimizer steps and the fingerprints of all parameters. Call it at each loss.
-
-        A fingerprint is two numbers per parameter. Parameters with equal fingerprints are
-        considered equal.
-        """
+        """Record the optimizer steps and the fingerprints of all parameters, at each loss."""
         self.trace.steps_at_losses.append(self.trace.steps)
-        optimizers = [reference() for reference in self._optimizers]
-        fingerprints = [
-            _compute_fingerprint(_list_optimizer_parameters(optimizer))
-            for optimizer in optimizers
-            if optimizer is not None
-        ]
-        self.trace.at_loss.append(
-            tuple(pair for fingerprint in fingerprints for pair in fingerprint)
-        )
+        parameters: list[torch.Tensor] = []
+        for optimizer in (reference() for reference in self._optimizers):
+            if optimizer is not None:
+                parameters += _list_optimizer_parameters(optimizer)
+        self.trace.at_loss.append(_compute_fingerprint(parameters))
         for reference in self._networks:
             if (network := reference()) is not None:
                 self._record_network(network, trains=False)
 
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
         number = self._find_optimizer_number(optimizer)
-        if self._step_counts[number] == 0:
-            parameters = _list_optimizer_parameters(optimizer)
-            self.trace.weights[number] = _compute_fingerprint(parameters)
-            self.trace.gradients[number] = _compute_fingerprint(
-                [parameter.grad for parameter in parameters]
-            )
-            self.trace.shapes += [tuple(parameter.shape) for parameter in parameters]
-            self.trace.sharded |= any(hasattr(parameter, "to_local") for parameter in parameters)
+        if number < len(self.trace.weights):
+            return
+        parameters = _list_optimizer_parameters(optimizer)
+        gradients = [parameter.grad for parameter in parameters]
+        self.trace.weights.append(_compute_fingerprint(parameters))
+        self.trace.gradients.append(_compute_fingerprint(gradients))
+        self._record_shapes(self.trace.shapes, parameters)
 
     def _after_step(self, optimizer: Optimizer, *_: object) -> None:
         number = self._find_optimizer_number(optimizer)
@@ -162,7 +157,7 @@ class Probe:
         hashes = _hash_samples(given[0]) if self._awaits_samples and given else []
         # One-dimensional inputs of layers are positions of tokens.
         if hashes and (is_first or given[0].dim() > 1):
-            self.trace.samples.append((self.trace.steps, hashes))
+            self.trace.samples.append([self.trace.steps, hashes])
             self._hash_count += len(hashes)
             self._awaits_samples = False
 
@@ -180,28 +175,32 @@ class Probe:
             _is_independent_of_ranks(layer) for layer in module.modules()
         )
         if has_drawn and not is_known:
-            self.trace.random_layers[_name_innermost_network(module)] += 1
+            _increment(self.trace.random_layers, _name_innermost_network(module))
 
     def _record_network(self, module: nn.Module, trains: bool) -> None:
-        """Record a fingerprint of a network, at most once per number of optimizer steps and value of `trains`.
+        """Record a fingerprint of a network, unless it has one of this step and value of `trains`.
 
         `trains` is False in validation and at a loss. This is not called in the hook after an
         optimizer step, since ranks may still exchange the new weights then.
         """
-        number = next(
-            (number for number, network in enumerate(self._networks) if network() is module), None
-        )
-        if number is None or (number, self.trace.steps, trains) in self.trace.networks:
+        numbers = [index for index, network in enumerate(self._networks) if network() is module]
+        if not numbers:
             return
-        parameters = _list_trained_parameters(module)
-        if not parameters or any(map(is_lazy, parameters)):
+        moment = (numbers[0], self.trace.steps, trains)
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if moment in self._recorded_moments or not parameters or any(map(is_lazy, parameters)):
             return
-        if not any(number == other for other, _, _ in self.trace.networks):
-            self.trace.network_shapes += [tuple(parameter.shape) for parameter in parameters]
-            self.trace.sharded |= any(hasattr(parameter, "to_local") for parameter in parameters)
+        if not any(number == moment[0] for number, _, _ in self._recorded_moments):
+            self._record_shapes(self.trace.network_shapes, parameters)
         # Inside transformations of torch.func, tensors have no values.
         with suppress(RuntimeError):
-            self.trace.networks[number, self.trace.steps, trains] = _compute_fingerprint(parameters)
+            fingerprint = _compute_fingerprint(parameters)
+            self.trace.networks.append([*moment, fingerprint])
+            self._recorded_moments.add(moment)
+
+    def _record_shapes(self, shapes: list[list[int]], parameters: Sequence[torch.Tensor]) -> None:
+        shapes += [list(parameter.shape) for parameter in parameters]
+        self.trace.sharded |= any(hasattr(parameter, "to_local") for parameter in parameters)
 
     def _register_network(self, module: nn.Module) -> None:
         """Record the parameter names and layers of a network when it is first trained."""
@@ -213,20 +212,23 @@ class Probe:
         if named:
             self._networks.append(weakref.ref(module))
         for layer in module.modules():
-            kind = type(layer).__name__
-            if layer.training and isinstance(layer, _BatchNorm):
-                own = type(layer).__module__.startswith("torch.nn.") and not isinstance(
-                    layer, SyncBatchNorm
-                )
-                (self.trace.normalization_layers if own else self.trace.synchronized_layers)[
-                    kind
-                ] += 1
-            if layer.training and _draws_random_numbers(layer):
-                self.trace.random_layers[kind] += 1
+            if layer.training:
+                self._count_layer(layer)
+
+    def _count_layer(self, layer: nn.Module) -> None:
+        kind = type(layer).__name__
+        if isinstance(layer, _BatchNorm):
+            is_of_torch = type(layer).__module__.startswith("torch.nn.")
+            if is_of_torch and not isinstance(layer, SyncBatchNorm):
+                _increment(self.trace.normalization_layers, kind)
+            else:
+                _increment(self.trace.synchronized_layers, kind)
+        if _draws_random_numbers(layer):
+            _increment(self.trace.random_layers, kind)
 
 
-def _list_trained_parameters(network: nn.Module) -> list[torch.Tensor]:
-    return [parameter for parameter in network.parameters() if parameter.requires_grad]
+def _increment(counts: dict[str, int], name: str) -> None:
+    counts[name] = counts.get(name, 0) + 1
 
 
 def _list_optimizer_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -234,22 +236,21 @@ def _list_optimizer_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 @torch.no_grad()
-def _compute_fingerprint(tensors: Sequence[torch.Tensor | None]) -> Fingerprint:
-    return tuple(_compute_fingerprint_pair(tensor) for tensor in tensors)
+def _compute_fingerprint(tensors: Sequence[torch.Tensor | None]) -> list[list[float]]:
+    return [_compute_fingerprint_pair(tensor) for tensor in tensors]
 
 
-def _compute_fingerprint_pair(tensor: torch.Tensor | None) -> tuple[float, float]:
+def _compute_fingerprint_pair(tensor: torch.Tensor | None) -> list[float]:
     if tensor is None:
-        return 0.0, 0.0
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    values = (local.coalesce().values() if local.is_sparse else local).detach()
-    values = (
-        (torch.view_as_real(values.resolve_conj()) if values.is_complex() else values)
-        .flatten()
-        .double()
-    )
+        return [0.0, 0.0]
+    values: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if values.is_sparse:
+        values = values.coalesce().values()
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    values = values.detach().flatten().double()
     fixed = torch.arange(len(values), dtype=values.dtype, device=values.device).cos_()
-    return values.norm().item(), values.dot(fixed).item()
+    return [values.norm().item(), values.dot(fixed).item()]
 
 
 def _strip_wrapper_prefixes(name: str) -> str:
@@ -285,31 +286,20 @@ def _draws_random_numbers(layer: nn.Module) -> bool:
     return not isinstance(probability, float) or probability > 0
 
 
-def _hash_samples(batch: object) -> list[bytes]:
-    """Return a hash of each sample of a batch, a tensor of shape (N, ...); an empty list for any other object."""
-    if (
-        not isinstance(batch, torch.Tensor)
-        or batch.dim() < 1
-        or hasattr(batch, "to_local")
-        or batch.is_meta
-    ):
+def _hash_samples(batch: object) -> list[str]:
+    """Return a hash of each sample of a batch, a tensor of shape (N, ...); none for other objects."""
+    if not isinstance(batch, torch.Tensor) or batch.is_meta or hasattr(batch, "to_local"):
         return []
-    with torch.no_grad():
-        rows = batch.detach().reshape(len(batch), -1)
-        rows = rows[:, :: max(1, -(-rows.shape[1] // _MAX_VALUES_PER_SAMPLE))].contiguous().cpu()
-        return [
-            hashlib.blake2b(bytes(row), digest_size=HASH_BYTES).digest()
-            for row in _iterate_rows(rows)
-        ]
-
-
-def _iterate_rows(rows: torch.Tensor) -> Iterator[memoryview]:
-    for row in rows.view(torch.uint8).numpy() if rows.numel() else ():
-        yield row.data
+    if batch.dim() < 1 or not batch.numel():
+        return []
+    rows = batch.detach().reshape(len(batch), -1)
+    stride = math.ceil(rows.shape[1] / _MAX_VALUES_PER_SAMPLE)
+    chosen = rows[:, ::stride].contiguous().cpu().view(torch.uint8).numpy()
+    return [hashlib.blake2b(row, digest_size=_HASH_BYTES).hexdigest() for row in chosen]
 
 
 def _choose_reproducible_kernels() -> None:
-    """Let cuDNN compute convolutions in float32 and in a fixed order, unless the objective decides otherwise.
+    """Let cuDNN compute convolutions in float32 and in a fixed order, by default.
 
     By default, it rounds to TF32, so that the losses of 1 and 2 ranks differ by more than the
     tolerance of a check.
@@ -327,11 +317,10 @@ def _reset_peak_memory() -> None:
 
 
 def _read_peak_memory() -> int:
-    """Return the peak in bytes since `_reset_peak_memory`: of one device that was used, or resident memory."""
+    """Return the peak in bytes since `_reset_peak_memory`: of a used device, or resident memory."""
     if find_accelerator_in_use() is not None:
-        return max(
-            map(torch.accelerator.max_memory_reserved, range(torch.accelerator.device_count()))
-        )
+        devices = range(torch.accelerator.device_count())
+        return max(map(torch.accelerator.max_memory_reserved, devices))
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

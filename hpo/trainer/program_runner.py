@@ -87,7 +87,7 @@ class ProgramRunner:
         with suppress(ChannelClosed):
             if self._probe is not None:
                 trace = self._probe.stop_probe(is_cut=end.is_cancelled)
-                self._channel.send("seen", **trace.to_data())
+                self._channel.send("seen", **vars(trace))
             self._channel.send("end", **vars(end))
         os._exit(status)  # This skips destructors of native code, in which torch sometimes aborts.
 

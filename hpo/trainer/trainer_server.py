@@ -80,7 +80,7 @@ class TrainerServer:
                 evaluation.run(self._data.load)
             probe.trace.failures = evaluation.failure_messages
             probe.trace.place = evaluation.failure_line
-            self._channel.send("seen", **probe.trace.to_data())
+            self._channel.send("seen", **vars(probe.trace))
         else:
             evaluation.run(self._data.load)
         is_restored = evaluation.is_restored
