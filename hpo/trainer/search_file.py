@@ -14,7 +14,6 @@ import inspect
 import io
 import linecache
 import math
-import os
 import sys
 import traceback
 import typing
@@ -95,10 +94,6 @@ class SearchFile:
             has_test=self.test is not None,
             script=self.script,
         ).data
-
-    def make_setting_values(self, assignments: Sequence[str]) -> dict[str, Any]:
-        """Make the settings from NAME=VALUE texts, and return ``{"values": ...}`` with their values as JSON data."""
-        return {"values": self.bind_settings(assignments).values}
 
     def bind_settings(self, assignments: Sequence[str]) -> BoundSearch:
         """Return this file with settings made from NAME=VALUE texts. Raises UsageError as `make_settings` does."""
@@ -224,38 +219,34 @@ class BoundSearch:
 
 @dataclass(frozen=True)
 class SearchSource:
-    """A search file that is not imported yet: its path, its content, and the settings as NAME=VALUE texts."""
+    """A search file that may not be imported yet."""
 
     path: Path
     source: bytes = field(repr=False)
     assignments: list[str]
+    """The settings as NAME=VALUE texts."""
 
-    @classmethod
-    def read(cls, sent: Sequence[Any] | None) -> SearchSource | None:
-        """Return the search file that a template had before it restarted itself; None if `sent` is None.
-
-        `sent` has the path, the file descriptor of the content, and the settings as NAME=VALUE
-        texts.
-        """
-        if sent is None:
-            return None
-        path, source, assignments = sent
-        return cls(Path(path), os.pread(source, os.fstat(source).st_size, 0), assignments)
+    def load_file(self) -> SearchFile:
+        """Return the file. It is imported at the first call in this process and its parents."""
+        return load_search_file(self.path, self.source)
 
     def load(self) -> BoundSearch:
-        """Import the file, and return it together with its settings."""
-        return load_search_file(self.path, self.source).bind_settings(self.assignments)
+        """Return the file together with its settings, as `load_file` does."""
+        return self.load_file().bind_settings(self.assignments)
 
 
-@functools.cache
 def load_search_file(path: Path, source: bytes | None = None) -> SearchFile:
     """Import a search file, and return it; `source` is its content if it has been read before.
 
     Raises UsageError if it is not a search file, or if its import fails (with the traceback of the
     file).
     """
+    return _import_search_file(path, _read_source(path) if source is None else source)
+
+
+@functools.cache
+def _import_search_file(path: Path, source: bytes) -> SearchFile:
     location = path.absolute()
-    source = _read_source(path) if source is None else source
     module = _import_source(path, location, source)
     space = getattr(module, "space", None)
     objective = getattr(module, "objective", None)

@@ -1,4 +1,4 @@
-"""The template: a process that imports torch and the search file once, and from which trainers are forked.
+"""The template: a process that imports torch and the search file once, and forks trainers.
 
 The template is started as a new program before its rank initialises MPI. It computes nothing, since
 a process in which OpenMP, autograd or CUDA has run is not safe to fork. Several ranks of a host may
@@ -21,53 +21,41 @@ import socket
 import struct
 import sys
 import sysconfig
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hpo.errors import UsageError
 from hpo.process.channel import Channel, ChannelClosed, Message
+from hpo.process.launcher import make_template_command
 from hpo.process.linux import adopt_orphans, count_threads, end_with_parent, find_children
 from hpo.trainer.forks import IGNORED_SIGNALS
-from hpo.trainer.search_file import SearchFile, SearchSource, load_search_file
+from hpo.trainer.search_file import SearchSource, load_search_file
 
 _IDLE_SECONDS = 0.01
 _CREDENTIALS = struct.Struct("3i")
 _EFFECTLESS_STATEMENTS = (ast.FunctionDef, ast.ClassDef, ast.Try)
 
 
-@dataclass(frozen=True)
-class _Child:
-    process: int
-    owner: Channel
-
-
 class TemplateServer:
-    """Forks trainers for the ranks that connect to the socket `listener`, and answers their requests.
+    """Forks trainers for the ranks that connect to the socket `listener`.
 
     The import of the search file may make this process unsafe to fork, for example if it starts a
-    thread. This process then replaces itself by a new process, which gets the file as `cold`, and
-    each trainer imports the file. If a script imports a package with this effect, each trainer
-    imports that package; `skipped` maps such packages to the reasons.
+    thread. This process then replaces itself by a "cold" one, and each trainer imports the file. If
+    a script imports a package with this effect, each trainer imports that package; `skipped` maps
+    such packages to the reasons.
     """
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        cold: SearchSource | None = None,
-        skipped: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, listener: socket.socket, skipped: Mapping[str, str] | None = None) -> None:
         self._listener = listener
         self._channels: list[Channel] = []
-        self._children: dict[int, _Child] = {}
-        self._file: SearchFile | None = None
-        self._unimported_search = cold
+        self._owners: dict[int, Channel] = {}  # The ranks of the trainers, by process id.
+        self._search: SearchSource | None = None
+        self._is_cold = False
         self._skipped = dict(skipped or {})
-        self._assignments: list[str] = []
         self._data = -1  # The descriptor of the data that `prepare` returned.
-        self._requester = 0  # The index of the connection whose request is being answered.
         self._has_preloaded = self._has_forked = False
         # Processes that the import of the search file has started.
         self._foreign_children = set(find_children(os.getpid()))
@@ -76,12 +64,20 @@ class TemplateServer:
             os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
-        self._answers: Mapping[str, Callable[[Message], dict[str, Any]]] = {
-            "load": self._load_search_file,
-            "check_setting": self._check_setting,
-            "bind": self._bind_settings,
-            "keep_data": self._keep_data,
-        }
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Continue after a restart with `state` (see `_restart_process`).
+
+        A process that is not cold now answers the request "bind", during which it was restarted.
+        """
+        self._channels = [Channel(socket.socket(fileno=number)) for number in state["channels"]]
+        path, source, assignments = state["search"]
+        content = os.pread(source, os.fstat(source).st_size, 0)
+        self._search = SearchSource(Path(path), content, assignments)
+        self._is_cold = state["is_cold"]
+        if not self._is_cold:
+            message = Message("bind", {"assignments": assignments})
+            self._answer_request(self._channels[state["requester"]], message)
 
     def serve(self) -> None:
         """Answer requests until the process ends."""
@@ -105,13 +101,10 @@ class TemplateServer:
 
     @property
     def _may_preload(self) -> bool:
-        """Whether to import torch's compiler while idle. If the file has a `prepare`, a trainer must exist before."""
-        has_prepare = self._file is not None and self._file.prepare is not None
-        return (
-            self._file is not None
-            and not self._has_preloaded
-            and (self._has_forked or not has_prepare)
-        )
+        """Whether to import torch's compiler while idle; a trainer for `prepare` comes first."""
+        if self._search is None or self._is_cold or self._has_preloaded:
+            return False
+        return self._has_forked or self._search.load_file().prepare is None
 
     def _accept_connection(self) -> None:
         connection, _ = self._listener.accept()
@@ -125,94 +118,102 @@ class TemplateServer:
         """Close the connection to a rank, and kill the trainers of this rank."""
         self._channels.remove(channel)
         channel.close()
-        for child in self._children.values():
-            if child.owner is channel:
-                os.kill(child.process, signal.SIGKILL)
+        for process, owner in self._owners.items():
+            if owner is channel:
+                os.kill(process, signal.SIGKILL)
+
+    # Requests
 
     def _answer_request(self, channel: Channel, message: Message) -> None:
-        if message.kind == "spawn":
-            self._spawn_trainer(channel, message)
-        elif message.kind == "fetch_data":
-            channel.send("data", [self._data] if self._data >= 0 else [])
-        else:
-            self._requester = self._channels.index(channel)
-            try:
-                channel.send("answer", **self._answers[message.kind](message))
-            except UsageError as error:
-                channel.send("mistake", text=ValueError.__str__(error))
-            if message.kind == "bind" and self._unimported_search is not None:
-                self._restart_process(self._unimported_search, "cold")
+        try:
+            getattr(self, f"_on_{message.kind}")(channel, message)
+        except UsageError as error:
+            channel.send("mistake", text=ValueError.__str__(error))
 
-    def bind_again(self, search: SearchSource, requester: int) -> None:
-        """After a restart, load the search file, and answer the "bind" request of the connection number `requester`."""
-        self._file = load_search_file(search.path, search.source)
-        self._answer_request(
-            self._channels[requester], Message("bind", {"assignments": search.assignments})
-        )
-
-    def _load_search_file(self, message: Message) -> dict[str, Any]:
+    def _on_load(self, channel: Channel, message: Message) -> None:
+        """Import the search file, and describe it."""
         source = base64.b64decode(message["source"]) if "source" in message.content else None
-        self._file = load_search_file(Path(message["path"]), source)
-        return self._file.describe()
+        file = load_search_file(Path(message["path"]), source)
+        self._search = SearchSource(file.path, file.source, [])
+        channel.send("answer", **file.describe())
 
-    def _check_setting(self, message: Message) -> dict[str, Any]:
-        assert self._file is not None
-        self._file.check_setting(message["assignment"])
-        return {}
+    def _on_check_setting(self, channel: Channel, message: Message) -> None:
+        assert self._search is not None
+        self._search.load_file().check_setting(message["assignment"])
+        channel.send("answer")
 
-    def _bind_settings(self, message: Message) -> dict[str, Any]:
-        """Make the settings of later trainers, and return the answer to send. Import a Python script's packages."""
-        assert self._file is not None
-        self._assignments = list(message["assignments"])
-        answer = self._file.make_setting_values(self._assignments)
+    def _on_bind(self, channel: Channel, message: Message) -> None:
+        """Make the settings of later trainers, and import a Python script's packages."""
+        assert self._search is not None
+        self._search = replace(self._search, assignments=list(message["assignments"]))
+        values = self._search.load().values
         self._foreign_children = set(find_children(os.getpid()))
-        if unsafe := find_fork_hazard():
-            self._unimported_search = self._make_search_source()
-        else:
-            self._import_packages()
+        unsafe = find_fork_hazard()
+        if not unsafe:
+            self._import_packages(channel)
         gc.freeze()
-        return {**answer, "unsafe": unsafe, "skipped": self._skipped}
+        channel.send("answer", values=values, unsafe=unsafe, skipped=self._skipped)
+        if unsafe:
+            self._restart_process(channel, is_cold=True)
 
-    def _make_search_source(self) -> SearchSource:
-        assert self._file is not None
-        return SearchSource(self._file.path, self._file.source, self._assignments)
+    def _on_keep_data(self, channel: Channel, message: Message) -> None:
+        (self._data,) = message.descriptors
+        channel.send("answer")
 
-    def _import_packages(self) -> None:
-        """Import the packages of a script. If a package makes the template unsafe to fork, restart the template.
+    def _on_fetch_data(self, channel: Channel, _: Message) -> None:
+        channel.send("data", [self._data] if self._data >= 0 else [])
 
-        The restarted template imports all packages except this one, and answers the "bind" request
-        of the rank.
+    def _on_spawn(self, channel: Channel, message: Message) -> None:
+        if message["trains"] and not self._has_preloaded:
+            self._preload_compiler()
+        template = os.getpid()
+        try:
+            process = os.fork()
+            if process == 0:
+                self._become_trainer(template, message)
+        except OSError as error:
+            raise UsageError(f"a trainer cannot be forked: {error.strerror}") from error
+        finally:
+            for number in message.descriptors:
+                os.close(number)
+        self._owners[process] = channel
+        self._has_forked = True
+        channel.send("spawned", process=process)
+
+    # Imports
+
+    def _import_packages(self, channel: Channel) -> None:
+        """Import the packages of a script. If one makes this process unsafe to fork, restart it.
+
+        The new process imports the other packages, and answers the request of `channel`.
         """
-        if self._file is None or (path := self._file.program) is None:
+        assert self._search is not None
+        file = self._search.load_file()
+        if file.program is None:
             return
-        for package in import_packages(path, self._file.program_source, self._skipped):
+        for package in import_packages(file.program, file.program_source, self._skipped):
             if hazard := find_fork_hazard():
                 self._skipped[package] = hazard
-                self._restart_process(self._make_search_source(), "source")
+                self._restart_process(channel, is_cold=False)
 
-    def _keep_data(self, message: Message) -> dict[str, Any]:
-        (self._data,) = message.descriptors
-        return {}
+    def _restart_process(self, requester: Channel, *, is_cold: bool) -> NoReturn:
+        """Replace this process by one that has imported nothing, and keep all connections.
 
-    def _restart_process(self, search: SearchSource, kind: str) -> NoReturn:
-        """Replace this process by one that has not imported the search file, and keep all connections.
-
-        If the `kind` is "cold", trainers import the file. If it is "source", the new process
-        imports the file.
+        If `is_cold`, only trainers import the search file. Otherwise, the new process imports it.
         """
+        assert self._search is not None
         for number in (self._listener.fileno(), *(channel.fileno() for channel in self._channels)):
             os.set_inheritable(number, True)
         source = os.memfd_create("hpo-source", 0)
-        os.write(source, search.source)
+        os.write(source, self._search.source)
         state = {
             "listener": self._listener.fileno(),
             "channels": [channel.fileno() for channel in self._channels],
-            kind: [str(search.path), source, search.assignments],
+            "search": [str(self._search.path), source, self._search.assignments],
+            "is_cold": is_cold,
             "skipped": self._skipped,
-            "asker": self._requester,
+            "requester": self._channels.index(requester),
         }
-        from hpo.process.launcher import make_template_command
-
         sys.stdout.flush()
         os.execv(sys.executable, make_template_command(state))  # noqa: S606 - this program itself
 
@@ -221,27 +222,10 @@ class TemplateServer:
         import_compiler()
         gc.freeze()  # Garbage collection in trainers is faster without these objects.
 
-    def _spawn_trainer(self, channel: Channel, message: Message) -> None:
-        if message["trains"] and not self._has_preloaded:
-            self._preload_compiler()
-        template = os.getpid()
-        try:
-            process = os.fork()
-        except OSError as error:
-            for number in message.descriptors:
-                os.close(number)
-            channel.send("mistake", text=f"a trainer cannot be forked: {error.strerror}")
-            return
-        if process == 0:
-            self._become_trainer(template, message)
-        for number in message.descriptors:
-            os.close(number)
-        self._children[process] = _Child(process, channel)
-        self._has_forked = True
-        channel.send("spawned", process=process)
+    # Trainers
 
-    def _become_trainer(self, template: int, message: Message) -> None:
-        """Serve a rank in a process that was forked from the template with process id `template`. Does not return."""
+    def _become_trainer(self, template: int, message: Message) -> NoReturn:
+        """Serve a rank in this process, which was forked from the process `template`."""
         status = 1
         try:
             end_with_parent(template)
@@ -254,9 +238,7 @@ class TemplateServer:
             self._listener.close()
             from hpo.trainer.trainer_server import serve_trainer
 
-            serve_trainer(
-                message, self._file, self._unimported_search or self._assignments, self._data
-            )
+            serve_trainer(message, self._search, self._data)
             status = 0
         except ChannelClosed:
             status = 0
@@ -269,7 +251,6 @@ class TemplateServer:
             os._exit(status)
 
     def _reap_trainers(self) -> None:
-        """Report ended trainers to their ranks, and kill the processes that these trainers have left behind."""
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -277,28 +258,29 @@ class TemplateServer:
                 return
             if ended is None:
                 return
-            child = self._children.pop(ended.si_pid, None)
-            if child is not None:
-                with suppress(ProcessLookupError, PermissionError):
-                    # The process id is not reused before waitpid.
-                    os.killpg(child.process, signal.SIGKILL)
-            _, status = os.waitpid(ended.si_pid, 0)
-            # The children of killed orphans are found next time.
-            for orphan in find_children(os.getpid()):
-                if orphan not in self._children and orphan not in self._foreign_children:
-                    with suppress(ProcessLookupError):
-                        os.kill(orphan, signal.SIGKILL)
-            if child is not None:
-                with suppress(ChannelClosed):
-                    child.owner.send(
-                        "ended", process=child.process, status=os.waitstatus_to_exitcode(status)
-                    )
+            self._reap_trainer(ended.si_pid)
+
+    def _reap_trainer(self, process: int) -> None:
+        """Report an ended trainer to its rank, and kill the processes that it has left behind."""
+        owner = self._owners.pop(process, None)
+        if owner is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process, signal.SIGKILL)  # The id is not reused before waitpid.
+        _, status = os.waitpid(process, 0)
+        # The children of killed orphans are found next time.
+        for orphan in find_children(os.getpid()):
+            if orphan not in self._owners and orphan not in self._foreign_children:
+                with suppress(ProcessLookupError):
+                    os.kill(orphan, signal.SIGKILL)
+        if owner is not None:
+            with suppress(ChannelClosed):
+                owner.send("ended", process=process, status=os.waitstatus_to_exitcode(status))
 
 
 def import_packages(path: Path, source: bytes, skipped: Container[str]) -> Iterator[str]:
-    """Import the installed packages that a script imports, except `skipped`, and yield each name after its import.
+    """Import the installed packages that a script imports, and yield each name afterwards.
 
-    Only imports at the top of the script are found. Packages that cannot be imported are ignored,
+    Packages in `skipped` are left out. Only imports at the top of the script are found. Packages that cannot be imported are ignored,
     since the script reports the error when it runs.
     """
     with suppress(SyntaxError, ValueError):
@@ -322,17 +304,17 @@ def find_fork_hazard() -> str:
 
 
 def _has_asked_driver() -> bool:
-    """Return whether this process has initialised CUDA or ROCm, with torch or with another library."""
-    files: list[str] = []
+    """Return whether this process has initialised CUDA or ROCm, with torch or another library."""
     for path in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # The descriptor of this list is already closed.
-            files.append(str(path.readlink()))
-    # NVML, which does not prevent a fork, opens only /dev/nvidiactl.
-    return any(re.fullmatch(r"/dev/(nvidia-uvm|nvidia\d+|kfd)", file) for file in files)
+            # NVML, which does not prevent a fork, opens only /dev/nvidiactl.
+            if re.fullmatch(r"/dev/(nvidia-uvm|nvidia\d+|kfd)", str(path.readlink())):
+                return True
+    return False
 
 
 def _is_bad_fork() -> bool:
-    """Return whether torch could not use its accelerator in a process that is forked from this one."""
+    """Return whether torch could not use its accelerator in a fork of this process."""
     import torch
 
     kind = torch.accelerator.current_accelerator()
@@ -366,7 +348,7 @@ def _find_imports(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
 
 
 def _is_installed(name: str, folder: Path) -> bool:
-    """Return whether a module belongs to an installed package, and not to the user's files in `folder`."""
+    """Return whether a module is installed, and is not one of the user's files in `folder`."""
     root = name.partition(".")[0]
     if (folder / root).exists() or (folder / f"{root}.py").exists():
         return False
@@ -392,12 +374,12 @@ def import_torch() -> None:
 
 
 def import_compiler() -> None:
-    """Import torch's compiler (0.8 s). Without this, optimizers and DistributedDataParallel import it on first use."""
+    """Import torch's compiler (0.8 s), which optimizers would import on first use."""
     import torch._dynamo  # noqa: F401
 
 
 def keep_freed_memory() -> None:
-    """Configure glibc to keep freed memory for later use, so that training steps need not request new pages.
+    """Let glibc keep freed memory, so that training steps need not request new pages.
 
     With 8 ranks on 2 cores, this reduces the system time of 16 trainings from 3.5 s to 0.5 s.
     """
@@ -408,7 +390,7 @@ def keep_freed_memory() -> None:
 
 
 def main(state: Mapping[str, Any]) -> None:
-    """Run a template. `state` comes from `hpo.process.launcher`, or from the previous process at a restart."""
+    """Run a template. `state` comes from the rank, or from the process that restarts itself."""
     if "parent" in state:
         end_with_parent(state["parent"])
     adopt_orphans()
@@ -417,14 +399,7 @@ def main(state: Mapping[str, Any]) -> None:
     faulthandler.enable()
     gc.disable()  # Imports create many objects that are never freed.
     import_torch()
-    template = TemplateServer(
-        socket.socket(fileno=state["listener"]),
-        SearchSource.read(state.get("cold")),
-        state.get("skipped"),
-    )
-    template._channels = [
-        Channel(socket.socket(fileno=number)) for number in state.get("channels", ())
-    ]
-    if (search := SearchSource.read(state.get("source"))) is not None:
-        template.bind_again(search, state["asker"])
+    template = TemplateServer(socket.socket(fileno=state["listener"]), state.get("skipped"))
+    if "search" in state:
+        template.resume(state)
     template.serve()

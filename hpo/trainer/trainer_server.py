@@ -31,7 +31,7 @@ from hpo.trainer.interrupts import InterruptHandler
 from hpo.trainer.objective_runner import ObjectiveRunner
 from hpo.trainer.probe import Probe
 from hpo.trainer.program_runner import ProgramRunner
-from hpo.trainer.search_file import BoundSearch, SearchFile, SearchSource, answer_constraint_request
+from hpo.trainer.search_file import BoundSearch, SearchSource, answer_constraint_request
 from hpo.trainer.shared_data import SharedData, pack_data
 from hpo.trainer.trainer_group import TrainerGroup, serve_store
 
@@ -160,21 +160,14 @@ class TrainerServer:
             )
 
 
-def serve_trainer(
-    request: Message,
-    file: SearchFile | None,
-    settings: list[str] | SearchSource,
-    data: int,
-) -> None:
+def serve_trainer(request: Message, search: SearchSource | None, data: int) -> None:
     """Set up this forked process as a trainer, and serve the rank that has requested it.
 
     Raises ChannelClosed when the rank closes the connection.
 
     Args:
         request: The request of the rank, with file descriptors and the environment of the trainer.
-        file: The imported search file; None if `settings` has a file to import.
-        settings: The settings as NAME=VALUE texts, or a search file with settings that this trainer
-            imports.
+        search: The search file. It is imported now if the template has not imported it.
         data: The file descriptor of the data that `prepare` has returned; -1 without data.
     """
     number, out, err, stacks, *terminal = request.descriptors
@@ -195,10 +188,10 @@ def serve_trainer(
     _set_threads(request["threads"])
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]
     gc.enable()
-    search = _bind_settings(file, settings)
+    bound = None if search is None else search.load()
     channel.send("started", process=os.getpid())
     try:
-        TrainerServer(channel, search, data).serve()
+        TrainerServer(channel, bound, data).serve()
     except ChannelClosed:
         _exit_process()
         raise
@@ -230,14 +223,6 @@ def _write_stacks_on_signal(stacks: int) -> None:
     # Not the stacks of all threads, since other threads may run Python code while this one waits
     # (see HangDetector).
     faulthandler.register(WRITE_STACKS, stacks, all_threads=False)
-
-
-def _bind_settings(
-    file: SearchFile | None, settings: list[str] | SearchSource
-) -> BoundSearch | None:
-    if isinstance(settings, SearchSource):
-        return settings.load()
-    return file.bind_settings(settings) if file is not None else None
 
 
 def _redirect_streams(out: int, err: int) -> None:

@@ -550,7 +550,6 @@ def test_lookup_of_confirmations_does_not_create_storage(tmp_path: Path) -> None
 def save_and_resume(run_dir: Path, path: Path, text: str, **options: Any) -> list[str]:
     """Write a search file, and resume the run with it as a new process does. Return the lines that are printed."""
     path.write_text(text)
-    load_search_file.cache_clear()
     return start_session(run_dir, path, resume=True, **options).headline.splitlines()[2:]
 
 
@@ -630,7 +629,6 @@ def test_resume_prints_invisible_change(tmp_path: Path, ends: str) -> None:
     save_and_resume(tmp_path / "run", path, text)
     other = text.replace("\n", ends) if ends == "\r\n" else text[:-1] + ends
     path.write_bytes(other.encode())
-    load_search_file.cache_clear()
     session = start_session(tmp_path / "run", path, resume=True)
     count = text.count("\n") if ends == "\r\n" else 0
     assert f"changed since the last session: {count or '1 line'} " in session.headline.replace(

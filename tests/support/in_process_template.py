@@ -47,7 +47,8 @@ class InProcessTemplate:
             return dict(send_through_json(self.search.describe()))
         assert self.search is not None
         if kind == "bind":
-            return dict(send_through_json(self.search.make_setting_values(content["assignments"])))
+            values = self.search.bind_settings(content["assignments"]).values
+            return {"values": send_through_json(values)}
         assert kind == "check_setting"
         self.search.check_setting(content["assignment"])
         return {}
