@@ -616,7 +616,7 @@ def _count_epoch_steps(outcome: CheckOutcome) -> int | None:
     losses = len(outcome.losses)
     if trace.steps_at_losses:
         return next((steps for steps in trace.steps_at_losses if steps), trace.steps)
-    validated = sorted({steps for _, steps, trains, _ in trace.networks if not trains})
+    validated: list[int] = sorted({steps for _, steps, trains, _ in trace.networks if not trains})
     if 0 < losses <= len(validated):
         return validated[losses - 1]
     return None if any(one.was_cut for one in outcome.traces) else trace.steps

@@ -18,11 +18,13 @@ import torch
 from hpo.evaluation_api import count_reports, reads_lines, send_draft
 from hpo.store.checkpoints import check_space
 from hpo.text_format import format_error
-from hpo.trainer.state_tree import gather_parts, is_state_function, join_state, split_state
-from hpo.trainer.tensor_files import (
+from hpo.trainer.state_files import (
+    gather_parts,
+    is_state_function,
     read_checkpoint_file,
-    write_checkpoint_draft,
-    write_weights_draft,
+    split_state,
+    write_state,
+    write_weights,
 )
 from hpo.trainer.worker import check_weights
 
@@ -33,35 +35,31 @@ _warned_kinds: set[str] = set()
 
 
 def save_checkpoint(drafts: Path, state: Any) -> None:
-    """Write a checkpoint on rank 0, and gather its sharded tensors from all ranks. See ``hpo.save_checkpoint``."""
+    """Write a checkpoint on rank 0. See ``hpo.save_checkpoint``."""
     is_first = _find_rank() == 0
     parts = split_state(state() if is_state_function(state) else state)
     if not is_first and not parts.is_sharded:
         return
     parts = gather_parts(parts, is_kept=is_first)
     if is_first:
-        _write_draft(
-            "checkpoint", drafts, parts.leaves, lambda path: write_checkpoint_draft(path, parts)
-        )
+        _write_draft("checkpoint", drafts, parts.leaves, lambda path: write_state(path, parts))
 
 
 def offer_weights(drafts: Path, weights: Mapping[str, Any] | Callable[[], Any]) -> None:
-    """Write weights on rank 0. If `weights` is a function, all ranks call it. See ``hpo.offer_weights``."""
-    is_function_given = callable(weights) and not isinstance(weights, (Mapping, torch.nn.Module))
-    whole = weights() if is_function_given else weights  # type: ignore[operator]
+    """Write weights on rank 0. See ``hpo.offer_weights``."""
+    whole: Any = weights() if is_state_function(weights) else weights  # type: ignore[operator]
     if _find_rank() == 0:
         checked = check_weights(whole)
-        _write_draft("weights", drafts, checked, lambda path: write_weights_draft(path, checked))
+        _write_draft("weights", drafts, checked, lambda path: write_weights(path, checked))
 
 
 def read_checkpoint(path: Path) -> Any:
     """Return the state in a checkpoint file. Raises ValueError if the file cannot be read."""
-    state = read_checkpoint_file(path)
-    return join_state(state.metadata.tree, state.tensors)
+    return read_checkpoint_file(path).load_state()
 
 
 def _find_rank() -> int:
-    """Return the rank in torch's process group; without a process group, the environment variable RANK.
+    """Return the rank in torch's process group; without one, the environment variable RANK.
 
     The group comes first, since RANK may be wrong in processes that the script has started.
     """

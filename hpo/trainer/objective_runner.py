@@ -37,10 +37,11 @@ from hpo.process.user_frames import (
 from hpo.text_format import format_error
 from hpo.trainer.forks import end_if_forked, is_forked
 from hpo.trainer.interrupts import Cancelled, InterruptHandler
-from hpo.trainer.offers import Offers, read_optional_checkpoint
+from hpo.trainer.offers import Offers
 from hpo.trainer.process_state import ProcessState
 from hpo.trainer.report_exchange import ReportPart, find_difference
 from hpo.trainer.search_file import BoundSearch
+from hpo.trainer.state_files import read_checkpoint_file
 from hpo.trainer.trainer_group import TrainerGroup, default_group
 from hpo.trainer.worker import Worker, WorkerCallbacks
 
@@ -138,8 +139,10 @@ class ObjectiveRunner:
             The free memory of the device in bytes, and a warning if it is too little.
         """
         request = self._request
-        self._offers.checkpoint = read_optional_checkpoint(request.checkpoint)
-        self._offers.parent_checkpoint = read_optional_checkpoint(request.parent_checkpoint)
+        if request.checkpoint:
+            self._offers.checkpoint = read_checkpoint_file(Path(request.checkpoint))
+        if request.parent_checkpoint:
+            self._offers.parent_checkpoint = read_checkpoint_file(Path(request.parent_checkpoint))
         if request.ticket is not None:
             self._group.join(request.ticket)
         self._group.compare_collectives(request.is_compared)

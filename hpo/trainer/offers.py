@@ -1,4 +1,4 @@
-"""The weights and the checkpoint that an objective offers with its next loss, and the checkpoints that it may read."""
+"""The weights and the checkpoint that an objective function offers, and the checkpoints it may read."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from typing import Any
 
 from hpo.process.messages import ReportAnswer
 from hpo.text_format import format_error
-from hpo.trainer.state_tree import (
+from hpo.trainer.state_files import (
+    Checkpoint,
     StateParts,
     gather_parts,
     is_state_function,
-    join_state,
     split_state,
-)
-from hpo.trainer.tensor_files import (
-    Checkpoint,
-    read_checkpoint_file,
-    write_checkpoint_draft,
-    write_weights_draft,
+    write_state,
+    write_weights,
 )
 from hpo.trainer.worker import OfferedWeights, check_weights
 
@@ -60,7 +56,7 @@ class Copies:
 
 
 class Offers:
-    """Holds the weights and states that an objective offers, until the leader has answered its next loss.
+    """Holds the weights and states that an objective offers, until its next loss is answered.
 
     Only the trainer of the leader copies them. The other trainers help to gather tensors.
 
@@ -85,17 +81,17 @@ class Offers:
     # For the objective
 
     def offer_weights(self, weights: OfferedWeights) -> None:
-        """Keep a reference to the weights that belong to the next loss, or to a function that returns them."""
+        """Keep a reference to the weights of the next loss, or to a function that returns them."""
         self._offered_weights = weights
 
     def save_checkpoint(self, state: Any) -> None:
-        """Keep a reference to the state that belongs to the next loss, or to a function that returns it."""
+        """Keep a reference to the state of the next loss, or to a function that returns it."""
         self._saved_state = state if is_state_function(state) else split_state(state)
 
     def load_checkpoint(self, has_loss: bool) -> tuple[Any, int]:
-        """Return the state in the checkpoint and the number of losses before it; (None, 0) without a checkpoint.
+        """Return the state in the checkpoint, and the number of losses before it.
 
-        `has_loss` is whether the evaluation has already reported a loss, in this process or before
+        Without a checkpoint, they are None and 0. `has_loss` is whether the evaluation has already reported a loss, in this process or before
         the checkpoint. Raises RuntimeError if the objective has reported a loss in this process.
         """
         if has_loss and (self.checkpoint is None or not self._has_resumed):
@@ -103,8 +99,7 @@ class Offers:
         if self.checkpoint is None:
             return None, 0
         self._has_resumed = True
-        metadata = self.checkpoint.metadata
-        return join_state(metadata.tree, self.checkpoint.tensors), len(metadata.losses)
+        return self.checkpoint.load_state(), len(self.checkpoint.metadata.losses)
 
     def load_parent_checkpoint(self, has_loss: bool) -> Any:
         """Return the state in the latest checkpoint of the parent; None without a parent.
@@ -117,7 +112,7 @@ class Offers:
         if self.parent_checkpoint is None:
             return None
         self._has_loaded_parent = True
-        return join_state(self.parent_checkpoint.metadata.tree, self.parent_checkpoint.tensors)
+        return self.parent_checkpoint.load_state()
 
     # For a report
 
@@ -163,27 +158,22 @@ class Offers:
             self._saved_state = gather_parts(parts, is_kept=self._is_leader)
 
     def forget_read_checkpoints(self) -> None:
-        """Drop the checkpoints that could be read before the first loss: their files may be replaced from now on."""
+        """Drop the checkpoints after the first loss: their files may be replaced from now on."""
         self.checkpoint = self.parent_checkpoint = None
 
     def copy(self, answer: ReportAnswer) -> Copies:
-        """Copy the weights and the state that `answer` requests, after they were gathered. Call it on the leader."""
+        """Copy the gathered weights and the state that `answer` requests, on the leader."""
         copies = Copies()
         weights = self._offered_weights
         state = self._saved_state
         if answer.keeps_weights:
             assert isinstance(weights, Mapping)
-            copies.add("weights", lambda path: write_weights_draft(path, weights))
+            copies.add("weights", lambda path: write_weights(path, weights))
         if answer.saves_checkpoint:
             assert isinstance(state, StateParts)
-            copies.add("checkpoint", lambda path: write_checkpoint_draft(path, gather_parts(state)))
+            copies.add("checkpoint", lambda path: write_state(path, gather_parts(state)))
         return copies
 
     def clear(self) -> None:
-        """Drop the references to offered weights and states, so that the memory of the network can be freed."""
+        """Drop the offered weights and states, so that the memory of the network can be freed."""
         self._offered_weights = self._saved_state = None
-
-
-def read_optional_checkpoint(path: str | None) -> Checkpoint | None:
-    """Return the checkpoint in a file; None without a path."""
-    return read_checkpoint_file(Path(path)) if path else None

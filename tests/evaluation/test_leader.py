@@ -23,7 +23,7 @@ from hpo.store.pruning import Pruner, StoppingPruner
 from hpo.store.record import Record
 from hpo.store.weights import read_weights
 from hpo.trainer.offers import Offers
-from hpo.trainer.tensor_files import read_checkpoint_file
+from hpo.trainer.state_files import read_checkpoint_file
 from tests.support.checkpoints import copy_offers, write_checkpoint
 from tests.support.runs import make_run
 from tests.support.writer_stubs import LeaderStub, make_writer

@@ -19,7 +19,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from hpo import Float, SearchSpace
 from hpo.store.tensors import write_file
-from hpo.trainer import tensor_files
+from hpo.trainer import state_files
 
 space = SearchSpace(x=Float(0.0, 1.0))
 
@@ -109,7 +109,7 @@ def kill_while_writing():
         os.truncate(path, path.stat().st_size // 2)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    vars(tensor_files)["write_file"] = write_half
+    vars(state_files)["write_file"] = write_half
 
 
 def save(way, training, worker):

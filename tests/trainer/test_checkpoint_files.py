@@ -26,14 +26,15 @@ from hpo.process.messages import ReportAnswer
 from hpo.store.checkpoints import CheckpointInfo, CheckpointStore, read_checkpoint_info
 from hpo.store.evaluations import Assignment
 from hpo.trainer.offers import Offers
-from hpo.trainer.state_tree import (
+from hpo.trainer.state_files import (
+    Checkpoint,
     StateParts,
     gather_parts,
     is_state_function,
-    join_state,
+    read_checkpoint_file,
     split_state,
+    write_tensors,
 )
-from hpo.trainer.tensor_files import Checkpoint, read_checkpoint_file, write_tensors
 from tests.support.checkpoints import copy_offers, read_checkpoint_weights, write_checkpoint
 from tests.support.launch import ROOT
 from tests.support.limits import scale
@@ -67,8 +68,7 @@ def save_and_load(store: CheckpointStore, saved: Any) -> Any:
     """Write a state as a checkpoint, and return the state that is read from it."""
     write(store, make_assignment(0), saved)
     read_checkpoint_info(store.get_path(0), PARAMS)
-    state = read_checkpoint_file(store.get_path(0))
-    return join_state(state.metadata.tree, state.tensors)
+    return read_checkpoint_file(store.get_path(0)).load_state()
 
 
 def make_trained_state() -> dict[str, Any]:
@@ -260,7 +260,7 @@ def test_copied_state_is_independent_and_keeps_shared_tensors(tmp_path: Path) ->
     kept = read_checkpoint_file(tmp_path / "0.safetensors")
     assert len(kept.tensors) == 1
     expected = {"a": torch.zeros(3), "b": [torch.zeros(3)], "state": {"epoch": 1, "history": [0.5]}}
-    assert_equal(join_state(kept.metadata.tree, kept.tensors), expected)
+    assert_equal(kept.load_state(), expected)
 
 
 def test_gather_parts_on_other_ranks_keeps_no_tensors() -> None:
@@ -467,7 +467,7 @@ def test_killed_write_leaves_only_its_draft(tmp_path: Path) -> None:
     draft = store.make_draft_path(make_assignment(0))
     code = (
         "import resource, signal, sys, torch; from pathlib import Path;"
-        "from hpo.trainer.tensor_files import write_tensors;"
+        "from hpo.trainer.state_files import write_tensors;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_DFL); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
         "write_tensors(Path(sys.argv[1]), {'a': torch.zeros(1000)}, {})"
     )

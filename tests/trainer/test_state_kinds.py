@@ -14,8 +14,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from hpo.store.checkpoints import CheckpointInfo
-from hpo.trainer.state_tree import join_state, split_state
-from hpo.trainer.tensor_files import read_checkpoint_file
+from hpo.trainer.state_files import join_state, read_checkpoint_file, split_state
 from tests.support.checkpoints import write_checkpoint
 
 _STEPS = 3  # Number of steps before the state is saved, and again after it is loaded.
@@ -29,8 +28,7 @@ class Point(NamedTuple):
 def load_saved(saved: Any, path: Path) -> Any:
     """Write a state to a file, and return the state that is read from it."""
     write_checkpoint(path, saved, CheckpointInfo({}, [0.5], {}, 1.0))
-    state = read_checkpoint_file(path)
-    return join_state(state.metadata.tree, state.tensors)
+    return read_checkpoint_file(path).load_state()
 
 
 @pytest.mark.parametrize(

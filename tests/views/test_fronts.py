@@ -24,7 +24,7 @@ from hpo.store.evaluations import Evaluation
 from hpo.store.pareto_front import FrontArchive, compute_costs, find_front
 from hpo.store.run_dir import RunDir
 from hpo.store.weights import BestWeights, make_weights_path
-from hpo.trainer.tensor_files import write_tensors
+from hpo.trainer.state_files import write_tensors
 from hpo.views.export import find_writer, make_evaluation_table
 from hpo.views.live.run_header import format_header
 from hpo.views.live.run_status import compute_run_status
