@@ -1,1 +1,1 @@
-"""Basic functions of a process: its clock, output, stacks, signals and exit. They need neither MPI nor torch."""
+"""Basic functions of a process, without MPI and torch: its clock, output, stacks and exit."""

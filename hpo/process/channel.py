@@ -77,11 +77,9 @@ class Channel:
         """
         payload = json.dumps([kind, content]).encode()
         data = memoryview(_HEADER.pack(len(payload), len(descriptors)) + payload)
-        rights = (
-            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-            if descriptors
-            else []
-        )
+        rights = []
+        if descriptors:
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
         give_up_at = time.monotonic() + _SECONDS_TO_SEND
         try:
             self._check_socket()
@@ -114,10 +112,8 @@ class Channel:
                 self._check_socket()
                 if self._read_socket():
                     continue
-                left = None if give_up_at is None else give_up_at - time.monotonic()
-                if (left is not None and left <= 0) or not select.select(
-                    [self._socket], [], [], left
-                )[0]:
+                left = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+                if not select.select([self._socket], [], [], left)[0]:
                     return None
             except (OSError, ValueError) as error:
                 raise ChannelClosed(str(error)) from error
@@ -130,7 +126,8 @@ class Channel:
             os.close(self._descriptors.popleft())
 
     def _check_socket(self) -> None:
-        """Raise OSError if code of the user has closed the socket. Its descriptor may then belong to another file."""
+        """Raise OSError if code of the user has closed the socket."""
+        # Its descriptor may then belong to another file.
         if os.fstat(self._socket.fileno()).st_ino != self._inode:
             raise OSError("the descriptor of the connection was closed")
 
@@ -177,6 +174,6 @@ class Channel:
 
 
 def make_channel_pair() -> tuple[Channel, socket.socket]:
-    """Return one end of a new channel, and the socket of its other end, which is passed to another process."""
+    """Return one end of a new channel, and the socket of its other end for another process."""
     own, other = socket.socketpair()
     return Channel(own), other

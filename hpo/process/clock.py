@@ -1,4 +1,4 @@
-"""A clock that does not count the time in which this process was stopped, perhaps with its whole job.
+"""A clock that does not count the time in which this process was stopped.
 
 Schedulers suspend jobs, and resume them later. A rank that waits for a peer must not count that
 time.
@@ -25,17 +25,20 @@ class Clock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._read_at, self._cpu_seconds = time.monotonic(), time.process_time()
+        self._read_at = time.monotonic()
+        self._cpu_seconds = time.process_time()
         self._lost_seconds = 0.0
 
     def now(self) -> float:
-        """Return the seconds since a fixed time in the past, without the seconds in which this process was stopped."""
+        """Return the seconds since a fixed time in the past, without those of stops."""
         with self._lock:
-            now, used = time.monotonic(), time.process_time()
+            now = time.monotonic()
+            used = time.process_time()
             gap = now - self._read_at
             if gap > _MIN_GAP and used - self._cpu_seconds < _BUSY_RATIO * gap:
                 self._lost_seconds += gap
-            self._read_at, self._cpu_seconds = now, used
+            self._read_at = now
+            self._cpu_seconds = used
             return now - self._lost_seconds
 
     def measure_lost(self) -> float:

@@ -1,4 +1,4 @@
-"""Environments of processes: variables that launchers of MPI jobs set, and how a template is started without them."""
+"""Variables that launchers of MPI jobs set, and how a template is started without them."""
 
 from __future__ import annotations
 
@@ -13,28 +13,12 @@ from hpo.process.linux import has_gpu_files
 # Trainers must not inherit these variables, since libraries for torchrun would use them: Accelerate
 # reads PMI_SIZE, DeepSpeed OMPI_COMM_WORLD_SIZE, and Lightning SLURM_NTASKS.
 _LAUNCHER_PREFIXES = (
-    "PMI_",
-    "PMIX_",
-    "OMPI_",
-    "PRTE_",
-    "MPI_LOCAL",
-    "MPIEXEC_",
-    "HYDI_",
-    "HYDRA_",
-    "MV2_COMM_",
-    "PALS_",
-    "PMIX",
+    *("PMI_", "PMIX", "OMPI_", "PRTE_", "MPI_LOCAL", "MPIEXEC_", "HYDI_", "HYDRA_", "MV2_COMM_"),
+    *("PALS_", "SLURM_STEP_"),
 )
 _TASK_VARIABLES = (
-    "PROCID",
-    "LOCALID",
-    "NODEID",
-    "TASK_PID",
-    "GTIDS",
-    "NTASKS",
-    "NPROCS",
-    "NTASKS_PER_NODE",
-    "TASKS_PER_NODE",
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_TASK_PID", "SLURM_GTIDS"),
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
 )
 
 # Variables of SLURM come last: a job script has them too, and mpirun in it sets the others.
@@ -47,15 +31,12 @@ _RANK_VARIABLES = (
     "SLURM_PROCID",
 )
 _LOCAL_RANK_VARIABLES = (
-    *(
-        "MPI_LOCALRANKID",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-        "PALS_LOCAL_RANKID",
-    ),
+    "MPI_LOCALRANKID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "PALS_LOCAL_RANKID",
     "SLURM_LOCALID",
 )
-
 
 _TEMPLATE_CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
@@ -69,75 +50,69 @@ def make_plain_environment() -> dict[str, str]:
     PYTHONHASHSEED is set, so that sets have the same order on all ranks. Python reads it when it
     starts.
     """
-    tasks = {f"SLURM_{name}" for name in _TASK_VARIABLES}
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith((*_LAUNCHER_PREFIXES, "SLURM_STEP_")) and name not in tasks
+        if not name.startswith(_LAUNCHER_PREFIXES) and name not in _TASK_VARIABLES
     }
     seed = kept.get("PYTHONHASHSEED", "")
     return {**kept, "PYTHONHASHSEED": seed if seed.isdecimal() else "0"}
 
 
 def make_template_command(state: Mapping[str, Any]) -> list[str]:
-    """Return the command line of a template, which imports modules from the same paths as this process.
+    """Return the command line of a template, which has the import paths of this process.
 
-    Args:
-        state: Descriptor of the listening socket (`listener`) and number of the parent process
-        (`parent`).
+    `state` has the descriptor of the listening socket (`listener`), and the number of the parent
+    process (`parent`). A template that restarts itself has more in it.
     """
     return [sys.executable, "-u", "-c", _TEMPLATE_CODE, json.dumps(state), json.dumps(sys.path)]
 
 
 def make_template_environment() -> dict[str, str]:
-    """Return the environment variables of a template, which imports with one thread and does not initialise CUDA."""
+    """Return the variables of a template, which has one thread and does not initialise CUDA."""
     environment = make_plain_environment()
     # torch warns of hosts whose names it cannot resolve, and works without them. It also raises the
     # errors that it logs, except those of NCCL's watchdog, which then ends the process.
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR" if has_gpu_files() else "FATAL")
-    threads = {
-        f"{library}_NUM_THREADS": "1"
-        for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM")
-    }
+    libraries = ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB_MAXIMUM")
+    threads = {f"{library}_NUM_THREADS": "1" for library in libraries}
     return {**environment, **threads, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def is_first_on_host(environment: Mapping[str, str]) -> bool:
-    """Return whether this rank is its host's first according to the launcher; true if the launcher sets no variable."""
+    """Return whether the launcher calls this rank its host's first, or sets no variable."""
     return _is_zero(_LOCAL_RANK_VARIABLES, environment)
 
 
 def is_first_rank(environment: Mapping[str, str]) -> bool:
-    """Return whether this rank is the job's first according to the launcher; true if the launcher sets no variable."""
+    """Return whether the launcher calls this rank the job's first, or sets no variable."""
     return _is_zero(_RANK_VARIABLES, environment)
 
 
 def describe_launcher(environment: Mapping[str, str]) -> str:
     """Return the launcher that has started this rank, as far as its variables show it."""
-    if {"HYDI_CONTROL_FD", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK"} & {
-        *environment
+    names = environment.keys()
+    has_pmi = "PMI_RANK" in names or "PMIX_RANK" in names
+    if names & {
+        "HYDI_CONTROL_FD",
+        "OMPI_COMM_WORLD_SIZE",
+        "MPI_LOCALRANKID",
+        "MV2_COMM_WORLD_RANK",
     }:
         return "mpirun"
-    if "PALS_RANKID" in environment:
+    if "PALS_RANKID" in names:
         return "PALS"
-    if {"SLURM_PROCID", "SLURM_STEP_ID"} <= {*environment} and {"PMI_RANK", "PMIX_RANK"} & {
-        *environment
-    }:
+    if has_pmi and {"SLURM_PROCID", "SLURM_STEP_ID"} <= names:
         return "srun"
-    return "a launcher with PMI" if {"PMI_RANK", "PMIX_RANK"} & {*environment} else "no launcher"
+    return "a launcher with PMI" if has_pmi else "no launcher"
 
 
 def describe_scheduler(environment: Mapping[str, str]) -> str:
     """Return the scheduler and the job of this process; an empty text without a scheduler."""
-    jobs = {"SLURM": "SLURM_JOB_ID", "PBS": "PBS_JOBID", "LSF": "LSB_JOBID"}
-    return next(
-        (
-            f"{name} job {environment[variable]}"
-            for name, variable in jobs.items()
-            if variable in environment
-        ),
-        "",
-    )
+    for name, variable in {"SLURM": "SLURM_JOB_ID", "PBS": "PBS_JOBID", "LSF": "LSB_JOBID"}.items():
+        if variable in environment:
+            return f"{name} job {environment[variable]}"
+    return ""
 
 
 def _is_zero(names: Sequence[str], environment: Mapping[str, str]) -> bool:

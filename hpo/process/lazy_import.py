@@ -1,4 +1,4 @@
-"""Import modules only when they are used. On few cores, imports take most of the time that a program needs to start."""
+"""Import modules only when they are used, since imports take most of the time of a start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class LazyModule(ModuleType):
-    """A stand-in for a module. The module is imported when one of the stand-in's attributes is used.
+    """A stand-in for a module, which is imported when an attribute of the stand-in is used.
 
     LazyLoader of the standard library loads too early. The `import` statement itself reads the
     module's `__spec__`, which makes LazyLoader load (Python 3.10 to 3.12).

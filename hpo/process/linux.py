@@ -1,4 +1,4 @@
-"""Functions of Linux for processes: test whether they are alive, end with a parent, count children and threads."""
+"""Functions of Linux for processes: their parents, children, threads, memory and namespaces."""
 
 from __future__ import annotations
 
@@ -15,13 +15,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 def end_with_parent(parent: int) -> None:
     """Let the kernel kill this process when the thread that created it ends.
 
-    If the parent process has ended already, exit now.
-
-    Args:
-        parent: Number of the parent process.
-
-    Raises:
-        OSError: The system refuses.
+    Exit now if the process with the number `parent` has ended already. Raises OSError if the system
+    refuses.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # The parent had ended before the call of prctl.
@@ -60,7 +55,7 @@ def find_children(process: int) -> list[int]:
 
 
 def has_children() -> bool:
-    """Return whether this process has child processes. Children that have ended count until they are waited for."""
+    """Return whether this process has children. They count until they are waited for."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -80,16 +75,13 @@ def raise_oom_score() -> None:
 
 
 def count_memory_kills() -> int:
-    """Return the number of processes on this host and in this cgroup that the kernel has killed to free memory."""
+    """Return how many processes of this host and cgroup the kernel has killed to free memory."""
     count = 0
     paths = [Path("/proc/vmstat")]
     with suppress(OSError):
-        groups = [
-            line[4:]
-            for line in Path("/proc/self/cgroup").read_text().splitlines()
-            if line.startswith("0::/")
-        ]
-        paths += [Path("/sys/fs/cgroup", group, "memory.events") for group in groups]
+        groups = Path("/proc/self/cgroup").read_text().splitlines()
+        own = [line[4:] for line in groups if line.startswith("0::/")]
+        paths += [Path("/sys/fs/cgroup", group, "memory.events") for group in own]
     for path in paths:
         with suppress(OSError, ValueError):
             for line in path.read_text().splitlines():
@@ -107,7 +99,7 @@ def identify_pid_namespace() -> str:
 
 
 def identify_container() -> str:
-    """Return a text that is the same for processes that share a host, its namespaces and a cgroup."""
+    """Return a text that is equal for processes that share a host, namespaces and a cgroup."""
     parts = [os.uname().nodename]
     for kind in ("pid", "net", "mnt", "user"):
         with suppress(OSError):

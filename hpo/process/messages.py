@@ -1,4 +1,4 @@
-"""The contents of messages about an evaluation, between a rank and its trainer, and between trainers.
+"""The contents of messages about an evaluation, among a rank and the trainers of a worker.
 
 Both sides share these classes, so that neither has to import the other's code. The fields of an
 instance are the JSON content of the message.
@@ -99,14 +99,14 @@ class ReportAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveEnd:
-    """The message "end": the objective or the program has returned in a trainer, or it has failed."""
+    """The message "end": the objective or the program has returned, or it has failed."""
 
     failure: str | None = None
     """Description of the failure; None if there is none."""
     is_cancelled: bool = False
     """Whether the failure is the effect of a cancellation."""
     echo: bool = False
-    """Whether the failure only shows that a peer has ended or is late: a broken connection, or a cancelled wait."""
+    """Whether it only shows that a peer has ended or is late, as a broken connection does."""
     gave_up: bool = False
     """Whether the failure ended a wait for other ranks, which had taken `seconds`."""
     seconds: float = 0.0
@@ -117,7 +117,7 @@ class ObjectiveEnd:
     place: str = ""
     """Line of the objective at the failure."""
     has_reported: bool = False
-    """Whether the failure ended a wait for the reports of other ranks, or for the leader's answer."""
+    """Whether it ended a wait for the reports of other ranks, or for the leader's answer."""
     is_offer: bool = False
     """Whether a function that the objective has offered with its loss has failed."""
     traceback: str = ""

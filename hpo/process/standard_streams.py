@@ -1,4 +1,4 @@
-"""Make the standard streams of a rank safe: open them if they were closed, and print warnings without errors."""
+"""Make the standard streams of a rank safe, even if they were closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the frames of the user's own code in stacks, which also have frames of libraries and of this program.
+"""Find the frames of the user's own code among those of libraries and of this program.
 
 Stacks come from exceptions, from the running thread, and from faulthandler, which writes the stacks
 of a trainer that crashes, or is asked for its stack.
@@ -42,11 +42,7 @@ _ESCAPE_PATTERN = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})
 
 
 class UserFrames:
-    """Finds the line of a search space file, or of a module next to it, that stack frames have reached.
-
-    Args:
-        path: Path of the search space file.
-    """
+    """Finds the line of the search file `path`, or of a module next to it, in stacks."""
 
     def __init__(self, path: Path) -> None:
         self._folder = path.absolute().parent
@@ -55,10 +51,7 @@ class UserFrames:
         """Return the innermost line of the user's code in a stack, such as `my_search.py:33`.
 
         If there is none, return the innermost line of a library. If the stack is empty or has only
-        frames of this program, return an empty string.
-
-        Args:
-            frames: The stack, the outermost frame first.
+        frames of this program, return an empty string. The outermost of the `frames` is first.
         """
         for name in (self._name_user_file, _name_library_file):
             for frame in reversed(frames):
@@ -72,13 +65,11 @@ class UserFrames:
 
 @cache  # Each report of an objective has a position.
 def _name_user_file(filename: str, folder: Path) -> str:
-    """Return the path of a file relative to the user's folder; empty if it has no code of the user."""
+    """Return a file's path relative to the user's folder; empty if it is not the user's."""
     path = Path(filename)
-    if (
-        not path.is_relative_to(folder)
-        or path.is_relative_to(_PACKAGE)
-        or path.is_relative_to(_STANDARD_LIBRARY)
-    ):
+    if path.is_relative_to(_PACKAGE) or path.is_relative_to(_STANDARD_LIBRARY):
+        return ""
+    if not path.is_relative_to(folder):
         return ""
     relative = path.relative_to(folder)
     return "" if any(part in _LIBRARY_FOLDERS for part in relative.parts) else str(relative)
@@ -92,7 +83,7 @@ def _name_library_file(filename: str) -> str:
 
 
 def extract_error_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames of an exception, without the frames of this program that call the objective."""
+    """Return the frames of an exception, without those of this program that call the objective."""
     return remove_program_frames(traceback.extract_tb(error.__traceback__))
 
 
@@ -122,7 +113,7 @@ def extract_generator_frames(generator: Generator[Any, Any, Any]) -> list[traceb
 def select_objective_frames(
     frames: Sequence[traceback.FrameSummary],
 ) -> list[traceback.FrameSummary]:
-    """Return the frames of a stack that belong to an objective; empty if the stack runs no objective."""
+    """Return the frames of a stack that belong to an objective; empty if it runs none."""
     return remove_program_frames(frames) if any(map(_is_caller, frames)) else []
 
 
@@ -159,12 +150,14 @@ def _is_program_file(filename: str) -> bool:
 
 
 def format_header(main_thread: int) -> str:
-    """Return the line that names a process's main thread. The process writes it before its stacks."""
+    """Return the line that names the main thread, which a process writes before its stacks."""
     return _HEADER_FORMAT.format(main_thread)
 
 
 def find_frames(header: str, dump: str) -> Sequence[traceback.FrameSummary]:
-    """Return the objective's frames in the main thread of a process, the outermost first; empty if no objective runs.
+    """Return the objective's frames in the main thread of a process, the outermost first.
+
+    The result is empty if no objective runs.
 
     Args:
         header: The line from `format_header`.
