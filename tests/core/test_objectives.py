@@ -64,7 +64,8 @@ def test_parse_objectives_returns_names_and_directions() -> None:
     [
         (
             "loss",
-            r'objectives must be a tuple of names, such as objectives = \("loss", "parameters"\), got \'loss\'',
+            r"objectives must be a tuple of names, "
+            r'such as objectives = \("loss", "parameters"\), got \'loss\'',
         ),
         ((), r"must be a tuple of names, such as .*, got \(\)"),
         ({"loss": 1}, "must be a tuple of names"),
@@ -100,7 +101,8 @@ def test_check_objectives_with_single_loss_propagator_raises() -> None:
     check_objectives(("ga", "tpe", "random"), TWO)
     check_objectives(("pso", "propulate"), ONLY_LOSS)
     expected = (
-        "--propagators must be among ga, tpe, random for several objectives, got propulate for loss, parameters, "
+        "--propagators must be among ga, tpe, random for several objectives, "
+        "got propulate for loss, parameters, "
         "speed (maximised)"
     )
     with pytest.raises(UsageError) as raised:
@@ -321,7 +323,9 @@ WIDE = SearchSpace(
 
 
 def trade(params: dict[str, Any]) -> tuple[tuple[float, float], float]:
-    """Return the costs and the seconds of an evaluation: wide networks have low losses and many parameters.
+    """Return the costs and the seconds of an evaluation.
+
+    Wide networks have low losses and many parameters.
 
     One learning rate is the best for all widths.
     """

@@ -1,4 +1,4 @@
-"""Test the parts of a search over a training script: placeholders, reports, and proposals for a search file."""
+"""Test searches over a training script: placeholders, reports and proposed search files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_reserved_port_is_free_for_torch_store_only() -> None:
         (["lr=Float(1"], "--space lr=Float(1: 'Float(1' is not a parameter. "),
         (
             ["lr=Foo(1, 2)"],
-            "--space lr=Foo(1, 2): a parameter must be a Categorical, Float, Int, Ordinal, got 'Foo",
+            "--space lr=Foo(1, 2): a parameter must be a Categorical, Float, Int, Ordinal, "
+            "got 'Foo",
         ),
         (
             ["lr=Float(__import__('os').getpid(), 2)"],
@@ -240,7 +241,8 @@ def test_report_merger_without_leader_reports_uses_ranks() -> None:
 
 def test_report_outside_search_does_nothing() -> None:
     code = (
-        "import sys, hpo\nassert hpo.report(0.5, accuracy=1) is None\nassert hpo.trial is None and hpo.folder is None\n"
+        "import sys, hpo\nassert hpo.report(0.5, accuracy=1) is None\n"
+        "assert hpo.trial is None and hpo.folder is None\n"
         "assert not {'torch', 'numpy', 'optuna', 'mpi4py'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=scale(60))
@@ -281,7 +283,8 @@ def test_init_proposes_search_file_from_script_options(tmp_path: Path, hpo: Hpo)
         "2.0000"
     ]
     for line in (
-        "    # batch_size=Int(8, 128, log=True),  # and '--batch-size', '{batch_size}' in the Script\n",
+        "    # batch_size=Int(8, 128, log=True),  "
+        "# and '--batch-size', '{batch_size}' in the Script\n",
         "    # dropout=Float(0.0, 0.9),\n",
         "    # amp=Categorical(True, False),\n",
         "    # lambda_=Float(0.5, 8.0, log=True),  # and '--lambda', '{lambda_}' in the Script\n",

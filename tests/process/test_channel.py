@@ -1,4 +1,4 @@
-"""Test channels between processes: messages arrive, even if the other end is closed, slow, or used by user code."""
+"""Test channels between processes whose other end is closed, slow, or used by user code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pair() -> Iterator[tuple[Channel, Channel]]:
 
 @pytest.fixture
 def raw() -> Iterator[tuple[Channel, socket.socket]]:
-    """Yield one end of a channel, and the socket of the other end, through which a test may send any bytes."""
+    """Yield one end of a channel, and the socket of the other end, for any bytes."""
     own, other = make_channel_pair()
     yield own, other
     own.close()
@@ -200,7 +200,7 @@ def test_channel_without_a_reader_gives_up(
 
 
 def test_channel_whose_descriptor_was_reused_raises(tmp_path: Path) -> None:
-    """User code closes the connection. Then it opens a file, which gets the same descriptor number."""
+    """User code closes the connection. Then it opens a file, which gets the same descriptor."""
     own, other = make_channel_pair()
     theirs = Channel(other)
     theirs.send("kind")

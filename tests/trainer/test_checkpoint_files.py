@@ -52,7 +52,7 @@ def write(
     saved: Any,
     weights: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write a checkpoint as a trainer and its leader do: the trainer copies the state, and the leader writes it."""
+    """Write a checkpoint: the trainer copies the state, and the leader writes the file."""
     draft = store.make_draft_path(assignment)
     try:
         write_checkpoint(
@@ -468,7 +468,8 @@ def test_killed_write_leaves_only_its_draft(tmp_path: Path) -> None:
     code = (
         "import resource, signal, sys, torch; from pathlib import Path;"
         "from hpo.trainer.state_files import write_tensors;"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000));"
         "write_tensors(Path(sys.argv[1]), {'a': torch.zeros(1000)}, {})"
     )
     killed = subprocess.run(

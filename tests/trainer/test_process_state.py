@@ -1,4 +1,4 @@
-"""Test that the state of a process is restored after an objective, whatever interface of torch has changed it."""
+"""Test that the state of a process is restored, by whatever interface of torch it was changed."""
 
 from __future__ import annotations
 

@@ -88,7 +88,8 @@ def test_wrong_setting_raises_with_allowed_values(
 
 
 def test_setting_for_a_file_without_settings_raises(tmp_path: Path) -> None:
-    text = "from hpo import *\nspace = SearchSpace(x=Int(1, 2))\ndef objective(params, worker): return 1.0\n"
+    text = "from hpo import *\nspace = SearchSpace(x=Int(1, 2))\n"
+    text += "def objective(params, worker): return 1.0\n"
     search = load_search_file(write(tmp_path, text))
     assert search.make_settings([]) is None
     bound = search.bind_settings([])
@@ -110,7 +111,8 @@ def test_setting_for_a_file_without_settings_raises(tmp_path: Path) -> None:
         ),
         (GOOD + "\nSettings = {}", "Settings must be a dataclass"),
         (
-            "from hpo import *\nspace = SearchSpace(x=Int(1, 2))\nasync def objective(params, worker):\n    return 1",
+            "from hpo import *\nspace = SearchSpace(x=Int(1, 2))\n"
+            "async def objective(params, worker):\n    return 1",
             "`objective` must be a function without `async`",
         ),
         (GOOD + "\nprepare = 3", "prepare must be a function"),
@@ -120,7 +122,8 @@ def test_setting_for_a_file_without_settings_raises(tmp_path: Path) -> None:
         ),
         (
             GOOD + "\ndef objective(params): pass",
-            "objective is called as objective(params, worker, settings): too many positional arguments",
+            "objective is called as objective(params, worker, settings): "
+            "too many positional arguments",
         ),
         (
             "from hpo import *\nspace = SearchSpace(lr=Float(1.0, 0.1))",
@@ -216,7 +219,8 @@ def test_load_of_a_path_that_is_not_python_raises(tmp_path: Path) -> None:
 
 def test_search_file_imports_modules_next_to_it(tmp_path: Path) -> None:
     write(tmp_path, "bounds = (0.0, 2.0)\n", "my_bounds.py")
-    text = "from hpo import *\nfrom my_bounds import bounds\nspace = SearchSpace(x=Float(*bounds))\nobjective = print\n"
+    text = "from hpo import *\nfrom my_bounds import bounds\n"
+    text += "space = SearchSpace(x=Float(*bounds))\nobjective = print\n"
     assert load_search_file(write(tmp_path, text)).space.describe() == {"x": "Float(0.0, 2.0)"}
 
 
@@ -260,7 +264,8 @@ def test_prepare_that_exits_raises_one_message(tmp_path: Path, code: str, messag
 def test_description_has_all_that_a_rank_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = f"{GOOD}\nfrom hpo import maximize\nobjectives = ('loss', 'size', maximize('speed'))\ntest = print\n"
+    text = f"{GOOD}\nfrom hpo import maximize\n"
+    text += "objectives = ('loss', 'size', maximize('speed'))\ntest = print\n"
     text += "def prepare(settings): ...\n# \N{PILE OF POO}\n"
     (tmp_path / "a\udcff.py").write_text(text, "utf-8")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Test prepared data. All trainers of a host share one copy, and evaluations cannot change it for others."""
+"""Test prepared data: trainers share one copy, and evaluations cannot change it for others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def packed(obj: Any) -> Iterator[SharedData]:
 
 
 def inode_of(address: int) -> str:
-    """Return the device and inode of the file that is mapped at an address, or "00:000" if no file is."""
+    """Return the device and inode of the file at a mapped address; "00:000" without a file."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, _, device, inode, *_ = line.split()
         start, end = (int(part, 16) for part in span.split("-"))

@@ -1,4 +1,4 @@
-"""Test types of mappings and tuples in checkpoints, and the states of all schedulers and optimizers of torch."""
+"""Test types of values in checkpoints, and states of all schedulers and optimizers of torch."""
 
 from __future__ import annotations
 
