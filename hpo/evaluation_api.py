@@ -20,16 +20,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpo.trainer.worker import Worker
 
-_METRICS_VARIABLE, _TRIAL_VARIABLE, _FOLDER_VARIABLE, _CHECKPOINT_VARIABLE = (
-    "HPO_METRICS",
-    "HPO_TRIAL",
-    "HPO_FOLDER",
-    "HPO_CHECKPOINT",
-)
-_CHECKPOINT_DRAFTS_VARIABLE, _WEIGHTS_DRAFTS_VARIABLE = (
-    "HPO_CHECKPOINT_DRAFTS",
-    "HPO_WEIGHTS_DRAFTS",
-)
+_METRICS_VARIABLE = "HPO_METRICS"
+_TRIAL_VARIABLE = "HPO_TRIAL"
+_FOLDER_VARIABLE = "HPO_FOLDER"
+_CHECKPOINT_VARIABLE = "HPO_CHECKPOINT"
+_CHECKPOINT_DRAFTS_VARIABLE = "HPO_CHECKPOINT_DRAFTS"
+_WEIGHTS_DRAFTS_VARIABLE = "HPO_WEIGHTS_DRAFTS"
 _READS_LINES_VARIABLE = "HPO_READS_LINES"
 # Matches a message to the supervisor among printed lines.
 NOTE_PATTERN = re.compile(rb"\x1ehpo:([^\x1e\n]*)\x1e")
@@ -39,12 +35,7 @@ _report_count = 0
 
 
 def set_worker(worker: Worker | None) -> None:
-    """Let the functions of this module call the methods of a worker.
-
-    Args:
-        worker: The worker of an objective function. None: the functions use the environment
-        variables of a script.
-    """
+    """Let the functions of this module call the methods of a worker; None for a script."""
     global _worker
     _worker = worker
 
@@ -75,21 +66,17 @@ def report(loss: Any, /, **metrics: Any) -> None:
     elif _METRICS_VARIABLE in os.environ:
         global _report_count
         _report_count += 1
-        send_note(
-            {
-                name: _convert_to_number(name, value)
-                for name, value in {**metrics, "loss": loss}.items()
-            }
-        )
+        values = {**metrics, "loss": loss}
+        send_note({name: _convert_to_number(name, value) for name, value in values.items()})
 
 
 def save_checkpoint(state: Any) -> None:
-    """Save a checkpoint, from which the evaluation resumes after an interruption. Call it before `report`.
+    """Save a checkpoint, from which the evaluation resumes after an interruption.
 
-    A checkpoint belongs to the next loss that is reported. If the evaluation is interrupted, or
-    paused by a pruner, it later resumes from the latest checkpoint whose loss was reported. The
-    file is removed when the evaluation ends. Without a search, the function does nothing. In an
-    objective function, it calls ``worker.save_checkpoint``.
+    Call it before `report`. A checkpoint belongs to the next loss that is reported. If the
+    evaluation is interrupted, or paused by a pruner, it later resumes from the latest checkpoint
+    whose loss was reported. The file is removed when the evaluation ends. Without a search, the
+    function does nothing. In an objective function, it calls ``worker.save_checkpoint``.
 
     Call it on rank 0, which writes the file, or on all ranks. If `state` is a function or has
     sharded tensors, the call is collective: call it on all ranks, because tensors are gathered.
@@ -106,8 +93,8 @@ def save_checkpoint(state: Any) -> None:
     Example:
         ::
 
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
-            hpo.save_checkpoint(state)
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            hpo.save_checkpoint({**state, "epoch": epoch})
             hpo.report(loss)
     """
     if _worker is not None:
@@ -119,12 +106,13 @@ def save_checkpoint(state: Any) -> None:
 
 
 def offer_weights(weights: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> None:
-    """Offer the weights of the network, which the run stores if this individual is its best. Call it before `report`.
+    """Offer the weights of the network, which the run stores if this individual is its best.
 
-    The run stores the weights of its best individual in RUN_DIR/best.safetensors. With
-    ``--confirm-seeds``, the weights of the confirmed winner are in RUN_DIR/confirmed. Each call
-    writes a file, so offer weights only if the loss is the lowest so far. Without a search, the
-    function does nothing. In an objective function, it calls ``worker.offer_weights``.
+    Call it before `report`. The run stores the weights of its best individual in
+    RUN_DIR/best.safetensors. With ``--confirm-seeds``, the weights of the confirmed winner are in
+    RUN_DIR/confirmed. Each call writes a file, so offer weights only if the loss is the lowest so
+    far. Without a search, the function does nothing. In an objective function, it calls
+    ``worker.offer_weights``.
 
     Call it on rank 0, which writes the file, or on all ranks. If `weights` is a function, which may
     gather a sharded network, the call is collective: call it on all ranks.
@@ -152,7 +140,7 @@ def offer_weights(weights: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) 
 
 
 def load_checkpoint() -> Any:
-    """Return the state in the latest checkpoint of this evaluation, which is the value of ``hpo.checkpoint``.
+    """Return the state in the latest checkpoint of this evaluation: ``hpo.checkpoint``.
 
     The next loss that the script reports counts as the loss of the step after the checkpoint.
 
@@ -179,14 +167,14 @@ def load_checkpoint() -> Any:
 
 
 def find_trial() -> int | None:
-    """Return the number of this evaluation, which is the value of ``hpo.trial``; None without a search."""
+    """Return the number of this evaluation: ``hpo.trial``. It is None without a search."""
     if _worker is not None:
         return _worker.trial
     return int(os.environ[_TRIAL_VARIABLE]) if _TRIAL_VARIABLE in os.environ else None
 
 
 def find_folder() -> Path | None:
-    """Create and return the folder of this evaluation, which is the value of ``hpo.folder``; None without a search."""
+    """Create and return the folder of this evaluation: ``hpo.folder``; None without a search."""
     if _worker is not None:
         return _worker.folder
     if _FOLDER_VARIABLE not in os.environ:
@@ -197,7 +185,7 @@ def find_folder() -> Path | None:
 
 
 def send_note(content: Mapping[str, Any]) -> None:
-    """Append a note, as a line of JSON, to the file that the search reads while this script runs."""
+    """Append a note, as a line of JSON, to the file that the search reads."""
     line = f"{json.dumps(content)}\n".encode()
     descriptor = os.open(os.environ[_METRICS_VARIABLE], os.O_WRONLY | os.O_APPEND)
     try:
@@ -208,14 +196,10 @@ def send_note(content: Mapping[str, Any]) -> None:
 
 
 def send_draft(kind: str, name: str) -> None:
-    """Send the name of a draft (file with a checkpoint or with weights), which belongs to the next loss.
+    """Send the name of a draft: a file of the next loss, with a checkpoint or with weights.
 
     If losses are read from printed lines, the name is printed, too. Its position among the lines
-    shows which loss is the next.
-
-    Args:
-        kind: The kind of the draft.
-        name: The name of the file.
+    shows which loss is the next. The `kind` is "checkpoint" or "weights".
     """
     send_note({kind: name})
     if not reads_lines():

@@ -133,8 +133,8 @@ class Script:
         names = list(hyperparameters)
         for name in {*names, *settings} & set(_EVALUATION_PLACEHOLDERS):
             raise ValueError(
-                f"hyperparameters and settings must not be named {name!r}, since {{{name}}} is the {name} of the "
-                "evaluation"
+                f"hyperparameters and settings must not be named {name!r}, "
+                f"since {{{name}}} is the {name} of the evaluation"
             )
         if self.resume and not any("folder" in _find_placeholders(part) for part in self.resume):
             raise ValueError(
@@ -145,8 +145,8 @@ class Script:
             for name in _find_placeholders(part):
                 if name not in known:
                     raise ValueError(
-                        f"placeholders must be among {', '.join(known)}, got {name!r} in {part!r}. Write "
-                        f"{{{{{name}}}}} for literal braces"
+                        f"placeholders must be among {', '.join(known)}, got {name!r} in {part!r}. "
+                        f"Write {{{{{name}}}}} for literal braces"
                     )
         for name in self.flags:
             if name not in names:
@@ -160,7 +160,8 @@ class Script:
                 or not all(isinstance(choice, bool) for choice in choices)
             ):
                 raise ValueError(
-                    f"the flag {name!r} must be a Categorical(True, False) without {{{name}}} in the command"
+                    f"the flag {name!r} must be a Categorical(True, False) "
+                    f"without {{{name}}} in the command"
                 )
 
     def make_arguments(
@@ -172,8 +173,7 @@ class Script:
             params: The values of the active parameters.
             others: Other values for placeholders, such as settings.
             absent: The names of the inactive parameters. A part of the command that has the
-                placeholder of an inactive parameter is left out, together with the option before
-                it.
+                placeholder of an inactive parameter is left out, with the option before it.
         """
         values = {**others, **params}
         inactive, placed = set(absent), set[str]()
@@ -183,12 +183,8 @@ class Script:
             placed.update(names)
             if inactive.isdisjoint(names):
                 filled = _fill_placeholders(part, values)
-                if (
-                    filled.startswith("-")
-                    and not part.startswith("-")
-                    and parts[1:]
-                    and _is_option(parts[-1])
-                ):
+                is_negative = filled.startswith("-") and not part.startswith("-")
+                if is_negative and parts[1:] and _is_option(parts[-1]):
                     # Otherwise argparse treats -1e-4 as an option.
                     filled = f"{parts.pop()}={filled}"
                 parts.append(filled)
@@ -203,7 +199,7 @@ class Script:
         return parts
 
     def make_resume_arguments(self, values: Mapping[str, Any]) -> list[str]:
-        """Return the arguments to append when an evaluation resumes. `values` are the values of placeholders."""
+        """Return the arguments of a resumed evaluation, with these values of placeholders."""
         return [_fill_placeholders(part, values) for part in self.resume]
 
     def format_search_file(self, space: Mapping[str, str]) -> str:
@@ -212,28 +208,24 @@ class Script:
         Args:
             space: The code of each parameter by name.
         """
-        keywords = {
-            name: value
-            for name, value in self.data.items()
-            if name not in ("command", "first_report")
-        }
-        keywords["first_report"] = self.first_report if self.first_report > 1 else None
-        given = [
-            *map(repr, self.command),
-            *(f"{name}={value!r}" for name, value in keywords.items() if value),
-        ]
+        keywords = {name: value for name, value in self.data.items() if name != "command"}
+        if self.first_report == 1:
+            del keywords["first_report"]
+        given = [*map(repr, self.command)]
+        given += [f"{name}={value!r}" for name, value in keywords.items() if value]
         parameters = "".join(f"    {name}={code},\n" for name, code in space.items())
+        name = self.name.translate(_DOCSTRING_ESCAPES)
         return (
-            f'"""A search over {self.name.translate(_DOCSTRING_ESCAPES)}, as it was given on the command line."""\n\n'
+            f'"""A search over {name}, as it was given on the command line."""\n\n'
             "from hpo import Categorical, Float, Int, Ordinal, Script, SearchSpace\n\n"
             f"space = SearchSpace(\n{parameters})\n\nobjective = Script({', '.join(given)})\n"
         )
 
 
 def find_program(script: Script) -> Path | None:
-    """Return the path of the file or installed program that is the first part of the script's command.
+    """Return the path of the file or installed program that a command begins with.
 
-    Return None if the command begins with ``-m`` and the name of a module.
+    Return None if it begins with ``-m`` and the name of a module.
 
     Raises:
         ValueError: This file, program or module does not exist, or the command begins with a
@@ -246,7 +238,8 @@ def find_program(script: Script) -> Path | None:
         return None
     if Path(first).name in _LAUNCHERS:
         raise ValueError(
-            f"{first} must not be in the command, since the search starts the ranks. Name the script"
+            f"{first} must not be in the command, since the search starts the ranks. "
+            "Name the script"
         )
     path = Path(first)
     if path.suffix == ".py" or path.is_file():
@@ -272,7 +265,8 @@ def _check_pattern(name: str, pattern: str) -> None:
         ) from None
     if groups != 1:
         raise ValueError(
-            f"the pattern of {name} must have one group, such as {name}=(\\S+), got {pattern!r} with {groups} groups"
+            f"the pattern of {name} must have one group, such as {name}=(\\S+), "
+            f"got {pattern!r} with {groups} groups"
         )
 
 
@@ -295,7 +289,7 @@ def _format_value(value: Any) -> str:
 
 
 def propose_loss_pattern(lines: Sequence[str]) -> str:
-    """Return a regular expression that matches the loss in printed lines, or "" if no line has a named loss.
+    """Return a regular expression that matches the loss in printed lines, or "" without a loss.
 
     It is made from the first line with a validation loss, such as ``val_loss=0.5``, or else from
     the first line with any loss.
@@ -323,7 +317,8 @@ def _check_module(name: str) -> None:
     names = name.split(".")
     if name.endswith(".py") or "/" in name or not all(names):
         raise ValueError(
-            f"-m {name}: -m must be followed by the name of a module, such as package.module. Give a file without -m"
+            f"-m {name}: -m must be followed by the name of a module, such as package.module. "
+            "Give a file without -m"
         )
     spec = _find_spec(names[0], [str(Path.cwd()), *sys.path])
     if spec is None:

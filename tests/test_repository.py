@@ -41,7 +41,7 @@ WRONG = [
     ("breeding/tpe.py", "import torchvision", RANKS),
     ("trainer/offers.py", "import mpi4py", TRAINERS),
     ("store/weights.py", "from hpo.ranks import communicator", TRAINERS),
-    ("trainer/object_comm.py", "from hpo.evaluation import rank_group", TRAINERS),
+    ("trainer/worker.py", "from hpo.evaluation import rank_group", TRAINERS),
     ("results/summary.py", "import torch", READERS),
     ("views/progress.py", "import mpi4py", READERS),
     ("space/search_space.py", "import mpi4py", BASE),
@@ -49,7 +49,7 @@ WRONG = [
     ("run/run_search.py", "import propulate", ONE),
     ("breeding/genetic.py", "import mpi4py", PROPAGATORS),
     ("training/validation.py", "from hpo.evaluation import rank_group", WORKER),
-    ("training/validation.py", "from hpo.trainer import object_comm", WORKER),
+    ("training/validation.py", "from hpo.trainer import state_files", WORKER),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The accelerator of this process: the devices that torch finds, and the memory that evaluations leave on a device.
+"""The accelerator of this process: its devices, and the memory that evaluations leave there.
 
 torch names the accelerator of its build "cuda" (NVIDIA, and AMD with ROCm) or "xpu" (Intel). Only
 trainers call these functions, because a process that has asked the driver is not safe to fork.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import subprocess
 import time
 import warnings
@@ -52,15 +51,15 @@ def find_devices() -> dict[str, Any]:
         if kind is None or not torch.accelerator.is_available():
             return {"ids": [], "problem": _explain_absence(kind).rstrip(".")}
     module = torch.get_device_module(kind)
-    properties = [
-        module.get_device_properties(index) for index in range(torch.accelerator.device_count())
-    ]
+    ids = []
+    names = []
+    for index in range(torch.accelerator.device_count()):
+        device = module.get_device_properties(index)
+        ids.append(str(getattr(device, "uuid", f"{kind.type}:{index}")))
+        names.append(device.name)
     return {
-        "ids": [
-            str(getattr(one, "uuid", f"{kind.type}:{index}"))
-            for index, one in enumerate(properties)
-        ],
-        "names": [one.name for one in properties],
+        "ids": ids,
+        "names": names,
         "backend": dist.get_default_backend_for_device(kind),
         "variables": _list_variables(kind),
         "problem": "",
@@ -74,11 +73,7 @@ def _list_variables(kind: torch.device) -> list[str]:
         return []
     # With ROCm, both have the same meaning. Their indices count in the list of
     # ROCR_VISIBLE_DEVICES.
-    return (
-        ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"]
-        if torch.version.hip
-        else ["CUDA_VISIBLE_DEVICES"]
-    )
+    return [*(["HIP_VISIBLE_DEVICES"] if torch.version.hip else []), "CUDA_VISIBLE_DEVICES"]
 
 
 def _explain_absence(kind: torch.device | None) -> str:
@@ -98,14 +93,16 @@ def _explain_absence(kind: torch.device | None) -> str:
 
 
 def find_accelerator_in_use() -> Any:
-    """Return torch's module for the accelerator, such as `torch.cuda`; None if this process has not used it."""
+    """Return torch's module for the accelerator, such as `torch.cuda`, if this process uses it."""
     kind = torch.accelerator.current_accelerator()
-    module = None if kind is None else torch.get_device_module(kind)
-    return module if module is not None and module.is_initialized() else None
+    if kind is None:
+        return None
+    module = torch.get_device_module(kind)
+    return module if module.is_initialized() else None
 
 
 def select_device(indices: Sequence[int]) -> tuple[torch.device, ...]:
-    """Make the first of these devices the current one, and return them; the CPU if there are none."""
+    """Return these devices, of which the first becomes the current one; the CPU without any."""
     kind = torch.accelerator.current_accelerator()
     if not indices or kind is None:
         return (torch.device("cpu"),)
@@ -122,10 +119,9 @@ class DeviceMemory:
         self._allocated_before = 0
 
     def await_free(self, expected: int) -> tuple[int, str]:
-        """Wait until the device has `expected` bytes of free memory, as at the worker's first evaluation.
+        """Wait until the device has `expected` free bytes, as at the worker's first evaluation.
 
-        Returns:
-            The free bytes, and a warning if they did not become free in time.
+        Returns the free bytes, and a warning if they did not become free in time.
         """
         if self._is_on_cpu:
             return 0, ""
@@ -137,17 +133,16 @@ class DeviceMemory:
             if time.monotonic() > give_up_at:
                 break
             time.sleep(_POLL_SECONDS)
-        held = f"{(expected - free) / (1 << 30):.1f} of {total / (1 << 30):.1f} GiB"
-        return (
-            free,
-            f"{held} of the memory of {self._device} are still in use after {_SECONDS_TO_FREE:g} s{_find_users()}",
+        warning = (
+            f"{(expected - free) / (1 << 30):.1f} of {total / (1 << 30):.1f} GiB of the memory of "
+            f"{self._device} are still in use after {_SECONDS_TO_FREE:g} s{_find_users()}"
         )
+        return free, warning
 
     def begin_evaluation(self) -> None:
         """Remember how much memory is allocated."""
-        self._allocated_before = (
-            0 if self._is_on_cpu else torch.accelerator.memory_allocated(self._device)
-        )
+        if not self._is_on_cpu:
+            self._allocated_before = torch.accelerator.memory_allocated(self._device)
 
     def find_remains(self) -> str | None:
         """Free the memory of an ended evaluation. Return what remains; None if nothing does.
@@ -168,35 +163,28 @@ class DeviceMemory:
         left = torch.accelerator.memory_allocated(self._device) - self._allocated_before
         if left <= _TOLERATED_BYTES:
             return None
-        return f"{left / _MEBIBYTE:.0f} MiB of the memory of the device remain allocated: {self._describe_largest()}"
+        return (
+            f"{left / _MEBIBYTE:.0f} MiB of the memory of the device remain allocated: "
+            f"{self._describe_largest()}"
+        )
 
     def _describe_largest(self) -> str:
-        tensors = [
-            one
-            for one in gc.get_objects()
-            if isinstance(one, torch.Tensor) and one.device == self._device
-        ]
+        tensors = [value for value in gc.get_objects() if isinstance(value, torch.Tensor)]
+        tensors = [tensor for tensor in tensors if tensor.device == self._device]
         tensors.sort(key=lambda tensor: tensor.nbytes, reverse=True)
         largest = [
-            f"{tuple(one.shape)} {one.dtype}, {one.nbytes / _MEBIBYTE:.0f} MiB"
-            for one in tensors[:3]
+            f"{tuple(tensor.shape)} {tensor.dtype}, {tensor.nbytes / _MEBIBYTE:.0f} MiB"
+            for tensor in tensors[:3]
         ]
         return "; ".join(largest) or "no tensor of Python holds it"
 
 
 def _find_users() -> str:
-    """Return the processes that use GPUs of this host, as the end of a sentence; empty if they are not known."""
-    if shutil.which("nvidia-smi") is None:
-        return ""
-    command = [
-        "nvidia-smi",
-        "--query-compute-apps=pid,process_name,used_memory",
-        "--format=csv,noheader",
-    ]
+    """Return the processes that use GPUs of this host, as the end of a sentence, if known."""
+    query = "--query-compute-apps=pid,process_name,used_memory"
+    command = ["nvidia-smi", query, "--format=csv,noheader"]
     try:
-        found = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=10
-        ).stdout
+        found = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return ""
     users = [line for line in found.splitlines() if line and not line.startswith(f"{os.getpid()},")]

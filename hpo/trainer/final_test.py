@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def run_test(
     search: BoundSearch, params: Mapping[str, Any], weights_path: Path
 ) -> Iterator[dict[str, Any]]:
-    """Call the user's `test` with the weights in a file, and yield its result in parts, as JSON data.
+    """Call the user's `test` with the weights in a file, and yield its result as JSON data.
 
     The parts are ``{"kind": "metrics", "metrics": {...}}``, then ``{"kind": "samples",
     "predictions": [...], "texts": [...]}``. If `test` fails or its result is invalid, the final
@@ -41,10 +41,9 @@ def run_test(
         yield {"kind": "samples", **_encode_samples(samples)}
     except (Exception, SystemExit) as error:
         line = UserFrames(search.file.location).find_position(extract_error_frames(error))
-        yield {
-            "kind": "failure",
-            "text": f"{f'{line}: ' if line else ''}{type(error).__name__}: {format_with_hint(error)}",
-        }
+        where = f"{line}: " if line else ""
+        text = f"{where}{type(error).__name__}: {format_with_hint(error)}"
+        yield {"kind": "failure", "text": text}
 
 
 def _to_finite(name: object, value: object) -> float:
@@ -55,19 +54,20 @@ def _to_finite(name: object, value: object) -> float:
 
 
 def _encode_samples(samples: Iterable[object]) -> dict[str, list[Any]]:
-    """Return the first `MOST_PREDICTIONS` predictions and the first `MOST_TEXTS` texts of the samples as JSON data."""
+    """Return the first predictions and the first texts of the samples as JSON data."""
     predictions: list[dict[str, Any]] = []
     texts: list[dict[str, str]] = []
     for sample in samples:
         if isinstance(sample, Prediction):
-            predictions += (
-                [_encode_prediction(sample)] if len(predictions) < MOST_PREDICTIONS else []
-            )
+            if len(predictions) < MOST_PREDICTIONS:
+                predictions.append(_encode_prediction(sample))
         elif isinstance(sample, TextSample):
-            texts += [shorten_text(sample.prompt, sample.text)] if len(texts) < MOST_TEXTS else []
+            if len(texts) < MOST_TEXTS:
+                texts.append(shorten_text(sample.prompt, sample.text))
         else:
             raise ValueError(
-                f"test must return metrics and a list of hpo.Prediction and hpo.TextSample, got {format_repr(sample)}"
+                "test must return metrics and a list of hpo.Prediction and hpo.TextSample, "
+                f"got {format_repr(sample)}"
             )
     return {"predictions": predictions, "texts": texts}
 

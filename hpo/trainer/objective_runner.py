@@ -35,12 +35,11 @@ from hpo.process.user_frames import (
     extract_generator_frames,
 )
 from hpo.text_format import format_error
-from hpo.trainer.forks import end_if_forked, is_forked
-from hpo.trainer.interrupts import Cancelled, InterruptHandler
 from hpo.trainer.offers import Offers
 from hpo.trainer.process_state import ProcessState
 from hpo.trainer.report_exchange import ReportPart, find_difference
 from hpo.trainer.search_file import BoundSearch
+from hpo.trainer.signals import Cancelled, InterruptHandler, end_if_forked, is_forked
 from hpo.trainer.state_files import read_checkpoint_file
 from hpo.trainer.trainer_group import TrainerGroup, default_group
 from hpo.trainer.worker import Worker, WorkerCallbacks
@@ -48,11 +47,8 @@ from hpo.trainer.worker import Worker, WorkerCallbacks
 # Messages of gloo and NCCL if a peer has closed the connection, or has crashed.
 _CONNECTION_ERRORS = (
     *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
-    *(
-        "remote process exited or there was a network error",
-        "ncclRemoteError",
-        "NCCL communicator was aborted",
-    ),
+    *("remote process exited or there was a network error", "ncclRemoteError"),
+    "NCCL communicator was aborted",
 )
 # gloo's messages if a rank has waited too long, in a collective or in torch's check before it.
 _TIMEOUT_CLOSURE = "Application timeout caused pair closure"  # It also follows an earlier timeout.
@@ -190,7 +186,8 @@ class ObjectiveRunner:
         """
         if is_forked():
             raise RuntimeError(
-                "worker.report must be called by the worker's ranks, not by processes that they fork"
+                "worker.report must be called by the worker's ranks, "
+                "not by processes that they fork"
             )
         if threading.current_thread() is not threading.main_thread():
             name = threading.current_thread().name
@@ -224,7 +221,7 @@ class ObjectiveRunner:
         self._report(report, frames)
 
     def _report(self, report: Loss | None, frames: Frames) -> None:
-        """Agree with the other ranks on a loss, or on the end of the objective if `report` is None."""
+        """Agree with the other ranks on a loss, or on the end of the objective (None)."""
         _flush_streams()
         self._start_time = time.monotonic()
         self._is_reporting = True
@@ -263,7 +260,7 @@ class ObjectiveRunner:
             self.on_loss()
 
     def _note_progress(self) -> None:
-        """Let the supervisor know, at most five times per second, that the objective does not hang."""
+        """Tell the supervisor, at most five times per second, that the objective does not hang."""
         if self._group.rank > 0 and time.monotonic() - self._noted_at > _SECONDS_BETWEEN_NOTES:
             self._noted_at = time.monotonic()
             self._send_message("reported")
@@ -340,7 +337,7 @@ class ObjectiveRunner:
         )
 
     def _catch_failure(self, act: Callable[[], T]) -> T | ObjectiveEnd:
-        """Call `act`, which runs code of the objective. Return its result, or describe its exception."""
+        """Return the result of `act`, which runs code of the objective, or describe its failure."""
         self._start_time = time.monotonic()
         try:
             with self._interrupts.allow_cancellation():
@@ -355,7 +352,7 @@ class ObjectiveRunner:
         return result
 
     def _close_objective(self) -> None:
-        """End an objective that has not ended by itself, and log the exception that it may raise."""
+        """End an objective that has not ended by itself, and log its exception, if any."""
         try:
             self._objective_call.close()
         except BaseException as error:
@@ -397,7 +394,7 @@ def describe_failure(error: BaseException, frames: Frames, is_cancelled: bool) -
 
 
 def is_connection_error(text: str) -> bool:
-    """Return whether the text of an error means that a peer has closed the connection, or has crashed."""
+    """Return whether the text of an error means that a peer has disconnected, or has crashed."""
     return any(part in text for part in _CONNECTION_ERRORS)
 
 
@@ -418,7 +415,7 @@ class ObjectiveCall:
         self.has_ended = False
 
     def advance_to_loss(self, worker: Worker) -> Loss | None:
-        """Run the objective to the next loss that it yields or returns, and return the loss with its metrics.
+        """Run the objective to its next loss, and return the loss with its metrics.
 
         Returns None if the objective has ended without another loss. If the objective has called
         `worker.report`, its return value is ignored.
@@ -427,9 +424,8 @@ class ObjectiveCall:
             return None
         if self._losses is None:
             assert callable(self._search.file.objective)
-            result = self._search.file.objective(
-                self._params, worker, *self._search.copy_settings()
-            )
+            settings = self._search.copy_settings()
+            result = self._search.file.objective(self._params, worker, *settings)
             if not isinstance(result, GeneratorType):
                 self.has_ended = True
                 return None if self.has_loss else parse_loss(result)
@@ -440,12 +436,9 @@ class ObjectiveCall:
             self.has_ended = True
             if self.has_loss:
                 return None
-            value = end.value
-            returned = (
-                ""
-                if value is None
-                else f", but returned {reprlib.repr(value)}: it has a yield somewhere"
-            )
+            returned = ""
+            if end.value is not None:
+                returned = f", but returned {reprlib.repr(end.value)}: it has a yield somewhere"
             raise ValueError(f"the objective yielded no loss{returned}") from None
         self.has_loss = True
         return parse_loss(value)
@@ -458,19 +451,16 @@ class ObjectiveCall:
         return function()
 
     def list_frames(self) -> list[traceback.FrameSummary]:
-        """Return the stack frames of the `yield` at which the objective waits; empty if it has returned."""
+        """Return the stack frames of the `yield` at which the objective waits, if it does."""
         return extract_generator_frames(self._losses) if self._losses is not None else []
 
     def list_definition_frames(self) -> list[traceback.FrameSummary]:
-        """Return a stack frame at the first line of the objective, for a failure without a frame in it."""
-        code = getattr(self._losses, "gi_code", None) or getattr(
-            self._search.file.objective, "__code__", None
-        )
-        return (
-            [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)]
-            if code
-            else []
-        )
+        """Return the first line of the objective, for a failure without a frame in it."""
+        objective = self._search.file.objective
+        code = getattr(self._losses, "gi_code", None) or getattr(objective, "__code__", None)
+        if code is None:
+            return []
+        return [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)]
 
     def close(self) -> None:
         """End the objective if it has not ended by itself."""
@@ -491,13 +481,14 @@ def parse_loss(value: Any) -> Loss:
         )
     if not isinstance(metrics, Mapping):
         raise TypeError(
-            f"metrics must be a dict of numbers by name, got {reprlib.repr(metrics)}. Yield loss, {{'accuracy': 0.9}}"
+            f"metrics must be a dict of numbers by name, got {reprlib.repr(metrics)}. "
+            "Yield loss, {'accuracy': 0.9}"
         )
     return parse_report(loss, metrics)
 
 
 def parse_report(loss: Any, metrics: Mapping[str, Any]) -> Loss:
-    """Return the loss and the metrics of a report as floats. Metrics that are not finite are left out.
+    """Return the loss and the metrics of a report as floats, without metrics that are not finite.
 
     Raises TypeError if the loss or a metric is not a number, and ValueError if the loss is not
     finite.
@@ -513,11 +504,7 @@ def parse_report(loss: Any, metrics: Mapping[str, Any]) -> Loss:
 
 def _has_diverged(error: BaseException) -> bool:
     """Return whether an error means that a loss is not finite."""
-    return (
-        isinstance(error, ValueError)
-        and bool(error.args)
-        and str(error.args[0]).startswith(_NOT_FINITE_PREFIX)
-    )
+    return isinstance(error, ValueError) and str(error).startswith(_NOT_FINITE_PREFIX)
 
 
 def _to_number(name: object, metric: Any) -> float:
@@ -528,7 +515,7 @@ def _to_number(name: object, metric: Any) -> float:
 
 
 def _unwrap_scalar(value: Any) -> Any:
-    """Return the number in a tensor or numpy array of one element; return any other value unchanged.
+    """Return the number in a tensor or array of one element; return any other value unchanged.
 
     Errors of the device are raised: kernels run asynchronously, so this may be the first call that
     waits for them.

@@ -1,4 +1,4 @@
-"""The weights and the checkpoint that an objective function offers, and the checkpoints it may read."""
+"""The weights and the state that an objective function offers, and the checkpoints it may read."""
 
 from __future__ import annotations
 
@@ -91,8 +91,9 @@ class Offers:
     def load_checkpoint(self, has_loss: bool) -> tuple[Any, int]:
         """Return the state in the checkpoint, and the number of losses before it.
 
-        Without a checkpoint, they are None and 0. `has_loss` is whether the evaluation has already reported a loss, in this process or before
-        the checkpoint. Raises RuntimeError if the objective has reported a loss in this process.
+        Without a checkpoint, they are None and 0. `has_loss` is whether the evaluation has already
+        reported a loss, in this process or before the checkpoint. Raises RuntimeError if the
+        objective has reported a loss in this process.
         """
         if has_loss and (self.checkpoint is None or not self._has_resumed):
             raise RuntimeError("worker.checkpoint must be read before the first loss")

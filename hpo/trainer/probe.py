@@ -89,7 +89,7 @@ class Probe:
             handle.remove()
 
     def record_loss(self) -> None:
-        """Record the optimizer steps and the fingerprints of all parameters, at each loss."""
+        """Record the number of steps and the fingerprints of all parameters at a loss."""
         self.trace.steps_at_losses.append(self.trace.steps)
         parameters: list[torch.Tensor] = []
         for optimizer in (reference() for reference in self._optimizers):
@@ -287,7 +287,7 @@ def _draws_random_numbers(layer: nn.Module) -> bool:
 
 
 def _hash_samples(batch: object) -> list[str]:
-    """Return a hash of each sample of a batch, a tensor of shape (N, ...); none for other objects."""
+    """Return a hash of each sample of a batch, a tensor of shape (N, ...)."""
     if not isinstance(batch, torch.Tensor) or batch.is_meta or hasattr(batch, "to_local"):
         return []
     if batch.dim() < 1 or not batch.numel():

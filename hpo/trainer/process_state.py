@@ -1,8 +1,9 @@
-"""Restore the state of a process after an objective, so that changes of this state do not affect later evaluations."""
+"""Restore the state of a process after an objective, for later evaluations."""
 
 from __future__ import annotations
 
 import gc
+import operator
 import os
 import signal
 import socket
@@ -21,16 +22,9 @@ _UNREADABLE = object()
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 # Signals that programs usually catch. Reading the handlers of all signals would take 0.1 ms.
 _SIGNALS = [
-    *(
-        signal.SIGHUP,
-        signal.SIGINT,
-        signal.SIGQUIT,
-        signal.SIGPIPE,
-        signal.SIGALRM,
-        signal.SIGTERM,
-        signal.SIGCHLD,
-    ),
-    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG, signal.SIGVTALRM, signal.SIGPROF),
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGALRM),
+    *(signal.SIGTERM, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGURG),
+    *(signal.SIGVTALRM, signal.SIGPROF),
 ]
 
 
@@ -51,11 +45,9 @@ def _set_deterministic(before: tuple[bool, bool]) -> None:
 
 
 def _make_attribute_functions(path: str) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """Return two functions for an attribute of `torch.backends`, such as "cudnn.benchmark": one reads, one sets it."""
-    owner: Any = torch.backends
-    *parents, name = path.split(".")
-    for parent in parents:
-        owner = getattr(owner, parent)
+    """Return two functions that read and set an attribute of `torch.backends`."""
+    parents, _, name = path.rpartition(".")
+    owner = operator.attrgetter(parents)(torch.backends) if parents else torch.backends
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
 
@@ -78,22 +70,14 @@ _SDP_SWITCHES: dict[Callable[[], bool], Callable[[bool], object]] = {
 # An attribute without its own value has the value of its parent, such as "cudnn" of "cudnn.conv".
 # Parents come first.
 _BACKEND_ATTRIBUTES = (
-    *(
-        "fp32_precision",
-        "cuda.matmul.fp32_precision",
-        "cudnn.fp32_precision",
-        "cudnn.conv.fp32_precision",
-    ),
-    *("cudnn.rnn.fp32_precision", "mkldnn.fp32_precision", "mkldnn.matmul.fp32_precision"),
+    *("fp32_precision", "cuda.matmul.fp32_precision", "cudnn.fp32_precision"),
+    *("cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"),
+    *("mkldnn.fp32_precision", "mkldnn.matmul.fp32_precision"),
     *("mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision"),
     *("cudnn.enabled", "cudnn.benchmark", "cudnn.benchmark_limit", "cudnn.deterministic"),
     "cuda.matmul.allow_fp16_reduced_precision_reduction",
     "cuda.matmul.allow_bf16_reduced_precision_reduction",
 )
-
-
-def _get_environment() -> dict[str, str]:
-    return dict(os.environ)
 
 
 def _set_environment(before: dict[str, str]) -> None:
@@ -115,7 +99,7 @@ def _set_streams(before: tuple[Any, Any, Any]) -> None:
 def _make_list_functions(
     module: ModuleType, name: str
 ) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """Return two functions for a list in a module, such as sys.path: one reads the list, and the other restores it."""
+    """Return two functions that read and restore a list in a module, such as sys.path."""
 
     def get_list() -> tuple[list[Any], list[Any]]:
         values = getattr(module, name)
@@ -131,7 +115,7 @@ def _make_list_functions(
 
 # The functions that read and set each part of the state.
 _PROCESS_STATES: list[tuple[Callable[[], Any], Callable[[Any], object]]] = [
-    (_get_environment, _set_environment),
+    (lambda: dict(os.environ), _set_environment),
     (_get_streams, _set_streams),
     _make_list_functions(sys, "path"),
     _make_list_functions(warnings, "filters"),

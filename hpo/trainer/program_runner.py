@@ -37,10 +37,9 @@ from hpo.process.linux import has_children
 from hpo.process.messages import ObjectiveEnd
 from hpo.process.trace import Trace
 from hpo.process.user_frames import UserFrames, extract_error_frames
-from hpo.trainer.forks import end_if_forked
-from hpo.trainer.interrupts import Cancelled, InterruptHandler
 from hpo.trainer.objective_runner import describe_failure, is_connection_error
 from hpo.trainer.probe import Probe
+from hpo.trainer.signals import Cancelled, InterruptHandler, end_if_forked
 
 # Time to be cancelled before a connection error counts as the cause of a failure.
 _CANCEL_WAIT_SECONDS = 3.0
@@ -122,7 +121,7 @@ class ProgramRunner:
         return end, status
 
     def _find_cause(self, error: BaseException) -> BaseException:
-        """Return Cancelled if `error` is a connection error, and a cancellation follows it; otherwise return `error`.
+        """Return Cancelled if a cancellation follows a connection error; otherwise the error.
 
         A connection breaks if another rank fails. The supervisor then cancels this program within
         some seconds.
@@ -171,7 +170,7 @@ def _compute_exit_status(error: BaseException) -> int:
 
 
 class ExitStatusError(Exception):
-    """Raised if a command ends with a status other than 0, or by a signal. `is_abort` is whether it was SIGABRT."""
+    """Raised if a command fails. `is_abort` is whether SIGABRT has ended it."""
 
     def __init__(self, text: str, is_abort: bool) -> None:
         super().__init__(text)
@@ -179,7 +178,7 @@ class ExitStatusError(Exception):
 
 
 def _reset_process() -> None:
-    """Seed the random generators of this process with new seeds, and reset logging, before it runs a program."""
+    """Draw new seeds for the random generators, and reset logging, before a program runs."""
     # Forked processes would draw the same numbers, for example for batches and names of files.
     random.seed()
     np.random.seed()
@@ -189,7 +188,7 @@ def _reset_process() -> None:
 
 
 def _end_process() -> None:
-    """Do the same as Python at exit: wait for non-daemon threads, call the functions of atexit, and flush files."""
+    """Wait for threads, call the functions of atexit, and flush files, as Python does at exit."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for file in gc.get_objects():
@@ -283,7 +282,7 @@ class ProgramProbe:
         self._probe.__enter__()
 
     def stop_probe(self, is_cut: bool) -> Trace:
-        """Stop observing, and return the trace of the program. `is_cut` is whether the program was cancelled."""
+        """Return the trace of the program. `is_cut` is whether the program was cancelled."""
         self._probe.__exit__(None, None, None)
         trace = self._probe.trace
         trace.variables = sorted(self._variables)

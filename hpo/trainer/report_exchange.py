@@ -1,4 +1,4 @@
-"""Let the trainers of a worker agree on each report of an objective, over connections of their own."""
+"""Let the trainers of a worker agree on each report, over connections of their own."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class ReportPart:
     has_ended: bool = False
     """Whether the objective has returned with this loss, or without a loss."""
     gathers_weights: bool = False
-    """Whether all ranks must work together to gather the weights that the objective has offered."""
+    """Whether all ranks must work together to gather the offered weights."""
     gathers_checkpoint: bool = False
-    """Whether all ranks must work together to gather the checkpoint that the objective has saved."""
+    """Whether all ranks must work together to gather the saved checkpoint."""
 
 
 class ReportExchange:
-    """Connects rank 0 of a worker with each other rank, so that they can agree. Collective: create it on all ranks.
+    """Connects rank 0 of a worker with each other rank. Collective: create it on all ranks.
 
     The process groups of the objective are not used, since the objective may replace or misuse
     them.
@@ -79,7 +79,7 @@ class ReportExchange:
             raise RuntimeError(f"the ranks cannot connect for their reports: {error}") from error
 
     def collect(self, part: ReportPart) -> list[ReportPart] | None:
-        """Return the parts of all ranks on rank 0, in the order of ranks; None on other ranks. Collective.
+        """Return the parts of all ranks on rank 0; None on other ranks. Collective.
 
         Raises:
             RuntimeError: A peer has not reported within `patience` seconds, or its process has
@@ -92,7 +92,7 @@ class ReportExchange:
         return [part, *parts] if self._rank == 0 else None
 
     def broadcast(self, answer: ReportAnswer | None) -> ReportAnswer:
-        """Return the `answer` of rank 0 on all ranks; the argument of other ranks is ignored. Collective.
+        """Return the `answer` of rank 0 on all ranks; it is None on other ranks. Collective.
 
         The other ranks wait without a limit, since the leader may wait for a database.
 
@@ -124,7 +124,7 @@ class ReportExchange:
 
 
 def _accept_peers(store: Store, size: int, address: str, timeout: float) -> list[Channel]:
-    """Accept one connection of each other rank. Other processes that connect do not know the token."""
+    """Accept a connection of each other rank. Other processes do not know the token."""
     token = secrets.token_hex(16)
     give_up_at = time.monotonic() + timeout
     peers: dict[int, Channel] = {}
@@ -164,7 +164,8 @@ def find_difference(parts: Sequence[ReportPart]) -> str:
     if len(losses) < len(parts):
         return f"the ranks do not yield equally many losses: {_describe_losses(parts)}"
     if not all(math.isclose(loss, losses[0], rel_tol=_TOLERANCE, abs_tol=1e-12) for loss in losses):
-        return f"the ranks yielded different losses: {_describe_losses(parts)}; all_reduce it, for example"
+        described = _describe_losses(parts)
+        return f"the ranks yielded different losses: {described}; all_reduce it, for example"
     gathering = [part.gathers_weights for part in parts]
     if len(set(gathering)) > 1:
         action = "offered a function, which all of them have to call"

@@ -32,7 +32,10 @@ from hpo.process.failure import find_hint
 from hpo.script_objective import Script, find_program
 from hpo.space import SearchSpace
 
-_EXAMPLE_HINT = "a search space is a Python file with a `space` and an `objective`, such as search_spaces/digits_cnn.py"
+_EXAMPLE_HINT = (
+    "a search space is a Python file with a `space` and an `objective`, "
+    "such as search_spaces/digits_cnn.py"
+)
 
 _PICKLER_MODULES = {"cloudpickle.cloudpickle", "joblib.externals.cloudpickle.cloudpickle"}
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -40,7 +43,7 @@ _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 
 @dataclass(frozen=True)
 class SearchFile:
-    """An imported search file with its functions. Ranks do not import it: they use `hpo.problem.SearchDescription`."""
+    """An imported search file. Ranks do not import it: they use `hpo.problem.SearchDescription`."""
 
     path: Path
     """The path that the user gave."""
@@ -68,13 +71,13 @@ class SearchFile:
 
     @functools.cached_property
     def program(self) -> Path | None:
-        """The path of the Python script that is used as objective; None for a function, a module or another command."""
+        """The path of the Python script that is the objective; None for other objectives."""
         path = find_program(self.script) if self.script is not None else None
         return path if path is not None and path.suffix == ".py" else None
 
     @functools.cached_property
     def program_source(self) -> bytes:
-        """The content of `program` (not None) when it was first read. Later changes of the file have no effect."""
+        """The content of `program` (not None) when it was first read."""
         assert self.program is not None
         try:
             return self.program.read_bytes()
@@ -96,13 +99,14 @@ class SearchFile:
         ).data
 
     def bind_settings(self, assignments: Sequence[str]) -> BoundSearch:
-        """Return this file with settings made from NAME=VALUE texts. Raises UsageError as `make_settings` does."""
+        """Return this file with settings from NAME=VALUE texts. Raises UsageError."""
         return BoundSearch(self, self.make_settings(assignments))
 
     def make_settings(self, assignments: Sequence[str]) -> Any:
-        """Return an instance of the file's `Settings`, made from NAME=VALUE texts; None if the file has no `Settings`.
+        """Return an instance of the file's `Settings`, made from NAME=VALUE texts.
 
-        Raises UsageError for a name or a value that the `Settings` do not accept.
+        It is None if the file has no `Settings`. Raises UsageError for a name or a value that the
+        `Settings` do not accept.
         """
         if self.settings_type is None:
             for assignment in assignments:
@@ -120,7 +124,7 @@ class SearchFile:
             ) from error
 
     def check_call(self, name: str, function: Callable[..., Any], *arguments: str) -> None:
-        """Raise a UsageError unless `function` accepts `arguments` (their names, for the message) and any settings."""
+        """Raise a UsageError unless `function` accepts these arguments, and any settings."""
         expected = [*arguments, *(["settings"] if self.settings_type else [])]
         try:
             inspect.signature(function).bind(*expected)
@@ -133,13 +137,9 @@ class SearchFile:
 
     def check_script(self, script: Script) -> None:
         """Raise a UsageError unless a program exists and all of its placeholders are known."""
-        settings = (
-            [setting.name for setting in dataclasses.fields(self.settings_type)]
-            if self.settings_type
-            else []
-        )
+        fields = dataclasses.fields(self.settings_type) if self.settings_type else ()
         try:
-            script.check(self.space.parameters, settings)
+            script.check(self.space.parameters, [setting.name for setting in fields])
             find_program(script)
             if self.program is not None:
                 compile(self.program_source, str(self.program), "exec", dont_inherit=True)
@@ -164,14 +164,14 @@ class SearchFile:
             ) from error
         names = [field.name for field in dataclasses.fields(self.settings_type) if field.init]  # type: ignore[arg-type]
         if not equals:
-            raise UsageError(
-                f"--set {assignment}: write --set NAME=VALUE, e.g. --set {names[0] if names else 'x'}=3"
-            )
+            example = names[0] if names else "x"
+            raise UsageError(f"--set {assignment}: write --set NAME=VALUE, e.g. --set {example}=3")
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]}? " if close else ""
             raise UsageError(
-                f"--set {assignment}: {self.path} has no setting {name!r}; {hint}it has {', '.join(names)}"
+                f"--set {assignment}: {self.path} has no setting {name!r}; "
+                f"{hint}it has {', '.join(names)}"
             )
         try:
             return name, _parse_value(text, types[name])
@@ -190,18 +190,18 @@ class BoundSearch:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The values of the settings as JSON data. Values that JSON cannot hold, such as NaN, are texts."""
+        """The values of the settings as JSON data. Others, such as NaN, are texts."""
         values = dataclasses.asdict(self.settings) if self.settings is not None else {}
         return {
             name: value if _is_json_value(value) else str(value) for name, value in values.items()
         }
 
     def copy_settings(self) -> tuple[Any, ...]:
-        """Return the last arguments of the user's functions: a new copy of the settings, or nothing."""
+        """Return the last arguments of the user's functions: a copy of the settings, or nothing."""
         return () if self.file.settings_type is None else (copy.deepcopy(self.settings),)
 
     def call_prepare(self) -> Any:
-        """Return the result of calling `prepare`; None if the file has no `prepare`. Raises UsageError if it fails."""
+        """Return the result of `prepare`, if the file has one. Raises UsageError if it fails."""
         file = self.file
         if file.prepare is None:
             return None
@@ -258,9 +258,8 @@ def _import_search_file(path: Path, source: bytes) -> SearchFile:
             f"{path}: {_describe_missing('space', space, 'a SearchSpace')}; {_EXAMPLE_HINT}"
         )
     if not callable(objective) and not isinstance(objective, Script):
-        raise UsageError(
-            f"{path}: {_describe_missing('objective', objective, 'a function or a Script')}; {_EXAMPLE_HINT}"
-        )
+        missing = _describe_missing("objective", objective, "a function or a Script")
+        raise UsageError(f"{path}: {missing}; {_EXAMPLE_HINT}")
     if inspect.iscoroutinefunction(objective) or inspect.isasyncgenfunction(objective):
         raise UsageError(
             f"{path}: `objective` must be a function without `async`: nothing awaits it"
@@ -346,7 +345,7 @@ def _parse_value(text: str, kind: Any) -> Any:
 
 
 def _read_source(path: Path) -> bytes:
-    """Return the content of a search file. Raises UsageError if it is not a Python file, or cannot be read."""
+    """Return the content of a search file. Raises UsageError if it cannot be one."""
     if not path.is_file():
         raise UsageError(
             f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; {_EXAMPLE_HINT}"
@@ -360,7 +359,8 @@ def _read_source(path: Path) -> bytes:
     # It is a training script, which trains when it is imported.
     if b"argparse" in source and b"space" not in source:
         raise UsageError(
-            f"{path}: has no `space`; {_EXAMPLE_HINT}. A training script stands behind --: -- {path}"
+            f"{path}: has no `space`; {_EXAMPLE_HINT}. "
+            f"A training script stands behind --: -- {path}"
         )
     return source
 
@@ -383,25 +383,23 @@ def _import_source(path: Path, location: Path, source: bytes) -> ModuleType:
     try:
         loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [
+        frames = [
             frame
-            for frame in frames
+            for frame in traceback.extract_tb(error.__traceback__)
             if "importlib._bootstrap" not in frame.filename and frame.filename != __file__
         ]
-        lines = ["Traceback (most recent call last):\n", *traceback.format_list(own)]
+        lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)]
         lines += traceback.format_exception_only(type(error), error)
+        text = "".join(lines).rstrip()
         hint = f" ({found})" if (found := find_hint(error)) else ""
-        raise UsageError(
-            f"{path} could not be imported:\n{''.join(lines).rstrip()}{hint}"
-        ) from error
+        raise UsageError(f"{path} could not be imported:\n{text}{hint}") from error
     return module
 
 
 def _register_pickle_by_value(module: ModuleType) -> None:
-    """Let cloudpickle send the classes of a search file by value, since other processes cannot import the file by name.
+    """Let cloudpickle, which joblib and dask use, send the classes of a search file by value.
 
-    joblib and dask use cloudpickle.
+    Other processes cannot import the file by name.
     """
     sys.meta_path.insert(0, _CloudpickleFinder(module))
     for name in _PICKLER_MODULES & sys.modules.keys():
@@ -409,7 +407,7 @@ def _register_pickle_by_value(module: ModuleType) -> None:
 
 
 class _CloudpickleFinder(MetaPathFinder):
-    """Registers a module with cloudpickle when cloudpickle is imported. To import it in advance would be too slow."""
+    """Registers a module with cloudpickle when cloudpickle, which is slow, is imported."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -417,10 +415,10 @@ class _CloudpickleFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the specification of cloudpickle with a loader that registers the module; None for other modules."""
-        spec = (
-            PathFinder.find_spec(fullname, path, target) if fullname in _PICKLER_MODULES else None
-        )
+        """Return the specification of cloudpickle with a loader that registers the module."""
+        if fullname not in _PICKLER_MODULES:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
             return None
         run = spec.loader.exec_module
@@ -434,7 +432,7 @@ class _CloudpickleFinder(MetaPathFinder):
 
 
 class _SourceLoader(SourceFileLoader):
-    """Imports content that was read before. It ignores cached bytecode, which may belong to other content."""
+    """Imports content that was read before, and no cached bytecode of other content."""
 
     def __init__(self, name: str, location: Path, source: bytes) -> None:
         super().__init__(name, str(location))
@@ -450,7 +448,7 @@ class _SourceLoader(SourceFileLoader):
 
 
 class _NamesakeFinder(MetaPathFinder):
-    """Finds the installed module if a search file has the same name: for example, torch if the file is torch.py."""
+    """Finds the installed module that has the name of a search file, such as torch.py."""
 
     def __init__(self, location: Path) -> None:
         self._location = location
@@ -458,10 +456,9 @@ class _NamesakeFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module with the name of the search file outside its folder; return None for other names."""
+        """Find a module with the name of the search file outside its folder."""
         if fullname != self._location.stem or path is not None:
             return None
-        elsewhere = [
-            folder for folder in sys.path if Path(folder).absolute() != self._location.parent
-        ]
+        folder = self._location.parent
+        elsewhere = [other for other in sys.path if Path(other).absolute() != folder]
         return PathFinder.find_spec(fullname, elsewhere, target)

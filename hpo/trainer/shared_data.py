@@ -1,6 +1,7 @@
-"""Share the data that the user's `prepare` returns among all trainers of a host, with one copy in memory.
+"""Share the data that the user's `prepare` returns among all trainers of a host.
 
-Each evaluation gets the original data, even if an earlier evaluation has changed its copy.
+There is one copy in memory. Each evaluation gets the original data, even if an earlier evaluation
+has changed its copy.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import json
 import mmap
 import os
 import pickle
-import sys
 import tempfile
 import weakref
 from collections.abc import Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 _ALIGNMENT = 64
 # Each has a descriptor, and reference cycles may keep those of past evaluations.
@@ -23,7 +26,7 @@ _MAX_MAPPINGS = 16
 
 
 class SharedData:
-    """Reads an object that `pack_data` has written to a file. The file descriptor -1 means that the object is None.
+    """Reads an object that `pack_data` has written to a file; None if the descriptor is -1.
 
     Pickle's protocol 5 stores the contents of numpy arrays and torch tensors in separate
     (out-of-band) buffers. These buffers are mapped from the file, not copied.
@@ -34,7 +37,7 @@ class SharedData:
         self._mappings: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 
     def load(self) -> Any:
-        """Return a new copy of the object. Changes to this copy and its arrays do not affect other copies.
+        """Return a new copy of the object, which may be changed.
 
         All trainers and evaluations share the memory of arrays. A page is copied only when it is
         written to.
@@ -81,23 +84,13 @@ class _TensorPickler(pickle.Pickler):
     """Writes the contents of tensors to out-of-band buffers, as pickle does for numpy arrays."""
 
     def reducer_override(self, obj: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if (
-            torch is not None
-            and isinstance(obj, torch.Tensor)
-            and obj.device.type not in ("cpu", "meta")
-        ):
-            raise TypeError(
-                f"a tensor on {obj.device}, which all trainers would copy to this device"
-            )
-        if torch is None or type(obj) is not torch.Tensor or obj.requires_grad or obj.numel() < 2:
+        if isinstance(obj, Tensor) and obj.device.type not in ("cpu", "meta"):
+            text = f"a tensor on {obj.device}, which all trainers would copy to this device"
+            raise TypeError(text)
+        if type(obj) is not Tensor or obj.requires_grad or obj.numel() < 2:
             return NotImplemented
-        if (
-            obj.device.type != "cpu"
-            or obj.layout != torch.strided
-            or obj.is_quantized
-            or obj.__dict__
-        ):
+        is_plain = obj.device.type == "cpu" and obj.layout == torch.strided
+        if not is_plain or obj.is_quantized or obj.__dict__:
             return NotImplemented
         plain = obj.resolve_conj().resolve_neg()
         # This keeps formats such as channels-last.
@@ -114,9 +107,7 @@ class _TensorPickler(pickle.Pickler):
         )
 
 
-def _build_tensor(buffer: Any, dtype: str, shape: tuple[int, ...], order: Sequence[int]) -> Any:
-    import torch
-
+def _build_tensor(buffer: Any, dtype: str, shape: tuple[int, ...], order: Sequence[int]) -> Tensor:
     flat = torch.frombuffer(buffer, dtype=torch.uint8).view(getattr(torch, dtype))
     inverse = sorted(range(len(order)), key=order.__getitem__)
     return flat.reshape([shape[index] for index in order]).permute(inverse)

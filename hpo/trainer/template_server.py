@@ -31,8 +31,8 @@ from hpo.errors import UsageError
 from hpo.process.channel import Channel, ChannelClosed, Message
 from hpo.process.launcher import make_template_command
 from hpo.process.linux import adopt_orphans, count_threads, end_with_parent, find_children
-from hpo.trainer.forks import IGNORED_SIGNALS
 from hpo.trainer.search_file import SearchSource, load_search_file
+from hpo.trainer.signals import IGNORED_SIGNALS
 
 _IDLE_SECONDS = 0.01
 _CREDENTIALS = struct.Struct("3i")
@@ -280,8 +280,8 @@ class TemplateServer:
 def import_packages(path: Path, source: bytes, skipped: Container[str]) -> Iterator[str]:
     """Import the installed packages that a script imports, and yield each name afterwards.
 
-    Packages in `skipped` are left out. Only imports at the top of the script are found. Packages that cannot be imported are ignored,
-    since the script reports the error when it runs.
+    Packages in `skipped` are left out. Only imports at the top of the script are found. Packages
+    that cannot be imported are ignored, since the script reports the error when it runs.
     """
     with suppress(SyntaxError, ValueError):
         for module, names in _find_imports(ast.parse(source)):

@@ -33,9 +33,8 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 from hpo.process.messages import GroupTicket
 from hpo.text_format import format_error
 from hpo.trainer.accelerator import DeviceMemory, select_device
-from hpo.trainer.object_comm import Comm
 from hpo.trainer.report_exchange import ReportExchange
-from hpo.trainer.worker import Worker, WorkerCallbacks, seed_torch
+from hpo.trainer.worker import Comm, Worker, WorkerCallbacks, seed_torch
 
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 _CONNECT_TIMEOUT = timedelta(minutes=5)
@@ -116,7 +115,7 @@ class TrainerGroup:
             self._check.end()
 
     def make_worker(self, seed: int, calls: WorkerCallbacks) -> Worker:
-        """Make the `Worker` object for one evaluation, and seed all random generators with `seed`."""
+        """Make the `Worker` of one evaluation, and seed all random generators with `seed`."""
         seed_torch(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
@@ -221,19 +220,19 @@ class DefaultGroup:
         group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the maximum time for which a collective of the worker's group waits for other ranks."""
+        """Set the maximum time for which a collective of the group waits for other ranks."""
         self.timeout = timeout
         # Before torch 2.15, the function had another name.
         set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
         set_timeout(timeout)
 
     def begin_evaluation(self) -> None:
-        """Let the next call of `init_process_group` keep the existing group, if backend and ranks match."""
+        """Let the next call of `init_process_group` keep the group, if backend and ranks match."""
         self._is_requested = False
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the default group is still the result of `make_process_group`, and no other group exists."""
+        """Whether only the group of `make_process_group` exists, as the default group."""
         groups = dist.distributed_c10d._world.pg_map
         return dist.is_initialized() and dist.group.WORLD is self._made_group and len(groups) == 1
 
@@ -244,31 +243,19 @@ class DefaultGroup:
         *arguments: Any,
         **options: Any,
     ) -> None:
-        """Keep or replace the default group when an objective calls `torch.distributed.init_process_group`.
+        """Keep or replace the default group when an objective calls torch's `init_process_group`.
 
         The arguments are those of torch's function.
         """
-        own = (
-            self.store is not None
-            and not arguments
-            and not set(options) - {"timeout", "device_id", "pg_options"}
-        )
-        own = (
-            own
-            and init_method in (None, "env://")
-            and options.get("rank", self.rank) in (-1, self.rank)
-        )
-        if (
-            own
-            and dist.is_initialized()
-            and not self._is_requested
-            and _is_same_backend(backend, self.backend)
-        ):
-            self._is_requested = True
-            return
+        is_usual = not arguments and not options.keys() - {"timeout", "device_id", "pg_options"}
+        is_own = is_usual and self.store is not None and init_method in (None, "env://")
+        is_kept = is_own and not self._is_requested and _is_same_backend(backend, self.backend)
         if dist.is_initialized():
+            if is_kept:
+                self._is_requested = True
+                return
             dist.destroy_process_group()
-        if own:
+        if is_own:
             assert self.store is not None
             self._replacement_count += 1
             store = PrefixStore(f"replaced/{self._replacement_count}", self.store)
@@ -285,7 +272,7 @@ default_group = DefaultGroup()
 
 
 def replace_init_process_group() -> None:
-    """Replace `torch.distributed.init_process_group`; call it before a search file imports that function."""
+    """Replace torch's `init_process_group`, before a search file imports it."""
 
     @functools.wraps(_init_process_group)
     def init_process_group(*arguments: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""A trainer: a process that is forked from the template of its host, and runs objectives for one rank."""
+"""A trainer: a process that a template has forked, and that runs objectives for one rank."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ from hpo.process.user_frames import WRITE_STACKS, extract_current_frames, format
 from hpo.text_format import format_error
 from hpo.trainer.accelerator import find_devices
 from hpo.trainer.final_test import run_test
-from hpo.trainer.forks import IGNORED_SIGNALS, register_trainer_process
-from hpo.trainer.interrupts import InterruptHandler
 from hpo.trainer.objective_runner import ObjectiveRunner
 from hpo.trainer.probe import Probe
 from hpo.trainer.program_runner import ProgramRunner
 from hpo.trainer.search_file import BoundSearch, SearchSource, answer_constraint_request
 from hpo.trainer.shared_data import SharedData, pack_data
+from hpo.trainer.signals import IGNORED_SIGNALS, InterruptHandler, register_trainer_process
 from hpo.trainer.trainer_group import TrainerGroup, serve_store
 
 _EXIT_SECONDS = 5
@@ -40,7 +39,7 @@ _HARMLESS_THREADS = ("TMonitor",)  # tqdm's thread that watches progress bars.
 
 
 class TrainerServer:
-    """Answers the requests of one rank, such as to evaluate an individual, or to call `prepare` or `test`."""
+    """Answers the requests of one rank, such as to run the objective, `prepare` or `test`."""
 
     def __init__(self, channel: Channel, search: BoundSearch | None, data: int) -> None:
         self._channel = channel
@@ -115,25 +114,30 @@ class TrainerServer:
         return self._group.is_clean and not has_children()
 
     def _on_prepare(self, _: Message) -> None:
-        """Call the user's `prepare`, write the result to a file without a name, and send its descriptor."""
+        """Send the result of the user's `prepare` as the descriptor of a file without a name."""
         try:
-            data = self.search.call_prepare()
+            descriptors = [self._prepare_data()]
+            mistake = ""
         except UsageError as error:
-            self._channel.send("prepared", mistake=ValueError.__str__(error))
-            return
+            descriptors = []
+            mistake = ValueError.__str__(error)
+        self._channel.send("prepared", descriptors, mistake=mistake)
+
+    def _prepare_data(self) -> int:
+        data = self.search.call_prepare()
         try:
-            descriptor = pack_data(data)
+            return pack_data(data)
         except OSError as error:
-            text = f"the data of prepare cannot be written: {error.strerror}. Set TMPDIR=FOLDER to use another folder"
-            self._channel.send("prepared", mistake=text)
+            raise UsageError(
+                f"the data of prepare cannot be written: {error.strerror}. "
+                "Set TMPDIR=FOLDER to use another folder"
+            ) from error
         except Exception as error:
-            text = (
-                f"prepare must return data that can be copied for each evaluation, got {type(error).__name__}: "
-                f"{error}. Return arrays, tensors and plain values, and open files in the objective"
-            )
-            self._channel.send("prepared", mistake=text)
-        else:
-            self._channel.send("prepared", [descriptor], mistake="")
+            raise UsageError(
+                "prepare must return data that can be copied for each evaluation, "
+                f"got {type(error).__name__}: {error}. "
+                "Return arrays, tensors and plain values, and open files in the objective"
+            ) from error
 
     def _on_constraints(self, message: Message) -> None:
         self._channel.send(
@@ -217,7 +221,7 @@ def _enter_environment(request: Message) -> None:
 
 
 def _write_stacks_on_signal(stacks: int) -> None:
-    """Let this process write its stack to the file descriptor `stacks` when it crashes, or gets the signal."""
+    """Let this process write its stack to `stacks` when it crashes, or gets the signal."""
     os.write(stacks, format_header(threading.main_thread().ident or 0).encode())
     faulthandler.enable(stacks)
     # Not the stacks of all threads, since other threads may run Python code while this one waits
@@ -226,7 +230,7 @@ def _write_stacks_on_signal(stacks: int) -> None:
 
 
 def _redirect_streams(out: int, err: int) -> None:
-    """Redirect the output of this process and of its child processes to the file descriptors `out` and `err`."""
+    """Redirect the output of this process and of its children to `out` and `err`."""
     for number, target in ((out, 1), (err, 2)):
         os.dup2(number, target)
     for number in {out, err} - {1, 2}:
@@ -259,14 +263,14 @@ def _start_logging(level: str) -> None:
 
 
 def _set_threads(threads: int) -> None:
-    """Let torch and BLAS use this rank's share of the host's cores, or the number in OMP_NUM_THREADS.
+    """Let torch and BLAS use this rank's share of the cores, or the number in OMP_NUM_THREADS.
 
     OMP_NUM_THREADS is set if it is missing, since frameworks and child processes read it. Without
     it, Lightning and Accelerate use all cores.
     """
-    if "OMP_NUM_THREADS" in os.environ:
-        with_default = os.environ["OMP_NUM_THREADS"].split(",")[0]
-        threads = int(with_default) if with_default.isdigit() and int(with_default) else threads
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if wanted.isdigit() and int(wanted):
+        threads = int(wanted)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     torch.set_num_threads(threads)
     if threads > 1:
@@ -276,7 +280,7 @@ def _set_threads(threads: int) -> None:
 
 
 def _exit_process() -> None:
-    """Call the functions of atexit, as Python does at exit. A signal ends this process if they take too long."""
+    """Call the functions of atexit. A signal ends this process if they take too long."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     signal.alarm(_EXIT_SECONDS)
