@@ -41,7 +41,7 @@ from hpo.trainer.report_exchange import ReportPart, find_difference
 from hpo.trainer.search_file import BoundSearch
 from hpo.trainer.signals import Cancelled, InterruptHandler, end_if_forked, is_forked
 from hpo.trainer.state_files import read_checkpoint_file
-from hpo.trainer.trainer_group import TrainerGroup, default_group
+from hpo.trainer.trainer_group import TrainerGroup
 from hpo.trainer.worker import Worker, WorkerCallbacks
 
 # Messages of gloo and NCCL if a peer has closed the connection, or has crashed.
@@ -323,7 +323,7 @@ class ObjectiveRunner:
         end = describe_failure(error, frames, self._interrupts.is_cancel_requested)
         is_early_closure = (
             _TIMEOUT_CLOSURE in (end.failure or "")
-            and seconds < default_group.timeout.total_seconds()
+            and seconds < self._group.timeout.total_seconds()
         )
         return replace(
             end,

@@ -1,7 +1,8 @@
 """The rank, the devices and the process group of a trainer in its worker.
 
 The process group of the worker exists before the objective starts. Code for torchrun calls
-`torch.distributed.init_process_group` itself, so that function is replaced (see `DefaultGroup`).
+`torch.distributed.init_process_group` itself, so that function is replaced (see
+`TrainerGroup.handle_init`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ _init_process_group = dist.init_process_group
 
 
 class TrainerGroup:
-    """The rank and devices of one trainer in its worker, and the torch process group."""
+    """The rank and devices of one trainer in its worker, and the default process group of torch.
+
+    If the objective calls `torch.distributed.init_process_group`, the group is kept if it has the
+    requested backend and ranks. Otherwise, a new group replaces it.
+    """
 
     def __init__(self) -> None:
         self.rank = 0
@@ -52,42 +57,48 @@ class TrainerGroup:
         self.memory = DeviceMemory(self.devices[0])
         self.comm = Comm(0, 1)
         self.exchange = ReportExchange(HashStore(), 0, 1, "", 0.0, 0.0)
+        self.timeout = timedelta(minutes=10)
+        self.store: Store | None = None
+        self._backend = ""
         self._check: CollectiveCheck | None = None
+        self._made_group: Any = None
+        self._is_requested = False
+        self._replacement_count = 0
 
     @property
     def is_clean(self) -> bool:
         """Whether the process group is unchanged, and all sent objects were received."""
-        return default_group.is_unchanged and not self.comm.has_pending_sends
+        groups = dist.distributed_c10d._world.pg_map
+        is_unchanged = dist.is_initialized() and dist.group.WORLD is self._made_group
+        return is_unchanged and len(groups) == 1 and not self.comm.has_pending_sends
 
     def join(self, ticket: GroupTicket) -> None:
         """Make the worker's process group. Collective: call on all ranks, once in each trainer.
 
         Raises RuntimeError if the ranks cannot connect.
         """
+        global _joined_group
+        _joined_group = self
         self.rank = ticket.rank
         self.size = ticket.size
         self.index = ticket.index
+        self._backend = ticket.backend
         os.environ.update(ticket.environment)
         self.devices = select_device(ticket.devices)
         self.memory = DeviceMemory(self.devices[0])
-        timeout = timedelta(seconds=ticket.timeout)
-        default_group.rank = self.rank
-        default_group.size = self.size
-        default_group.backend = ticket.backend
-        default_group.timeout = max(timeout, _CONNECT_TIMEOUT)
+        self.timeout = max(timedelta(seconds=ticket.timeout), _CONNECT_TIMEOUT)
         try:
-            default_group.store = _open_store(ticket)
+            self.store = _open_store(ticket)
             with _disable_torch_check():
-                default_group.make_process_group(self.devices[0])
-            default_group.set_timeout(timeout)
+                self._make_process_group(self.store)
+            self._set_timeout(timedelta(seconds=ticket.timeout))
             self.comm = Comm(self.rank, self.size)
-            connect_timeout = _CONNECT_TIMEOUT.total_seconds()
             self.exchange = ReportExchange(
-                default_group.store,
+                self.store,
                 self.rank,
                 self.size,
                 ticket.address[0],
-                connect_timeout,
+                _CONNECT_TIMEOUT.total_seconds(),
                 ticket.timeout,
             )
             # An objective that fails at once would break the connections that its peers are still
@@ -96,6 +107,40 @@ class TrainerGroup:
         except RuntimeError as error:  # torch's connection errors are subclasses.
             raise _make_connection_error(error) from error
 
+    def _make_process_group(self, store: Store) -> None:
+        _init_process_group(
+            self._backend,
+            store=PrefixStore("worker", store),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=self.timeout,
+            # With a device, nccl need not guess it for collectives without a tensor, and can split
+            # the group.
+            device_id=self.devices[0] if self._backend != "gloo" else None,
+        )
+        if self._backend != "gloo":
+            self._add_gloo(store)
+        self._made_group = dist.group.WORLD
+
+    def _add_gloo(self, store: Store) -> None:
+        """Let the group use gloo for tensors on the CPU, as torch's default group does.
+
+        The name of the group's backend remains "nccl", for scripts that compare it.
+        """
+        group: Any = dist.group.WORLD
+        prefix: Any = PrefixStore("cpu", store)
+        gloo: Any = ProcessGroupGloo(prefix, self.rank, self.size, timeout=self.timeout)
+        # Functional collectives find their group by this name.
+        gloo._set_group_uid(group.group_name)
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+
+    def _set_timeout(self, timeout: timedelta) -> None:
+        """Set the maximum time for which a collective of the group waits for other ranks."""
+        self.timeout = timeout
+        # Before torch 2.15, the function had another name.
+        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+        set_timeout(timeout)
+
     def compare_collectives(self, is_compared: bool) -> None:
         """Enable or disable the check that all ranks call the same collectives.
 
@@ -103,11 +148,10 @@ class TrainerGroup:
         RuntimeError if the ranks cannot connect.
         """
         if self.size > 1 and (is_compared or get_debug_level() == DebugLevel.DETAIL):
-            assert default_group.store is not None
-            store = default_group.store
-            timeout = default_group.timeout
+            assert self.store is not None
             try:
-                self._check = self._check or CollectiveCheck(dist.group.WORLD, store, timeout)
+                if self._check is None:
+                    self._check = CollectiveCheck(dist.group.WORLD, self.store, self.timeout)
             except RuntimeError as error:
                 raise _make_connection_error(error) from error
             self._check.begin()
@@ -119,8 +163,40 @@ class TrainerGroup:
         seed_torch(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
-        default_group.begin_evaluation()
+        self._is_requested = False
         return Worker(self.rank, self.size, self.devices, seed, self.comm, self.index, calls)
+
+    def handle_init(
+        self,
+        backend: str | None = None,
+        init_method: str | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        """Keep or replace the default group when an objective calls torch's `init_process_group`.
+
+        The arguments are those of torch's function.
+        """
+        is_usual = not arguments and not options.keys() - {"timeout", "device_id", "pg_options"}
+        is_own = is_usual and self.store is not None and init_method in (None, "env://")
+        is_kept = is_own and not self._is_requested and _is_same_backend(backend, self._backend)
+        self._is_requested = True
+        if dist.is_initialized():
+            if is_kept:
+                return
+            dist.destroy_process_group()
+        if not is_own:
+            _init_process_group(backend, init_method, *arguments, **options)
+            return
+        assert self.store is not None
+        self._replacement_count += 1
+        store = PrefixStore(f"replaced/{self._replacement_count}", self.store)
+        options = {"timeout": self.timeout, **options}
+        _init_process_group(backend, store=store, rank=self.rank, world_size=self.size, **options)
+
+
+# The group of this trainer, if it has joined one.
+_joined_group = TrainerGroup()
 
 
 def _make_connection_error(error: RuntimeError) -> RuntimeError:
@@ -170,113 +246,12 @@ def serve_store(address: str, port: int, listener: int) -> TCPStore:
     )
 
 
-class DefaultGroup:
-    """The default process group of this trainer.
-
-    If the objective calls `torch.distributed.init_process_group`, the group is kept if it has the
-    requested backend and ranks. Otherwise, a new group replaces it.
-    """
-
-    def __init__(self) -> None:
-        self.store: Store | None = None
-        self.rank = self.size = 0
-        self.backend = ""
-        self.timeout = timedelta(minutes=10)
-        self._made_group: Any = None
-        self._is_requested = False
-        self._replacement_count = 0
-
-    def make_process_group(self, device: torch.device) -> None:
-        """Make the worker's process group. Collective: call on all ranks.
-
-        Raises RuntimeError if the ranks cannot connect.
-        """
-        assert self.store is not None
-        _init_process_group(
-            self.backend,
-            store=PrefixStore("worker", self.store),
-            rank=self.rank,
-            world_size=self.size,
-            timeout=self.timeout,
-            # With a device, nccl need not guess it for collectives without a tensor, and can split
-            # the group.
-            device_id=device if self.backend != "gloo" else None,
-        )
-        if self.backend != "gloo":
-            self._add_gloo()
-        self._made_group = dist.group.WORLD
-        self._is_requested = False
-
-    def _add_gloo(self) -> None:
-        """Let the group use gloo for tensors on the CPU, as torch's default group does.
-
-        The name of the group's backend remains "nccl", for scripts that compare it.
-        """
-        group: Any = dist.group.WORLD
-        store: Any = PrefixStore("cpu", self.store)  # type: ignore[arg-type]
-        gloo: Any = ProcessGroupGloo(store, self.rank, self.size, timeout=self.timeout)
-        # Functional collectives find their group by this name.
-        gloo._set_group_uid(group.group_name)
-        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the maximum time for which a collective of the group waits for other ranks."""
-        self.timeout = timeout
-        # Before torch 2.15, the function had another name.
-        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-        set_timeout(timeout)
-
-    def begin_evaluation(self) -> None:
-        """Let the next call of `init_process_group` keep the group, if backend and ranks match."""
-        self._is_requested = False
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether only the group of `make_process_group` exists, as the default group."""
-        groups = dist.distributed_c10d._world.pg_map
-        return dist.is_initialized() and dist.group.WORLD is self._made_group and len(groups) == 1
-
-    def handle_init(
-        self,
-        backend: str | None = None,
-        init_method: str | None = None,
-        *arguments: Any,
-        **options: Any,
-    ) -> None:
-        """Keep or replace the default group when an objective calls torch's `init_process_group`.
-
-        The arguments are those of torch's function.
-        """
-        is_usual = not arguments and not options.keys() - {"timeout", "device_id", "pg_options"}
-        is_own = is_usual and self.store is not None and init_method in (None, "env://")
-        is_kept = is_own and not self._is_requested and _is_same_backend(backend, self.backend)
-        if dist.is_initialized():
-            if is_kept:
-                self._is_requested = True
-                return
-            dist.destroy_process_group()
-        if is_own:
-            assert self.store is not None
-            self._replacement_count += 1
-            store = PrefixStore(f"replaced/{self._replacement_count}", self.store)
-            options = {"timeout": self.timeout, **options}
-            _init_process_group(
-                backend, store=store, rank=self.rank, world_size=self.size, **options
-            )
-        else:
-            _init_process_group(backend, init_method, *arguments, **options)
-        self._is_requested = True
-
-
-default_group = DefaultGroup()
-
-
 def replace_init_process_group() -> None:
     """Replace torch's `init_process_group`, before a search file imports it."""
 
     @functools.wraps(_init_process_group)
     def init_process_group(*arguments: Any, **options: Any) -> None:
-        default_group.handle_init(*arguments, **options)
+        _joined_group.handle_init(*arguments, **options)
 
     dist.init_process_group = init_process_group
     dist.distributed_c10d.init_process_group = init_process_group

@@ -301,10 +301,10 @@ def test_question_to_the_driver_is_a_fork_hazard(
 COLLECTIVE_CHECK = """
 import os, torch, torch.distributed as dist
 from datetime import timedelta
-from hpo.trainer.trainer_group import CollectiveCheck
-from hpo.trainer.trainer_group import default_group
-default_group.store, default_group.rank, default_group.size, default_group.backend = dist.HashStore(), 0, 1, "nccl"
-default_group.make_process_group(torch.device("cuda", 0))
+from hpo.process.messages import GroupTicket
+from hpo.trainer.trainer_group import CollectiveCheck, TrainerGroup
+trainer = TrainerGroup()
+trainer.join(GroupTicket("", 0, 1, 0, "nccl", [0], "", ["", 0], 60.0, {}))
 group, devices = dist.group.WORLD, [torch.device("cpu"), torch.device("cuda")]
 def show():
     backends = [group._get_backend(device) for device in devices]
@@ -312,7 +312,7 @@ def show():
         dist.all_reduce(torch.ones(1, device=device))
     print(*[getattr(backend, "wrapped_pg", backend).name() for backend in backends], flush=True)
 show()
-check = CollectiveCheck(group, default_group.store, timedelta(seconds=60))
+check = CollectiveCheck(group, trainer.store, timedelta(seconds=60))
 check.begin()
 show()
 check.end()
