@@ -36,6 +36,7 @@ from hpo.process.user_frames import (
 )
 from hpo.text_format import format_error
 from hpo.trainer.offers import Offers
+from hpo.trainer.probe import Probe
 from hpo.trainer.process_state import ProcessState
 from hpo.trainer.report_exchange import ReportPart, find_difference
 from hpo.trainer.search_file import BoundSearch
@@ -69,14 +70,7 @@ Loss = tuple[float, dict[str, float]]  # a loss and its metrics
 
 
 class ObjectiveRunner:
-    """Runs an objective on one rank, while the other trainers of the worker do the same.
-
-    Attributes:
-        on_loss: Called after each loss on which all ranks have agreed.
-        failure_messages: Messages of the exception that has ended the objective, and of its causes.
-        failure_line: Line of the objective that raised it.
-        is_restored: Whether the state of this process was restored after the evaluation.
-    """
+    """Runs an objective on one rank, while the other trainers of the worker do the same."""
 
     def __init__(
         self,
@@ -96,21 +90,22 @@ class ObjectiveRunner:
         self._is_over = self._has_failed = self._has_ended = False
         self._is_reporting = self._is_waiting = False
         self._start_time = self._noted_at = time.monotonic()
-        self.on_loss: Callable[[], object] = lambda: None
-        self.failure_messages: list[str] = []
-        self.failure_line = ""
-        self.is_restored = True
+        self._probe: Probe | None = None
 
-    def run(self, load_data: Callable[[], Any]) -> None:
+    def run(self, load_data: Callable[[], Any], probe: Probe | None) -> bool:
         """Run the objective to its end, and send the supervisor how it has ended.
 
-        `load_data` returns the data that `prepare` has made.
+        `load_data` returns the data that `prepare` has made. `probe` observes the objective.
+
+        Returns:
+            Whether the state of this process was restored.
         """
+        self._probe = probe
         self._interrupts.begin_evaluation()
         joined = self._catch_failure(self._enter_group)
         if isinstance(joined, ObjectiveEnd):
             self._send_message("end", **{**vars(joined), "place": "", "traceback": ""})
-            return
+            return True
         free, warning = joined
         self._send_message("joined", free_memory=free, warning=warning)
         worker = self._make_worker(load_data)
@@ -125,8 +120,8 @@ class ObjectiveRunner:
             self._send_message("end", **vars(ObjectiveEnd(**self._offers.reads)))
         self._close_objective()
         set_worker(None)
-        self.is_restored = state.restore()
         self._has_ended = True
+        return state.restore()
 
     def _enter_group(self) -> tuple[int, str]:
         """Read the checkpoints, and join the process group.
@@ -257,10 +252,11 @@ class ObjectiveRunner:
         self._note_progress()
         if report is not None:
             self._offers.forget_read_checkpoints()
-            self.on_loss()
+            if self._probe is not None:
+                self._probe.record_loss()
 
     def _note_progress(self) -> None:
-        """Tell the supervisor, at most five times per second, that the objective does not hang."""
+        """Let the supervisor know, at most five times a second, that the objective does not hang."""
         if self._group.rank > 0 and time.monotonic() - self._noted_at > _SECONDS_BETWEEN_NOTES:
             self._noted_at = time.monotonic()
             self._send_message("reported")
@@ -318,8 +314,10 @@ class ObjectiveRunner:
             frames = (
                 self._objective_call.list_frames() or self._objective_call.list_definition_frames()
             )
-        self.failure_messages = _list_messages(error)
-        self.failure_line = self._objective_call.user_frames.find_position(frames)
+        place = self._objective_call.user_frames.find_position(frames)
+        if self._probe is not None:
+            self._probe.trace.failures = _list_messages(error)
+            self._probe.trace.place = place
         end = describe_failure(error, frames, self._interrupts.is_cancel_requested)
         is_early_closure = (
             _TIMEOUT_CLOSURE in (end.failure or "")
@@ -330,7 +328,7 @@ class ObjectiveRunner:
             diverged=_has_diverged(error),
             echo=end.echo or is_early_closure,
             seconds=seconds,
-            place=self.failure_line,
+            place=place,
             has_reported=self._is_waiting,
             is_offer=self._is_reporting and not self._is_waiting,
             **self._offers.reads,

@@ -67,14 +67,12 @@ class ProgramRunner:
         self._source = source
         self._name = command[1] if command[0] == "-m" else Path(command[0]).name
         self._location = Path(command[0]).absolute()
-        self._probe: ProgramProbe | None = None
 
-    def start_probe(self) -> None:
-        """Begin to observe the program for `hpo check`. Call it before `run`."""
-        self._probe = ProgramProbe()
+    def run(self, environment: Mapping[str, str], probe: ProgramProbe | None) -> NoReturn:
+        """Run the program, send the supervisor how it has ended, and end this process.
 
-    def run(self, environment: Mapping[str, str]) -> NoReturn:
-        """Run the program, send the supervisor how it has ended, and end this process."""
+        `probe` observes the program for `hpo check`.
+        """
         os.environ.update(environment)
         _reset_process()
         self._interrupts.begin_evaluation()
@@ -84,8 +82,8 @@ class ProgramRunner:
             with suppress(Exception):
                 stream.flush()  # type: ignore[union-attr]
         with suppress(ChannelClosed):
-            if self._probe is not None:
-                trace = self._probe.stop_probe(is_cut=end.is_cancelled)
+            if probe is not None:
+                trace = probe.stop_probe(is_cut=end.is_cancelled)
                 self._channel.send("seen", **vars(trace))
             self._channel.send("end", **vars(end))
         os._exit(status)  # This skips destructors of native code, in which torch sometimes aborts.

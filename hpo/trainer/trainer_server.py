@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ from hpo.trainer.accelerator import find_devices
 from hpo.trainer.final_test import run_test
 from hpo.trainer.objective_runner import ObjectiveRunner
 from hpo.trainer.probe import Probe
-from hpo.trainer.program_runner import ProgramRunner
+from hpo.trainer.program_runner import ProgramProbe, ProgramRunner
 from hpo.trainer.search_file import BoundSearch, SearchSource, answer_constraint_request
 from hpo.trainer.shared_data import SharedData, pack_data
 from hpo.trainer.signals import IGNORED_SIGNALS, InterruptHandler, register_trainer_process
@@ -73,16 +74,10 @@ class TrainerServer:
         evaluation = ObjectiveRunner(
             self._channel, self._group, self._interrupts, self.search, request
         )
-        if request.is_traced:
-            with Probe() as probe:
-                evaluation.on_loss = probe.record_loss
-                evaluation.run(self._data.load)
-            probe.trace.failures = evaluation.failure_messages
-            probe.trace.place = evaluation.failure_line
+        with Probe() if request.is_traced else nullcontext() as probe:
+            is_restored = evaluation.run(self._data.load, probe)
+        if probe is not None:
             self._channel.send("seen", **vars(probe.trace))
-        else:
-            evaluation.run(self._data.load)
-        is_restored = evaluation.is_restored
         del evaluation  # It may hold the tensors of the objective.
         remains = self._group.memory.find_remains()
         is_clean = is_restored and remains is None and self._is_clean(threads)
@@ -93,9 +88,7 @@ class TrainerServer:
         file = self.search.file
         source = file.program_source if file.program is not None else None
         program = ProgramRunner(self._channel, self._interrupts, message["command"], source)
-        if message["is_traced"]:
-            program.start_probe()
-        program.run(message["environment"])
+        program.run(message["environment"], ProgramProbe() if message["is_traced"] else None)
 
     def _is_clean(self, before: set[threading.Thread]) -> bool:
         """Return whether an evaluation has left no threads, processes or pending messages behind.
