@@ -256,7 +256,7 @@ class ObjectiveRunner:
                 self._probe.record_loss()
 
     def _note_progress(self) -> None:
-        """Let the supervisor know, at most five times a second, that the objective does not hang."""
+        """Show the supervisor, at most five times per second, that the objective continues."""
         if self._group.rank > 0 and time.monotonic() - self._noted_at > _SECONDS_BETWEEN_NOTES:
             self._noted_at = time.monotonic()
             self._send_message("reported")
