@@ -49,7 +49,8 @@ def report(loss: Any, /, **metrics: Any) -> None:
 
     Args:
         loss: The validation loss, lower is better: a number, a numpy number, or a tensor with one
-        element. **metrics: Other numbers by name, for objectives and tables.
+            element.
+        **metrics: Other numbers by name, for objectives and tables.
 
     Raises:
         TypeError: A value is not a number.
@@ -88,7 +89,7 @@ def save_checkpoint(state: Any) -> None:
 
     Raises:
         TypeError: The state has a value of another type. The message has the path of the value in
-        the state.
+            the state.
 
     Example:
         ::
@@ -119,7 +120,7 @@ def offer_weights(weights: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) 
 
     Args:
         weights: Unsharded tensors by name, for example from ``state_dict()``; or a function that
-        returns them.
+            returns them.
 
     Raises:
         TypeError: The weights are not a dict of unsharded tensors by name.

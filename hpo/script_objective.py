@@ -128,7 +128,7 @@ class Script:
 
         Raises:
             ValueError: A placeholder or flag is unknown, or is used for a parameter of the wrong
-            kind.
+                kind.
         """
         names = list(hyperparameters)
         for name in {*names, *settings} & set(_EVALUATION_PLACEHOLDERS):
@@ -229,7 +229,7 @@ def find_program(script: Script) -> Path | None:
 
     Raises:
         ValueError: This file, program or module does not exist, or the command begins with a
-        launcher such as mpirun.
+            launcher such as mpirun.
     """
     first = script.command[0]
     if first == "-m":
