@@ -32,16 +32,14 @@ def finalize_run(
     Args:
         storage: The URL of the storage of the study, with its password. None: the storage in
             run.json.
-        problem: The search file, which may have a function `test`, and its settings.
-        run_test: A function that runs the user's `test` in a trainer (see
-            `hpo.results.recommendation`). None if the run is being stopped. There is then too
-            little time for the test, and for the report's importances and expected loss, which need
-            models.
+        run_test: Runs the user's `test` in a trainer (see `hpo.results.recommendation`). None if
+            the run is being stopped. There is then too little time for the test, and for the
+            report's importances and expected loss, which need models.
     """
     try:
         run = RunReader(run_dir, storage)
     except UsageError as error:  # The manifest was edited or removed.
-        print(f"warning: no report was written: {error}", file=sys.stderr)
+        _warn(f"no report was written: {error}")
         return
     if run_test is not None:
         _test_winner(run, problem, run_test)
@@ -51,15 +49,19 @@ def finalize_run(
         from hpo.views.page.html_report import write_report
 
         write_report(run, run.run_dir.report_html, ask_models=run_test is not None)
-        print(
-            "\n" * advised + make_printable(f"The report is {run.run_dir.report_html}"), flush=True
-        )
+        text = make_printable(f"The report is {run.run_dir.report_html}")
+        print("\n" * advised + text, flush=True)
     except Exception as error:
-        reason = f"{type(error).__name__}: {format_with_hint(error)}"
-        warning = (
-            f"warning: no report was written ({reason}): hpo report {run.run_dir.path} does it"
-        )
-        print(make_printable(warning), file=sys.stderr)
+        command = f"hpo report {run.run_dir.path}"
+        _warn(f"no report was written ({_describe_error(error)}): {command} does it")
+
+
+def _warn(text: str) -> None:
+    print(make_printable(f"warning: {text}"), file=sys.stderr)
+
+
+def _describe_error(error: Exception) -> str:
+    return f"{type(error).__name__}: {format_with_hint(error)}"
 
 
 def _print_advice(run: RunReader) -> bool:
@@ -70,12 +72,7 @@ def _print_advice(run: RunReader) -> bool:
         advice = run.find_advice()
         print_advice(advice)
     except Exception as error:
-        print(
-            make_printable(
-                f"warning: no advice ({type(error).__name__}: {format_with_hint(error)})"
-            ),
-            file=sys.stderr,
-        )
+        _warn(f"no advice ({_describe_error(error)})")
         return False
     return bool(advice)
 
@@ -97,17 +94,13 @@ def _test_winner(run: RunReader, problem: Problem, run_test: RunTest) -> None:
             run.run_dir, problem, winner, run_test, run.read_confirmations(all_plans=True)
         )
     except Exception as error:
-        reason = (
-            str(error)
-            if isinstance(error, FailedTestError)
-            else f"{type(error).__name__}: {format_with_hint(error)}"
-        )
-        print(
-            make_printable(f"warning: the best network could not be tested ({reason})"),
-            file=sys.stderr,
-        )
+        is_expected = isinstance(error, FailedTestError)
+        reason = str(error) if is_expected else _describe_error(error)
+        _warn(f"the best network could not be tested ({reason})")
         return
-    lines = (
-        format_test_result(run, winner, content) if content else [explain_missing_test(run, winner)]
-    )
-    print(*map(make_printable, filter(None, lines)), sep="\n", end="\n" if any(lines) else "")
+    if content:
+        lines = format_test_result(run, winner, content)
+    else:
+        lines = [explain_missing_test(run, winner)]
+    for line in filter(None, lines):
+        print(make_printable(line))

@@ -1,4 +1,4 @@
-"""The tasks of the first rank in a run: it writes the study, shows progress, and reports the outcome."""
+"""The tasks of the first rank: it writes the study, shows progress, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from hpo.store.checkpoints import CheckpointStore
 from hpo.store.evaluations import CONFIRMATION_PREFIX, Evaluation
 from hpo.store.inheritance import InheritancePolicy
 from hpo.store.output_log import OutputLog
+from hpo.store.pareto_front import select_top
 from hpo.store.pruning import HALVING_SCHEDULES, is_search_over, make_pruner
 from hpo.store.record import Record
 from hpo.store.storage import StorageRetry
@@ -49,12 +50,11 @@ class FirstRank:
     """The tasks of the first rank in a session.
 
     Args:
-        ready: The data of this rank after the search file is loaded.
+        state: The data of this rank after the search file is loaded.
         places: The host and the GPUs of each rank.
 
     Attributes:
-        manifest: The manifest, which is sent to all ranks.
-        files: The run directory, which is sent to all ranks.
+        session: The session, whose manifest and run directory are sent to all ranks.
     """
 
     def __init__(
@@ -62,35 +62,29 @@ class FirstRank:
         options: Options,
         job: Job,
         session: Session,
-        ready: RankState,
+        state: RankState,
         places: Sequence[RankPlace],
     ) -> None:
         self._options = options
         self._job = job
-        self._ready = ready
-        self.manifest = session.manifest
-        self.files = session.run_dir
-        self._space = ready.problem.space
+        self._slot = state.slot
+        self._problem = state.problem
+        self._places = places
         patience = StorageRetry(mask_password(session.storage), warn, self._cannot_wait)
-        self._session = replace(session, patience=patience)
+        self.session = replace(session, patience=patience)
         self._status: int | None = None  # known after the outcome is reported
         self._is_search_done = False
-        job.watch.set_stop_callbacks(self.files.mark_ended, self._report_once)
-        self._places = places
-        layout = self.manifest.layout
-        self._hosts_of_workers = [
-            places[layout.list_ranks(worker)[0]].host for worker in range(layout.workers)
-        ]
         self._left_workers: set[int] = set()
+        job.watch.set_stop_callbacks(session.run_dir.mark_ended, self._report_once)
         print(session.headline, flush=True)
         self._tracking = TrackerProcesses(
-            options.trackers, self.files.path, niceness=_NICENESS_OF_TRACKERS
+            options.trackers, session.run_dir.path, niceness=_NICENESS_OF_TRACKERS
         )
         self._tracking.add_study(session.storage, session.manifest.study)
 
     def is_search_over(self) -> bool:
         """Return whether the search is over: the budget is spent, or the target is reached."""
-        evaluations = self._session.open_record().read_evaluations()
+        evaluations = self.session.open_record().read_evaluations()
         return (
             self._is_budget_spent(evaluations)
             or find_target_stop(evaluations, self._options.target_loss) is not None
@@ -98,22 +92,25 @@ class FirstRank:
 
     def make_search_writer(self) -> StudyWriter:
         """Return the writer of the study of the search. Only the writer changes the study."""
-        session, run, space = self._session, self.manifest, self._space
-        record, mirror = session.open_own_record(run.study)
+        run = self.session.manifest
+        run_dir = self.session.run_dir
+        space = self._problem.space
+        record, mirror = self.session.open_own_record(run.study)
+        checkpoints = CheckpointStore(run_dir.checkpoints)
+        inheritance = None
+        if run.pbt:
+            inheritance = InheritancePolicy(record, space, run.layout.islands, checkpoints)
         halving = HALVING_SCHEDULES.get(run.pruner)
+        distributions = space.make_distributions()
         return StudyWriter(
             record,
-            Claims(record, space.make_distributions(), run.budget, self._is_stopping, halving),
-            OutputLog(self.files.get_log_path),
-            CheckpointStore(self.files.checkpoints),
+            Claims(record, distributions, run.budget, self._is_stopping, halving),
+            OutputLog(run_dir.get_log_path),
+            checkpoints,
             mirror,
             pruner=make_pruner(run.pruner, run.budget, run.objectives),
-            inheritance=InheritancePolicy(
-                record, space, run.layout.islands, CheckpointStore(self.files.checkpoints)
-            )
-            if run.pbt
-            else None,
-            weights=BestWeights(self.files, run.objectives),
+            inheritance=inheritance,
+            weights=BestWeights(run_dir, run.objectives),
             health_gate=self._make_health_gate(record),
         )
 
@@ -124,9 +121,10 @@ class FirstRank:
             The number of all these evaluations, including ended ones. 0 if none is left to run, or
             if the run is being stopped.
         """
-        session, space = self._session, self._space
+        session = self.session
+        space = self._problem.space
         evaluations = session.open_record().read_evaluations()
-        if self._is_stopping() or not session.select_best(evaluations, 1):
+        if self._is_stopping() or not select_top(evaluations, 1, session.manifest.objectives):
             return 0
         session.create_confirmations(space)
         record = session.open_confirmations()
@@ -142,46 +140,49 @@ class FirstRank:
 
     def make_confirmations_writer(self, total: int) -> StudyWriter:
         """Return the writer of the study that confirms the best, with `total` evaluations."""
-        record, mirror = self._session.open_own_record(self.manifest.confirmation_study)
-        claims = Claims(record, self._space.make_distributions(), total, self._is_stopping)
-        log = OutputLog(partial(self.files.get_log_path, confirms=True))
-        weights = ConfirmedWeights(self.files, self.manifest.settings)
-        checkpoints = CheckpointStore(self.files.checkpoints, CONFIRMATION_PREFIX)
-        gate = self._make_health_gate(record)
+        run = self.session.manifest
+        run_dir = self.session.run_dir
+        record, mirror = self.session.open_own_record(run.confirmation_study)
+        distributions = self._problem.space.make_distributions()
         return StudyWriter(
-            record, claims, log, checkpoints, mirror, weights=weights, health_gate=gate
+            record,
+            Claims(record, distributions, total, self._is_stopping),
+            OutputLog(partial(run_dir.get_log_path, confirms=True)),
+            CheckpointStore(run_dir.checkpoints, CONFIRMATION_PREFIX),
+            mirror,
+            weights=ConfirmedWeights(run_dir, run.settings),
+            health_gate=self._make_health_gate(record),
         )
 
     def show_progress(self, writer: StudyWriter, budget: int) -> AbstractContextManager[object]:
-        """Return a context manager that prints, from a thread, each change that `writer` commits."""
-        objectives = self.manifest.objectives
+        """Return a context manager that prints, from a thread, what `writer` commits."""
+        objectives = self.session.manifest.objectives
         return ProgressPrinter(
             writer.take_committed, budget, on_error=self._job.watch.abort_job, objectives=objectives
         )
 
     def conclude(self) -> int:
-        """Print the summary, test the winner, write the report, wait for trackers, and return the exit status."""
+        """Print the summary, test the winner and write the report, and return the exit status."""
         self._tracking.finish()
-        status, stopping = self.report_outcome(), self._job.watch.active_stop
+        status = self.report_outcome()
+        is_stopped = self._is_stopping()
         self._remove_checkpoints()
-        run_test = (
-            partial(run_test_in_trainer, self._ready.slot.fork_other) if stopping is None else None
-        )
-        finalize_run(self.files.path, self._session.storage, self._ready.problem, run_test)
+        run_test = None if is_stopped else partial(run_test_in_trainer, self._slot.fork_other)
+        finalize_run(self.session.run_dir.path, self.session.storage, self._problem, run_test)
         self._tracking.wait(
-            _SECONDS_FOR_TRACKERS if stopping is None else _SECONDS_FOR_TRACKERS_AT_A_STOP
+            _SECONDS_FOR_TRACKERS_AT_A_STOP if is_stopped else _SECONDS_FOR_TRACKERS
         )
         return status
 
     def report_outcome(self) -> int:
         """Print the summary of the run, write summary.json, and return the exit status."""
-        evaluations = self._session.open_record().read_evaluations()
+        evaluations = self.session.open_record().read_evaluations()
         confirmations = self._read_confirmations()
         stopped = self._find_stop_request(evaluations, confirmations)
         individuals = None if stopped else self._count_individuals(evaluations)
         finished = sum(evaluation.is_finished for evaluation in evaluations)
         is_exhausted = individuals is not None and finished >= individuals
-        run = self.manifest
+        run = self.session.manifest
         budget = 0 if is_exhausted else run.budget
         self._is_search_done = is_search_over(evaluations, budget, run.pruner, run.objectives)
         summary = self._report_summary(evaluations, confirmations, stopped, is_exhausted)
@@ -193,10 +194,11 @@ class FirstRank:
             if individuals is not None:
                 rest = f"{individuals - finished} of {individuals} are left"
             print(f"The search has ended since it found nothing new: {rest}")
-        storage = mask_password(self._session.storage)
-        print(f"The study is {storage}, the summary {self.files.summary_json}")
+        storage = mask_password(self.session.storage)
+        run_dir = self.session.run_dir
+        print(f"The study is {storage}, the summary {run_dir.summary_json}")
         if stopped:
-            options = f"--run-dir {self.files.path} --resume"
+            options = f"--run-dir {run_dir.path} --resume"
             options += f" and {stopped.remedy}" if stopped.remedy else ""
             print(f"Stopped: {stopped.reason}. To resume: the same command with {options}")
         sys.stdout.flush()
@@ -214,41 +216,40 @@ class FirstRank:
         # The import takes 0.1 s, which is spent on the first rank only.
         from hpo.views.summary_tables import print_tables, print_times
 
-        started, workers = self._job.started_at, self.manifest.layout.workers
+        session = self.session
+        started = self._job.started_at
+        workers = session.manifest.layout.workers
         busy = compute_busy_fraction([*evaluations, *confirmations], workers, since=started)
         seconds = round(time.time() - started, 3)
         times = (seconds, busy) if busy is not None else self._read_previous_times(seconds)
+        reason = stopped.reason if stopped else None
         remedy = stopped.remedy if stopped else ""
-        session = SessionOutcome(
-            stopped.reason if stopped else None, remedy or None, is_exhausted, *times
-        )
         summary = Summary(
             evaluations,
-            self.manifest,
+            session.manifest,
             self._options.top_n,
             confirmations,
             ask_models=not self._is_stopping(),
-            session=session,
+            session=SessionOutcome(reason, remedy or None, is_exhausted, *times),
         )
-        print_tables(summary, self.files.path, shows_expected_loss=True)
+        print_tables(summary, session.run_dir.path, shows_expected_loss=True)
         if busy is not None:
             print_times(seconds, busy)
-        write_summary(self.files.summary_json, summary)
+        write_summary(session.run_dir.summary_json, summary)
         return summary
 
     def _count_individuals(self, evaluations: Sequence[Evaluation]) -> int | None:
+        """Return the number of individuals of the space; None if it cannot be counted."""
+        space = self._problem.space
+        individuals = space.all_individuals
         # A space in which the search found nothing new before its budget was spent is worth a
         # longer count.
-        if (individuals := self._space.all_individuals) is None and not self._is_budget_spent(
-            evaluations
-        ):
-            individuals = list_individuals(
-                self._space, math.inf, _SECONDS_TO_COUNT, self._is_stopping
-            )
+        if individuals is None and not self._is_budget_spent(evaluations):
+            individuals = list_individuals(space, math.inf, _SECONDS_TO_COUNT, self._is_stopping)
         return None if individuals is None else len(individuals)
 
     def _is_budget_spent(self, evaluations: Sequence[Evaluation]) -> bool:
-        run = self.manifest
+        run = self.session.manifest
         return is_search_over(evaluations, run.budget, run.pruner, run.objectives)
 
     def _find_stop_request(
@@ -259,7 +260,8 @@ class FirstRank:
         No request counts if the budget is spent and all confirmations of the best individuals have
         ended.
         """
-        session, stopping = self._session, self._job.watch.active_stop
+        session = self.session
+        stopping = self._job.watch.active_stop
         reached = find_target_stop(evaluations, self._options.target_loss)
         if reached and (stopping is None or not session.confirmation_plan.count):
             stopping = reached
@@ -270,7 +272,7 @@ class FirstRank:
         return None if self._is_budget_spent(evaluations) and not unconfirmed else stopping
 
     def _read_confirmations(self) -> list[Evaluation]:
-        session = self._session
+        session = self.session
         if not session.confirmation_plan.count or not session.has_confirmations():
             return []
         return session.confirmation_plan.select_planned(
@@ -283,7 +285,7 @@ class FirstRank:
         They replace the times of a session that has evaluated nothing. Without a previous
         summary.json, return `seconds` and None.
         """
-        before = self.files.read_summary()
+        before = self.session.run_dir.read_summary()
         with suppress(KeyError):
             return before["wall_seconds"], before["worker_busy_fraction"]
         return seconds, None
@@ -294,32 +296,34 @@ class FirstRank:
 
     def _remove_checkpoints(self) -> None:
         # A search that is not over needs its checkpoints when it is resumed.
-        checkpoints = CheckpointStore(self.files.checkpoints)
+        checkpoints = CheckpointStore(self.session.run_dir.checkpoints)
         if self._is_search_done:
-            checkpoints.remove_all_except(
-                self._session.find_roots_to_inherit(self._session.open_record())
-            )
+            record = self.session.open_record()
+            checkpoints.remove_all_except(self.session.find_roots_to_inherit(record))
         checkpoints.remove_empty_folder()
 
     def _make_health_gate(self, record: Record) -> HealthGate:
-        health = WorkerHealth(self._hosts_of_workers, self._left_workers)
+        layout = self.session.manifest.layout
+        hosts = [
+            self._places[layout.list_ranks(worker)[0]].host for worker in range(layout.workers)
+        ]
+        health = WorkerHealth(hosts, self._left_workers)
         return HealthGate(record, health, partial(self._dismiss_worker, record))
 
     def _dismiss_worker(self, record: Record, worker: int, failures: Sequence[Evaluation]) -> None:
-        """Let other workers retry the failures of a broken worker, which leaves the run, and print its name."""
+        """Let other workers retry the failures of a broken worker, which leaves the run."""
         for evaluation in failures:
             record.retry_failed(evaluation)
         ranks = [
             f"rank {rank} on {self._places[rank].describe()}"
-            for rank in self.manifest.layout.list_ranks(worker)
+            for rank in self.session.manifest.layout.list_ranks(worker)
         ]
-        reasons = "; ".join(
-            dict.fromkeys(cut_text(evaluation.failure or "", 200) for evaluation in failures)
-        )
-        trials = f"trial{'s' * (len(failures) > 1)} {', '.join(str(evaluation.trial) for evaluation in failures)}"
+        reasons = dict.fromkeys(cut_text(evaluation.failure or "", 200) for evaluation in failures)
+        numbers = ", ".join(str(evaluation.trial) for evaluation in failures)
+        trials = f"trial{'s' * (len(failures) > 1)} {numbers}"
         description = (
-            f"worker {worker} ({'; '.join(ranks)}) has left the run, since it fails where others succeed. "
-            f"Other workers retry its failures ({trials}): {reasons}"
+            f"worker {worker} ({'; '.join(ranks)}) has left the run, since it fails where others "
+            f"succeed. Other workers retry its failures ({trials}): {'; '.join(reasons)}"
         )
         record.record_broken_worker(description)
         warn(f"warning: {description}")

@@ -1,4 +1,4 @@
-"""Prepare a rank for evaluations: its template, the search file, its data, and its host. For searches and checks."""
+"""Prepare a rank of a search or a check: its template, the search file, its data and its host."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ def prepare_rank(
     is_attended: bool = False,
     shows_progress: bool = False,
 ) -> Iterator[RankState]:
-    """Load the search file and its data, and yield the data of this rank. Collective: call on all ranks.
+    """Load the search file and its data, and yield the data of this rank.
 
     The first rank of the job checks all options before other ranks load the file, so that a mistake
     is reported early. The first rank also calls the user's `prepare` before other ranks do. If
     hosts share a file system, other hosts then find the files that `prepare` has downloaded.
+    Collective: call on all ranks.
 
     Args:
         layout: The layout of all ranks.
@@ -65,51 +66,38 @@ def prepare_rank(
     from hpo.evaluation.trainer_output import TrainerOutput
     from hpo.evaluation.trainer_tasks import ConstraintClient
 
-    world, comm = job.world, split_by_host(job.world)
+    world = job.world
+    comm = split_by_host(world)
     with ExitStack() as resources:
         template, is_first_of_template = share_template(job.template, comm)
         resources.callback(template.close)
-        trainer_options = TrainerOptions(
-            share_threads(comm), options.log_level.upper(), is_attended
-        )
+        log_level = options.log_level.upper()
+        trainer_options = TrainerOptions(share_threads(comm), log_level, is_attended)
         slot = TrainerSlot(template, TrainerOutput(), trainer_options, options.fresh_trainers)
         constraint_client = ConstraintClient(slot.fork_other)
         resources.callback(constraint_client.close)
         constraints = RemoteConstraints(constraint_client)
 
-        def resolve_on_root() -> RunRequest | None:
-            if world.rank != 0:
+        def check_options() -> RunRequest | None:
+            if not job.is_first:
                 return None
             from hpo.run.request import make_request
 
             return make_request(options, layout, template.ask, constraints)
 
-        request = run_on_all(world, resolve_on_root)
+        request = run_on_all(world, check_options)
         data = world.bcast(request.problem.data if request else None)
         problem = request.problem if request else Problem.from_data(data, constraints=constraints)
-        run_on_all(
-            world,
-            lambda: _load_search_file(template, problem, is_first_of_template and request is None),
-        )
-        for package, danger in [
-            *([("it", template.unsafe_reason)] if template.unsafe_reason else []),
-            *template.skipped_packages.items(),
-        ]:
-            if world.rank == 0:
-                text = f"when {package} is imported, {danger}: each trainer imports it"
-                print(f"{problem.file.path}: {text}", flush=True)
+        # The template of the first rank has already loaded the file for the request.
+        is_later = is_first_of_template and request is None
+        run_on_all(world, lambda: _load_search_file(template, problem, is_later))
+        if request:
+            _print_unsafe_imports(template, problem)
         if problem.file.has_prepare:
-            if world.rank == 0 and shows_progress:
+            if request and shows_progress:
                 print("preparing data", flush=True)
-            run_on_all(world, lambda: _prepare_data(problem, slot, template) if request else None)
-            run_on_all(
-                world,
-                lambda: (
-                    _prepare_data(problem, slot, template)
-                    if is_first_of_template and not request
-                    else None
-                ),
-            )
+            run_on_all(world, lambda: _prepare_data(problem, slot, template, bool(request)))
+            run_on_all(world, lambda: _prepare_data(problem, slot, template, is_later))
             if not is_first_of_template:
                 template.fetch_data()
         host = Host(comm, world.rank)
@@ -134,14 +122,23 @@ def _load_search_file(template: TemplateClient, problem: Problem, is_to_load: bo
     template.remember_requests(requests)
 
 
-def _prepare_data(problem: Problem, slot: TrainerSlot, template: TemplateClient) -> None:
-    """Let a trainer call the user's `prepare`, and pass the returned data to the template.
+def _print_unsafe_imports(template: TemplateClient, problem: Problem) -> None:
+    reasons = dict(template.skipped_packages)
+    if template.unsafe_reason:
+        reasons = {"it": template.unsafe_reason, **reasons}
+    for package, danger in reasons.items():
+        text = f"when {package} is imported, {danger}: each trainer imports it"
+        print(f"{problem.file.path}: {text}", flush=True)
 
-    A trainer is a process that runs user code. The template is the process that trainers are forked
-    from.
-    """
+
+def _prepare_data(
+    problem: Problem, slot: TrainerSlot, template: TemplateClient, is_to_prepare: bool
+) -> None:
+    """Let a trainer call the user's `prepare`, and pass the returned data to the template."""
     from hpo.evaluation.trainer_client import TrainerEnd
 
+    if not is_to_prepare:
+        return
     trainer = slot.fork_other()
     try:
         found = trainer.ask("prepare", "prepared")

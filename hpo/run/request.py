@@ -19,8 +19,7 @@ from hpo.options import (
     Options,
 )
 from hpo.problem import AskTemplate, Problem, SearchDescription, load_description
-from hpo.run.enqueue import read_enqueued
-from hpo.run.warm_start import WarmStart, read_warm_start
+from hpo.run.initial_evaluations import WarmStart, read_enqueued, read_warm_start
 from hpo.space import Categorical, ConstraintSet, SearchSpace
 from hpo.store.manifest import Manifest
 from hpo.store.run_dir import RunDir
@@ -30,7 +29,7 @@ from hpo.text_format import format_repr
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run to start or to resume, with all that its options name. It exists only on the first rank."""
+    """A run to start or to resume, with all that its options name, on the first rank."""
 
     options: Options
     layout: Layout
@@ -58,7 +57,7 @@ def make_request(
         ask: Sends requests to the template: "load", "check_setting" for each setting, and "bind"
             once, with all settings.
         constraints: Checks the constraints of the space. It can be used only after the request
-        "bind".
+            "bind".
 
     Raises:
         UsageError: An option, a setting or the search file is not valid.
@@ -138,8 +137,9 @@ def _read_previous_manifest(options: Options, file: SearchDescription) -> Manife
     for name in [*before, *now]:
         if before.get(name) != now.get(name):
             raise UsageError(
-                f"--resume: the run in {run_dir.path} has another search space: parameter {name!r} was "
-                f"{before.get(name, 'not in it')}, and is {now.get(name, 'not in it')} in {file.path}"
+                f"--resume: the run in {run_dir.path} has another search space: parameter {name!r} "
+                f"was {before.get(name, 'not in it')}, and is {now.get(name, 'not in it')} in "
+                f"{file.path}"
             )
     if manifest.objectives != file.objectives:
         names_before, names_now = (
@@ -147,8 +147,9 @@ def _read_previous_manifest(options: Options, file: SearchDescription) -> Manife
             for objectives in (manifest.objectives, file.objectives)
         )
         raise UsageError(
-            f"--resume: the run in {run_dir.path} has other objectives: they were {names_before}, and are {names_now} "
-            f"in {file.path}. To use its evaluations, start another run with --warm-start {run_dir.path}"
+            f"--resume: the run in {run_dir.path} has other objectives: they were {names_before}, "
+            f"and are {names_now} in {file.path}. To use its evaluations, start another run with "
+            f"--warm-start {run_dir.path}"
         )
     return manifest
 
@@ -164,8 +165,8 @@ def _check_settings(
                 file.check_setting(f"{name}={text}")
     except UsageError as error:
         raise UsageError(
-            f"--resume: {error}. The setting was given in an earlier session: change it in 'set' of "
-            f"{run_dir.run_json}, or change {file.path} to accept it"
+            f"--resume: {error}. The setting was given in an earlier session: change it in 'set' "
+            f"of {run_dir.run_json}, or change {file.path} to accept it"
         ) from error
 
 
@@ -176,8 +177,8 @@ def check_script(options: Options, file: SearchDescription) -> None:
     """
     if file.script is not None and options.pbt:
         raise UsageError(
-            f"--pbt must not be given for a program, got {file.script.name}. Only objective functions save "
-            "checkpoints that other individuals can use"
+            f"--pbt must not be given for a program, got {file.script.name}. Only objective "
+            "functions save checkpoints that other individuals can use"
         )
     if (
         file.script is not None
@@ -185,8 +186,8 @@ def check_script(options: Options, file: SearchDescription) -> None:
         and not file.script.has_placeholder("seed")
     ):
         raise UsageError(
-            f"--confirm-seeds {options.confirm_seeds}: the command of {file.script.name} must have a placeholder for "
-            "the seed, such as --seed {seed}"
+            f"--confirm-seeds {options.confirm_seeds}: the command of {file.script.name} must have "
+            "a placeholder for the seed, such as --seed {seed}"
         )
 
 
@@ -197,24 +198,28 @@ def check_pbt(
     space = file.space
     if file.objectives.is_multi_objective:
         raise UsageError(
-            "--pbt must be used with the loss as the only objective, since the parents are the individuals with the "
-            f"lowest losses. {file.path} has the objectives {', '.join(file.objectives.describe())}"
+            "--pbt must be used with the loss as the only objective, since the parents are the "
+            f"individuals with the lowest losses. {file.path} has the objectives "
+            f"{', '.join(file.objectives.describe())}"
         )
     if len(space.immutable_names) == len(space.parameters):
         name = next(iter(space.parameters))
         raise UsageError(
-            "--pbt must be used with at least one mutable parameter, such as a learning rate, which can change while a "
-            f"network trains. Write for example {name}={str(space.parameters[name])[:-1]}, mutable=True)"
+            "--pbt must be used with at least one mutable parameter, such as a learning rate, "
+            "which can change while a network trains. Write for example "
+            f"{name}={str(space.parameters[name])[:-1]}, mutable=True)"
         )
     for propagator in propagators:
         if propagator not in PBT_PROPAGATORS:
             raise UsageError(
-                f"--propagators must be among {', '.join(PBT_PROPAGATORS)} with --pbt, got {propagator}. It would "
-                "explain a loss by the hyperparameters alone, without the inherited weights."
+                f"--propagators must be among {', '.join(PBT_PROPAGATORS)} with --pbt, got "
+                f"{propagator}. It would explain a loss by the hyperparameters alone, without the "
+                "inherited weights."
             )
     if checkpoint_every == math.inf:
         raise UsageError(
-            "--pbt and --checkpoint-every off exclude each other: only checkpoints can be inherited. Give one of them"
+            "--pbt and --checkpoint-every off exclude each other: only checkpoints can be "
+            "inherited. Give one of them"
         )
 
 
@@ -231,14 +236,15 @@ def check_with_heirs(pruner: str, confirm_seeds: int, reason: str, remedy: str =
     """
     if pruner != "none":
         raise UsageError(
-            f"{reason} and --pruner {pruner} exclude each other: after the same number of epochs, an individual with "
-            "inherited weights is ahead of others. "
+            f"{reason} and --pruner {pruner} exclude each other: after the same number of epochs, "
+            "an individual with inherited weights is ahead of others. "
             f"{f'Give --pruner none, or {remedy}' if remedy else 'Give one of them'}"
         )
     if confirm_seeds:
         raise UsageError(
-            f"{reason} and --confirm-seeds {confirm_seeds} exclude each other: inherited weights are not trained again "
-            f"with other seeds. {f'Give --confirm-seeds 0, or {remedy}' if remedy else 'Give one of them'}"
+            f"{reason} and --confirm-seeds {confirm_seeds} exclude each other: inherited weights "
+            "are not trained again with other seeds. "
+            f"{f'Give --confirm-seeds 0, or {remedy}' if remedy else 'Give one of them'}"
         )
 
 
@@ -247,13 +253,16 @@ def check_objectives(propagators: Sequence[str], objectives: Objectives) -> None
     for propagator in propagators if objectives.is_multi_objective else ():
         if propagator not in MULTI_OBJECTIVE_PROPAGATORS:
             raise UsageError(
-                f"--propagators must be among {', '.join(MULTI_OBJECTIVE_PROPAGATORS)} for several objectives, got "
-                f"{propagator} for {', '.join(objectives.describe())}"
+                f"--propagators must be among {', '.join(MULTI_OBJECTIVE_PROPAGATORS)} for several "
+                f"objectives, got {propagator} for {', '.join(objectives.describe())}"
             )
 
 
 def check_space(propagators: Sequence[str], space: SearchSpace) -> None:
-    """Raise a UsageError if the constraints fail or exclude nearly the whole space, or a propagator does not fit it."""
+    """Raise a UsageError if the constraints cannot be used, or a propagator does not fit the space.
+
+    Constraints that fail, or that exclude nearly the whole space, cannot be used.
+    """
     try:
         space.check_constraints()
     # They are unsound, or crash the process in which they run.
@@ -263,6 +272,6 @@ def check_space(propagators: Sequence[str], space: SearchSpace) -> None:
         for name, parameter in space.parameters.items():
             if propagator in NUMERIC_PROPAGATORS and isinstance(parameter, Categorical):
                 raise UsageError(
-                    f"--propagators {propagator} must be used with numbers and ordinals only, got {name!r}, which is "
-                    f"{parameter!r}. Use ga or tpe, which support any space"
+                    f"--propagators {propagator} must be used with numbers and ordinals only, got "
+                    f"{name!r}, which is {parameter!r}. Use ga or tpe, which support any space"
                 )

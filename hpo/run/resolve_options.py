@@ -1,4 +1,4 @@
-"""Resolve the options of a session: those given now, kept from the previous session, or defaults."""
+"""Resolve the options of a session: given now, kept from the previous session, or defaults."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def resolve_options(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layo
 def _check_islands(islands: int | None, propagators: Sequence[str]) -> None:
     if islands is not None and len(propagators) > islands:
         raise UsageError(
-            f"--propagators {','.join(propagators)}: each propagator needs its own island, and --islands is {islands}"
+            f"--propagators {','.join(propagators)}: each propagator needs its own island, "
+            f"and --islands is {islands}"
         )
 
 
@@ -72,7 +73,8 @@ def _read_last_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
         options = RunDir(run_dir).read_manifest().sessions[-1].options
         if missing := sorted(RECORDED_OPTIONS.keys() - options.keys()):
             raise UsageError(
-                f"{path}: 'options' of the last session must have {', '.join(missing)}. Restore the file"
+                f"{path}: 'options' of the last session must have {', '.join(missing)}. "
+                "Restore the file"
             )
         return options
     return {}
@@ -93,10 +95,9 @@ def describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
         if is_compared and before[name] != now[name]:
             hint = ": losses may not be comparable" if name == "seed" else ""
             then = _describe_value(name, before[name])
+            value = _describe_value(name, now[name])
             lines.append(
-                make_printable(
-                    f"{option.name} was {then} before, and is {_describe_value(name, now[name])} now{hint}"
-                )
+                make_printable(f"{option.name} was {then} before, and is {value} now{hint}")
             )
     return lines
 

@@ -1,12 +1,16 @@
-"""Run a search: what all ranks do, from the options to the exit status."""
+"""Run a search: what all ranks do, from the options to the exit status.
+
+`hpo.run.leader_stages` has what only leaders do, and `hpo.run.first_rank` what only the first rank
+does.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,29 +32,15 @@ from hpo.store.run_dir import RunDir
 from hpo.text_format import format_duration
 
 if TYPE_CHECKING:
-    from hpo.evaluation.host import RankPlace
     from hpo.evaluation.leader import Leader
     from hpo.run.first_rank import FirstRank
-    from hpo.run.leader_stages import LeaderStages
     from hpo.store.study_writer import StudyWriter
 
 _SECONDS_BEFORE_JOB_ENDS = 60.0
 
 
-@dataclass(frozen=True)
-class RunContext:
-    """The data of a run that all ranks have: the options, the manifest and the run directory."""
-
-    options: Options
-    manifest: Manifest
-    files: RunDir
-
-
 def run_search(options: Options, layout: Layout, job: Job) -> int:
     """Run a search to its end. Collective: call on all ranks.
-
-    Args:
-        layout: The layout of all ranks of the job.
 
     Returns:
         The exit status.
@@ -60,164 +50,158 @@ def run_search(options: Options, layout: Layout, job: Job) -> int:
             ranks, before the run starts.
     """
     world = job.world
-    index, patience = layout.find_worker(world.rank), options.collective_timeout
+    index = layout.find_worker(world.rank)
     leads = world.rank == layout.list_ranks(index)[0]
     if leads:
-        from hpo.run import leader_stages  # noqa: F401 - imports Propulate while the template imports torch
+        # Imports Propulate while the template imports torch.
+        from hpo.run import leader_stages  # noqa: F401
     if job.is_first:
         from hpo.run import first_rank  # noqa: F401 - imports Optuna as well
 
         _limit_time(options, job.watch)
         # On a slow machine, the next line may follow a minute later.
         print(f"loading torch and {options.search_space.name}", flush=True)
-    with prepare_rank(options, layout, job, shows_progress=True) as ready, ExitStack() as resources:
-        places = world.allgather(ready.host.place)
-        root = run_on_all(
-            world,
-            lambda: (
-                _begin_session(options, job, ready, places, resources) if job.is_first else None
-            ),
+    with prepare_rank(options, layout, job, shows_progress=True) as state, ExitStack() as resources:
+        first = _begin_session(options, job, state, resources)
+        manifest, run_dir = world.bcast(
+            (first.session.manifest, first.session.run_dir) if first else None
         )
-        run = RunContext(options, *world.bcast((root.manifest, root.files) if root else None))
+        comm = world.split(index, world.rank)
         group = resources.enter_context(
-            RankGroup(world.split(index, world.rank), ready.host, index, patience, ready.slot)
+            RankGroup(comm, state.host, index, options.collective_timeout, state.slot)
         )
         leaders = world.split(int(leads), index)
-        stages = RunStages(run, job, ready, group, leaders if leads else None, root)
-        stages.search()
-        stages.confirm()
-        return stages.conclude()
+        rank = SearchRank(
+            options, job, state, manifest, run_dir, group, leaders if leads else None, first
+        )
+        job.watch.join_worker(group.comm, group.index, group.patience)
+        rank.search()
+        rank.confirm()
+        return rank.conclude()
 
 
 def _begin_session(
-    options: Options, job: Job, ready: RankState, places: Sequence[RankPlace], resources: ExitStack
-) -> FirstRank:
-    """Begin this session of the run, on the first rank. The run directory is locked until `resources` is closed."""
-    from hpo.run.first_rank import FirstRank
-    from hpo.run.session import begin_session, enter_run_dir
-    from hpo.store.storage import cache_journals
+    options: Options, job: Job, state: RankState, resources: ExitStack
+) -> FirstRank | None:
+    """Begin this session of the run, and return the tasks of the first rank; None on other ranks.
 
-    assert ready.request is not None
-    resources.enter_context(cache_journals())
-    run_dir = enter_run_dir(
-        options.run_dir, ready.problem.file.path.stem, options.resume, resources
-    )
-    return FirstRank(options, job, begin_session(run_dir, ready.request, places), ready, places)
-
-
-class RunStages:
-    """The stages of a run. Collective: call each method on all ranks of the job.
-
-    Args:
-        run: The options, the manifest and the directory of the run.
-        ready: The data of this rank after the search file is loaded.
-        group: The ranks of this worker.
-        leaders: The communicator of all leaders; None on other ranks.
-        root: The tasks of the first rank; None on other ranks.
+    The run directory is locked until `resources` is closed. Collective: call on all ranks.
     """
+    places = job.world.allgather(state.host.place)
 
-    def __init__(
-        self,
-        run: RunContext,
-        job: Job,
-        ready: RankState,
-        group: RankGroup,
-        leaders: SleepingComm | None,
-        root: FirstRank | None,
-    ) -> None:
-        self._job = job
-        self._options = run.options
-        self._manifest = run.manifest
-        self._files = run.files
-        self._ready = ready
-        self._group = group
-        self._root = root
-        self._program = Program.from_problem(ready.problem)
-        self._name_prefix = ""  # prefix of the names of evaluations
-        self._leader_stages: LeaderStages | None = None
-        job.watch.join_worker(group.comm, group.index, group.patience)
-        if leaders is not None:
-            from hpo.run.leader_stages import LeaderStages  # imports Propulate and numpy
+    def begin() -> FirstRank | None:
+        if state.request is None:
+            return None
+        from hpo.run.first_rank import FirstRank
+        from hpo.run.session import begin_session, enter_run_dir
+        from hpo.store.storage import cache_journals
 
-            self._leader_stages = LeaderStages(run, job.watch, leaders, self._make_evaluator)
+        resources.enter_context(cache_journals())
+        name = state.problem.file.path.stem
+        run_dir = enter_run_dir(options.run_dir, name, options.resume, resources)
+        session = begin_session(run_dir, state.request, places)
+        return FirstRank(options, job, session, state, places)
+
+    return run_on_all(job.world, begin)
+
+
+@dataclass
+class SearchRank:
+    """A rank of a search. Collective: call each public method on all ranks of the job."""
+
+    options: Options
+    job: Job
+    state: RankState
+    manifest: Manifest
+    run_dir: RunDir
+    group: RankGroup
+    """The ranks of this worker."""
+    leaders: SleepingComm | None
+    """The leaders of all workers, in the order of workers; None on other ranks."""
+    first: FirstRank | None
+    """The tasks of the first rank; None on other ranks."""
 
     def search(self) -> None:
-        """Search until the budget is spent or the target is reached. Return at once if the search is already over."""
-        root, leader_stages = self._root, self._leader_stages
-        if run_on_root(self._job.world, lambda: root.is_search_over() if root else None):
+        """Search until the budget is spent or the target is reached. Skip a search that is over."""
+        first = self.first
+        if run_on_root(self.job.world, lambda: first.is_search_over() if first else None):
             return
-        self._group.fork_ahead()
-        with self._connect_writer(
-            root.make_search_writer if root else None, self._manifest.budget
-        ) as connection:
-            if leader_stages:
-                leader_stages.search(
-                    connection, self._ready.problem.space, self._ready.problem.file.script
-                )
+        self.group.fork_ahead()
+        make_writer = first.make_search_writer if first else None
+        with self._connect_writer(make_writer, self.manifest.budget) as connection:
+            if self.leaders is not None:
+                from hpo.run import leader_stages
+
+                leader_stages.search(self, self.leaders, connection)
             else:
-                self._make_evaluator().follow()
+                self.make_evaluator().follow()
         self._share_stop_request()
 
     def confirm(self) -> None:
-        """Train the best individuals again with other seeds, if ``--confirm-seeds`` is given and the search is over."""
+        """Train the best individuals again with other seeds, for --confirm-seeds."""
         # It ends only the search.
-        self._job.watch.cancel_stop(make_target_stop(self._options.target_loss))
-        root, leader_stages = self._root, self._leader_stages
-        if not self._manifest.confirm_seeds:
+        self.job.watch.cancel_stop(make_target_stop(self.options.target_loss))
+        first = self.first
+        if not self.manifest.confirm_seeds:
             return
-        total = run_on_root(self._job.world, lambda: root.begin_confirmations() if root else 0)
+        total = run_on_root(self.job.world, lambda: first.begin_confirmations() if first else 0)
         if not total:
             return
-        self._name_prefix = CONFIRMATION_PREFIX
-        make_writer = partial(root.make_confirmations_writer, total) if root else None
+        make_writer = partial(first.make_confirmations_writer, total) if first else None
         with self._connect_writer(make_writer, total) as connection:
-            if leader_stages:
-                leader_stages.confirm(connection)
+            if self.leaders is not None:
+                from hpo.run import leader_stages
+
+                leader_stages.confirm(self, self.leaders, connection)
             else:
-                self._make_evaluator().follow()
+                self.make_evaluator(name_prefix=CONFIRMATION_PREFIX).follow()
         self._share_stop_request()
 
     def conclude(self) -> int:
         """Print and write the outcome of the run, and return the exit status."""
-        self._ready.slot.end_trainer()  # The test of the best network needs the memory of the GPUs.
-        self._job.world.barrier()
-        return int(self._job.world.bcast(self._root.conclude() if self._root else None))
+        self.state.slot.end_trainer()  # The test of the best network needs the memory of the GPUs.
+        self.job.world.barrier()
+        return int(self.job.world.bcast(self.first.conclude() if self.first else None))
+
+    def make_evaluator(self, leader: Leader | None = None, name_prefix: str = "") -> Evaluator:
+        """Return the evaluator of this rank. Not collective.
+
+        Args:
+            leader: Decides on losses; None on a rank that is not the leader of its worker.
+            name_prefix: Prefix of the names of evaluations.
+        """
+        context = EvaluationContext(
+            self.state.user_frames,
+            self.manifest.seed,
+            self.run_dir,
+            name_prefix,
+            Program.from_problem(self.state.problem),
+            keeps_checkpoints=self.options.checkpoint_every != math.inf,
+        )
+        return Evaluator(context, self.group, self.job.watch, leader)
 
     @contextmanager
     def _connect_writer(
         self, make_writer: Callable[[], StudyWriter] | None, budget: int
     ) -> Iterator[RpcClient]:
-        with (
-            connect_writer(self._job, make_writer) as (connection, writer),
-            ExitStack() as resources,
-        ):
-            if self._root and writer:
-                resources.enter_context(self._root.show_progress(writer, budget))
-            yield connection
-
-    def _make_evaluator(self, leader: Leader | None = None) -> Evaluator:
-        context = EvaluationContext(
-            self._ready.user_frames,
-            self._manifest.seed,
-            self._files,
-            self._name_prefix,
-            self._program,
-            keeps_checkpoints=self._options.checkpoint_every != math.inf,
-        )
-        return Evaluator(context, self._group, self._job.watch, leader)
+        """Yield a connection to the writer, and show its progress on the first rank."""
+        with connect_writer(self.job, make_writer) as (connection, writer):
+            shown = self.first.show_progress(writer, budget) if self.first and writer else None
+            with shown or nullcontext():
+                yield connection
 
     def _share_stop_request(self) -> None:
         # A rank may have stopped the run before its message has reached the other ranks.
-        for stop in self._job.world.allgather(self._job.watch.active_stop):
+        for stop in self.job.world.allgather(self.job.watch.active_stop):
             if stop is not None:
-                self._job.watch.stop_run(stop)
+                self.job.watch.stop_run(stop)
 
 
 @contextmanager
 def connect_writer(
     job: Job, make_writer: Callable[[], StudyWriter] | None
 ) -> Iterator[tuple[RpcClient, StudyWriter | None]]:
-    """Create the writer of a study on the first rank, and yield a connection to it. Collective: call on all ranks.
+    """Create the writer of a study on the first rank. Collective: call on all ranks.
 
     When all ranks have left the ``with`` block, the results of all calls in it are on disk.
 
@@ -229,35 +213,28 @@ def connect_writer(
     """
     comm = job.world.copy()
     client = RpcClient(comm)
-    if make_writer is not None:
-        writer, watch = make_writer(), job.watch
-        server = RpcServer(
-            comm,
-            writer,
-            writer.commit_if_due,
-            writer.batch_writes(),
-            partial(abort_for_error, watch),
-        )
-        with server:
-            yield client, writer
-    else:
+    if make_writer is None:
         yield client, None
+    else:
+        writer = make_writer()
+        on_error = partial(abort_for_error, job.watch)
+        with RpcServer(comm, writer, writer.commit_if_due, writer.batch_writes(), on_error):
+            yield client, writer
     comm.drop_messages()
 
 
 def _limit_time(options: Options, watch: RankWatch) -> None:
     """Schedule a stop of the run at its time limit, and before the end of its job."""
     if options.time_limit is not None:
-        watch.schedule_stop(
-            options.time_limit, f"--time-limit {format_duration(options.time_limit)}"
-        )
+        reason = f"--time-limit {format_duration(options.time_limit)}"
+        watch.schedule_stop(options.time_limit, reason)
     _, job_end = find_job_end(os.environ)
     if job_end is not None:
         watch.schedule_stop(job_end - time.time() - _SECONDS_BEFORE_JOB_ENDS, "the end of the job")
 
 
 def find_job_end(environment: Mapping[str, str]) -> tuple[str, int | None]:
-    """Return the environment variable with the end of this job, and the end in seconds since the epoch.
+    """Return the variable with the end of this job, and the end in seconds since the epoch.
 
     Return ("", None) if no variable has it.
     """
@@ -265,9 +242,6 @@ def find_job_end(environment: Mapping[str, str]) -> tuple[str, int | None]:
         if job_end := environment.get(name):
             # A time in the past belongs to another job, or to this job before its time limit was
             # extended.
-            return (
-                (name, int(job_end))
-                if job_end.isdigit() and int(job_end) > time.time()
-                else ("", None)
-            )
+            is_ahead = job_end.isdigit() and int(job_end) > time.time()
+            return (name, int(job_end)) if is_ahead else ("", None)
     return "", None

@@ -20,15 +20,14 @@ from pathlib import Path
 
 from hpo.errors import UsageError
 from hpo.evaluation.host import RankPlace, choose_backend, describe_gpus, has_separated_worker
-from hpo.layout import Layout
 from hpo.options import to_json
 from hpo.placement import describe_spanning_workers
 from hpo.process.standard_streams import warn
 from hpo.results.confirmation import ConfirmationPlan, make_plan
+from hpo.run.initial_evaluations import describe_setting_changes, find_misfits, record_warm_start
 from hpo.run.request import RunRequest, check_with_heirs
 from hpo.run.resolve_options import describe_changes
 from hpo.run.source_versions import describe_source_changes, keep_source
-from hpo.run.warm_start import describe_setting_changes, find_misfits, record_warm_start
 from hpo.space import SearchSpace
 from hpo.space.priors import describe_priors
 from hpo.store.cached_storage import CachedStorage
@@ -57,7 +56,7 @@ from hpo.versions import read_versions
 
 @dataclass(frozen=True)
 class Session:
-    """A session: one start of a run, which may resume an earlier session. It exists only on the first rank."""
+    """A session: one start of a run, which may resume an earlier one, on the first rank."""
 
     run_dir: RunDir
     storage: str
@@ -66,7 +65,7 @@ class Session:
     headline: str = ""
     """The lines that are printed when the session begins."""
     patience: StorageRetry | None = None
-    """Repeats each access to the storage while the storage is unavailable. If it is None, such an access fails."""
+    """Repeats accesses to an unavailable storage. None: they fail."""
 
     @property
     def confirmation_plan(self) -> ConfirmationPlan:
@@ -97,21 +96,15 @@ class Session:
         return Record(cached_storage, study), cached_storage
 
     def find_roots_to_inherit(self, record: Record) -> set[int]:
-        """Return the trials whose checkpoints must be kept, because other evaluations can inherit them.
+        """Return the trials whose checkpoints must be kept, because evaluations can inherit them.
 
         An evaluation that was resumed or promoted has several trials. Its checkpoint has the number
         of the first of them. The set is empty without population based training.
         """
+        if not self.manifest.pbt:
+            return set()
         islands = self.manifest.layout.islands
-        return (
-            record.find_roots(find_trials_to_keep(record.read_evaluations(), islands))
-            if self.manifest.pbt
-            else set()
-        )
-
-    def select_best(self, evaluations: Sequence[Evaluation], n: int) -> list[Evaluation]:
-        """Return the n best of these evaluations by the objectives of the run."""
-        return select_top(evaluations, n, self.manifest.objectives)
+        return record.find_roots(find_trials_to_keep(record.read_evaluations(), islands))
 
     def find_to_confirm(
         self, evaluations: Sequence[Evaluation], confirmations: Sequence[Evaluation], n: int
@@ -127,26 +120,19 @@ class Session:
             The n best, and the individuals that earlier sessions confirmed. If n has changed since
             the previous session, only the n best.
         """
-        best = self.select_best(evaluations, n)
+        best = select_top(evaluations, n, self.manifest.objectives)
         if any(session.options.get("top_n", n) != n for session in self.manifest.sessions[-2:]):
             return best
+        plan = self.confirmation_plan
         finished = [confirmation for confirmation in confirmations if confirmation.is_finished]
-        confirmed = {
-            confirmation.confirms
-            for confirmation in self.confirmation_plan.select_planned(finished)
-        }
+        confirmed = {confirmation.confirms for confirmation in plan.select_planned(finished)}
+        planned = plan.select_planned(confirmations)
         # An individual with fewer seeds was not among the best of a later session.
-        seeds = Counter(
-            confirmation.confirms
-            for confirmation in self.confirmation_plan.select_planned(confirmations)
-            if confirmation.confirms in confirmed
-        )
-        others = [
-            trial
-            for trial, count in seeds.items()
-            if trial is not None and count == max(seeds.values())
-        ]
-        return [*best, *(evaluations[trial] for trial in others if evaluations[trial] not in best)]
+        seeds = Counter(one.confirms for one in planned if one.confirms in confirmed)
+        most = max(seeds.values(), default=0)
+        trials = [trial for trial, count in seeds.items() if trial is not None and count == most]
+        others = [evaluations[trial] for trial in trials]
+        return [*best, *(evaluation for evaluation in others if evaluation not in best)]
 
     def has_confirmations(self) -> bool:
         """Return whether the study that confirms the best exists."""
@@ -155,14 +141,14 @@ class Session:
     def create_confirmations(self, space: SearchSpace) -> None:
         """Create the study that confirms the best, unless it exists."""
         name = self.manifest.confirmation_study
-        existing = self.open_confirmations() if self.has_confirmations() else None
-        if existing is None or not (
-            "space" in existing.read_attributes() or existing.read_evaluations()
-        ):
-            run = self.manifest
-            Record.create(
-                self.storage, name, space.describe(), confirms=run.study, objectives=run.objectives
-            )
+        if self.has_confirmations():
+            existing = self.open_confirmations()
+            if "space" in existing.read_attributes() or existing.read_evaluations():
+                return
+        run = self.manifest
+        Record.create(
+            self.storage, name, space.describe(), confirms=run.study, objectives=run.objectives
+        )
 
 
 def enter_run_dir(run_dir: Path | None, name: str, resume: bool, resources: ExitStack) -> RunDir:
@@ -200,77 +186,63 @@ def begin_session(run_dir: RunDir, request: RunRequest, places: Sequence[RankPla
     Raises:
         UsageError: The study cannot be used, or belongs to another run.
     """
-    problem, before = request.problem, request.previous
-    names = list({place.host: place.host_name for place in places}.values())
-    manifest = _make_manifest(run_dir, request, names)
+    problem = request.problem
+    before = request.previous
+    hosts = list({place.host: place.host_name for place in places}.values())
+    manifest = _make_manifest(run_dir, request, hosts)
     session = Session(run_dir, _locate_storage(run_dir, request), manifest)
     _check_storage(session, resumes=before is not None)
     progress = _resume_study(session, request) if before else _create_study(session, problem.space)
     earlier = before.sessions if before else ()
-    options = to_json(request.options)
     entry = dataclasses.replace(
         keep_source(run_dir, problem.file, earlier, manifest.started),
-        options=options,
+        options=to_json(request.options),
         settings=manifest.settings,
     )
     manifest = dataclasses.replace(manifest, sessions=(*earlier, entry))
     session = dataclasses.replace(session, manifest=manifest)
     lines = [
-        f"{problem.file.path.stem}: {manifest.budget} evaluations on {request.layout}, "
-        f"{format_count(len(names), 'host')}, {_describe_devices(request.layout, places)}; "
-        f"{', '.join(manifest.propagators[: request.layout.islands])}; seed {manifest.seed}",
-        f"in {run_dir.path}{progress}",
-        *filter(
-            None,
-            [
-                describe_spanning_workers(
-                    [place.host for place in places], request.layout.ranks_per_worker
-                )
-            ],
-        ),
-        *_describe_separated_gpus(request.layout, places),
+        *_describe_run(session, request, places, progress),
         *describe_source_changes(run_dir, problem.file, earlier, entry),
-        *describe_changes(earlier[-1].options if earlier else {}, options),
+        *describe_changes(earlier[-1].options if earlier else {}, entry.options),
         *describe_setting_changes(
             before.settings if before else {}, "before", manifest.settings, "now"
         ),
     ]
     if request.options.checkpoint_every != math.inf:
-        lines += filter(
-            None,
-            [
-                CheckpointStore(run_dir.checkpoints).describe_shortage(
-                    _count_most_checkpoints(request)
-                )
-            ],
-        )
+        most = _count_most_checkpoints(request)
+        lines.append(CheckpointStore(run_dir.checkpoints).describe_shortage(most))
     with convert_storage_errors(session.storage):
         evaluations = session.open_record().read_evaluations()
-        lines += filter(
-            None, [describe_blind_spot(manifest.pruner, manifest.objectives, evaluations)]
-        )
+        lines.append(describe_blind_spot(manifest.pruner, manifest.objectives, evaluations))
         write_json(run_dir.run_json, manifest.to_json())
         lines += _enqueue_given(session, request)
-    return dataclasses.replace(session, headline="\n".join(lines))
+    return dataclasses.replace(session, headline="\n".join(filter(None, lines)))
 
 
-def _describe_devices(layout: Layout, places: Sequence[RankPlace]) -> str:
-    workers = [
-        [places[rank].gpus for rank in layout.list_ranks(worker)]
-        for worker in range(layout.workers)
+def _describe_run(
+    session: Session, request: RunRequest, places: Sequence[RankPlace], progress: str
+) -> list[str]:
+    """Return lines about the ranks, devices and directory of a run, with warnings about them."""
+    manifest = session.manifest
+    layout = request.layout
+    hosts = [place.host for place in places]
+    gpus = [place.gpus for place in places]
+    worker_gpus = [
+        [gpus[rank] for rank in layout.list_ranks(worker)] for worker in range(layout.workers)
     ]
-    return describe_gpus([place.gpus for place in places], list(map(choose_backend, workers)))
-
-
-def _describe_separated_gpus(layout: Layout, places: Sequence[RankPlace]) -> list[str]:
-    """Return a warning if ranks of a worker on one host do not see each other's GPUs."""
-    if not has_separated_worker(
-        layout, [place.host for place in places], [place.gpus for place in places]
-    ):
-        return []
+    devices = describe_gpus(gpus, list(map(choose_backend, worker_gpus)))
+    warning = (
+        "warning: ranks of one worker see different GPUs, so NVLink between these GPUs may not be "
+        "used. Request srun --gpus-per-node=N --gpu-bind=none"
+    )
     return [
-        "warning: ranks of one worker see different GPUs, so NVLink between these GPUs may not be used. "
-        "Request srun --gpus-per-node=N --gpu-bind=none"
+        f"{request.problem.file.path.stem}: {manifest.budget} evaluations on {layout}, "
+        f"{format_count(len(manifest.hosts), 'host')}, {devices}; "
+        f"{', '.join(manifest.propagators[: layout.islands])}; seed {manifest.seed}",
+        f"in {session.run_dir.path}{progress}",
+        describe_spanning_workers(hosts, layout.ranks_per_worker),
+        warning if has_separated_worker(layout, hosts, gpus) else "",
     ]
 
 
@@ -280,11 +252,10 @@ def _count_most_checkpoints(request: RunRequest) -> int:
     options = request.options
     halving = HALVING_SCHEDULES.get(options.pruner)
     kept = PARENTS_PER_ISLAND * request.layout.islands if options.pbt else 0
-    paused = (
-        halving.compute_max_paused(options.evaluations, request.problem.file.objectives)
-        if halving
-        else 0
-    )
+    paused = 0
+    if halving:
+        objectives = request.problem.file.objectives
+        paused = halving.compute_max_paused(options.evaluations, objectives)
     return 2 * request.layout.workers + kept + paused
 
 
@@ -292,15 +263,21 @@ def _locate_storage(run_dir: RunDir, request: RunRequest) -> str:
     storage = request.storage or run_dir.journal.name
     if has_hidden_password(storage):
         raise UsageError(
-            f"the study of {run_dir.path} is in {storage}: give --storage URL again, with the password"
+            f"the study of {run_dir.path} is in {storage}: give --storage URL again, "
+            "with the password"
         )
     return run_dir.locate_storage(storage)
 
 
 def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -> Manifest:
     """Return the manifest for run.json, still without its list of sessions."""
-    problem, before, source = request.problem, request.previous, request.warm_start
+    problem = request.problem
+    before = request.previous
     options = request.options
+    if request.warm_start is not None:
+        warm_start: str | None = request.warm_start.source
+    else:
+        warm_start = before.warm_start if before else None
     return Manifest(
         search_space=str(problem.file.path),
         space=problem.space.describe(),
@@ -318,7 +295,7 @@ def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -
         confirm_seeds=options.confirm_seeds,
         pbt=options.pbt,
         objectives=problem.file.objectives,
-        warm_start=source.source if source is not None else before.warm_start if before else None,
+        warm_start=warm_start,
         storage=mask_password(request.storage or run_dir.journal.name),
         study=before.study if before else run_dir.study_name,
         sessions=(),
@@ -327,7 +304,7 @@ def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -
 
 
 def _check_storage(session: Session, resumes: bool) -> None:
-    """Raise a UsageError if the storage cannot be used. A resumed run waits until its storage is available."""
+    """Raise a UsageError if the storage cannot be used. A resumed run waits for it."""
     storage, study = session.storage, session.manifest.study
     if resumes and is_url(storage) and not is_storage_missing(storage):
         with convert_storage_errors(storage):
@@ -338,11 +315,13 @@ def _check_storage(session: Session, resumes: bool) -> None:
 
 
 def _create_study(session: Session, space: SearchSpace) -> str:
-    """Create the study of a new run, and return "", because a new run has not made progress to describe.
+    """Create the study of a new run, and return "", because it has no progress to describe.
 
     The study already exists if an earlier session was killed before it wrote run.json.
     """
-    run_dir, storage, study = session.run_dir, session.storage, session.manifest.study
+    run_dir = session.run_dir
+    storage = session.storage
+    study = session.manifest.study
     run_dir.remove_stale_files()
     record = open_study(storage, study)
     if record is None and not has_no_study(run_dir.journal):
@@ -355,22 +334,24 @@ def _create_study(session: Session, space: SearchSpace) -> str:
             f"{run_dir.run_json} is missing; restore it, or " if run_dir.journal.exists() else ""
         )
         raise UsageError(
-            f"{mask_password(storage)} already has a study named {study!r}: {missing}give another --run-dir, since a "
-            "study has the name of its run directory"
+            f"{mask_password(storage)} already has a study named {study!r}: {missing}give another "
+            "--run-dir, since a study has the name of its run directory"
         )
     return ""
 
 
 def _resume_study(session: Session, request: RunRequest) -> str:
-    """Prepare the study of an earlier session for this session, and return a text about its progress."""
+    """Prepare the study of an earlier session, and return a text about its progress."""
     space = request.problem.space
-    run_dir, storage, study = session.run_dir, session.storage, session.manifest.study
+    run_dir = session.run_dir
+    storage = session.storage
+    study = session.manifest.study
     run_dir.remove_stale_files()
     record = open_existing_study(run_dir, storage, study)
     if record.read_attributes().get("space") != space.describe():
         raise UsageError(
-            f"the study {study!r} in {mask_password(storage)} has another search space than {run_dir.run_json}: one of "
-            "them belongs to another run"
+            f"the study {study!r} in {mask_password(storage)} has another search space than "
+            f"{run_dir.run_json}: one of them belongs to another run"
         )
     check_objectives(record, session.manifest, run_dir)
     _check_trials(record, session, space)
@@ -396,23 +377,22 @@ def _resume_study(session: Session, request: RunRequest) -> str:
 
 
 def _check_trials(record: Record, session: Session, space: SearchSpace) -> None:
-    """Raise a UsageError unless the search space allows all recorded trials, because propagators learn from them."""
+    """Raise a UsageError if the space excludes a recorded trial: propagators learn from all."""
     evaluations = record.read_evaluations()
     for evaluation, misfit in zip(evaluations, find_misfits(evaluations, space), strict=True):
         if misfit:
-            hint = f"; if this constraint is new, start another run with --warm-start {session.run_dir.path}"
-            raise UsageError(
-                f"{mask_password(session.storage)}: {misfit}{'' if space.allows(evaluation.params) else hint}"
-            )
+            hint = ""
+            if not space.allows(evaluation.params):
+                hint = "; if this constraint is new, start another run with --warm-start "
+                hint += str(session.run_dir.path)
+            raise UsageError(f"{mask_password(session.storage)}: {misfit}{hint}")
 
 
 def _check_heirs(record: Record, session: Session) -> None:
-    """Raise a UsageError if evaluations have inherited weights, and an option cannot be used with such evaluations."""
-    heir = next(
-        (evaluation for evaluation in record.read_evaluations() if evaluation.inherits is not None),
-        None,
-    )
-    if heir is not None:
+    """Raise a UsageError if an option cannot be used with evaluations that inherit weights."""
+    heirs = [one for one in record.read_evaluations() if one.inherits is not None]
+    if heirs:
+        heir = heirs[0]
         reason = f"trial {heir.trial}, which inherits from trial {heir.inherits},"
         remedy = f"start another run with --warm-start {session.run_dir.path}"
         run = session.manifest
@@ -420,19 +400,19 @@ def _check_heirs(record: Record, session: Session) -> None:
 
 
 def _enqueue_given(session: Session, request: RunRequest) -> list[str]:
-    """Record new evaluations from --warm-start, priors and --enqueue, and return lines about imported evaluations."""
-    record, space, manifest = session.open_record(), request.problem.space, session.manifest
+    """Record evaluations of --warm-start, priors and --enqueue. Return lines about the import."""
+    record = session.open_record()
+    space = request.problem.space
+    manifest = session.manifest
+    source = manifest.warm_start
     lines: list[str] = []
     if request.warm_start is not None:
         lines = record_warm_start(
             request.warm_start, record, space, request.layout, manifest.settings
         )
-    elif (
-        manifest.warm_start is not None
-        and manifest.warm_start not in record.read_attributes().get("taken_over", [])
-    ):
+    elif source is not None and source not in record.read_attributes().get("taken_over", []):
         lines = [
-            f"only a part of {manifest.warm_start} was imported. Give --warm-start again to import the rest"
+            f"only a part of {source} was imported. Give --warm-start again to import the rest"
         ]
     known = [evaluation.params for evaluation in record.read_evaluations()]
     expected = {name: value for name, value in request.prior_params.items() if name in space.priors}

@@ -1,4 +1,4 @@
-"""Keep a copy of the search file of each session, and describe its changes since the previous session."""
+"""Keep a copy of the search file of each session, and describe its changes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def keep_source(
     Returns:
         The entry of this session for run.json.
     """
-    commit, kept = find_commit(search.location), _keep_copy(run_dir, search.source, earlier)
+    commit = find_commit(search.location)
+    kept = _keep_copy(run_dir, search.source, earlier)
     version = (commit.id, commit.dirty) if commit else (None, None)
     return SessionEntry(started, kept.name, search.sha256, *version)
 
@@ -61,7 +62,7 @@ def keep_source(
 def describe_source_changes(
     run_dir: RunDir, search: SearchDescription, earlier: Sequence[SessionEntry], now: SessionEntry
 ) -> list[str]:
-    """Return lines of text about changes of the search file, or of its repository, since the previous session."""
+    """Return lines about changes of the search file or its repository since the last session."""
     if not earlier:
         return []
     before = earlier[-1]
@@ -71,21 +72,21 @@ def describe_source_changes(
             search, before.sha256, run_dir.path / before.file, now.file
         )
         return [
-            f"{search.path} has changed since the last session{difference}; earlier evaluations used {files} in "
-            f"{run_dir.path}: losses may not be comparable",
+            f"{search.path} has changed since the last session{difference}; earlier evaluations "
+            f"used {files} in {run_dir.path}: losses may not be comparable",
             *lines,
         ]
     commit_before, commit_now = _make_commit(before), _make_commit(now)
     if commit_before is None or commit_now is None or commit_before == commit_now:
         return []
     return [
-        f"{search.path} has not changed, but its repository was at commit {commit_before} before, and is at "
-        f"{commit_now} now: imported modules may differ"
+        f"{search.path} has not changed, but its repository was at commit {commit_before} before, "
+        f"and is at {commit_now} now: imported modules may differ"
     ]
 
 
 def _keep_copy(run_dir: RunDir, source: bytes, earlier: Sequence[SessionEntry]) -> Path:
-    """Return the path of an existing copy of the search file, or of a new copy with a number that was never used."""
+    """Return the path of a copy of the search file. A new copy gets a new number."""
     copies = [path for path in run_dir.path.iterdir() if SEARCH_FILE_PATTERN.fullmatch(path.name)]
     for path in copies:
         if _read_bytes(path) == source:
@@ -140,19 +141,16 @@ def _make_commit(session: SessionEntry) -> Commit | None:
 
 
 def find_commit(path: Path) -> Commit | None:
-    """Return the commit of the repository that contains a file; None if no repository contains it, or if git fails."""
+    """Return the commit of the repository that contains a file; None if there is none."""
     git = shutil.which("git")
-    lines = (
-        _read_output_lines([git, *_GIT_OPTIONS, *_STATUS_COMMAND], path.resolve().parent)
-        if git
-        else []
-    )
-    found = [
-        match[1]
-        for match in (re.fullmatch("# branch.oid ([0-9a-f]{40,64})", line) for line in lines)
-        if match
-    ]
-    return Commit(found[0], any(not line.startswith("#") for line in lines)) if found else None
+    if git is None:
+        return None
+    lines = _read_output_lines([git, *_GIT_OPTIONS, *_STATUS_COMMAND], path.resolve().parent)
+    is_dirty = any(not line.startswith("#") for line in lines)
+    for line in lines:
+        if match := re.fullmatch("# branch.oid ([0-9a-f]{40,64})", line):
+            return Commit(match[1], is_dirty)
+    return None
 
 
 def _read_output_lines(command: list[str], folder: Path) -> list[str]:

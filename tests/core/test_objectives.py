@@ -21,8 +21,8 @@ from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS, Objectives, parse_objectives
 from hpo.results.hypervolume import compute_shares_over_time, make_box, summarize_hypervolume
 from hpo.results.recommendation import find_winner
+from hpo.run.initial_evaluations import read_warm_start
 from hpo.run.request import check_objectives
-from hpo.run.warm_start import read_warm_start
 from hpo.store.evaluations import Assignment, Evaluation
 from hpo.store.pareto_front import MAX_FRONT_WEIGHTS, find_front, select_spread, select_top
 from hpo.store.pruning import StoppingPruner, make_pruner
@@ -64,8 +64,8 @@ def test_parse_objectives_returns_names_and_directions() -> None:
     [
         (
             "loss",
-            r"objectives must be a tuple of names, "
-            r'such as objectives = \("loss", "parameters"\), got \'loss\'',
+            r'objectives must be a tuple of names, such as objectives = \("loss", "parameters"\), '
+            r"got 'loss'",
         ),
         ((), r"must be a tuple of names, such as .*, got \(\)"),
         ({"loss": 1}, "must be a tuple of names"),
@@ -101,9 +101,8 @@ def test_check_objectives_with_single_loss_propagator_raises() -> None:
     check_objectives(("ga", "tpe", "random"), TWO)
     check_objectives(("pso", "propulate"), ONLY_LOSS)
     expected = (
-        "--propagators must be among ga, tpe, random for several objectives, "
-        "got propulate for loss, parameters, "
-        "speed (maximised)"
+        "--propagators must be among ga, tpe, random for several objectives, got propulate for "
+        "loss, parameters, speed (maximised)"
     )
     with pytest.raises(UsageError) as raised:
         check_objectives(("ga", "propulate"), THREE)
@@ -323,9 +322,7 @@ WIDE = SearchSpace(
 
 
 def trade(params: dict[str, Any]) -> tuple[tuple[float, float], float]:
-    """Return the costs and the seconds of an evaluation.
-
-    Wide networks have low losses and many parameters.
+    """Return costs and seconds of an evaluation: wide networks have low losses, many parameters.
 
     One learning rate is the best for all widths.
     """

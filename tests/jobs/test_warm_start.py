@@ -20,7 +20,7 @@ from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS
 from hpo.results.confirmation import ConfirmationPlan, SeedNoise, estimate_seed_noise
 from hpo.results.reader import RunReader
-from hpo.run.warm_start import read_warm_start
+from hpo.run.initial_evaluations import read_warm_start
 from hpo.store.evaluations import Evaluation
 from hpo.trainer.search_file import load_search_file
 from hpo.views.confirmation_text import describe_confirmed

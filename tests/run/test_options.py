@@ -11,7 +11,7 @@ import pytest
 from hpo import Float, Int, SearchSpace
 from hpo.errors import UsageError
 from hpo.options import Options
-from hpo.run.enqueue import read_enqueued
+from hpo.run.initial_evaluations import read_enqueued
 from hpo.run.resolve_options import resolve_options
 from hpo.store.manifest import FORMAT
 from hpo.store.run_dir import RunDir, write_json
@@ -84,7 +84,8 @@ def test_read_enqueued_invalid_file_raises(tmp_path: Path, content: str, message
 def test_read_enqueued_draws_the_same_missing_values(tmp_path: Path) -> None:
     path, space = tmp_path / "enqueue.json", SearchSpace(layers=Int(1, 5), lr=Float(0.0, 1.0))
     path.write_text(
-        '[{"layers": 2}, {"lr": 1}, {"layers": 3, "lr": 0.12345678901234567}, {"layers": 2, "lr": 1.0}]'
+        '[{"layers": 2}, {"lr": 1}, {"layers": 3, "lr": 0.12345678901234567}, '
+        '{"layers": 2, "lr": 1.0}]'
     )
     first, second, third, _ = enqueued = read_enqueued(path, space, seed=0)
     assert enqueued == read_enqueued(path, space, seed=0) != read_enqueued(path, space, seed=1)

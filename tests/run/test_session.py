@@ -1,4 +1,4 @@
-"""Test sessions of a run: start, resume, warm start, and the copy of the search file of each session."""
+"""Test sessions of a run: start, resume, warm start, and the copies of the search file."""
 
 from __future__ import annotations
 
@@ -226,16 +226,19 @@ def test_resume_with_foreign_study_is_refused(
         ({"set": {"epochs": 3}}, "'set' must be an object of texts, got {'epochs': 3}"),
         (
             {"set": {"epoch": "3"}},
-            r"--resume: --set epoch=3: .*no setting 'epoch'; did you mean epochs.*: change it in 'set' of .*run\.json",
+            r"--resume: --set epoch=3: .*no setting 'epoch'; did you mean epochs.*: change it in "
+            r"'set' of .*run\.json",
         ),
         (
             {"set": {"epochs": "3.5"}},
-            "--set epochs=3.5: epochs takes a whole number, not '3.5'. The setting was given in an earlier session",
+            "--set epochs=3.5: epochs takes a whole number, not '3.5'. The setting was given in an "
+            "earlier session",
         ),
         ({"space": {"lr": "Float(0, 1)"}}, "another search space: parameter 'lr' was Float"),
         (
             {"propagators": ["ga", "gaa"]},
-            r"run.json is not as a run has written it: 'propagators' must be among ga, tpe, .*, got 'gaa'",
+            r"run.json is not as a run has written it: 'propagators' must be among ga, tpe, .*, "
+            r"got 'gaa'",
         ),
         ({"study": "other"}, "there is no study 'other' in .* which holds 'run'"),
         ({"storage": "other.log"}, "other.log, the study of this run, is missing"),
@@ -344,7 +347,8 @@ def test_study_of_relative_sqlite_url_is_found_from_all_folders(
 def test_run_dir_in_use_is_locked_for_others(tmp_path: Path) -> None:
     start_session(tmp_path / "run")
     run_dir = RunDir(tmp_path / "run")
-    code = "import sys, pathlib, hpo.store.run_dir\nrun_dir = hpo.store.run_dir.RunDir(pathlib.Path(sys.argv[1]))\n"
+    code = "import sys, pathlib, hpo.store.run_dir\n"
+    code += "run_dir = hpo.store.run_dir.RunDir(pathlib.Path(sys.argv[1]))\n"
     code += "print(run_dir.is_in_use)\nwith run_dir.hold_lock():\n    print('held')\n"
     command = [sys.executable, "-c", code, str(run_dir.path)]
     with run_dir.hold_lock():
@@ -548,7 +552,7 @@ def test_lookup_of_confirmations_does_not_create_storage(tmp_path: Path) -> None
 
 
 def save_and_resume(run_dir: Path, path: Path, text: str, **options: Any) -> list[str]:
-    """Write a search file, and resume the run with it as a new process does. Return the lines that are printed."""
+    """Resume the run with a new search file in a new process. Return the lines that are printed."""
     path.write_text(text)
     return start_session(run_dir, path, resume=True, **options).headline.splitlines()[2:]
 
@@ -575,8 +579,8 @@ def test_resume_prints_changes_of_search_space_file(
         + 1
     )
     assert changed == [
-        "mine.py has changed since the last session: 2 lines added, 1 removed; earlier evaluations used "
-        "search_space-1.py in runs/mine: losses may not be comparable",
+        "mine.py has changed since the last session: 2 lines added, 1 removed; earlier evaluations "
+        "used search_space-1.py in runs/mine: losses may not be comparable",
         "  @@ -2,0 +3 @@",
         "  +import math",
         f"  @@ -{number} +{number + 1} @@",
@@ -586,8 +590,8 @@ def test_resume_prints_changes_of_search_space_file(
     assert save_and_resume(run_dir, path, other) == []
     back = save_and_resume(run_dir, path, text)
     assert back[0] == (
-        "mine.py has changed since the last session: 1 line added, 2 removed; earlier evaluations used "
-        "search_space-1.py, search_space-2.py in runs/mine: losses may not be comparable"
+        "mine.py has changed since the last session: 1 line added, 2 removed; earlier evaluations "
+        "used search_space-1.py, search_space-2.py in runs/mine: losses may not be comparable"
     )
     sessions = read_sessions(run_dir)
     assert [session["file"] for session in sessions] == [
@@ -647,8 +651,8 @@ def test_resume_with_edited_copy_of_file_warns(tmp_path: Path, content: str | No
         copy.write_text(content)
     (line,) = save_and_resume(run_dir, path, text + "# new\n")
     assert (
-        f"{path} has changed since the last session, and its copy {copy} is missing or was edited; earlier eval"
-        in line
+        f"{path} has changed since the last session, and its copy {copy} is missing or was edited; "
+        "earlier eval" in line
     )
     assert (copy.read_text() if copy.exists() else None) == content
     assert (run_dir / "search_space-2.py").read_text() == text + "# new\n"
@@ -728,12 +732,14 @@ def test_resume_prints_other_commit_of_repository(
     (repository / "model.py").write_text("width = 2\n")
     what = f"{path} has not changed, but its repository was at commit"
     assert save_and_resume(run_dir, path, text) == [
-        f"{what} {first[:7]} before, and is at {first[:7]} with uncommitted changes now: imported modules may differ"
+        f"{what} {first[:7]} before, and is at {first[:7]} with uncommitted changes now: imported "
+        "modules may differ"
     ]
     git(repository, "commit", "--quiet", "--all", "--message", "second")
     second = git(repository, "rev-parse", "HEAD")
     assert save_and_resume(run_dir, path, text) == [
-        f"{what} {first[:7]} with uncommitted changes before, and is at {second[:7]} now: imported modules may differ"
+        f"{what} {first[:7]} with uncommitted changes before, and is at {second[:7]} now: imported "
+        "modules may differ"
     ]
     assert save_and_resume(run_dir, path, text) == []
     assert [line[:2] for line in save_and_resume(run_dir, path, text + "\n# new\n")[1:]] == [

@@ -29,8 +29,7 @@ from hpo.errors import UsageError
 from hpo.objectives import ONLY_LOSS
 from hpo.results.reader import RunReader
 from hpo.results.summary import SessionOutcome, write_summary
-from hpo.run.enqueue import read_enqueued
-from hpo.run.warm_start import read_warm_start
+from hpo.run.initial_evaluations import read_enqueued, read_warm_start
 from hpo.store.evaluations import Evaluation
 from hpo.store.weights import read_weights
 from hpo.trackers.tracker_updater import ShownEvaluations, TrackerUpdater

@@ -1,10 +1,12 @@
-"""Warm start: import the finished evaluations of another run or study, so that a search begins with them."""
+"""Read the evaluations that a search begins with: those of --enqueue and --warm-start."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +17,7 @@ from optuna.study import StudyDirection
 from hpo.errors import UsageError
 from hpo.layout import Layout
 from hpo.objectives import LOSS, ONLY_LOSS, Objectives
-from hpo.run.enqueue import LONGEST_MISTAKE, convert_params
-from hpo.space import SearchSpace
+from hpo.space import SearchSpace, Value
 from hpo.store.evaluations import Evaluation, rank_evaluations
 from hpo.store.manifest import make_confirmation_name
 from hpo.store.record import Record, make_directions
@@ -26,7 +27,45 @@ from hpo.store.storage_url import has_hidden_password, is_url, mask_password
 from hpo.store.study import convert_storage_errors, open_existing_study
 from hpo.text_format import cut_text, format_count, format_number, make_printable
 
+_LONGEST_MISTAKE = 300  # Characters of a message about hyperparameters, which may be long.
 _MANY_EVALUATIONS = 1000  # A larger number takes seconds to record, so a message is printed first.
+
+
+def read_enqueued(path: Path, space: SearchSpace, seed: int) -> list[dict[str, Value]]:
+    """Return the sets of hyperparameters in a JSON file, without duplicates.
+
+    Missing values are drawn at random, with a seed.
+
+    Raises:
+        UsageError: The file cannot be read, or an entry is not valid. The message has the number of
+            the entry.
+    """
+    try:
+        entries = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"--enqueue {path}: cannot be read: {error}") from error
+    if not isinstance(entries, list) or not entries:
+        example = json.dumps([space.draw(random.Random(0))])
+        raise UsageError(
+            f"--enqueue {path}: the file must have a list of objects, such as {example}"
+        )
+    enqueued: list[dict[str, Value]] = []
+    for number, entry in enumerate(entries, start=1):
+        try:
+            params = _complete_params(entry, space, random.Random(f"{seed}/{number}"))
+        except ValueError as error:
+            raise UsageError(
+                f"--enqueue {path}: entry {number}: {cut_text(str(error), _LONGEST_MISTAKE)}"
+            ) from error
+        if params not in enqueued:
+            enqueued.append(params)
+    return enqueued
+
+
+def _complete_params(entry: Any, space: SearchSpace, rng: random.Random) -> dict[str, Value]:
+    if not isinstance(entry, dict):
+        raise ValueError(f"must be an object, got {entry!r}")
+    return space.draw(rng, _convert_params(entry, space))
 
 
 @dataclass(frozen=True)
@@ -67,29 +106,29 @@ def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> 
         evaluations, theirs = record.read_evaluations(), _find_study_objectives(record, objectives)
     except UsageError as error:
         raise UsageError(f"--warm-start {shown}: {error}") from error
-    succeeded = [
-        evaluation
-        for evaluation in sorted(evaluations, key=lambda evaluation: evaluation.loss)
-        if evaluation.is_finished
-        and evaluation.has_succeeded
-        and all(map(math.isfinite, (evaluation.loss, evaluation.started, evaluation.ended)))
-    ]
-    founders = [evaluation for evaluation in succeeded if evaluation.inherits is None]
-    candidates = [
-        _clean_evaluation(evaluation, space, theirs, objectives) for evaluation in founders
-    ]
-    checked = [
-        (candidate, misfit or _describe_missing_objective(candidate, objectives))
-        for candidate, misfit in zip(candidates, find_misfits(candidates, space), strict=True)
-    ]
-    valid = [evaluation for evaluation, misfit in checked if not misfit]
-    misfits = [misfit for _, misfit in checked if misfit]
+    usable = sorted(filter(_is_usable, evaluations), key=lambda evaluation: evaluation.loss)
+    founders = [evaluation for evaluation in usable if evaluation.inherits is None]
+    candidates = [_clean_evaluation(founder, space, theirs, objectives) for founder in founders]
+    valid = []
+    misfits = []
+    for candidate, misfit in zip(candidates, find_misfits(candidates, space), strict=True):
+        if mistake := misfit or _describe_missing_objective(candidate, objectives):
+            misfits.append(mistake)
+        else:
+            valid.append(candidate)
     if not valid:
         reason = misfits[0] if misfits else "it has none"
         raise UsageError(
             f"--warm-start {shown}: no finished evaluation is valid in this search space: {reason}"
         )
-    return WarmStart(shown, valid, misfits, settings, len(succeeded) - len(founders))
+    return WarmStart(shown, valid, misfits, settings, len(usable) - len(founders))
+
+
+def _is_usable(evaluation: Evaluation) -> bool:
+    """Return whether an evaluation of another study has succeeded, and has a finite loss."""
+    numbers = (evaluation.loss, evaluation.started, evaluation.ended)
+    has_succeeded = evaluation.is_finished and evaluation.has_succeeded
+    return has_succeeded and all(map(math.isfinite, numbers))
 
 
 def record_warm_start(
@@ -99,13 +138,9 @@ def record_warm_start(
     layout: Layout,
     settings: Mapping[str, Any],
 ) -> list[str]:
-    """Record the imported evaluations that the study does not have yet, distributed over islands and workers.
+    """Record the evaluations that the study does not have yet, and return lines about them.
 
-    Args:
-        warm_start: The evaluations to import.
-
-    Returns:
-        Lines of text for the user about these evaluations.
+    They are distributed over all islands and workers.
     """
     if len(warm_start.evaluations) > _MANY_EVALUATIONS:
         source = make_printable(warm_start.source)
@@ -143,7 +178,8 @@ def record_warm_start(
     if warm_start.heir_count:
         count = format_count(warm_start.heir_count, "evaluation")
         lines.append(
-            f"without {count} with inherited weights: their losses do not depend on their hyperparameters alone"
+            f"without {count} with inherited weights: their losses do not depend on their "
+            "hyperparameters alone"
         )
     return [*lines, *describe_setting_changes(warm_start.settings, "there", settings, "here")]
 
@@ -160,7 +196,8 @@ def describe_setting_changes(
     """
     return [
         make_printable(
-            f"{name} was {value} {then}, and is {settings[name]} {now}: losses may not be comparable"
+            f"{name} was {value} {then}, and is {settings[name]} {now}: losses may not be "
+            "comparable"
         )
         for name, value in before.items()
         if name in settings and settings[name] != value
@@ -171,7 +208,7 @@ def find_misfits(evaluations: Sequence[Evaluation], space: SearchSpace) -> list[
     """Return, for each evaluation, why it is not valid in a search space, or "" if it is valid."""
     mistakes = space.find_mistakes([evaluation.params for evaluation in evaluations])
     return [
-        f"trial {evaluation.trial}: {cut_text(mistake, LONGEST_MISTAKE)}" if mistake else ""
+        f"trial {evaluation.trial}: {cut_text(mistake, _LONGEST_MISTAKE)}" if mistake else ""
         for evaluation, mistake in zip(evaluations, mistakes, strict=True)
     ]
 
@@ -191,7 +228,7 @@ def _find_study_objectives(record: Record, ours: Objectives) -> Objectives:
 
 
 def _describe_missing_objective(evaluation: Evaluation, objectives: Objectives) -> str:
-    """Return a text about the first objective that an evaluation has not reported, or "" if it has reported all."""
+    """Return a text about the first objective that was not reported, or "" if all were."""
     missing = objectives.find_missing(evaluation.metrics)
     return f"trial {evaluation.trial}: its {missing[0]!r} is not known" if missing else ""
 
@@ -203,25 +240,36 @@ def _clean_evaluation(
 
     The objectives of the other study are `theirs`, and the objectives of this run are `ours`.
     """
+    others = dict(zip(theirs.metric_names, evaluation.other_values, strict=False))
     metrics = {
-        **evaluation.metrics,
-        **dict(zip(theirs.metric_names, evaluation.other_values, strict=False)),
+        name: float(metric)
+        for name, metric in {**evaluation.metrics, **others}.items()
+        if math.isfinite(metric)
     }
-    metrics = {name: float(metric) for name, metric in metrics.items() if math.isfinite(metric)}
-    between = evaluation.ended - evaluation.started  # It is negative if the clock was changed.
     seconds = evaluation.seconds
+    if not (math.isfinite(seconds) and seconds > 0):
+        between = evaluation.ended - evaluation.started  # It is negative if the clock was changed.
+        seconds = between if between >= 0 else math.nan
     return dataclasses.replace(
         evaluation,
-        params=convert_params(evaluation.params, space),
-        seconds=seconds
-        if math.isfinite(seconds) and seconds > 0
-        else between
-        if between >= 0
-        else math.nan,
+        params=_convert_params(evaluation.params, space),
+        seconds=seconds,
         curve={epoch + (0 in evaluation.curve): loss for epoch, loss in evaluation.curve.items()},
         metrics=metrics,
         other_values=ours.select_metric_values(metrics),
     )
+
+
+def _convert_params(params: Mapping[str, Any], space: SearchSpace) -> dict[str, Any]:
+    """Convert values to the types of the parameters of a space, such as 1 to 1.0 for a Float.
+
+    A float that differs from a valid value only by rounding becomes this value.
+    """
+    known = space.parameters
+    return {
+        name: known[name].convert(value) if name in known else value
+        for name, value in params.items()
+    }
 
 
 def _open_run(run_dir: RunDir) -> tuple[Record, Mapping[str, Any]]:
@@ -229,7 +277,8 @@ def _open_run(run_dir: RunDir) -> tuple[Record, Mapping[str, Any]]:
     storage = run_dir.locate_storage(manifest.storage)
     if has_hidden_password(storage):
         raise UsageError(
-            f"its study is in {storage}. Give that URL instead, with the password and #{manifest.study}"
+            f"its study is in {storage}. Give that URL instead, with the password and "
+            f"#{manifest.study}"
         )
     check_readable(storage)
     return open_existing_study(run_dir, storage, manifest.study), manifest.settings
