@@ -41,7 +41,6 @@ def lower_confidence_bound(
 
     Args:
         models: The fitted model of each objective.
-        rng: The random number generator.
         lowest: The mean to improve on; unused for several objectives. Default: the lowest mean at
             the points that the model has learned.
     """
@@ -65,7 +64,6 @@ def expected_improvement(
 
     Args:
         models: The fitted model of each objective.
-        rng: The random number generator.
         lowest: The mean to improve on; unused for several objectives. Default: the lowest mean at
             the points that the model has learned.
     """
@@ -80,7 +78,7 @@ def expected_improvement(
 
 
 class HypervolumeImprovement:
-    """Computes the hypervolume that candidates would add to a Pareto front, for any number of objectives.
+    """Computes the hypervolume that candidates would add to a Pareto front of any dimension.
 
     Rays in random directions start at the reference point. The reach of a front along a ray is a
     power of the distance to the front. The exponent is the number of objectives. The hypervolume is
@@ -91,7 +89,6 @@ class HypervolumeImprovement:
     Args:
         known: The predicted means of the known individuals, which form the front, shape
             `(objectives, individuals)`.
-        rng: The random number generator.
     """
 
     def __init__(self, known: Vector, rng: np.random.Generator) -> None:
@@ -103,12 +100,12 @@ class HypervolumeImprovement:
         self._front_reach = self._measure_reach(known[None]).max(axis=1, keepdims=True)
 
     def __call__(self, costs: Vector) -> Vector:
-        """Return the logarithm of the hypervolume that each candidate would add, shape `(candidates,)`.
+        """Return the logarithm of the hypervolume that each candidate adds, shape `(candidates,)`.
 
         Args:
-            costs: The predicted costs of the candidates. The shape is `(rays, objectives,
-                candidates)` if each ray has its own random draw from the predictions, otherwise
-                `(1, objectives, candidates)`.
+            costs: The predicted costs of the candidates, shape `(rays, objectives, candidates)` if
+                each ray has its own random draw from the predictions. Otherwise, the shape is `(1,
+                objectives, candidates)`.
         """
         ahead = (self._measure_reach(costs) - self._front_reach) / _SMOOTHING
         gained: Vector = np.logaddexp.reduce(_log_softplus(ahead), axis=0)

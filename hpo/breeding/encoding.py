@@ -1,4 +1,4 @@
-"""Encode the hyperparameters of many individuals as arrays of genes, and as points of the unit cube."""
+"""Encode the hyperparameters of many individuals as genes, and as points of the unit cube."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class GeneEncoding:
     distance of any two choices is 1.
 
     Attributes:
-        space: The search space.
         low: The lower limits of the genes, shape `(genes,)`.
         high: The upper limits of the genes, shape `(genes,)`.
         width: The ranges of the genes, shape `(genes,)`. They are 1 if a gene has a single value.
@@ -68,7 +67,7 @@ class GeneEncoding:
         return self.space.decode(dict(zip(self.space.parameters, genes.tolist(), strict=True)))
 
     def name_genes(self, genes: Vector) -> dict[str, Gene]:
-        """Return the genes of the nearest valid values, by parameter, for genes of shape `(genes,)`."""
+        """Return the genes of the nearest valid values, by parameter."""
         return self.space.round_genes(dict(zip(self.space.parameters, genes.tolist(), strict=True)))
 
     def encode_points(self, genes: Vector, active: Mask) -> Vector:

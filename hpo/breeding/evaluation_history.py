@@ -1,4 +1,4 @@
-"""Collect the evaluations of a run for propagators: known hyperparameters, samples, and new draws."""
+"""Collect the evaluations of a run for propagators: known individuals, samples, new draws."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LONGEST_STREAK = 8
 
 @dataclass(frozen=True)
 class TimeBudget:
-    """The time limit of a session (one start of the run), and its number of evaluations."""
+    """The time limit of a session, and its number of evaluations."""
 
     seconds: float
     """The time limit; infinite without one."""
@@ -77,7 +77,7 @@ class SurrogateSample:
     genes: Vector
     """The genes of ended evaluations, shape `(evaluations, genes)`."""
     costs: Vector
-    """The costs of ended evaluations, shape `(evaluations, objectives)`. Infinite after a failure."""
+    """The costs of ended evaluations, shape `(evaluations, objectives)`. Infinite if failed."""
     contexts: Vector
     """The contexts of ended evaluations, shape `(evaluations, context values)`."""
     seconds: Vector
@@ -110,10 +110,7 @@ class EvaluationHistory:
         parent_pool: The possible parents. Default: an empty pool.
 
     Attributes:
-        space: The search space of the run.
         encoding: Encodes hyperparameters as genes.
-        objectives: The objectives of the run.
-        parent_pool: The possible parents.
         time_budget: The time limit of this session; None without one.
         changes: Each evaluation when it started and when it ended, in this order.
     """
@@ -140,7 +137,7 @@ class EvaluationHistory:
         self._started_count = 0
 
     def update(self) -> None:
-        """Add what other workers have evaluated since the previous call: nothing in a plain process."""
+        """Add what other workers have evaluated since the last call: nothing in a plain process."""
 
     def is_stopping(self) -> bool:
         """Return whether the run is being stopped, so that new hyperparameters are not needed."""
@@ -158,7 +155,7 @@ class EvaluationHistory:
         self.add_evaluations([pending])
 
     def end(self, individual: Individual, values: tuple[float, ...], seconds: float) -> None:
-        """Add the end of an evaluation that was started. It has failed if its loss is not finite."""
+        """Add the end of an evaluation. It has failed if its loss is not finite."""
         ended = dataclasses.replace(
             self._pending.pop(individual.generation),
             state="complete" if math.isfinite(values[0]) else "failed",
@@ -222,7 +219,7 @@ class EvaluationHistory:
         )
 
     def fit_prior_model(self) -> PriorModel | None:
-        """Return the priors, and how far founders agree with them; None if the space has no priors."""
+        """Return the priors, and how far founders agree with them; None without priors."""
         if self._prior_model is None and self.space.priors:
             from hpo.breeding.prior_model import PriorModel  # Imports scipy.
 
@@ -237,7 +234,7 @@ class EvaluationHistory:
 
     @property
     def prior_share(self) -> float:
-        """The share of random draws that are drawn from the priors. It is 0 if the space has none."""
+        """The share of random draws that are drawn from the priors; 0 without priors."""
         model = self.fit_prior_model()
         return 0.0 if model is None else _PRIOR_SHARE * model.trust
 
@@ -308,11 +305,6 @@ class EvaluationHistory:
 class _EvaluationRows:
     """Evaluations as rows of genes, costs, context and seconds, in the order of their ends.
 
-    Args:
-        genes: The number of genes.
-        costs: The number of objectives.
-        context: The number of context values.
-
     Attributes:
         count: The number of evaluations that have ended.
         running: The genes and the context of each pending evaluation, by trial.
@@ -340,8 +332,7 @@ class _EvaluationRows:
     def add_ended(self, evaluation: Evaluation, row: Sequence[float]) -> None:
         """Add an evaluation that has ended.
 
-        If it was promoted from a paused evaluation (which was then trained further), it replaces
-        that evaluation.
+        If it was promoted from a paused evaluation, it replaces that evaluation.
         """
         index = self.count
         if evaluation.retry_of is not None:

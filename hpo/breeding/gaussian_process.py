@@ -15,6 +15,7 @@ from scipy.linalg.lapack import dpotrf, dpotri, dpotrs, dtrtri
 from scipy.optimize import minimize
 
 Vector = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.floating[Any]]  # Of any precision.
 
 # The prior of the scales and the noise is log-normal around these values; one standard deviation is
@@ -39,8 +40,7 @@ class GaussianProcess:
 
     Args:
         scale_indices: The index of the scale of each coordinate, shape `(coordinates,)`.
-        noise: The prior of the noise variance, relative to the variance of the function. Default:
-            0.005.
+        noise: The prior of the noise variance, relative to the variance of the function.
     """
 
     def __init__(self, scale_indices: npt.NDArray[np.int64], noise: float = _PRIOR_NOISE) -> None:
@@ -57,9 +57,7 @@ class GaussianProcess:
         self._values: Vector = np.empty(0)
         self._weights: Vector = np.empty(0)
         self._learned_count = 0  # Number of points with known values.
-        self._single_precision: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = (
-            None
-        )
+        self._single_precision: tuple[Singles, Singles] | None = None
 
     def fit(self, points: Vector, values: Vector, known: int) -> None:
         """Learn the values of the function at points.
@@ -68,8 +66,8 @@ class GaussianProcess:
             points: The points, shape `(points, coordinates)`.
             values: The values, with mean 0 and variance 1, shape `(points,)`.
             known: The number of all known values of the function, of which `values` may be a
-                selection. The scales and the noise are fitted again only when `known` has grown by
-                a tenth since they were last fitted.
+                selection. The scales and the noise are fitted again only when it has grown by a
+                tenth since they were last fitted.
         """
         if known >= self._next_fit:
             chosen = slice(None, None, 1 + (len(points) - 1) // _MOST_FITTED)
@@ -88,14 +86,15 @@ class GaussianProcess:
         self.learn_values(points, values)
 
     def learn_values(self, points: Vector, values: Vector) -> None:
-        """Learn the values of the function at points, without fitting the scales and the noise again."""
+        """Learn values at points, without fitting the scales and the noise again."""
         if not np.array_equal(points[: self._learned_count], self._points[: self._learned_count]):
             self._learned_count = 0
         # Otherwise, only the values are new.
         if not len(self._points) == len(points) == self._learned_count:
             self._points = self._points[: self._learned_count]
             self._add_points(points[self._learned_count :])
-        self._learned_count, self._values = len(points), values
+        self._learned_count = len(points)
+        self._values = values
         self._weights = self._inverse_root @ (values @ self._inverse_root)
         self._single_precision = None
 
@@ -108,10 +107,8 @@ class GaussianProcess:
             points: The points, shape `(points, coordinates)`.
         """
         if len(points):
-            mean = (
-                _compute_covariance(_compute_squares(self._scale_points(points), self._sides))
-                @ self._weights
-            )
+            squares = _compute_squares(self._scale_points(points), self._sides)
+            mean = _compute_covariance(squares) @ self._weights
             self._add_points(points)
             # Predicted values do not change the means, only the deviations.
             self._values = np.append(self._values, mean)
@@ -137,12 +134,10 @@ class GaussianProcess:
                 self._inverse_root.T.astype(np.float32),
             )
         is_single = precision is np.float32
-        weights, factor = (
-            self._single_precision if is_single else (self._weights, self._inverse_root.T)
-        )
-        covariance = _compute_covariance(
-            _compute_squares(self._scale_points(points), self._sides).astype(precision, copy=False)
-        )
+        double = (self._weights, self._inverse_root.T)
+        weights, factor = self._single_precision if is_single else double
+        squares = _compute_squares(self._scale_points(points), self._sides)
+        covariance = _compute_covariance(squares.astype(precision, copy=False))
         mean = covariance @ weights
         # A triangular product takes two thirds of the time of a full product.
         parts = (strmm if is_single else dtrmm)(1.0, factor, covariance.T, lower=1, overwrite_b=1)
@@ -167,7 +162,8 @@ class GaussianProcess:
         self._points = np.vstack([self._points, points])
         scaled = self._scale_points(self._points)
         self._sides = _compute_sides(scaled)
-        size, noise = len(self._points), float(np.exp(self._log_scales[-1]))
+        size = len(self._points)
+        noise = float(np.exp(self._log_scales[-1]))
         root = np.zeros((size, size))
         root[:known, :known] = self._inverse_root[:known, :known]
         for start in range(known, size, _BLOCK_SIZE):
@@ -194,14 +190,18 @@ class GaussianProcess:
     def _compute_misfit(
         self, logs: Vector, squares: Vector, values: Vector
     ) -> tuple[float, Vector]:
-        """Return -log p(scales, noise | values) up to a constant, and its gradient (equations 5.8 and 5.9).
+        """Return -log p(scales, noise | values) up to a constant, and its gradient.
+
+        Both are computed by equations 5.8 and 5.9.
 
         Args:
             logs: The logarithms of the scales, followed by the logarithm of the noise variance.
             squares: The result of `_compute_half_squares`.
             values: The values at the points.
         """
-        rates, noise, number = np.exp(-2 * logs[:-1]), np.exp(logs[-1]), len(values)
+        rates = np.exp(-2 * logs[:-1])
+        noise = np.exp(logs[-1])
+        number = len(values)
         distances = (10 * rates @ squares).reshape(number, number)
         linear, decay = _compute_parts(distances)
         covariance = _combine_matern(distances, linear, decay)
@@ -237,7 +237,8 @@ def _add_rows(root: Vector, covariance: Floats) -> None:
             earlier + new)`.
     """
     start = covariance.shape[1] - len(covariance)
-    known, end = root[:start, :start], covariance.shape[1]
+    end = covariance.shape[1]
+    known = root[:start, :start]
     across = covariance[:, :start] @ known
     factor = cholesky(covariance[:, start:] - across @ across.T, lower=True, check_finite=False)
     own = dtrtri(factor, lower=1)[0].T
@@ -246,7 +247,7 @@ def _add_rows(root: Vector, covariance: Floats) -> None:
 
 
 def _compute_sides(points: Vector) -> Vector:
-    """Return the matrix of `points` that `_compute_squares` needs, shape `(points, coordinates + 2)`."""
+    """Return the matrix that `_compute_squares` needs, shape `(points, coordinates + 2)`."""
     return np.hstack(
         [points, np.ones((len(points), 1)), 5 * np.square(points).sum(axis=1, keepdims=True)]
     )
@@ -257,7 +258,8 @@ def _compute_squares(scaled: Vector, sides: Vector) -> Vector:
 
     The distances are between the `scaled` points and the points from which `sides` were computed.
 
-    |a - b|^2 is the product of (-2a, |a|^2, 1) and (b, 1, |b|^2). The product takes a fifth of the time of differences.
+    |a - b|^2 is the product of (-2a, |a|^2, 1) and (b, 1, |b|^2). The product takes a fifth of the
+    time of differences.
     """
     own = np.empty((len(scaled), sides.shape[1]))
     own[:, :-2] = -10 * scaled

@@ -50,8 +50,10 @@ class GeneticPropagator(Propagator):
     surrogate. All surrogates learn from all islands.
     """
 
-    def __init__(self, history: EvaluationHistory, rng: random.Random, worker: int = 0) -> None:
-        super().__init__(history, rng, worker)
+    def __init__(
+        self, history: EvaluationHistory, rng: random.Random, worker: int = 0, workers: int = 1
+    ) -> None:
+        super().__init__(history, rng, worker, workers)
         self._encoding = history.encoding
         self._range: Vector = self._encoding.high - self._encoding.low
         self._is_grid = ~self._encoding.continuous & ~self._encoding.unordered

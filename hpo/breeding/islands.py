@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from hpo.breeding.evaluation_history import EvaluationHistory, TimeBudget
@@ -18,6 +17,7 @@ from hpo.breeding.propagators import make_propagator
 from hpo.breeding.propulate_compat import Exchange
 from hpo.errors import DuplicateError
 from hpo.layout import Layout
+from hpo.options import Options
 from hpo.ranks.communicator import SleepingComm
 from hpo.space import SearchSpace
 
@@ -27,59 +27,54 @@ if TYPE_CHECKING:
     from hpo.store.study_client import StudyClient
 
 
-@dataclass
 class IslandWorker:
     """One worker of an island: breeds, claims and evaluates individuals on its leader.
 
     Collective: construct it, and call its method, on all leaders.
+
+    Args:
+        leaders: The communicator of all leaders. The rank of a leader is the index of its worker.
+        client: Reads the changes of the study, and claims evaluations in it.
+        options: The options of the run. Island i uses propagator i modulo their number.
     """
 
-    leaders: SleepingComm
-    """The communicator of all leaders. The rank of a leader is the index of its worker."""
-    client: StudyClient
-    """Reads the changes of the study, and claims evaluations (starts trials) in it."""
-    space: SearchSpace
-    layout: Layout
-    _: KW_ONLY
-    propagators: Sequence[str]
-    """The names of the propagators. Island i uses propagator i modulo their number."""
-    migration_probability: float
-    """The expected number of migrations from an island while each worker breeds one generation."""
-    pollination: bool
-    """Whether copies of individuals go to other islands. Otherwise, individuals move."""
-    seed: int
-    uses_pbt: bool
-    """Whether an evaluation may start from the checkpoint of one of the best of its island."""
-    time_limit: float
-    """The time limit of this session (one start of the run) in seconds; infinite without one."""
-    budget: int
-    """The number of evaluations of the whole run. It is used only with a time limit."""
-
-    def __post_init__(self) -> None:
-        recorded = self.client.read_changes()
-        self._worker = self.leaders.rank
-        self._island = self.layout.find_island(self._worker)
-        first = self.layout.find_first_worker(self._island)
-        pool = ParentPool(self.space, self._island, self.layout.islands, self.uses_pbt)
-        self._history = RecordedHistory(self.space, self.client, pool, recorded)
-        remaining = self.budget - sum(evaluation.counts_for_budget for evaluation in recorded)
-        self._history.start_clock(self.time_limit, remaining)
-        self._propagator_name = self.propagators[self._island % len(self.propagators)]
+    def __init__(
+        self,
+        leaders: SleepingComm,
+        client: StudyClient,
+        space: SearchSpace,
+        layout: Layout,
+        options: Options,
+    ) -> None:
+        self._leaders = leaders
+        self._client = client
+        self._space = space
+        self._layout = layout
+        self._options = options
+        self._worker = leaders.rank
+        self._island = layout.find_island(self._worker)
+        recorded = client.read_changes()
+        pool = ParentPool(space, self._island, layout.islands, options.pbt)
+        self._history = RecordedHistory(space, client, pool, recorded)
+        if options.time_limit is not None:
+            counted = sum(evaluation.counts_for_budget for evaluation in recorded)
+            self._history.start_clock(options.time_limit, options.evaluations - counted)
+        self._propagator_name = options.propagators[self._island % len(options.propagators)]
         self._propagator = make_propagator(
             self._propagator_name,
-            self.space,
-            f"{self.seed}/{self._worker}/{len(recorded)}",
+            space,
+            f"{options.seed}/{self._worker}/{len(recorded)}",
             self._history,
-            workers=self.layout.count_island_workers(self._island),
-            worker=self._worker - first,
+            workers=layout.count_island_workers(self._island),
+            worker=self._worker - layout.find_first_worker(self._island),
         )
         self._exchange = Exchange(
-            self.leaders,
-            self.layout,
+            leaders,
+            layout,
             self._propagator.rng,
-            migration_probability=self.migration_probability,
-            pollination=self.pollination,
-            is_multi_objective=self.client.objectives.is_multi_objective,
+            migration_probability=options.migration_probability,
+            pollination=options.pollination,
+            is_multi_objective=client.objectives.is_multi_objective,
         )
         self._propagator.population = self._exchange.population
         self._restore_population(recorded)
@@ -88,11 +83,8 @@ class IslandWorker:
         """Breed, claim and evaluate individuals until nothing is left to claim, or the run stops.
 
         All leaders return at the same time, after all results have been written to disk.
-
-        Args:
-            evaluate: A function that evaluates a claimed individual on this worker.
         """
-        self.leaders.barrier()
+        self._leaders.barrier()
         while True:
             individual = self._propagator.ask()
             try:
@@ -106,10 +98,10 @@ class IslandWorker:
                 break
             if assignment.tests is None:  # Otherwise, the evaluation has only tested this worker.
                 self._tell(individual, evaluated)
-        self.leaders.drop_messages()
+        self._leaders.drop_messages()
         self._exchange.close()
-        self.client.writer.commit()
-        self.leaders.barrier()
+        self._client.writer.commit()
+        self._leaders.barrier()
 
     def _claim(self, individual: Individual) -> Assignment | None:
         """Claim an evaluation: of the individual, or one that waits or was paused.
@@ -125,12 +117,12 @@ class IslandWorker:
             "worker": self._worker,
             "generation": self._exchange.generation,
             "propagator": self._propagator_name,
-            "seed": self.seed,
+            "seed": self._options.seed,
             "immigrants": self._exchange.count_immigrants(),
         }
         if self._history.is_known(individual.params):  # Nothing new is left.
-            return self.client.claim_waiting(**attributes)
-        assignment = self.client.claim(individual.params, **attributes)
+            return self._client.claim_waiting(**attributes)
+        assignment = self._client.claim(individual.params, **attributes)
         self._import_surrogate()
         return assignment
 
@@ -139,13 +131,13 @@ class IslandWorker:
 
         The evaluated hyperparameters are those of another individual if that one waited.
         """
-        individual.set_params(self.space, evaluated.params)
-        others = self.client.objectives.select_metric_values(evaluated.metrics)
+        individual.set_params(self._space, evaluated.params)
+        others = self._client.objectives.select_metric_values(evaluated.metrics)
         self._propagator.tell(individual, evaluated.loss, *others)
         self._exchange.share(individual)
 
     def _import_surrogate(self) -> None:
-        """Import the surrogate, which takes seconds, while the trainers start their first evaluation."""
+        """Import the surrogate, which takes seconds, while trainers start an evaluation."""
         name = "hpo.breeding.surrogate"
         if self._propagator_name == "ga" and name not in sys.modules:
             threading.Thread(target=importlib.import_module, args=[name], daemon=True).start()
@@ -157,24 +149,20 @@ class IslandWorker:
         before, the individuals of removed islands or workers are distributed to the remaining ones.
         The generations of each worker are numbered again from 0.
         """
-        first = self.layout.find_first_worker(self._island)
-        size = self.layout.count_island_workers(self._island)
+        first = self._layout.find_first_worker(self._island)
+        size = self._layout.count_island_workers(self._island)
         for evaluation in recorded:
-            is_own = evaluation.island % self.layout.islands == self._island
+            is_own = evaluation.island % self._layout.islands == self._island
             # The loss of an heir cannot be compared with losses of founders.
-            is_comparable = evaluation.inherits is None or self.uses_pbt
+            is_comparable = evaluation.inherits is None or self._options.pbt
             if evaluation.is_finished and is_own and is_comparable:
-                individual = Individual(self.space, self.space.encode(evaluation.params))
+                individual = Individual(self._space, self._space.encode(evaluation.params))
                 self._exchange.number(individual, (evaluation.worker - first) % size)
                 self._propagator.tell(individual, *evaluation.values)
 
 
 class RecordedHistory(EvaluationHistory):
-    """The evaluations of all workers, as the writer records them in the study.
-
-    Args:
-        recorded: The evaluations that the study already has.
-    """
+    """The evaluations of all workers, as the writer records them in the study."""
 
     def __init__(
         self,

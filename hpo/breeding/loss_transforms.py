@@ -34,7 +34,7 @@ def select_learned(costs: Vector) -> npt.NDArray[np.int64]:
 
 
 def compute_normal_scores(losses: Vector) -> Vector:
-    """Return the normal scores of losses: the quantiles of the standard normal distribution at their ranks.
+    """Return the normal scores of losses: the quantiles of the normal distribution at their ranks.
 
     Equal losses have the same score. Losses may be infinite.
     """
@@ -43,7 +43,7 @@ def compute_normal_scores(losses: Vector) -> Vector:
 
 
 def rank_values(values: Vector) -> Vector:
-    """Return the ranks of values, from 0.5 for the lowest. Equal values have the mean of their ranks."""
+    """Return the ranks of values, from 0.5. Equal values have the mean of their ranks."""
     # The ranks are computed here, because scipy.stats takes 0.2 s to import.
     _, ranks, counts = np.unique(values, return_inverse=True, return_counts=True)
     means: Vector = (np.cumsum(counts) - counts / 2)[ranks]
@@ -51,15 +51,12 @@ def rank_values(values: Vector) -> Vector:
 
 
 def apply_power_transform(losses: Vector) -> Vector:
-    """Transform losses by a power, so that their distribution is as close as possible to a normal distribution.
+    """Transform losses by a power, so that they are nearly normally distributed.
 
     The result has mean 0 and variance 1. Infinite losses count as the highest finite loss. First,
     the median is subtracted from the losses, and they are divided by the median of their absolute
     values. The method is described by Yeo and Johnson, A new family of power transformations to
     improve normality or symmetry (2000), equation 2.1.
-
-    Args:
-        losses: The losses, shape `(evaluations,)`.
     """
     succeeded = np.isfinite(losses)
     if not succeeded.any():
@@ -72,20 +69,17 @@ def apply_power_transform(losses: Vector) -> Vector:
 
     def compute_misfit(power: float) -> float:
         """Return -log p(losses | power) up to a constant (equation 3.1)."""
-        variance = np.var(_apply_yeo_johnson(logs, power))
-        return float(
-            len(logs) / 2 * math.log(max(float(variance), 1e-300)) - (power - 1) * logs.sum()
-        )
+        variance = max(float(np.var(_apply_yeo_johnson(logs, power))), 1e-300)
+        return float(len(logs) / 2 * math.log(variance) - (power - 1) * logs.sum())
 
-    transformed = _apply_yeo_johnson(
-        logs, minimize_scalar(compute_misfit, bounds=_POWER_BOUNDS, method="bounded").x
-    )
+    power = minimize_scalar(compute_misfit, bounds=_POWER_BOUNDS, method="bounded").x
+    transformed = _apply_yeo_johnson(logs, power)
     standardized: Vector = (transformed - transformed.mean()) / (transformed.std() or 1.0)
     return standardized
 
 
 def _apply_yeo_johnson(logs: Vector, power: float) -> Vector:
-    """Return the Yeo-Johnson transformation of values, which are given as log(1 + |value|) * sign(value)."""
+    """Return the Yeo-Johnson transformation of values, given as log(1 + |value|) * sign(value)."""
     above = np.expm1(power * logs) / power if power else logs
     below = np.expm1((power - 2) * logs) / (power - 2) if power != 2 else logs
     return np.where(logs >= 0, above, below)

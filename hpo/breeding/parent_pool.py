@@ -1,4 +1,4 @@
-"""Keep the possible parents of an island for population based training, and the loss and age of each evaluation.
+"""Keep the possible parents of an island for population based training.
 
 A parent is an evaluation from whose checkpoint another evaluation starts. The age is the number of
 ancestors.
@@ -23,14 +23,11 @@ _FOUNDER_CHANCE = 0.5  # Probability of a new founder while all parents are foun
 class ParentPool:
     """The possible parents on an island, and the context of each evaluation with a parent.
 
-    A founder is an evaluation without a parent. All others are heirs, which start from the
-    checkpoint of their parent. The loss of an heir depends mostly on its parent. Therefore,
+    A founder is an evaluation without a parent. All others are heirs. The loss of an heir depends
+    mostly on its parent. Therefore,
     propagators learn the change of the loss, given a context: the parent's loss and the age
     (Parker-Holder et al., Provably efficient online hyperparameter optimization with
     population-based bandits, 2020). The age of an evaluation is the number of its ancestors.
-
-    Args:
-        uses_pbt: Whether new evaluations can have parents.
 
     Attributes:
         uses_pbt: Whether new evaluations can have parents.
@@ -50,7 +47,8 @@ class ParentPool:
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
         """Add an evaluation that has started or ended."""
-        trial, parent = evaluation.trial, evaluation.inherits
+        trial = evaluation.trial
+        parent = evaluation.inherits
         self._ages[trial] = 0 if parent is None else 1 + self._ages.get(parent, 0)
         if evaluation.state == "complete":
             self._losses[trial] = evaluation.loss
@@ -62,32 +60,29 @@ class ParentPool:
                 del self.parents[PARENTS_PER_ISLAND:]
 
     def find_context(self, evaluation: Evaluation) -> tuple[float, float] | None:
-        """Return the parent's loss and the age (number of ancestors) of an evaluation; None if it has no parent."""
+        """Return the parent's loss, and the age; None if the evaluation has no parent."""
         parent = evaluation.inherits
-        return (
-            None
-            if parent not in self._losses
-            else (self._losses[parent], self._ages[evaluation.trial])
-        )
+        if parent not in self._losses:
+            return None
+        return self._losses[parent], self._ages[evaluation.trial]
 
     def make_next_context(self, parent: Evaluation) -> tuple[float, float]:
-        """Return the loss of a parent, and the age (number of ancestors) of its next heir."""
+        """Return the loss of a parent, and the age of its next heir."""
         return parent.loss, self._ages[parent.trial] + 1
 
     def compute_cost(self, evaluation: Evaluation) -> float:
-        """Return the loss of a founder (evaluation without a parent), or the relative change of the loss of an heir.
+        """Return the loss of a founder, or the relative change of the loss of an heir.
 
         The change is the loss minus the parent's loss, divided by the parent's loss.
         """
         context = self.find_context(evaluation)
-        return (
-            evaluation.loss
-            if context is None
-            else (evaluation.loss - context[0]) / (abs(context[0]) or 1.0)
-        )
+        if context is None:
+            return evaluation.loss
+        parent_loss, _ = context
+        return (evaluation.loss - parent_loss) / (abs(parent_loss) or 1.0)
 
     def find_parent(self, params: Mapping[str, Any]) -> Evaluation | None:
-        """Return the best parent that differs from `params` only in mutable parameters; None if there is none."""
+        """Return the best parent that differs only in mutable parameters; None without one."""
         return find_parent(params, self.parents, self._space)
 
     def draw_parent(self, rng: random.Random) -> Evaluation | None:

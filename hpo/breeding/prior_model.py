@@ -1,4 +1,4 @@
-"""Weigh candidates by the priors of hyperparameters: by what the user expects, as long as evaluations agree.
+"""Weigh candidates by the priors of hyperparameters, as long as evaluations agree with them.
 
 The method follows Hvarfner et al., piBO: augmenting acquisition functions with user beliefs for
 Bayesian optimization (2022, equation 6). The merit of a candidate is multiplied by a power of its
@@ -64,12 +64,12 @@ class PriorModel:
         self.trust = 1.0
 
     def compute_log_densities(self, genes: Vector, active: Mask) -> Vector:
-        """Return the logarithm of each prior density, relative to its maximum, shape `(individuals, priors)`.
+        """Return log prior densities, relative to their maxima, shape `(individuals, priors)`.
 
         It is 0 for an inactive gene.
 
         Args:
-            genes: The genes (numbers that encode hyperparameters), shape `(individuals, genes)`.
+            genes: The genes, shape `(individuals, genes)`.
             active: Whether each of these genes is active, same shape.
         """
         distances = genes[:, self._indices] - self._expected
@@ -81,7 +81,7 @@ class PriorModel:
         return np.where(active[:, self._indices], logs, 0.0)
 
     def draw_genes(self, genes: Vector, rng: np.random.Generator) -> Vector:
-        """Return a copy of genes in which each gene with a prior is drawn from it, shape `(individuals, genes)`.
+        """Return a copy of genes, shape `(individuals, genes)`, in which priors draw their genes.
 
         All individuals are drawn at once: `SearchSpace.draw_from_priors` would take 4 ms for each
         suggestion.
@@ -109,15 +109,12 @@ class PriorModel:
             costs: The costs of the evaluations, shape `(evaluations, objectives)`. They are
                 infinite if one failed.
         """
-        densities, own, ranks = (
-            self.compute_log_densities(genes, active),
-            active[:, self._indices],
-            _add_ranks(costs),
-        )
+        densities = self.compute_log_densities(genes, active)
+        own = active[:, self._indices]
+        ranks = _add_ranks(costs)
         # Priors of inactive parameters do not expect anything.
-        self.trust = _judge_expected(
-            np.where(own.any(axis=1), densities.sum(axis=1), -np.inf), ranks
-        )
+        together = np.where(own.any(axis=1), densities.sum(axis=1), -np.inf)
+        self.trust = _judge_expected(together, ranks)
         _, deviations = _compare_ranks(densities, own, ranks)
         # Twice the probability of a correlation at most as high, if the prior is useless: 1 while
         # evaluations agree.
@@ -136,18 +133,17 @@ class PriorModel:
             is denser. The second has the same correlations divided by their standard deviation for
             a useless prior. Both are 0 for fewer than 5.
         """
-        return _compare_ranks(
-            self.compute_log_densities(genes, active), active[:, self._indices], _add_ranks(costs)
-        )
+        densities = self.compute_log_densities(genes, active)
+        return _compare_ranks(densities, active[:, self._indices], _add_ranks(costs))
 
     def compute_log_weight(self, genes: Vector, active: Mask) -> Vector:
-        """Return the logarithm of the factor of the merit of each candidate, shape `(candidates,)`. It is at most 0."""
+        """Return the logarithm of the factor of each merit, at most 0, shape `(candidates,)`."""
         weight: Vector = self.compute_log_densities(genes, active) @ self._exponents
         return weight
 
 
 def _compare_ranks(log_densities: Vector, active: Mask, ranks: Vector) -> tuple[Vector, Vector]:
-    """Return the result of `PriorModel.compare`. The first two arguments have the shape `(evaluations, priors)`."""
+    """Return what `PriorModel.compare` does, from arrays of shape `(evaluations, priors)`."""
     correlations, deviations = np.zeros((2, log_densities.shape[1]))
     for prior, (densities, own) in enumerate(zip(log_densities.T, active.T, strict=True)):
         if own.sum() >= _MIN_COMPARED:
@@ -158,7 +154,7 @@ def _compare_ranks(log_densities: Vector, active: Mask, ranks: Vector) -> tuple[
 
 
 def _judge_expected(log_densities: Vector, ranks: Vector) -> float:
-    """Return how far all priors together can be trusted: twice the share of evaluations that are worse.
+    """Return how far all priors can be trusted: twice the share of evaluations that are worse.
 
     Worse than the evaluation that the priors expect to be good, which is usually the first one of
     the run. It shows a wrong prior much earlier than correlations do. If several evaluations are
@@ -168,14 +164,15 @@ def _judge_expected(log_densities: Vector, ranks: Vector) -> float:
     Args:
         log_densities: The logarithm of the density of all priors for each evaluation, shape
             `(evaluations,)`.
-        ranks: The ranks of the evaluations, shape `(evaluations,)`.
+        ranks: The ranks of the evaluations, same shape.
     """
     if len(log_densities) < _MIN_COMPARED or log_densities.max() < -_NEARBY:
         return 1.0
     expected = log_densities == log_densities.max()
     if expected.all():
         return 1.0
-    own, others = ranks[expected, None], ranks[~expected]
+    own = ranks[expected, None]
+    others = ranks[~expected]
     worse = np.mean(others > own) + np.mean(others == own) / 2
     return float(min(1.0, 2 * worse))
 
@@ -186,7 +183,8 @@ def _add_ranks(costs: Vector) -> Vector:
 
 
 def _correlate(ranks: Vector, others: Vector) -> float:
-    """Return the correlation of two arrays of ranks (Spearman's of their values); 0 if all of one array are equal."""
+    """Return the correlation of two arrays of ranks; 0 if all of one array are equal."""
     # The mean rank is half of the number.
-    one, other = (own - len(own) / 2 for own in (ranks, others))
-    return float(one @ other / max(math.sqrt((one @ one) * (other @ other)), 1e-9))
+    ranks = ranks - len(ranks) / 2
+    others = others - len(others) / 2
+    return float(ranks @ others / max(math.sqrt((ranks @ ranks) * (others @ others)), 1e-9))

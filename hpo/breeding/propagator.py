@@ -22,18 +22,21 @@ class Propagator(ABC):
 
     Args:
         history: The evaluations of all workers.
-        rng: The random number generator.
         worker: The index of the worker on its island.
+        workers: The number of workers of the island.
 
     Attributes:
         population: The evaluated individuals of the island, which can become parents.
     """
 
-    def __init__(self, history: EvaluationHistory, rng: random.Random, worker: int = 0) -> None:
+    def __init__(
+        self, history: EvaluationHistory, rng: random.Random, worker: int = 0, workers: int = 1
+    ) -> None:
         self.history = history
         self.rng = rng
         self.population: list[Individual] = []
         self._worker = worker
+        self._workers = workers
 
     def ask(self) -> Individual:
         """Breed an individual that is new to the run and satisfies the constraints.
@@ -75,7 +78,7 @@ class Propagator(ABC):
         return self._make_individual(None)
 
     def _make_individual(self, genes: Mapping[str, Gene] | None) -> Individual:
-        """Return an individual with these genes; a random one that is new, if possible, for None."""
+        """Return an individual with these genes; for None, a random one, if possible new."""
         space = self.history.space
         if genes is None:
             genes = space.encode(self.history.draw_new(self.rng) or space.draw(self.rng))
@@ -88,3 +91,10 @@ class Propagator(ABC):
         Args:
             population: The individuals of the island that can be parents.
         """
+
+
+class RandomPropagator(Propagator):
+    """Draws individuals at random from the whole search space."""
+
+    def breed(self, population: list[Individual]) -> None:
+        """Return None, for a random individual."""

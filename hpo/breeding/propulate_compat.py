@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -47,7 +48,14 @@ from propulate.propagators import (  # noqa: E402
     StatelessPSO,
 )
 
-__all__ = ["CubePropagator", "DefaultPropagator", "Exchange", "PropulateIndividual"]
+__all__ = [
+    "CMAESPropagator",
+    "DefaultPropagator",
+    "Exchange",
+    "NelderMeadPropagator",
+    "PSOPropagator",
+    "PropulateIndividual",
+]
 
 # Both assert that migrants are of this class. Individuals are not of Propulate's class, because
 # propagators must work without MPI, which Propulate initialises.
@@ -116,11 +124,10 @@ class Exchange:
         # Propulate calls this six times in each generation, five times for its log. `share` drops
         # inactive individuals, which were replaced.
         self._propulator._get_active_individuals = lambda: (self.population, len(self.population))
-        self._deactivate = (
-            self._propulator._deactivate_replaced_individuals
-            if pollination
-            else self._propulator._deactivate_emigrants
-        )
+        if pollination:
+            self._deactivate = self._propulator._deactivate_replaced_individuals
+        else:
+            self._deactivate = self._propulator._deactivate_emigrants
 
     @property
     def generation(self) -> int:
@@ -171,17 +178,16 @@ class Exchange:
 class DefaultPropagator(Propagator):
     """Breeds by Propulate's default genetic propagator.
 
-    Args:
-        workers: The number of workers of the island. The breeding population is twice as large.
+    Its breeding population is twice as large as the number of workers of the island.
     """
 
     def __init__(
-        self, history: EvaluationHistory, rng: random.Random, worker: int, workers: int
+        self, history: EvaluationHistory, rng: random.Random, worker: int = 0, workers: int = 1
     ) -> None:
-        super().__init__(history, rng, worker)
+        super().__init__(history, rng, worker, workers)
         limits = history.space.list_gene_limits()
         self._converter = _Converter(limits)
-        self._breed: _Breed = get_default_propagator(max(4, 2 * workers), limits, rng=rng)
+        self._breed: _Breed = get_default_propagator(max(4, 2 * self._workers), limits, rng=rng)
 
     def breed(self, population: list[Individual]) -> dict[str, Gene]:
         """Return the genes of an offspring. They are a parent's if no operator applies."""
@@ -192,31 +198,19 @@ class DefaultPropagator(Propagator):
 class CubePropagator(Propagator):
     """Breeds by a propagator of Propulate that supports only floats.
 
-    Each parameter is converted to a float from 0 to 1.
-
-    Args:
-        name: "cmaes", "pso" or "nelder-mead".
+    Each parameter is converted to a float from 0 to 1. The subclasses make the propagator.
     """
 
     def __init__(
-        self, history: EvaluationHistory, rng: random.Random, worker: int, name: str
+        self, history: EvaluationHistory, rng: random.Random, worker: int = 0, workers: int = 1
     ) -> None:
-        super().__init__(history, rng, worker)
+        super().__init__(history, rng, worker, workers)
         self._cube = dict.fromkeys(history.space.parameters, (0.0, 1.0))
         self._converter = _Converter(self._cube, history.encoding.low, history.encoding.width)
-        self._breed = self._make_on_cube(name)
+        self._breed = self._make_on_cube()
 
-    def _make_on_cube(self, name: str) -> _Breed:
-        propagator: _Breed
-        if name == "cmaes":
-            propagator = CMAPropagator(ActiveCMA(), self._cube, rng=self.rng)
-        elif name == "pso":
-            # Clerc and Kennedy (2002) derived both factors. Propulate's examples use the same.
-            propagator = StatelessPSO(1.49445, 1.49445, self._worker, self._cube, self.rng)
-        else:
-            start = np.array([self.rng.random() for _ in self._cube])
-            propagator = ParallelNelderMead(self._cube, self.rng, start, scale=0.25)
-        return propagator
+    @abstractmethod
+    def _make_on_cube(self) -> _Breed: ...
 
     def breed(self, population: list[Individual]) -> dict[str, Gene] | None:
         """Return the genes of an offspring; None for the first individual."""
@@ -227,6 +221,32 @@ class CubePropagator(Propagator):
         different = {individual.position.tobytes(): individual for individual in population}
         bred = self._breed([self._converter.convert(one) for one in different.values()])
         return encoding.name_genes(encoding.low + np.clip(bred.position, 0, 1) * encoding.width)
+
+
+class CMAESPropagator(CubePropagator):
+    """Breeds by Propulate's active CMA-ES."""
+
+    def _make_on_cube(self) -> _Breed:
+        propagator: _Breed = CMAPropagator(ActiveCMA(), self._cube, rng=self.rng)
+        return propagator
+
+
+class PSOPropagator(CubePropagator):
+    """Breeds by Propulate's particle swarm."""
+
+    def _make_on_cube(self) -> _Breed:
+        # Clerc and Kennedy (2002) derived both factors. Propulate's examples use the same.
+        propagator: _Breed = StatelessPSO(1.49445, 1.49445, self._worker, self._cube, self.rng)
+        return propagator
+
+
+class NelderMeadPropagator(CubePropagator):
+    """Breeds by Propulate's parallel Nelder-Mead."""
+
+    def _make_on_cube(self) -> _Breed:
+        start = np.array([self.rng.random() for _ in self._cube])
+        propagator: _Breed = ParallelNelderMead(self._cube, self.rng, start, scale=0.25)
+        return propagator
 
 
 class _Converter:

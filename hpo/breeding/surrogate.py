@@ -49,7 +49,8 @@ _MIN_KNOWN = 5
 # Durations do not matter if the standard deviation of their logarithms is at most the first number:
 # two of three then differ by a factor of at most 1.5 from the mean. They matter fully from the sum
 # of both on (benchmarks/durations.md).
-_EQUAL, _RANGE = 0.4, 0.5
+_EQUAL = 0.4
+_RANGE = 0.5
 
 
 class Surrogate:
@@ -64,7 +65,7 @@ class Surrogate:
       losses. It prefers the largest expected improvement. It is better if losses are smooth
       functions of numbers.
 
-    Each suggestion (choice of one individual to evaluate) uses one of the two, drawn at random.
+    Each suggestion uses one of the two, drawn at random.
     This is nearly as good as the better model in both cases (benchmarks/search-quality.md). With
     several objectives, each objective has its own two models.
 

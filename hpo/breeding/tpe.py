@@ -28,7 +28,7 @@ _MOST_TRIALS = 512
 
 
 def _make_distribution(parameter: Parameter) -> BaseDistribution:
-    """Return the Optuna distribution of a parameter, or of the choice's index if the parameter is ordinal."""
+    """Return the Optuna distribution of a parameter; of the choice's index if it is ordinal."""
     if isinstance(parameter, Ordinal):
         return IntDistribution(0, parameter.size - 1)
     return parameter.make_distribution()
@@ -48,8 +48,10 @@ class TPEPropagator(Propagator):
     by the relative changes of their losses.
     """
 
-    def __init__(self, history: EvaluationHistory, rng: random.Random, worker: int = 0) -> None:
-        super().__init__(history, rng, worker)
+    def __init__(
+        self, history: EvaluationHistory, rng: random.Random, worker: int = 0, workers: int = 1
+    ) -> None:
+        super().__init__(history, rng, worker, workers)
         self._parameters = history.space.parameters
         self._distributions = {
             name: _make_distribution(parameter) for name, parameter in self._parameters.items()
@@ -114,7 +116,7 @@ class TPEPropagator(Propagator):
         self._add_to_study(evaluation)
 
     def _add_to_study(self, evaluation: Evaluation) -> None:
-        """Add a started or ended evaluation to the study of the sampler. The sampler ignores failed evaluations."""
+        """Add an evaluation to the study of the sampler, which ignores failed evaluations."""
         storage = self._study._storage
         self._running.pop(evaluation.trial, None)
         if evaluation.state == "promoted":
@@ -129,9 +131,8 @@ class TPEPropagator(Propagator):
                 distributions={name: self._distributions[name] for name in evaluation.params},
             )
             trial = storage.create_new_trial(self._study._study_id, template)
-        if evaluation.has_succeeded and len(evaluation.values) == len(
-            self.history.objectives.names
-        ):
+        has_all_values = len(evaluation.values) == len(self.history.objectives.names)
+        if evaluation.has_succeeded and has_all_values:
             storage.set_trial_state_values(trial, TrialState.COMPLETE, evaluation.values)
             self._known[evaluation.trial] = evaluation
         elif evaluation.state in ("running", "waiting"):

@@ -5,7 +5,6 @@ Collective: call each function on all leaders.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -46,19 +45,8 @@ def search(rank: SearchRank, leaders: SleepingComm, connection: WriterConnection
         options.checkpoint_every,
         manifest.layout.islands if manifest.pbt else 0,
     )
-    worker = IslandWorker(
-        leaders,
-        study,
-        rank.state.problem.space,
-        manifest.layout,
-        propagators=manifest.propagators,
-        migration_probability=options.migration_probability,
-        pollination=options.pollination,
-        seed=manifest.seed,
-        uses_pbt=manifest.pbt,
-        time_limit=math.inf if options.time_limit is None else options.time_limit,
-        budget=manifest.budget,
-    )
+    space = rank.state.problem.space
+    worker = IslandWorker(leaders, study, space, manifest.layout, options)
     evaluator = rank.make_evaluator(_make_leader(rank, study, limits, checkpointer))
     worker.run(evaluator.evaluate)
     evaluator.end()

@@ -1,4 +1,4 @@
-"""Test propagators with population based training. They learn how a child's loss differs from its parent's loss."""
+"""Test propagators with population based training: they learn the change of the loss."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_draw_parent_draws_fewer_founders_as_parents_age() -> None:
 def test_ga_prefers_large_changes_to_good_parents(
     exploration_share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """High learning rates halve the losses of bad parents. Low ones hardly change the losses of good parents.
+    """High learning rates halve the losses of bad parents, and hardly change those of good ones.
 
     So the best choice is a high learning rate for a good parent, although no evaluation has tried
     this.
@@ -153,7 +153,7 @@ def test_ga_prefers_large_changes_to_good_parents(
 
 
 def simulate(name: str, evaluations: int, seed: int) -> list[Evaluation]:
-    """Search for the learning rate, whose best value is always 1. Return the best evaluation and its ancestors."""
+    """Search for the learning rate 1. Return the best evaluation and its ancestors."""
     history = make_history([])
     propagator = make_propagator(name, RATES, seed, history)
     for _ in range(evaluations):
@@ -226,7 +226,7 @@ def test_tpe_without_inheritance_leaves_out_heirs() -> None:
 
 
 def run_with_heirs(folder: Path, **options: Any) -> Session:
-    """Return a run with two evaluations without a parent, whose losses are 2 and 3, and a child of the first one.
+    """Return a run with two founders, whose losses are 2 and 3, and a child of the first one.
 
     The loss of the child is 1.
     """
@@ -263,14 +263,14 @@ def test_warm_start_leaves_out_evaluations_with_a_parent(tmp_path: Path) -> None
     [
         (
             {"confirm_seeds": 2},
-            "trial 2, which inherits from trial 0, and --confirm-seeds 2 exclude each other: .*Give "
-            "--confirm-seeds 0, or start "
+            "trial 2, which inherits from trial 0, and --confirm-seeds 2 exclude each other: "
+            ".*Give --confirm-seeds 0, or start "
             "another run",
         ),
         (
             {"pruner": "asha"},
-            "trial 2, which inherits from trial 0, and --pruner asha exclude each other: .*Give --pruner none, or "
-            "start another run",
+            "trial 2, which inherits from trial 0, and --pruner asha exclude each other: .*Give "
+            "--pruner none, or start another run",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Test all propagators on simulated islands. Evaluations take different times, and islands exchange individuals."""
+"""Test all propagators on simulated islands, with evaluations that take different times."""
 
 from __future__ import annotations
 
@@ -114,6 +114,12 @@ def test_propagators_search_in_a_plain_process(name: str) -> None:
     assert best < propagator.population[0].loss
 
 
+def test_make_propagator_makes_another_class_for_each_name() -> None:
+    space = SearchSpace(x=Float(0.0, 1.0))
+    classes = {type(make_propagator(name, space)) for name in PROPAGATORS}
+    assert len(classes) == len(PROPAGATORS)
+
+
 def test_make_propagator_with_unknown_name_names_all() -> None:
     with pytest.raises(ValueError, match=r"name must be one of ga, tpe, .*, got 'GA'"):
         make_propagator("GA", NUMBERS)
@@ -158,7 +164,7 @@ def test_propagators_exhaust_a_finite_space() -> None:
 
 
 class DiagonalSpace:
-    """A space of 360,000 individuals, of which a constraint allows 600. `calls` counts the calls of the constraint."""
+    """A space of which a constraint allows 600 of 360,000 individuals. `calls` counts its calls."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -221,7 +227,7 @@ def test_draw_new_ends_if_a_constraint_makes_space_finite() -> None:
 
 
 def test_migrants_of_another_propagator_become_parents() -> None:
-    """An island whose propagator uses only its population breeds from individuals that come from another island."""
+    """An island whose propagator uses only its population breeds from immigrants."""
     propagator = make_propagator("propulate", NUMBERS, 1, workers=2)
     best = {"depth": 8, "width": 0.5, "lr": 0.01}
     migrants = []
@@ -250,7 +256,8 @@ def test_check_space_rejects_categories_for_cmaes() -> None:
     check_space(("ga", "cmaes"), NUMBERS)
     with pytest.raises(
         UsageError,
-        match=r"cmaes must be used with numbers and ordinals only, got 'act', which is Categorical\('relu'",
+        match=r"cmaes must be used with numbers and ordinals only, got 'act', "
+        r"which is Categorical\('relu'",
     ):
         check_space(("ga", "cmaes"), EVERYTHING)
 

@@ -1,4 +1,4 @@
-"""Test the surrogate of the default propagator: transformations, Gaussian process and acquisition functions."""
+"""Test the surrogate of `ga`: transformations, Gaussian process and acquisition functions."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_log_expected_improvement_matches_integral() -> None:
 
 
 def _breed_after(space: SearchSpace, count: int) -> dict[str, Value]:
-    """Breed an individual after `count` random evaluations. The loss is the squared distance to 0.25."""
+    """Breed after `count` random evaluations. The loss is the squared distance to 0.25."""
     draws = random.Random(0)
     propagator = make_propagator("ga", space, 1)
     for _ in range(count):
@@ -229,7 +229,7 @@ def test_find_informative_leaves_out_long_streaks_of_failures() -> None:
 
 
 def test_resumed_run_learns_in_the_order_of_ends() -> None:
-    """Twelve short failures ended before twelve long successes: a streak, from which nothing is learned."""
+    """Twelve short failures came before twelve long successes: a streak, which teaches nothing."""
     known = [
         make_evaluation(
             trial,
@@ -398,7 +398,7 @@ def test_time_is_scarce_while_it_ends_before_the_evaluations() -> None:
 
 
 def suggest_slow_share(scarcity: float) -> float:
-    """Return the share of suggestions with x0 > 0, if evaluations take up to 100 times as long there."""
+    """Return the share of suggestions with x0 > 0, where evaluations may take 100 times as long."""
     budget = SimpleNamespace(compute_scarcity=lambda _: scarcity)
     chosen = []
     for seed in range(6):
