@@ -1,1 +1,1 @@
-"""Send the evaluations of a run to experiment trackers, such as MLflow. Each tracker has its own process."""
+"""Send the evaluations of a run to experiment trackers, each in a process of its own."""

@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 
 from hpo.errors import UsageError
 from hpo.store.run_dir import RunDir
@@ -30,10 +31,16 @@ _LONGEST_POLL_SECONDS = 10.0
 _MAX_CPU_SHARE = 0.02  # of one core, used for polling; slower polls send more changes at once
 _EXIT_SECONDS_AFTER_JOB = 3.0
 _LONGEST_REASON = 300
+# The import of a tracker's package takes seconds.
+_CLASSES = {
+    "tensorboard": "hpo.trackers.tensorboard:TensorBoard",
+    "mlflow": "hpo.trackers.mlflow:MLflow",
+    "wandb": "hpo.trackers.wandb:WandB",
+}
 
 
 def main() -> None:
-    """Send a run to a tracker until the run ends. After an error, print it as one line and exit with status 1."""
+    """Send a run to a tracker until the run ends. Print an error as one line, with status 1."""
     name = sys.argv[1]
     run_dir = Path(sys.argv[2])
     voice = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -46,11 +53,8 @@ def main() -> None:
             stream.reconfigure(errors="replace")
 
     def notify(text: str, kind: str = "") -> None:
-        print(
-            f"{kind}--tracker {name}: {make_printable(remove_secrets(text))}",
-            file=voice,
-            flush=True,
-        )
+        message = make_printable(remove_secrets(text))
+        print(f"{kind}--tracker {name}: {message}", file=voice, flush=True)
 
     # Schedulers send them to all processes.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -78,7 +82,8 @@ def _follow_run(name: str, run_dir: Path, job: int, notify: Callable[[str], None
         ShownEvaluations(run_dir / name / "written.jsonl") as written,
         open(0, "rb", buffering=0) as orders,
     ):
-        tracker = _make_tracker(name, TrackedRun(written.id, run, run_dir / name, notify))
+        make_tracker: Callable[[TrackedRun], Tracker] = resolve_name(_CLASSES[name])
+        tracker = make_tracker(TrackedRun(written.id, run, run_dir / name, notify))
         follower = TrackerUpdater(tracker, written)
         over = False
         pause = _POLL_SECONDS
@@ -95,23 +100,8 @@ def _follow_run(name: str, run_dir: Path, job: int, notify: Callable[[str], None
         tracker.close(follower.is_over(run.study, run.budget, run.pruner))
 
 
-def _make_tracker(name: str, shown: TrackedRun) -> Tracker:
-    """Return the tracker with this name. The import of its package takes seconds."""
-    if name == "tensorboard":
-        from hpo.trackers.tensorboard import TensorBoard
-
-        return TensorBoard(shown)
-    if name == "mlflow":
-        from hpo.trackers.mlflow import MLflow
-
-        return MLflow(shown)
-    from hpo.trackers.wandb import WandB
-
-    return WandB(shown)
-
-
 def _exit_after_job(job: int) -> None:
-    """End this process soon after its parent process `job` has ended, even if a package blocks the main thread."""
+    """End this process soon after the process `job`, even if a package blocks the main thread."""
     while os.getppid() == job:
         time.sleep(_POLL_SECONDS)
     time.sleep(_EXIT_SECONDS_AFTER_JOB)

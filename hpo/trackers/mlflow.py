@@ -1,4 +1,4 @@
-"""Show individuals as MLflow runs under one parent run. MLflow stores them in the run directory or on a server."""
+"""Show individuals as MLflow runs under one parent run, in the run directory or on a server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 # Telemetry would send data to MLflow's own servers.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -63,29 +64,26 @@ class MLflow:
         If `from_start`, create a new run and log the hyperparameters. Log the new losses as the
         metric `loss`. If the evaluation has ended, also log the results and end the run.
         """
-        name, now = make_title(evaluation), _to_milliseconds(find_timestamp(evaluation))
+        name = make_title(evaluation)
+        now = _to_milliseconds(find_timestamp(evaluation))
         metrics = [Metric(LOSS_CURVE, loss, now, epoch) for epoch, loss in losses.items()]
         given: list[Param] = []
         if from_start:
             self._remove_run(name)
             self._run_ids[name] = self._make_run(evaluation)
             self._open_names.add(name)
-            given = [
-                Param(param, clean_text(str(value)))
-                for param, value in convert_params(evaluation).items()
-            ]
+            given = _make_params(convert_params(evaluation))
         if evaluation.state == "running":
             self._log_batches(self._run_ids[name], metrics, given, [])
             return
         last = max(evaluation.curve, default=0)
-        metrics += [
-            Metric(result, value, now, last)
-            for result, value in collect_results(evaluation).items()
-        ]
+        results = collect_results(evaluation)
+        metrics += [Metric(result, value, now, last) for result, value in results.items()]
         tags = [RunTag("state", evaluation.state)]
         if evaluation.failure:
             tags.append(RunTag("failure", clean_text(evaluation.failure)))
-        run, status = self._run_ids[name], _STATUSES.get(evaluation.state, "KILLED")
+        run = self._run_ids[name]
+        status = _STATUSES.get(evaluation.state, "KILLED")
         self._log_batches(run, metrics, given, tags)
         self._client.set_terminated(run, status, now)
         self._open_names.remove(name)
@@ -138,32 +136,22 @@ class MLflow:
             "kind": "search",
             "mlflow.source.name": clean_text(run.command),
         }
-        made = str(
-            self._client.create_run(self._experiment, tags=tags, run_name=shown.name).info.run_id
-        )
-        values = {
-            **{clean_name(name): value for name, value in run.settings.items()},
-            **{
-                f"search.{name}": getattr(run, name)
-                for name in ("budget", "seed", "pruner", "confirm_seeds")
-            },
-            "search.propagators": ",".join(run.propagators),
-        }
-        self._log_batches(
-            made, [], [Param(name, clean_text(str(value))) for name, value in values.items()], []
-        )
-        return made
+        made = self._client.create_run(self._experiment, tags=tags, run_name=shown.name)
+        values = {clean_name(name): value for name, value in run.settings.items()}
+        for name in ("budget", "seed", "pruner", "confirm_seeds"):
+            values[f"search.{name}"] = getattr(run, name)
+        values["search.propagators"] = ",".join(run.propagators)
+        self._log_batches(made.info.run_id, [], _make_params(values), [])
+        return str(made.info.run_id)
 
     def _remove_run(self, name: str) -> None:
         """Delete all runs of an individual. A new run then replaces them."""
         earlier = {self._run_ids.pop(name)} if name in self._run_ids else set()
         if self._is_resumed:
-            of_name = (
-                f"tags.\"mlflow.parentRunId\" = '{self._parent}' and attributes.run_name = '{name}'"
-            )
-            earlier |= {
-                run.info.run_id for run in self._client.search_runs([self._experiment], of_name)
-            }
+            of_name = f"tags.\"mlflow.parentRunId\" = '{self._parent}'"
+            of_name += f" and attributes.run_name = '{name}'"
+            found = self._client.search_runs([self._experiment], of_name)
+            earlier |= {run.info.run_id for run in found}
         for run in earlier:
             self._client.delete_run(run)
 
@@ -171,26 +159,30 @@ class MLflow:
         tags = {name: str(value) for name, value in collect_context(evaluation).items()}
         tags["mlflow.parentRunId"] = self._parent
         started = _to_milliseconds(evaluation.started)
-        return str(
-            self._client.create_run(
-                self._experiment, started, tags, make_title(evaluation)
-            ).info.run_id
-        )
+        made = self._client.create_run(self._experiment, started, tags, make_title(evaluation))
+        return str(made.info.run_id)
 
     def _log_batches(
         self, run: str, metrics: list[Metric], given: list[Param], tags: list[RunTag]
     ) -> None:
-        """Log in batches that a server accepts: at most 1,000 items, with at most 100 parameters and 100 tags."""
+        """Log in batches that a server accepts: 1,000 items, with 100 parameters and 100 tags."""
         while metrics or given or tags:
             self._client.log_batch(run, metrics[:800], given[:100], tags[:100])
-            metrics, given, tags = metrics[800:], given[100:], tags[100:]
+            metrics = metrics[800:]
+            given = given[100:]
+            tags = tags[100:]
+
+
+def _make_params(values: Mapping[str, Any]) -> list[Param]:
+    return [Param(name, clean_text(str(value))) for name, value in values.items()]
 
 
 def _find_local_store(folder: Path) -> str:
     # Their meaning in a URL depends on the version of SQLAlchemy.
     if {"?", "%"} & set(str(folder)):
         raise UsageError(
-            f"MLflow's local store must have a path without ? and %, got {folder}. Set MLFLOW_TRACKING_URI."
+            f"MLflow's local store must have a path without ? and %, got {folder}. Set "
+            "MLFLOW_TRACKING_URI."
         )
     event.listen(Engine, "connect", _disable_sync)
     if not (folder / "mlflow.db").exists():

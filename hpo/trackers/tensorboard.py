@@ -1,4 +1,4 @@
-"""Write event files for TensorBoard: a folder per individual, with its losses, results and hyperparameters.
+"""Write event files for TensorBoard, in a folder per individual.
 
 The files are written with TensorBoard's own modules, which need neither TensorFlow nor torch.
 """
@@ -52,10 +52,9 @@ class TensorBoard:
         if evaluation.state == "running":
             self._writers[name].flush()
             return
+        last = max(evaluation.curve, default=0)
         for result, value in collect_results(evaluation).items():
-            self._write_summary(
-                evaluation, _make_scalar(result, value), max(evaluation.curve, default=0)
-            )
+            self._write_summary(evaluation, _make_scalar(result, value), last)
         if evaluation.failure:
             self._write_summary(evaluation, text_pb("failure", clean_text(evaluation.failure)))
         self._write_summary(evaluation, _make_session_end(evaluation))
@@ -74,18 +73,15 @@ class TensorBoard:
         earlier = list((self._folder / name).glob("events.*"))
         for path in earlier:
             path.unlink()
-        self._writers[name] = EventFileWriter(str(self._folder / name))
+        writer = self._writers[name] = EventFileWriter(str(self._folder / name))
         if earlier:  # This event makes a running TensorBoard discard the steps that it has read.
             log = SessionLog(status=SessionLog.START)
-            self._writers[name].add_event(
-                Event(wall_time=find_timestamp(evaluation), step=0, session_log=log)
-            )
-        self._write_summary(
-            evaluation,
-            hparams_pb(
-                convert_params(evaluation), trial_id=name, start_time_secs=evaluation.started
-            ),
-        )
+            now = find_timestamp(evaluation)
+            writer.add_event(Event(wall_time=now, step=0, session_log=log))
+        params = convert_params(evaluation)
+        started = evaluation.started
+        summary = hparams_pb(params, trial_id=name, start_time_secs=started)
+        self._write_summary(evaluation, summary)
 
     def _write_summary(self, evaluation: Evaluation, summary: Summary, step: int = 0) -> None:
         self._writers[make_title(evaluation)].add_event(
@@ -94,7 +90,7 @@ class TensorBoard:
 
 
 def _make_scalar(name: str, value: float) -> Summary:
-    """Return a number in the older format, which torch also writes. Programs other than TensorBoard can read it."""
+    """Return a number in the older format, which torch also writes, and other programs read."""
     return Summary(value=[Summary.Value(tag=name, simple_value=value)])
 
 

@@ -1,4 +1,4 @@
-"""Define the interface of trackers, and convert names, texts and numbers to forms that each of them accepts."""
+"""Define the interface of trackers, and convert names, texts and numbers to what all accept."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Tracker(Protocol):
 
     Attributes:
         destination: Name of the store or server that receives the run. If the run is resumed, it
-        may be sent elsewhere.
+            may be sent elsewhere.
     """
 
     destination: str
@@ -76,8 +76,7 @@ class Tracker(Protocol):
         """Show the current state of an individual.
 
         Args:
-            evaluation: The evaluation of the individual. Its `trial` is the number of the
-                individual's first trial.
+            evaluation: The evaluation of the individual, with the number of its first trial.
             losses: Losses by epoch that were not in previous calls.
             from_start: Whether the individual is new, or its earlier losses are invalid. The
                 tracker must then delete all that it has written about the individual, and write it
@@ -93,14 +92,14 @@ class Tracker(Protocol):
 
 
 def make_title(evaluation: Evaluation) -> str:
-    """Return a name for an individual that is unique in its run, made from the number of its first trial."""
+    """Return a name of an individual that is unique in its run, from its first trial."""
     if evaluation.confirms is None:
         return f"trial-{evaluation.trial:04d}"
     return f"confirms-{evaluation.confirms:04d}-{evaluation.trial:04d}"
 
 
 def find_timestamp(evaluation: Evaluation) -> float:
-    """Return the time that trackers show for an evaluation: its end, or the current time if it is running.
+    """Return the time that trackers show: the end of an evaluation, or now if it is running.
 
     It is also shown for each loss, because the study does not record when an epoch ended. It is
     never before the start, even if the clock was set back.
@@ -110,22 +109,19 @@ def find_timestamp(evaluation: Evaluation) -> float:
 
 
 def convert_params(evaluation: Evaluation, taken: Sequence[str] = ()) -> dict[str, Any]:
-    """Return hyperparameters with names and values that all trackers accept. Names in `taken` are not used."""
-    names = make_distinct(
-        {name: clean_name(name) for name in evaluation.params}, taken, PARAM_PREFIX
-    )
+    """Return hyperparameters by names that all trackers accept, and that are not in `taken`."""
+    cleaned = {name: clean_name(name) for name in evaluation.params}
+    names = make_distinct(cleaned, taken, PARAM_PREFIX)
     return {
-        names[n]: clean_text(v) if isinstance(v, str) else v for n, v in evaluation.params.items()
+        names[name]: clean_text(value) if isinstance(value, str) else value
+        for name, value in evaluation.params.items()
     }
 
 
 def collect_results(evaluation: Evaluation) -> dict[str, float]:
-    """Return an evaluation's metrics, its lowest loss and its duration in seconds, without missing values."""
-    names = make_distinct(
-        {name: clean_name(name) for name in evaluation.metrics},
-        (LOSS_CURVE, LOWEST_LOSS, *_RESERVED_NAMES),
-        METRIC_PREFIX,
-    )
+    """Return the metrics, the lowest loss and the seconds of an evaluation, if they are known."""
+    cleaned = {name: clean_name(name) for name in evaluation.metrics}
+    names = make_distinct(cleaned, (LOSS_CURVE, LOWEST_LOSS, *_RESERVED_NAMES), METRIC_PREFIX)
     metrics = {names[name]: value for name, value in evaluation.metrics.items()}
     own = {LOWEST_LOSS: evaluation.loss, "seconds": evaluation.seconds}
     return {**metrics, **{name: value for name, value in own.items() if math.isfinite(value)}}
@@ -147,17 +143,17 @@ def collect_context(evaluation: Evaluation) -> dict[str, str | int]:
 
 
 def clean_text(given: str, longest: int = _LONGEST_TEXT) -> str:
-    """Return a text that all trackers can store. Control characters are escaped; long texts are cut to `longest`."""
+    """Return a text that all trackers can store, without control characters, and cut if long."""
     return cut_text(escape_invisible(given, keep="\n"), longest)
 
 
 def remove_secrets(message: str) -> str:
-    """Replace user names, passwords and tokens in the URLs of a message by ***. Packages quote URLs in their errors."""
+    """Replace secrets in the URLs of a message by ***. Packages quote URLs in their errors."""
     for pattern, instead in _SECRETS:
         message = re.sub(pattern, instead, message, flags=re.IGNORECASE)
     return message
 
 
 def clean_name(given: str) -> str:
-    """Return a name that all trackers accept. It has only letters, digits, spaces, dots, hyphens and underscores."""
+    """Return a name of letters, digits, spaces, dots, hyphens and underscores."""
     return re.sub(r"^\W|[^\w.\- ]", "_", escape_unencodable(given))[:_LONGEST_NAME] or "_"

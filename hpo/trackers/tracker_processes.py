@@ -27,7 +27,7 @@ _ROOT = Path(hpo.__file__).parents[1]
 
 
 class TrackerProcesses:
-    """Processes, one per tracker, that send the evaluations of studies to trackers until `finish` is called.
+    """Processes, one per tracker, that follow studies until `finish` is called.
 
     Args:
         niceness: Added to the niceness of this process; higher values give the trackers less CPU
@@ -52,12 +52,14 @@ class TrackerProcesses:
             process.send_study({"storage": storage, "study": study})
 
     def finish(self) -> None:
-        """Request that each tracker ends after it has sent the current content of the studies. Does not wait."""
+        """Let each tracker end after it has sent what the studies now contain. Does not wait."""
         for process in self._processes:
             process.finish()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until all trackers have ended, and return whether all succeeded. Call `finish` first.
+        """Wait until all trackers have ended, and return whether all succeeded.
+
+        Call `finish` first.
 
         Args:
             seconds: Time limit, after which running trackers are killed; default: no limit.
@@ -87,9 +89,8 @@ class _TrackerProcess:
             errors="replace",
         )
         with suppress(OSError):
-            os.setpriority(
-                os.PRIO_PROCESS, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0) + niceness
-            )
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, own + niceness)
         self._listener = threading.Thread(
             target=self._forward_messages, name=f"tracker {name}", daemon=True
         )
@@ -116,8 +117,8 @@ class _TrackerProcess:
         if self._listener.is_alive():
             self._has_warned = True
             self._notify(
-                f"warning: --tracker {self._name}: it did not finish in time. To send the missing updates, use "
-                f"--resume or hpo track {self._run_dir} --tracker {self._name}"
+                f"warning: --tracker {self._name}: it did not finish in time. To send the missing "
+                f"updates, use --resume or hpo track {self._run_dir} --tracker {self._name}"
             )
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -133,7 +134,8 @@ class _TrackerProcess:
         status = self._process.wait()
         if status and not self._has_warned:
             self._notify(
-                f"warning: --tracker {self._name}: its process ended with status {status}; it gets no more updates"
+                f"warning: --tracker {self._name}: its process ended with status {status}; it gets "
+                "no more updates"
             )
 
 
@@ -148,7 +150,7 @@ def _start_process(
 
 
 def track_run(run_dir: Path, names: Sequence[str], storage: str | None) -> bool:
-    """Send all evaluations of a run to trackers that do not have them yet, and return whether all trackers succeeded.
+    """Send a run to trackers, without what they already have. Return whether all succeeded.
 
     Args:
         storage: Storage URL of the study; default: the storage recorded in run.json.

@@ -1,4 +1,4 @@
-"""Send new and changed individuals in the studies of a run to a tracker, each trial at most once."""
+"""Send new and changed individuals of a run to a tracker, each trial at most once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TrackerUpdater:
         self._individuals[study] = record.follow(with_losses=True), Individuals()
 
     def is_over(self, study: str, budget: int, pruner: str) -> bool:
-        """Return whether the search in a study has spent its budget and no paused individual can be promoted."""
+        """Return whether a search has spent its budget, and has nothing left to promote."""
         record = self._records[study]
         return is_search_over(record.read_evaluations(), budget, pruner, record.objectives)
 
@@ -56,7 +56,7 @@ class TrackerUpdater:
 
         Args:
             running: Whether to include evaluations that are still running. Must be False in the
-            final call.
+                final call.
         """
         for study, (follower, individuals) in self._individuals.items():
             changed = [evaluation for evaluation in follower.read() if evaluation.tests is None]
@@ -71,27 +71,25 @@ class TrackerUpdater:
             return
         key = study, root
         is_running = latest.state == "running"
-        if not is_running and self._shown_evaluations.contains(
-            self._tracker.destination, study, latest
-        ):
+        destination = self._tracker.destination
+        if not is_running and self._shown_evaluations.contains(destination, study, latest):
             return
         whole = individuals.merge_trials(root)
         shown = self._shown_losses.get(key)
         if shown is not None and not _is_continued(shown, whole.curve, is_running):
             shown = None
-        losses = {
-            epoch: loss for epoch, loss in sorted(whole.curve.items()) if epoch not in (shown or {})
-        }
+        before = shown or {}
+        losses = {epoch: whole.curve[epoch] for epoch in sorted(whole.curve) if epoch not in before}
         if losses or shown is None or not is_running:
             self._tracker.show_individual(whole, losses, from_start=shown is None)
-        self._shown_losses[key] = {**(shown or {}), **losses}
+        self._shown_losses[key] = {**before, **losses}
         if not is_running:
-            self._shown_evaluations.add(self._tracker.destination, study, latest)
+            self._shown_evaluations.add(destination, study, latest)
             del self._shown_losses[key]
 
 
 def _is_continued(shown: Mapping[int, float], curve: Mapping[int, float], is_running: bool) -> bool:
-    """Return whether the losses that were sent are still valid, so that only new losses must be sent.
+    """Return whether the losses that were sent are still valid, so that only new ones are sent.
 
     They are invalid if the curve has another loss for an epoch, or lacks an epoch. The curve of a
     running evaluation may lack epochs, for example while a retry repeats them.
@@ -113,7 +111,7 @@ class Individuals:
         self._trials: dict[int, dict[int, Evaluation]] = {}
 
     def add_trials(self, changed_trials: Collection[Evaluation]) -> list[int]:
-        """Add or replace trials, and return the number of the first trial of each individual that has changed."""
+        """Add or replace trials, and return the first trials of the individuals that changed."""
         changed = {}
         for evaluation in sorted(changed_trials, key=lambda evaluation: evaluation.trial):
             root = find_root(evaluation, self._roots)
@@ -135,22 +133,22 @@ class Individuals:
         return max(started, key=lambda evaluation: evaluation.trial, default=None)
 
     def merge_trials(self, root: int) -> Evaluation:
-        """Merge all trials of an individual into one, from the start of its first trial to the end of its latest trial.
+        """Merge all trials of an individual into one.
 
-        The losses are those of the latest trial that has any. If this trial has resumed an earlier
-        trial, it already includes the losses of that trial.
+        It lasts from the start of the first trial to the end of the latest trial. The losses are
+        those of the latest trial that has any. If this trial has resumed an earlier trial, it
+        already includes the losses of that trial.
         """
         trials = self._trials[root]
         first = trials[min(trials)]
         latest = self.find_latest(root)
         assert latest is not None
-        with_loss = [evaluation for evaluation in trials.values() if evaluation.curve]
+        curves = {trial: evaluation.curve for trial, evaluation in trials.items()}
+        with_loss = [trial for trial, curve in curves.items() if curve]
         return replace(
             latest,
             trial=root,
-            curve=max(with_loss, key=lambda evaluation: evaluation.trial).curve
-            if with_loss
-            else {},
+            curve=curves[max(with_loss)] if with_loss else {},
             started=first.started,
             island=first.island,
             worker=first.worker,
@@ -160,10 +158,10 @@ class Individuals:
 
 
 class ShownEvaluations:
-    """Record of the evaluations that one tracker has received. It is a file, which ``with`` locks and closes.
+    """The evaluations that one tracker has received, in a file, which ``with`` locks and closes.
 
-    The file has one JSON object per line. An
-    incomplete final line, left by a killed process, is ignored.
+    The file has one JSON object per line. An incomplete final line, left by a killed process, is
+    ignored.
 
     Attributes:
         id: Random identifier of the run. MLflow and Weights & Biases store it, so that a resumed

@@ -49,20 +49,19 @@ class WandB:
 
     def __init__(self, shown: TrackedRun) -> None:
         self._shown = shown
-        self._mode = os.environ.get("WANDB_MODE") or (
-            "online" if wandb.login(prompt=False) else "offline"
-        )
-        if not os.environ.get("WANDB_MODE") and self._mode == "offline":
+        self._mode = os.environ.get("WANDB_MODE", "")
+        if not self._mode and wandb.login(prompt=False):
+            self._mode = "online"
+        elif not self._mode:
+            self._mode = "offline"
             shown.notify(
                 f"no account is configured, so runs are stored offline. "
                 f"To upload them: wandb sync {shown.folder}/offline-run-*"
             )
         self._dir = None if os.environ.get("WANDB_DIR") else str(shown.folder.parent)
-        self.destination = (
-            os.environ.get("WANDB_DIR", "here")
-            if self._mode in ("offline", "dryrun")
-            else self._mode
-        )
+        self.destination = self._mode
+        if self._mode in ("offline", "dryrun"):
+            self.destination = os.environ.get("WANDB_DIR", "here")
         self._runs: dict[str, wandb.Run] = {}
 
     def show_individual(
@@ -99,7 +98,7 @@ class WandB:
         return f"{self._shown.id}-{name}"
 
     def _remove_run(self, name: str) -> None:
-        """Delete the offline files of an individual. On a server, a new run with the same id replaces it."""
+        """Delete the offline files of an individual. On a server, a new run replaces it."""
         if name in self._runs:
             self._runs.pop(name).finish(exit_code=1)
         folder = Path(os.environ.get("WANDB_DIR") or self._shown.folder.parent) / "wandb"
@@ -107,7 +106,8 @@ class WandB:
             shutil.rmtree(path, ignore_errors=True)
 
     def _make_run(self, evaluation: Evaluation) -> wandb.Run:
-        name, made = make_title(evaluation), collect_context(evaluation)
+        name = make_title(evaluation)
+        made = collect_context(evaluation)
         return wandb.init(
             id=self._make_run_id(name),
             name=name,

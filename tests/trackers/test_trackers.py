@@ -1,4 +1,4 @@
-"""Test trackers: each evaluation is shown once, and failures of servers and processes do not change this."""
+"""Test trackers: each evaluation is shown once, whatever servers and processes do."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def assert_same(
 
 
 def read_ended_trials(run_dir: Path, name: str) -> set[int]:
-    """Return the trials whose end a tracker has received. It has also received the start of all earlier trials."""
+    """Return the trials whose end a tracker has received, after the start of all earlier trials."""
     path = run_dir / name / "written.jsonl"
     lines = path.read_text().split("\n")[2:] if path.exists() else []
     return {json.loads(line)["trial"] for line in lines}
@@ -563,10 +563,10 @@ def test_tracker_ends_soon_after_its_job(tmp_path: Path, monkeypatch: pytest.Mon
     session = begin_run(tmp_path / "run")
     start_evaluation(session.open_record(), 1)
     job = (
-        "import json, sys, time; from pathlib import Path; from hpo.trackers.tracker_processes import "
-        "TrackerProcesses\n"
-        "tracking = TrackerProcesses(['mlflow'], Path(sys.argv[1])); tracking.add_study(*sys.argv[2:]); "
-        "time.sleep(3600)"
+        "import json, sys, time; from pathlib import Path; from hpo.trackers.tracker_processes "
+        "import TrackerProcesses\n"
+        "tracking = TrackerProcesses(['mlflow'], Path(sys.argv[1])); "
+        "tracking.add_study(*sys.argv[2:]); time.sleep(3600)"
     )
     with Server("runs/create", 2, hangs=True) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
@@ -579,7 +579,7 @@ def test_tracker_ends_soon_after_its_job(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def read_expected(run_dir: Path) -> dict[str, TrackedEvaluation]:
-    """Return the evaluations that trackers should show. They are read from the studies of a run without failures."""
+    """Return the evaluations that trackers should show, from the studies of a run."""
     shown = {}
     for kind, study in (
         ("trial-{0:04d}", ""),
@@ -608,7 +608,8 @@ def test_all_trackers_show_run_and_confirmations(mpi: Mpi, tmp_path: Path) -> No
         cwd=tmp_path,
     )
     assert done.returncode == 0
-    hint = "no account is configured, so runs are stored offline. To upload them: wandb sync run/wandb/off"
+    hint = "no account is configured, so runs are stored offline. "
+    hint += "To upload them: wandb sync run/wandb/off"
     assert f"--tracker wandb: {hint}" in done.stderr
     # Trackers may be slow if other processes use the cores.
     late = [line for line in done.stderr.splitlines() if "it did not finish in time" in line]
@@ -649,8 +650,8 @@ def test_run_ends_although_tracker_hangs(
         )
     assert done.returncode == 0
     assert done.stderr.splitlines() == [
-        "warning: --tracker mlflow: it did not finish in time. To send the missing updates, use --resume or "
-        "hpo track run --tracker mlflow"
+        "warning: --tracker mlflow: it did not finish in time. To send the missing updates, use "
+        "--resume or hpo track run --tracker mlflow"
     ]
     assert "The study is" in done.stdout
 
