@@ -27,18 +27,14 @@ _WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 
 def make_app(**options: Any) -> typer.Typer:
-    """Return a typer app (command-line parser) without commands.
-
-    Args:
-        **options: Further arguments of typer.Typer.
-    """
+    """Return a typer app without commands. The options are those of typer.Typer."""
     return typer.Typer(
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False, **options
     )
 
 
 def make_parser(kind: Kind) -> Callable[[str], Any]:
-    """Return a function that parses the value of an option. Its error message has the wrong value."""
+    """Return a function that parses the value of an option, with a message for a wrong one."""
 
     def parse(text: str) -> Any:
         if text == "off" and kind.off is not None:
@@ -51,12 +47,16 @@ def make_parser(kind: Kind) -> Callable[[str], Any]:
     return parse
 
 
-parse_whole_number = make_parser(WHOLE)
+def make_count_option(help_text: str, *flags: str) -> Any:
+    """Return the annotation of an option whose value is a whole number."""
+    return typer.Option(*flags, metavar="N", parser=make_parser(WHOLE), help=help_text)
+
+
 parse_duration = make_parser(DURATION)
 
 
 def run_command(run: Callable[[], T], program: str) -> T | int:
-    """Return what a function returns. Print a mistake as one message to stderr, and return the exit status.
+    """Return what a function returns; after a mistake, print one message and return the status.
 
     Args:
         run: A function that parses a command line, and perhaps runs the command.

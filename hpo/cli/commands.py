@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from hpo.cli.command_line import make_app, parse_whole_number
-from hpo.cli.job_scripts import add_script_commands
+from hpo.cli.command_line import make_app, make_count_option
+from hpo.cli.job_scripts import add_script_commands, find_mpi
 from hpo.cli.mpi_commands import GroupedCommand, make_check, make_cluster_check, make_search
 from hpo.errors import RunError, UsageError
 from hpo.options import TRACKERS, check_trackers
@@ -75,7 +75,7 @@ def top(
     run_dir: RunDirectory,
     n: Annotated[
         int,
-        typer.Option("-n", metavar="N", parser=parse_whole_number, help="Individuals per table."),
+        make_count_option("Individuals per table.", "-n"),
     ] = 3,
     failed: Annotated[
         bool, typer.Option("--failed", help="Print the latest failures instead.")
@@ -113,7 +113,8 @@ def show(
         Optional[str],
         typer.Argument(
             metavar="TRIAL",
-            help="Number of an evaluation, or confirm-N.  [default: the winner, or the last failure]",
+            help="Number of an evaluation, or confirm-N.  "
+            "[default: the winner, or the last failure]",
         ),
     ] = None,
     storage: Storage = None,
@@ -131,9 +132,11 @@ def show(
     from hpo.views.evaluation_text import format_evaluation
 
     lookup = EvaluationLookup.read(RunReader(run_dir, storage))
-    evaluation, why = (
-        (lookup.find_evaluation(trial), "") if trial is not None else lookup.choose_evaluation()
-    )
+    if trial is not None:
+        evaluation = lookup.find_evaluation(trial)
+        why = ""
+    else:
+        evaluation, why = lookup.choose_evaluation()
     details = lookup.collect_details(evaluation)
     if as_json:
         print(json.dumps(make_json_content(details), indent=2, allow_nan=False))
@@ -173,12 +176,7 @@ def report(
     run_dir: RunDirectory,
     n: Annotated[
         int,
-        typer.Option(
-            "-n",
-            metavar="N",
-            parser=parse_whole_number,
-            help="Individuals in the table of the best.",
-        ),
+        make_count_option("Individuals in the table of the best.", "-n"),
     ] = 10,
     output: Annotated[
         Optional[Path],
@@ -281,11 +279,7 @@ def supervise(
     ],
     max_restarts: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            parser=parse_whole_number,
-            help="Give up after N restarts in a row without progress.",
-        ),
+        make_count_option("Give up after N restarts in a row without progress."),
     ] = 3,
 ) -> None:
     """Restart a job with --resume if it crashes."""
@@ -308,16 +302,8 @@ def _print_failed(run: RunReader, n: int, as_json: bool) -> None:
     lookup = EvaluationLookup.read(run)
     failed = lookup.list_failed()
     if as_json:
-        print(
-            json.dumps(
-                [
-                    make_json_content(lookup.collect_details(evaluation))
-                    for evaluation in failed[:n]
-                ],
-                indent=2,
-                allow_nan=False,
-            )
-        )
+        details = map(lookup.collect_details, failed[:n])
+        print(json.dumps(list(map(make_json_content, details)), indent=2, allow_nan=False))
     else:
         print(*format_failed(failed, n, run.run_dir.path), sep="\n")
 
@@ -326,33 +312,12 @@ def _print_versions() -> None:
     """Print the versions of this package, of its dependencies, of MPI and of the platform."""
     for name, version in read_versions().items():
         print(f"{name} {version}")
-    print(f"MPI: {_find_mpi()}")
+    print(f"MPI: {find_mpi()}")
     print(platform.platform())
 
 
-def _find_mpi() -> str:
-    try:
-        import mpi4py
-
-        # Otherwise, the import starts MPI, which would have to be finalized.
-        mpi4py.rc.initialize = False
-        from hpo.ranks.communicator import describe_mpi
-
-        return describe_mpi()
-    except (ImportError, RuntimeError) as error:  # The MPI library is missing.
-        return f"not found ({str(error).splitlines()[0]})"
-
-
 def _check_output(output: Path | None, overwrite: bool) -> None:
-    """Check that the path of an output file may be written to.
-
-    Args:
-        output: The path that the user has given; None if the user has given none.
-        overwrite: Whether an existing file may be replaced.
-
-    Raises:
-        UsageError: The file exists and must not be replaced, or the path is a directory.
-    """
+    """Raise a UsageError if a file exists and must not be replaced, or the path is a directory."""
     if output is None or not os.path.lexists(output) or _is_stream(output):
         return
     if output.exists() and not output.is_file():
@@ -362,7 +327,7 @@ def _check_output(output: Path | None, overwrite: bool) -> None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Return whether a path is a pipe, a device such as a terminal, or an open file of this process (/dev/stdout)."""
+    """Return whether a path is a pipe, a device, or an open file of this process (/dev/stdout)."""
     if str(path.parent) == "/dev/fd" or str(path) in ("/dev/stdout", "/dev/stderr"):
         return True
     with suppress(OSError):
@@ -372,15 +337,7 @@ def _is_stream(path: Path) -> bool:
 
 
 def _write_output(output: Path, content: bytes) -> None:
-    """Write a file atomically, or write to a pipe or device.
-
-    Args:
-        output: The path of the file, pipe or device.
-        content: The bytes to write.
-
-    Raises:
-        RunError: The path cannot be written to.
-    """
+    """Write a file atomically, or write to a pipe or device. Raise a RunError if this fails."""
     if not _is_stream(output):
         write_atomically(output, content)
         return

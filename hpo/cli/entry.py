@@ -49,24 +49,24 @@ def main() -> None:
     from hpo.process.standard_streams import fill_closed_streams
 
     fill_closed_streams()
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 - A lost output must be an error.
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115 - Otherwise, print writes to stdout.
-    # Texts of the user may have characters that the terminal cannot encode.
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    # A lost output must be an error. Without stderr, print would write to stdout.
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
+    _escape_output()
     sys.exit(run_command(lambda: call_app(app, "hpo", sys.argv[1:]), "hpo"))
 
 
 def search(program: str, arguments: Sequence[str], default: Path | None = None) -> NoReturn:
-    """Run a search on this rank of an MPI job, then exit the process. Collective: call on all ranks.
+    """Run a search on this rank of an MPI job, then exit the process.
+
+    Collective: call on all ranks.
 
     Args:
         program: The name of the program, for messages.
         arguments: The arguments of the command line.
         default: Path of the default search space; None without a default.
     """
-    from hpo.cli.program_options import split_command
+    from hpo.cli.search_source import split_command
 
     arguments, command = split_command(arguments)
 
@@ -86,13 +86,8 @@ def search(program: str, arguments: Sequence[str], default: Path | None = None) 
 
 
 def check(program: str, arguments: Sequence[str]) -> NoReturn:
-    """Run `hpo check` on this rank of an MPI job, then exit the process. Collective: call on all ranks.
-
-    Args:
-        program: The name of the program, for messages.
-        arguments: The arguments of the command line.
-    """
-    from hpo.cli.program_options import split_command
+    """Run `hpo check` as `search` runs a search. Collective: call on all ranks."""
+    from hpo.cli.search_source import split_command
 
     arguments, command = split_command(arguments)
 
@@ -110,12 +105,7 @@ def check(program: str, arguments: Sequence[str]) -> NoReturn:
 
 
 def check_cluster(program: str, arguments: Sequence[str]) -> NoReturn:
-    """Run `hpo check-cluster` on this rank of an MPI job, then exit the process. Collective: call on all ranks.
-
-    Args:
-        program: The name of the program, for messages.
-        arguments: The arguments of the command line.
-    """
+    """Run `hpo check-cluster` as `search` runs a search. Collective: call on all ranks."""
 
     def parse(ranks: int) -> _Parsed:
         from hpo.cli.mpi_commands import make_cluster_check
@@ -160,7 +150,8 @@ def _run_and_exit(
     from hpo.process.standard_streams import fill_closed_streams
 
     fill_closed_streams()
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - A run does not need it.
+    # A run does not need its standard output.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
     template = _start_mpi(program)
     from hpo.ranks.communicator import finalize_mpi, get_world
     from hpo.ranks.job import Job, abort_for_error
@@ -168,10 +159,7 @@ def _run_and_exit(
 
     # Imports create many permanent objects. `prepare_rank` enables garbage collection again.
     gc.disable()
-    # Objectives may print characters that the terminal cannot encode.
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    _escape_output()
     comm = get_world()
     first = comm.rank == 0
     try:
@@ -238,9 +226,8 @@ def _run_on_rank(
     logging.basicConfig(
         level=options.log_level.upper(), format="%(levelname)s %(name)s: %(message)s"
     )
-    return run(
-        options, layout, replace(job, world=sort_by_host(job.world, host, layout.ranks_per_worker))
-    )
+    world = sort_by_host(job.world, host, layout.ranks_per_worker)
+    return run(options, layout, replace(job, world=world))
 
 
 def _parse_command(
@@ -250,7 +237,7 @@ def _parse_command(
     arguments: Sequence[str],
     ranks: int,
 ) -> _Parsed:
-    """Parse a command line. Return the options and the layout, or an exit status, for example after a mistake."""
+    """Return the options and the layout of a command line; or an exit status, after a mistake."""
     from hpo.cli.command_line import call_app, run_command
     from hpo.cli.mpi_commands import make_command_app
     from hpo.process.launcher import is_first_rank
@@ -270,6 +257,13 @@ def _parse_command(
     return run_command(parse, program)
 
 
+def _escape_output() -> None:
+    # Users and objectives may print characters that the terminal cannot encode.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def exit_process(status: int) -> NoReturn:
     """Exit as `sys.exit` does, but within 5 seconds.
 
@@ -282,7 +276,7 @@ def exit_process(status: int) -> NoReturn:
 
 
 def check_packages(program: str) -> None:
-    """Raise a UsageError if a package that a search needs is missing. The message has the command to install it."""
+    """Raise a UsageError that says how to install the missing packages that a search needs."""
     missing = [name for name in _REQUIRED_PACKAGES if find_spec(name) is None]
     if not missing:
         return
@@ -303,6 +297,6 @@ def _import_mpi() -> None:
         from mpi4py import MPI  # noqa: F401
     except (ImportError, RuntimeError) as error:
         raise UsageError(
-            f"mpi4py finds no MPI ({str(error).splitlines()[0]}). Load the MPI module of the cluster, or run: "
-            "pip install 'hpo-islands[mpich]'"
+            f"mpi4py finds no MPI ({str(error).splitlines()[0]}). Load the MPI module of the "
+            "cluster, or run: pip install 'hpo-islands[mpich]'"
         ) from error

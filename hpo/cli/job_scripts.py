@@ -13,13 +13,17 @@ from typing import Annotated, Optional
 
 import typer
 
-from hpo.cli.command_line import parse_duration, parse_whole_number
-from hpo.cli.shipped_spaces import find_search_space
+from hpo.cli.command_line import make_count_option, parse_duration
+from hpo.cli.search_source import find_search_space
 from hpo.errors import UsageError
 from hpo.layout import Layout
 
 _SECONDS_TO_STOP = 120  # before the time limit of the job
 _MIN_SECONDS = 600
+_FIRST_JOB = (
+    "# The first job starts the run, and later jobs resume it. Options of the search, such as "
+    "--evaluations, come here."
+)
 _CORES_WITH_GPUS = 4  # per rank. One core would have to load the data besides the training.
 
 
@@ -60,29 +64,22 @@ class JobRequest:
 
     @property
     def name(self) -> str:
-        """The name of the job. The names of its script and of its run directory are made from it."""
+        """The name of the job, of which the names of its script and its run directory are made."""
         return re.sub(r"[^\w.-]", "_", self.search_space.stem)
 
     @property
     def command(self) -> str:
         """The command of the search, after its launcher."""
-        search = [
-            "hpo",
-            "search",
-            str(self.search_space),
-            "--ranks-per-worker",
-            str(self.layout.ranks_per_worker),
-        ]
-        return shlex.join([*search, "--run-dir", f"runs/{self.name}", "--resume"])
+        search = ["hpo", "search", str(self.search_space)]
+        size = ["--ranks-per-worker", str(self.layout.ranks_per_worker)]
+        return shlex.join([*search, *size, "--run-dir", f"runs/{self.name}", "--resume"])
 
 
 def write_slurm_script(request: JobRequest, mpi: str, environment: str) -> str:
     """Return a job script for SLURM.
 
     Args:
-        request: Resources of the job.
-        mpi: The name of srun's plugin for the MPI, such as "pmix"; an empty text for SLURM's
-            default.
+        mpi: The name of srun's plugin for the MPI, such as "pmix"; "" for SLURM's default.
         environment: Lines that activate the environment.
     """
     directives = [
@@ -100,14 +97,15 @@ def write_slurm_script(request: JobRequest, mpi: str, environment: str) -> str:
     srun = " ".join(["srun", *([f"--mpi={mpi}"] if mpi else []), "--kill-on-bad-exit=1"])
     return f"""#!/bin/bash
 # Save this as {request.name}.sh, and submit it: sbatch {request.name}.sh
-# SLURM sends SIGUSR1 {_SECONDS_TO_STOP} s before the time limit: the run stops, and this script submits itself again.
+# SLURM sends SIGUSR1 {_SECONDS_TO_STOP} s before the time limit: the run stops, and this script \
+submits itself again.
 # If a node is lost, the run continues on the other nodes.
 {requested}
 {environment}
 # srun does not read --cpus-per-task of the job since SLURM 22.05.
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
-# The first job starts the run, and later jobs resume it. Options of the search, such as --evaluations, come here.
+{_FIRST_JOB}
 hpo supervise {srun} \\
     {request.command}
 if [ $? -eq 75 ]; then sbatch {shlex.quote(request.name + ".sh")}; fi
@@ -130,7 +128,7 @@ cd "$PBS_O_WORKDIR" || exit
 {environment}
 # The run stops one minute before this time (seconds since 1970).
 export HPO_JOB_END_TIME=$(($(date +%s) + {int(request.seconds) - _SECONDS_TO_STOP + 60}))
-# The first job starts the run, and later jobs resume it. Options of the search, such as --evaluations, come here.
+{_FIRST_JOB}
 # For Open MPI, write --hostfile instead of -f.
 hpo supervise mpirun -f "$PBS_NODEFILE" -n {request.layout.ranks} \\
     {request.command}
@@ -139,7 +137,7 @@ if [ $? -eq 75 ]; then qsub {shlex.quote(request.name + ".sh")}; fi
 
 
 def describe_environment() -> str:
-    """Return lines for a job script that load the modules of this shell, and activate this Python environment."""
+    """Return lines for a job script that activate this environment, and load its modules."""
     modules = os.environ.get("LOADEDMODULES", "").replace(":", " ")
     lines = [f"module load {modules}"] if modules else []
     activate = Path(sys.prefix, "bin", "activate")
@@ -151,19 +149,25 @@ def describe_environment() -> str:
     return "".join(f"{line}\n" for line in ["", *lines])
 
 
-def find_mpi_plugin() -> str:
-    """Return the plugin of srun for the MPI of this environment; an empty text if it is not known."""
+def find_mpi() -> str:
+    """Return the name and version of the MPI library, without starting MPI."""
     try:
         import mpi4py
 
+        # Otherwise, the import starts MPI, which would have to be finalized.
         mpi4py.rc.initialize = False
-        from mpi4py import MPI
+        from hpo.ranks.communicator import describe_mpi
 
-        library = MPI.Get_library_version()
-    except (ImportError, RuntimeError):
-        return ""
+        return describe_mpi()
+    except (ImportError, RuntimeError) as error:  # The MPI library is missing.
+        return f"not found ({str(error).splitlines()[0]})"
+
+
+def find_mpi_plugin() -> str:
+    """Return the plugin of srun for the MPI of this environment; "" if it is not known."""
+    mpi = find_mpi()
     plugins = {"Open MPI": "pmix", "MPICH": "pmi2", "Intel": "pmi2", "MVAPICH": "pmi2"}
-    return next((plugin for name, plugin in plugins.items() if name in library), "")
+    return next((plugin for name, plugin in plugins.items() if name in mpi), "")
 
 
 def add_script_commands(app: typer.Typer) -> None:
@@ -182,45 +186,34 @@ def add_script_commands(app: typer.Typer) -> None:
     )
 
 
+_SearchSpace = Annotated[
+    Path, typer.Argument(metavar="SEARCH_SPACE", help="A search file, or a name.")
+]
+_Time = Annotated[
+    float, typer.Option(metavar="DURATION", parser=parse_duration, help="Time limit of a job.")
+]
+_Nodes = Annotated[int, make_count_option("Nodes.")]
+_Gpus = Annotated[int, make_count_option("GPUs per node.")]
+_Ranks = Annotated[
+    Optional[int], make_count_option("Ranks per node.  [default: one per GPU, or 1]")
+]
+_Cores = Annotated[
+    Optional[int], make_count_option("CPU cores per rank.  [default: 4 with GPUs, otherwise 1]")
+]
+_WorkerRanks = Annotated[
+    Optional[int], make_count_option("Ranks per worker.  [default: 2; 1 if odd]")
+]
+
+
 def _make_command(summary: str, write: Callable[[JobRequest], str]) -> Callable[..., None]:
     def command(  # noqa: PLR0913 - an argument for each option
-        search_space: Annotated[
-            Path, typer.Argument(metavar="SEARCH_SPACE", help="A search file, or a name.")
-        ],
-        time: Annotated[
-            float,
-            typer.Option(metavar="DURATION", parser=parse_duration, help="Time limit of a job."),
-        ],
-        nodes: Annotated[
-            int, typer.Option(metavar="N", parser=parse_whole_number, help="Nodes.")
-        ] = 1,
-        gpus_per_node: Annotated[
-            int, typer.Option(metavar="N", parser=parse_whole_number, help="GPUs per node.")
-        ] = 0,
-        ranks_per_node: Annotated[
-            Optional[int],
-            typer.Option(
-                metavar="N",
-                parser=parse_whole_number,
-                help="Ranks per node.  [default: one per GPU, or 1]",
-            ),
-        ] = None,
-        cpus_per_rank: Annotated[
-            Optional[int],
-            typer.Option(
-                metavar="N",
-                parser=parse_whole_number,
-                help="CPU cores per rank.  [default: 4 with GPUs, otherwise 1]",
-            ),
-        ] = None,
-        ranks_per_worker: Annotated[
-            Optional[int],
-            typer.Option(
-                metavar="N",
-                parser=parse_whole_number,
-                help="Ranks per worker.  [default: 2; 1 if odd]",
-            ),
-        ] = None,
+        search_space: _SearchSpace,
+        time: _Time,
+        nodes: _Nodes = 1,
+        gpus_per_node: _Gpus = 0,
+        ranks_per_node: _Ranks = None,
+        cpus_per_rank: _Cores = None,
+        ranks_per_worker: _WorkerRanks = None,
     ) -> None:
         ranks = ranks_per_node if ranks_per_node is not None else max(1, gpus_per_node)
         layout = Layout.choose(max(1, nodes * ranks), ranks_per_worker, None)

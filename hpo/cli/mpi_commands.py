@@ -1,4 +1,4 @@
-"""Define the commands that run as MPI jobs: search, check and check-cluster. They return options."""
+"""Define the commands that run as MPI jobs: search, check, check-cluster. They return options."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from hpo.cli.command_line import make_app, make_parser
-from hpo.cli.program_options import find_source
-from hpo.cli.shipped_spaces import list_search_spaces
+from hpo.cli.search_source import find_source, list_search_spaces
 from hpo.options import OPTIONS, PROGRAM_OPTIONS, Option
 
 _ALL_OPTIONS = {**OPTIONS, **PROGRAM_OPTIONS}
@@ -111,7 +110,7 @@ def make_check(program: Sequence[str] | None = None) -> Callable[..., dict[str, 
 
 
 def make_cluster_check() -> Callable[..., dict[str, Any]]:
-    """Return the function that typer calls for `hpo check-cluster`. It returns the options by name."""
+    """Return the function that typer calls for `hpo check-cluster`."""
 
     def check_cluster(**given: Any) -> dict[str, Any]:
         """Test the hosts, GPUs, network and file system of a job.
@@ -201,7 +200,8 @@ def _make_parameter(name: str, annotation: Any, default: Any) -> inspect.Paramet
 
 def _annotate(option: Option) -> Any:
     """Return the annotation from which typer makes an option. None means that it is not given."""
-    kind, default = option.kind, option.describe_default()
+    kind = option.kind
+    default = option.describe_default()
     info = typer.Option(
         option.flags,
         metavar=kind.metavar,

@@ -39,7 +39,7 @@ class _Option:
 
     @property
     def has_other_name(self) -> bool:
-        """Whether the option differs from ``--`` followed by `name`, such as ``--batch-size`` from ``--batch_size``.
+        """Whether the option differs from ``--`` followed by `name`, as ``--batch-size`` does.
 
         The `Script` of the search file must then contain ``--batch-size`` and the placeholder
         ``{batch_size}``.
@@ -48,7 +48,7 @@ class _Option:
 
     @property
     def hint(self) -> str:
-        """A comment for the search file, which shows the placeholder if `has_other_name`; otherwise empty."""
+        """A comment for the search file, with the placeholder; empty unless `has_other_name`."""
         return (
             f"  # and {self.flag!r}, '{{{self.name}}}' in the Script" if self.has_other_name else ""
         )
@@ -72,7 +72,8 @@ def propose_search(path: Path) -> str:
     options = list({option.name: option for option in _find_options(tree)}.values())
     if not options:
         raise UsageError(
-            f"{path} has no options of argparse that could be searched, such as add_argument('--lr', type=float)"
+            f"{path} has no options of argparse that could be searched, such as "
+            "add_argument('--lr', type=float)"
         )
     codes = {option.name: (option, *_make_parameter_code(option)) for option in options}
     lines = [
@@ -80,59 +81,44 @@ def propose_search(path: Path) -> str:
         for name, (option, code, is_chosen) in codes.items()
         if code
     ]
-    chosen = [option for option, _, is_chosen in codes.values() if is_chosen]
-    placed = [
-        part
-        for option in chosen
-        if option.has_other_name
-        for part in (option.flag, f"{{{option.name}}}")
-    ]
+    placed = []
+    for option, _, is_chosen in codes.values():
+        if is_chosen and option.has_other_name:
+            placed += [option.flag, f"{{{option.name}}}"]
     switches = [option.name for option in options if option.is_switch]
     parts = [repr(str(path)), *map(repr, placed)]
     loss = propose_loss_pattern(list(_find_printed_losses(tree)))
     parts.append(f"loss=r{loss!r}".replace("\\\\", "\\") if loss else "loss=None")
-    remark = (
-        "" if loss else "  # give a pattern with one group, or call hpo.report(loss) in the script"
-    )
+    remark = "  # give a pattern with one group, or call hpo.report(loss) in the script"
     flags = f"# Add flags={switches} if one of them is searched.\n" if switches else ""
     kinds = {code.partition("(")[0] for _, code, _ in codes.values() if code}
     return (
-        f'"""A search over {path.name}, proposed from its options: edit the ranges, and remove the # of others."""\n\n'
+        f'"""A search over {path.name}, proposed from its options: edit the ranges, and remove '
+        f'the # of others."""\n\n'
         f"from hpo import {', '.join(sorted({*kinds, 'Script', 'SearchSpace'}))}\n\n"
-        f"space = SearchSpace(\n{chr(10).join(lines)}\n)\n{flags}objective = Script({', '.join(parts)}){remark}\n"
+        f"space = SearchSpace(\n{chr(10).join(lines)}\n)\n{flags}objective = "
+        f"Script({', '.join(parts)}){'' if loss else remark}\n"
     )
 
 
 def _find_options(tree: ast.AST) -> Iterator[_Option]:
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "add_argument"
-        ):
-            flags = [
-                value
-                for argument in node.args
-                if isinstance(value := _evaluate_literal(argument), str)
-            ]
-            long = [flag for flag in flags if flag.startswith("--")]
-            given = {argument.arg: argument.value for argument in node.keywords if argument.arg}
-            if not long:
-                continue
-            default, choices = (
-                _evaluate_literal(given.get("default")),
-                _evaluate_literal(given.get("choices")),
-            )
-            annotation = given.get("type")
-            kind = annotation.id if isinstance(annotation, ast.Name) else type(default).__name__
-            is_switch = _evaluate_literal(given.get("action")) in ("store_true", "store_false")
-            yield _Option(
-                long[0],
-                kind,
-                default,
-                list(choices) if isinstance(choices, (list, tuple)) else [],
-                is_switch,
-            )
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        if node.func.attr != "add_argument":
+            continue
+        texts = map(_evaluate_literal, node.args)
+        flags = [text for text in texts if isinstance(text, str) and text.startswith("--")]
+        if not flags:
+            continue
+        given = {argument.arg: argument.value for argument in node.keywords if argument.arg}
+        default = _evaluate_literal(given.get("default"))
+        choices = _evaluate_literal(given.get("choices"))
+        choices = list(choices) if isinstance(choices, (list, tuple)) else []
+        annotation = given.get("type")
+        kind = annotation.id if isinstance(annotation, ast.Name) else type(default).__name__
+        is_switch = _evaluate_literal(given.get("action")) in ("store_true", "store_false")
+        yield _Option(flags[0], kind, default, choices, is_switch)
 
 
 def _make_parameter_code(option: _Option) -> tuple[str, bool]:
@@ -149,19 +135,14 @@ def _make_parameter_code(option: _Option) -> tuple[str, bool]:
     is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
     if option.kind == "float" and _LOG_NAME_PATTERN.search(option.name):
         middle = float(default) if is_number and default > 0 else 1e-3
-        return (
-            f"Float({_round_digits(middle / _DECADE)}, {_round_digits(middle * _DECADE)}, log=True)",
-            True,
-        )
+        low = _round_digits(middle / _DECADE)
+        return f"Float({low}, {_round_digits(middle * _DECADE)}, log=True)", True
     if option.kind == "float" and is_number and 0 <= default < 1:
         return f"Float(0.0, {0.9 if default < 0.9 else 0.999})", False
     if option.kind in ("float", "int") and is_number and default > 0:
-        kind, low = (
-            ("Int", max(1, int(default) // 4))
-            if option.kind == "int"
-            else ("Float", _round_digits(default / 4))
-        )
-        return f"{kind}({low}, {4 * default}, log=True)", False
+        if option.kind == "int":
+            return f"Int({max(1, int(default) // 4)}, {4 * default}, log=True)", False
+        return f"Float({_round_digits(default / 4)}, {4 * default}, log=True)", False
     return "", False
 
 
@@ -177,7 +158,7 @@ def _evaluate_literal(node: ast.expr | None) -> Any:
 
 
 def _find_printed_losses(tree: ast.AST) -> Iterator[str]:
-    """Yield each f-string of a script that contains the word loss, with 1.0 instead of each expression.
+    """Yield each f-string of a script with the word loss, with 1.0 for each expression.
 
     The texts are examples of printed lines, from which `propose_loss_pattern` makes a pattern.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo.cli.shipped_spaces import find_search_space, list_search_spaces
+from hpo.cli.search_source import find_search_space, list_search_spaces
 from hpo.errors import UsageError
 from tests.support.launch import ROOT, run_hpo
 

@@ -1,4 +1,4 @@
-"""Test searches over a training script: placeholders, reports and proposed search files."""
+"""Test searches over a training script: placeholders, reports, and proposed search files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hpo import Categorical, Float
-from hpo.cli.program_options import make_script, parse_space, split_command
+from hpo.cli.search_source import make_script, parse_space, split_command
 from hpo.errors import UsageError
 from hpo.evaluation.program_supervision import ReportMerger, ReportReader
 from hpo.evaluation.rank_group import reserve_port
@@ -43,8 +43,8 @@ def test_reserved_port_is_free_for_torch_store_only() -> None:
         (["lr=Float(1"], "--space lr=Float(1: 'Float(1' is not a parameter. "),
         (
             ["lr=Foo(1, 2)"],
-            "--space lr=Foo(1, 2): a parameter must be a Categorical, Float, Int, Ordinal, "
-            "got 'Foo",
+            "--space lr=Foo(1, 2): a parameter must be a Categorical, Float, Int, Ordinal, got "
+            "'Foo",
         ),
         (
             ["lr=Float(__import__('os').getpid(), 2)"],
@@ -77,12 +77,12 @@ def test_parse_space_matches_search_file(tmp_path: Path) -> None:
     path = str(tmp_path / "train.py")
     options = ProgramOptions((), "l=(.*)", ("acc=acc (.*)",), ("amp",), "--from '{folder}/a b'", 2)
     script = make_script(["python3", path], options)
-    expected = {
+    expected: dict[str, Any] = {
         "metrics": {"acc": "acc (.*)"},
         "flags": ["amp"],
         "resume": ["--from", "{folder}/a b"],
     }
-    assert script == Script(path, loss="l=(.*)", first_report=2, **expected)  # type: ignore[arg-type]
+    assert script == Script(path, loss="l=(.*)", first_report=2, **expected)
     found: dict[str, Any] = {}
     exec(script.format_search_file(parse_space(texts)), found)
     assert (found["objective"], list(found["space"].parameters)) == (
@@ -241,9 +241,8 @@ def test_report_merger_without_leader_reports_uses_ranks() -> None:
 
 def test_report_outside_search_does_nothing() -> None:
     code = (
-        "import sys, hpo\nassert hpo.report(0.5, accuracy=1) is None\n"
-        "assert hpo.trial is None and hpo.folder is None\n"
-        "assert not {'torch', 'numpy', 'optuna', 'mpi4py'} & set(sys.modules)\n"
+        "import sys, hpo\nassert hpo.report(0.5, accuracy=1) is None\nassert hpo.trial is None and "
+        "hpo.folder is None\nassert not {'torch', 'numpy', 'optuna', 'mpi4py'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=scale(60))
 
@@ -283,8 +282,8 @@ def test_init_proposes_search_file_from_script_options(tmp_path: Path, hpo: Hpo)
         "2.0000"
     ]
     for line in (
-        "    # batch_size=Int(8, 128, log=True),  "
-        "# and '--batch-size', '{batch_size}' in the Script\n",
+        "    # batch_size=Int(8, 128, log=True),  # and '--batch-size', '{batch_size}' in the "
+        "Script\n",
         "    # dropout=Float(0.0, 0.9),\n",
         "    # amp=Categorical(True, False),\n",
         "    # lambda_=Float(0.5, 8.0, log=True),  # and '--lambda', '{lambda_}' in the Script\n",

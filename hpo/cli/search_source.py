@@ -1,4 +1,4 @@
-"""Parse the options of a search over a program: hpo search --space ... --loss ... -- train.py --epochs 3."""
+"""Find the search file of a command line: a path, a name, or made for the program after ``--``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpo.cli.shipped_spaces import find_search_space
 from hpo.errors import UsageError
 from hpo.options import PROGRAM_OPTIONS, ProgramOptions
 from hpo.script_objective import Script, find_program
@@ -17,11 +16,36 @@ from hpo.space.parsing import parse_parameter
 
 # The name of a hyperparameter that has no effect, for a program without hyperparameters.
 _UNUSED_NAME = "nothing"
+_PACKAGE = Path(__file__).parents[1]
 _EXAMPLE = "Write for example --space 'lr=Float(1e-4, 1e-1, log=True)'"
 
 
+def find_search_space(path: Path) -> Path:
+    """Return the path of a search file that is given by path or by name.
+
+    A name is that of a search space of the package. If a file of this name exists, it is used.
+
+    Raises:
+        UsageError: There is neither such a file nor such a search space.
+    """
+    shipped = list_search_spaces()
+    if str(path) in shipped and not path.is_file():
+        return shipped[str(path)]
+    if not path.exists():
+        names = f", or one of {', '.join(shipped)}" if shipped else ""
+        raise UsageError(f"SEARCH_SPACE must be the path of a file{names}, got {path}")
+    return path
+
+
+def list_search_spaces() -> dict[str, Path]:
+    """Return the path of each search space of the package, by its name."""
+    # In a wheel, they are in the package. In a checkout, they are next to it.
+    files = [*_PACKAGE.glob("search_spaces/*.py")] or [*_PACKAGE.parent.glob("search_spaces/*.py")]
+    return {path.stem: path for path in sorted(files)}
+
+
 def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Split a command line at ``--``. Return the arguments before it, and the command after it or None."""
+    """Return the arguments before ``--``, and the command after it; None without ``--``."""
     if "--" not in arguments:
         return list(arguments), None
     index = list(arguments).index("--")
@@ -34,7 +58,7 @@ def find_source(
     given: Mapping[str, Any],
     needs_space: bool = True,
 ) -> tuple[Path, bytes | None]:
-    """Return the search file that a command line names, or make a search file for the program after ``--``.
+    """Return the search file of a command line, or make one for the program after ``--``.
 
     Args:
         search_space: The search space on the command line; None if it was not given.
@@ -48,7 +72,7 @@ def find_source(
 
     Raises:
         UsageError: There is neither a search file nor a program, or there are both, or an option is
-        not valid.
+            not valid.
     """
     if command is None:
         for name in given:
@@ -77,31 +101,14 @@ def find_source(
 def make_script(command: Sequence[str], options: ProgramOptions) -> Script:
     """Return the Script objective that runs the program after ``--``.
 
-    Args:
-        command: The program and its arguments, given after ``--``.
-        options: The options that describe the program.
-
     Raises:
         UsageError: The program does not exist or cannot be executed, or an option is not valid.
     """
-    parts = list(command)
-    if parts[:1] in (["python"], ["python3"]) and parts[1:2] == ["-u"]:
-        del parts[1]
-    if (
-        parts[:1] in (["python"], ["python3"])
-        and parts[1:2]
-        and not (parts[1].startswith("-") and parts[1] != "-m")
-    ):
-        # Trainers run Python scripts themselves, since they have already imported torch.
-        parts = parts[1:]
+    parts = _remove_python(list(command))
     if not parts:
         raise UsageError("-- must be followed by a command, such as -- train.py --epochs 3")
-    if (
-        "/" not in parts[0]
-        and not parts[0].endswith(".py")
-        and parts[0] != "-m"
-        and Path(parts[0]).is_file()
-    ):
+    is_name = "/" not in parts[0] and not parts[0].endswith(".py") and parts[0] != "-m"
+    if is_name and Path(parts[0]).is_file():
         parts[0] = f"./{parts[0]}"
     example = "Write for example --metric 'accuracy=acc: (\\S+)'"
     metrics = dict(_split_assignment(text, "--metric", example) for text in options.metrics)
@@ -118,6 +125,19 @@ def make_script(command: Sequence[str], options: ProgramOptions) -> Script:
     except ValueError as error:
         raise UsageError(str(error)) from None
     return script
+
+
+def _remove_python(parts: list[str]) -> list[str]:
+    """Return a command without ``python`` before a script or a module.
+
+    Trainers run Python scripts themselves, since they have already imported torch.
+    """
+    if parts[:1] not in (["python"], ["python3"]):
+        return parts
+    if parts[1:2] == ["-u"]:
+        del parts[1]
+    has_script = parts[1:2] and (parts[1] == "-m" or not parts[1].startswith("-"))
+    return parts[1:] if has_script else parts
 
 
 def parse_space(texts: Sequence[str]) -> dict[str, str]:
@@ -154,7 +174,8 @@ def _split_assignment(text: str, option: str, example: str) -> tuple[str, str]:
     if equals and "-" in name and name.replace("-", "_").isidentifier():
         identifier = name.replace("-", "_")
         raise UsageError(
-            f"{option} {text}: write {identifier}={rest}, and --{name} {{{identifier}}} in the command"
+            f"{option} {text}: write {identifier}={rest}, and --{name} {{{identifier}}} in the "
+            "command"
         )
     if not equals or not name.strip().isidentifier() or not rest.strip():
         raise UsageError(f"{option} must be NAME=..., got {text!r}. {example}")
