@@ -23,7 +23,7 @@ _MAX_REQUEUES = 20
 
 
 class BatchHostGuard:
-    """Keeps a job step on another node than the batch host, which requeues the job if the batch host is lost.
+    """Keeps a job step on another node, which requeues the job if the batch host is lost.
 
     Use it as a context manager: the step ends with it.
 
@@ -33,10 +33,8 @@ class BatchHostGuard:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
-        self._job, self._own = (
-            environment.get("SLURM_JOB_ID", ""),
-            environment.get("SLURMD_NODENAME", ""),
-        )
+        self._job = environment.get("SLURM_JOB_ID", "")
+        self._own = environment.get("SLURMD_NODENAME", "")
         self._step: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> BatchHostGuard:
@@ -56,11 +54,9 @@ class BatchHostGuard:
     def restart(self, missing: Sequence[str]) -> None:
         """Restart the step on a node that is not missing. Without a job script, do nothing."""
         self._end()
-        nodes = (
-            expand_nodes(self._environment.get("SLURM_JOB_NODELIST", ""))
-            if self._job and self._own
-            else []
-        )
+        nodes: list[str] = []
+        if self._job and self._own:
+            nodes = expand_nodes(self._environment.get("SLURM_JOB_NODELIST", ""))
         others = [node for node in nodes if node != self._own and node not in missing]
         if others:
             command = [*make_small_step(others[-1]), sys.executable, "-m", __name__, self._job]
@@ -68,7 +64,7 @@ class BatchHostGuard:
 
 
 def is_batch_host_lost(job: str) -> bool:
-    """Return whether SLURM has removed the batch host of a job from its nodes; false if SLURM does not answer."""
+    """Return whether SLURM has removed the batch host of a job. False if SLURM does not answer."""
     squeue = ["squeue", "--noheader", f"--jobs={job}", "--format=%T|%N|%B"]
     state, nodes, batch_host = [*read_output(squeue).strip().split("|"), "", ""][:3]
     listed = expand_nodes(nodes) if state == "RUNNING" else []
@@ -76,7 +72,7 @@ def is_batch_host_lost(job: str) -> bool:
 
 
 def main() -> None:
-    """Wait until the batch host of the job is lost. Then requeue the job, or cancel it if SLURM does not requeue it."""
+    """Wait until the batch host is lost. Then requeue the job, or cancel it if that fails."""
     # SLURM sends it to all steps before the end of the job.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     job = sys.argv[1]

@@ -1,4 +1,4 @@
-"""Read and change the command line of a job: its launcher (srun, mpirun), and the options of its search."""
+"""Read and change the command line of a job: of its launcher, and of its search."""
 
 from __future__ import annotations
 
@@ -18,30 +18,14 @@ _SECONDS_TO_CONNECT = 10
 # Options without a value: a word after them is the program. A word after another option is its
 # value.
 _SHORT_FLAGS = ("-E", "-K", "-O", "-Q", "-X", "-l", "-q", "-s", "-u", "-v", "-Z")
-_SRUN_FLAGS = (
-    "contiguous",
-    "disable-status",
-    "exact",
-    "exclusive",
-    "hold",
-    "interactive",
-    "kill-on-bad-exit",
-    "label",
+_LONG_FLAGS = (
+    *("contiguous", "disable-status", "exact", "exclusive", "hold", "interactive"),
+    *("kill-on-bad-exit", "label", "no-kill", "overcommit", "overlap", "quiet", "spread-job"),
+    *("unbuffered", "use-min-nodes", "whole"),
+    *("allow-run-as-root", "oversubscribe", "tag-output", "verbose"),  # of mpirun
 )
-_MORE_SRUN_FLAGS = (
-    "no-kill",
-    "overcommit",
-    "overlap",
-    "quiet",
-    "spread-job",
-    "unbuffered",
-    "use-min-nodes",
-    "whole",
-)
-_MPIRUN_FLAGS = ("allow-run-as-root", "oversubscribe", "tag-output", "verbose")
 # Options with two values.
 _PAIRS = frozenset(["-env", "-genv", "--mca", "-mca", "--gmca", "-gmca", "--prtemca", "--pmixmca"])
-_LONG_FLAGS = (*_SRUN_FLAGS, *_MORE_SRUN_FLAGS, *_MPIRUN_FLAGS)
 _FLAGS = frozenset(
     [*_SHORT_FLAGS, *(f"--{name}" for name in _LONG_FLAGS), "-prepend-rank", "-print-all-exitcodes"]
 )
@@ -51,7 +35,6 @@ class Launcher(ABC):
     """A command line that starts the ranks of a job on several hosts.
 
     Args:
-        words: The words of the command line.
         environment: The environment variables of the launcher.
 
     Attributes:
@@ -77,14 +60,14 @@ class Launcher(ABC):
 
     @abstractmethod
     def make_probe(self, host: str) -> list[str]:
-        """Return a command that succeeds if ranks can be started on a host. Empty: no command is needed."""
+        """Return a command that succeeds if ranks can be started on a host; [] for none."""
 
     @abstractmethod
     def restrict(self, hosts: Sequence[str], ranks: int) -> list[str]:
         """Return the command line for a restart on these hosts, with this number of ranks."""
 
     def find_value(self, *names: str) -> str:
-        """Return the value of an option of the launcher; an empty text if none of these names is given."""
+        """Return the value of an option of the launcher, given by any name; "" if not given."""
         position = _find_words(self.words, names)
         return "" if position is None else _join(self.words[slice(*position)])
 
@@ -112,14 +95,10 @@ class Srun(Launcher):
         return dict(zip(nodes, per_node, strict=True)) if len(per_node) == len(nodes) else {}
 
     def list_hosts(self) -> list[str]:
-        """Return the nodes that the allocation has now. SLURM removes nodes that it has found to be down."""
+        """Return the nodes of the allocation. SLURM removes nodes that it has found to be down."""
         job = self.environment["SLURM_JOB_ID"]
         listed = expand_nodes(read_output(["squeue", "--noheader", f"--jobs={job}", "--format=%N"]))
-        return (
-            [host for host in self.capacities if host in listed]
-            if listed
-            else list(self.capacities)
-        )
+        return [host for host in self.capacities if host in listed or not listed]
 
     def make_probe(self, host: str) -> list[str]:
         """Return a command that starts a small job step on a host."""
@@ -172,7 +151,7 @@ class Mpirun(Launcher):
         return [agent, host, "true"] if agent else ["ssh", *options, host, "true"]
 
     def restrict(self, hosts: Sequence[str], ranks: int) -> list[str]:
-        """Return the command line for a restart on these hosts, with the number of ranks of each host in the list."""
+        """Return the command line for a restart, with the number of ranks of each host."""
         if list(hosts) == list(self.capacities):
             return list(self.words)
         names = (*self._LISTS, *self._FILES, *self._RANKS, *self._RANKS_PER_HOST)
@@ -184,22 +163,20 @@ class Mpirun(Launcher):
 
 
 def find_launcher(words: Sequence[str], environment: Mapping[str, str]) -> Launcher | None:
-    """Return the launcher of a command line if it starts ranks on several known hosts; otherwise None."""
+    """Return the launcher of a command line; None unless it starts ranks on several known hosts."""
     name = Path(words[0]).name
     launcher: Launcher | None = None
     if name == "srun" and environment.get("SLURM_JOB_ID"):
         launcher = Srun(words, environment)
     elif name.startswith(("mpirun", "mpiexec")):
         launcher = Mpirun(words, environment)
-    return (
-        launcher
-        if launcher and len(launcher.capacities) > 1 and all(launcher.capacities.values())
-        else None
-    )
+    if launcher and len(launcher.capacities) > 1 and all(launcher.capacities.values()):
+        return launcher
+    return None
 
 
 def _find_words(words: Sequence[str], names: Sequence[str]) -> tuple[int, int] | None:
-    """Return the start and the end of the words that give an option of the launcher and its value."""
+    """Return the start and the end of the words of an option of the launcher and its value."""
     end = find_program(words)
     for index in range(1, end):
         word = words[index]
@@ -239,7 +216,7 @@ def find_program(words: Sequence[str]) -> int:
 
 
 def _count_slots(entries: Sequence[str]) -> dict[str, int]:
-    """Return the slots of each host in a list such as ``n1:4`` or ``n1 slots=4``; 0 if they are not given.
+    """Return the slots of each host in a list such as ``n1:4`` or ``n1 slots=4``; 0 if not given.
 
     A host that is repeated without slots, as in the file of PBS, has one slot per entry.
     """
@@ -268,7 +245,7 @@ def _join(words: Sequence[str]) -> str:
 
 
 def find_option(words: Sequence[str], name: str) -> str | None:
-    """Return the value of an option in a command line, or None. If the option is repeated, its final value counts.
+    """Return the value of an option in a command line, or None. The last of several counts.
 
     Words after ``--`` belong to the user's own program.
     """
@@ -283,7 +260,7 @@ def find_option(words: Sequence[str], name: str) -> str | None:
 
 
 def set_option(words: Sequence[str], name: str, *value: object) -> list[str]:
-    """Return a command line with an option, so that its final value counts. An option without a value is a switch."""
+    """Return a command line with an option, so that its value counts. A switch has no value."""
     own = _cut_program(words)
     if not value and name in own:
         return list(words)
@@ -291,7 +268,7 @@ def set_option(words: Sequence[str], name: str, *value: object) -> list[str]:
 
 
 def _cut_program(words: Sequence[str]) -> list[str]:
-    """Return the words before the ``--`` of a search. A launcher may have its own ``--`` before the search."""
+    """Return the words before the ``--`` of a search, and not that of the launcher."""
     search = next(
         (index for index, word in enumerate(words) if word == "search" or word.endswith(".py")), 0
     )

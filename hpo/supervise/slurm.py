@@ -11,10 +11,10 @@ _SECONDS_PER_COMMAND = 20.0
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Return the nodes in a text of SLURM such as ``n[1-3]``; an empty list if the text is empty or not valid."""
-    return (
-        read_output(["scontrol", "show", "hostnames", text.strip()]).split() if text.strip() else []
-    )
+    """Return the nodes in a text of SLURM such as ``n[1-3]``; [] if it is empty or not valid."""
+    if not text.strip():
+        return []
+    return read_output(["scontrol", "show", "hostnames", text.strip()]).split()
 
 
 def expand_counts(text: str) -> list[int]:
@@ -24,19 +24,12 @@ def expand_counts(text: str) -> list[int]:
 
 
 def make_small_step(node: str) -> list[str]:
-    """Return the start of a command that runs one process on a node of the job, next to other job steps.
+    """Return the start of a command that runs one process on a node of the job.
 
-    Start the command with `start_silently`.
+    The process runs next to other job steps. Start the command with `start_silently`.
     """
-    return [
-        "srun",
-        "--overlap",
-        "--quiet",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--nodelist={node}",
-        "--mem=0",
-    ]
+    options = ["--overlap", "--quiet", "--nodes=1", "--ntasks=1", "--mem=0"]
+    return ["srun", *options, f"--nodelist={node}"]
 
 
 def start_silently(

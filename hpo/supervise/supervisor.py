@@ -49,7 +49,7 @@ class StartPlan:
     """The hosts that do not answer."""
 
     def list_lost_hosts(self, before: StartPlan) -> list[str]:
-        """Return the hosts that do not answer, and did answer before the job was started with the plan `before`."""
+        """Return the hosts that do not answer now, and that the plan `before` has used."""
         return [host for host in self.missing if host not in before.missing]
 
     def describe(self, before: StartPlan) -> str:
@@ -103,15 +103,16 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _run_until_final(self, guard: BatchHostGuard) -> int:
-        failed_starts, (done, _) = 0, self._read_progress()
+        failed_starts = 0
+        done, _ = self._read_progress()
         launcher = find_launcher(self._command, os.environ)
-        self._can_find_hosts = launcher is not None and can_find_live_hosts(
-            launcher, self._is_stopped
-        )
+        if launcher is not None:
+            self._can_find_hosts = can_find_live_hosts(launcher, self._is_stopped)
         plan = StartPlan(self._command, 1)
         while True:
             guard.restart(plan.missing)
-            holder_before, since = self._holder, time.time()
+            holder_before = self._holder
+            since = time.time()
             status = self._run_once(plan.words)
             # A run that ends normally removes its holder.
             has_crashed = self._holder not in ("", holder_before)
@@ -120,7 +121,8 @@ class Supervisor:
             if self._is_stopped() or (not has_crashed and self._has_concluded(since)):
                 return ExitStatus.UNFINISHED
             now, in_flight = self._read_progress(otherwise=done)
-            progress, done = now - done, now
+            progress = now - done
+            done = now
             failed_starts = failed_starts + 1 if progress == 0 else 1
             crash = f"the job ended with status {status}, after {format_count(now, 'evaluation')}"
             crash += f", in {in_flight}" if in_flight else ""
@@ -130,19 +132,16 @@ class Supervisor:
                     f"{crash}; gave up after {self._max_restarts} restarts without progress"
                 )
                 return status
-            before, plan = plan, self._plan_restart()
+            before = plan
+            plan = self._plan_restart()
             if self._is_stopped():
                 return ExitStatus.UNFINISHED
             lost = plan.list_lost_hosts(before)
-            count = (
-                f" ({failed_starts} of {self._max_restarts} without progress)"
-                if progress == 0
-                else ""
-            )
+            count = f" ({failed_starts} of {self._max_restarts} without progress)"
+            count = count if progress == 0 else ""
             self._print_message(f"{crash}; {plan.describe(before)}{count}")
-            if not self._pause(
-                compute_pause(failed_starts), _SECONDS_TO_RELEASE if lost else _SECONDS_TO_END
-            ):
+            limit = _SECONDS_TO_RELEASE if lost else _SECONDS_TO_END
+            if not self._pause(compute_pause(failed_starts), limit):
                 return ExitStatus.UNFINISHED
             if lost and not RunDir(self._run_dir).is_in_use:
                 # The loss of a host is the cause, and not an evaluation.
@@ -162,15 +161,18 @@ class Supervisor:
         return plan_start(launcher, size, self._is_stopped)
 
     def _wait_for_hosts(self, plan: StartPlan) -> StartPlan:
-        """Return a plan with enough ranks for a worker, or the last plan after a stop or an hour."""
+        """Return a plan with enough ranks for a worker; after a stop or an hour, the last plan."""
         if plan.workers:
             return plan
         end = time.monotonic() + _SECONDS_FOR_HOSTS
         while not plan.workers and time.monotonic() < end and self._pause(_LONGEST_PAUSE, 0):
             plan = self._plan_restart()
         if not self._is_stopped():
-            hours = f"after {format_duration(_SECONDS_FOR_HOSTS)}, too few ranks are left for a worker; gave up"
-            self._print_message(f"restarting it with {plan.ranks}" if plan.workers else hours)
+            text = f"restarting it with {plan.ranks}"
+            if not plan.workers:
+                waited = format_duration(_SECONDS_FOR_HOSTS)
+                text = f"after {waited}, too few ranks are left for a worker; gave up"
+            self._print_message(text)
         return plan
 
     def _is_stopped(self) -> bool:
@@ -219,7 +221,7 @@ class Supervisor:
         return False
 
     def _read_progress(self, otherwise: int = 0) -> tuple[int, str]:
-        """Return how many evaluations have ended without an interruption, and the names of the running trials as text.
+        """Return how many evaluations have ended without an interruption, and the running trials.
 
         If the run cannot be read, the number is `otherwise`, and the text is empty.
         """
@@ -227,19 +229,14 @@ class Supervisor:
         with suppress(Exception):
             run = RunReader(self._run_dir, self._storage)
             evaluations = [*run.read_evaluations(), *run.read_confirmations()]
-            running = [
-                evaluation.label for evaluation in evaluations if evaluation.state == "running"
-            ]
-            trials = (
-                f"trial{'s' if len(running) > 1 else ''} {', '.join(running)}" if running else ""
-            )
-            return sum(
-                evaluation.has_ended and not evaluation.imported_from for evaluation in evaluations
-            ), trials
+            ended = sum(one.has_ended and not one.imported_from for one in evaluations)
+            running = [one.label for one in evaluations if one.state == "running"]
+            trials = f"trial{'s' * (len(running) > 1)} {', '.join(running)}"
+            return ended, trials if running else ""
         return otherwise, ""
 
     def _pause(self, seconds: float, limit: float) -> bool:
-        """Wait for `seconds`, and at most for `limit` seconds until the processes of the crashed job have ended.
+        """Wait for `seconds`, and up to `limit` seconds until the crashed job has ended.
 
         Return False at once if a signal asks to stop.
         """
@@ -269,7 +266,7 @@ class Supervisor:
 
 
 class _EndWatch:
-    """Finds out whether a run has ended although its launcher has not, by the lock of the run directory.
+    """Finds out by the lock of the run directory whether a run has ended before its launcher.
 
     srun of SLURM 22.05 waits forever for the tasks of a node that has restarted before SLURM found
     it to be down.
@@ -297,7 +294,7 @@ class _EndWatch:
 
 
 def compute_pause(failed_starts: int) -> float:
-    """Return the seconds to wait after a number of crashes in a row without progress: 1, 2, 4 and so on, at most 60."""
+    """Return the seconds to wait after crashes in a row without progress: 1, 2, 4, at most 60."""
     return min(2.0 ** min(failed_starts - 1, 10), _LONGEST_PAUSE)
 
 
@@ -314,7 +311,6 @@ def plan_start(
     """Return how to start a job on the hosts that answer, with as many ranks as form whole workers.
 
     Args:
-        launcher: The command line for all hosts.
         is_stopped: A function that returns whether the user wants to stop. Then, hosts are not
             waited for.
     """
@@ -340,7 +336,7 @@ def plan_start(
 def find_live_hosts(
     launcher: Launcher, is_stopped: Callable[[], bool] = lambda: False
 ) -> list[str]:
-    """Return the hosts of a job on which ranks can be started now. All hosts are probed at the same time."""
+    """Return the hosts on which ranks can be started now. All are probed at the same time."""
     hosts = launcher.list_hosts()
     probes = {host: _start(command) for host in hosts if (command := launcher.make_probe(host))}
     end = time.monotonic() + _SECONDS_TO_ANSWER

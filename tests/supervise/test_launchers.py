@@ -21,7 +21,7 @@ PROGRAM = "hpo search s.py --run-dir r"
 
 @pytest.fixture
 def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put programs with the names of SLURM's and ssh on PATH. Node n3 has been removed from the job, and n2 is lost."""
+    """Put programs named like SLURM's and ssh on PATH. The job has lost n3, and n2 is lost."""
     programs = {
         "scontrol": 'case $3 in "n[1-3]") echo n1 n2 n3 ;; *) echo n1 n2 ;; esac',
         "squeue": "echo 'n[1-2]'",
@@ -164,7 +164,7 @@ def test_program_is_found_after_options_of_launcher(words: str, program: str) ->
 @pytest.mark.slow
 @pytest.mark.usefixtures("scripts")
 def test_lost_node_is_found_although_its_step_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step on a lost node does not end. Options of the job script do not reach the small steps."""
+    """A step on a lost node does not end. Options of the job script do not reach small steps."""
     monkeypatch.setenv("SLURM_GPUS_PER_NODE", "4")
     monkeypatch.setattr("hpo.supervise.supervisor._SECONDS_TO_ANSWER", 2.0)
     launcher = find_launcher(f"srun {PROGRAM} --islands 3".split(), JOB)
