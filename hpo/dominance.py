@@ -23,13 +23,14 @@ def find_non_dominated(costs: Costs) -> npt.NDArray[np.bool_]:
     if costs.shape[1] == 2 and len(costs):
         return _find_non_dominated_pairs(costs)
     # In this order, no individual is dominated by a later one.
-    remaining, index = np.lexsort(costs.T[::-1]), 0
+    remaining = np.lexsort(costs.T[::-1])
+    index = 0
     while index < len(remaining):
-        remaining_costs, own_costs = costs[remaining], costs[remaining[index]]
-        kept = ~(
-            (remaining_costs >= own_costs).all(axis=1) & (remaining_costs > own_costs).any(axis=1)
-        )
-        remaining, index = remaining[kept], int(kept[:index].sum()) + 1
+        own = costs[remaining[index]]
+        others = costs[remaining]
+        kept = ~((others >= own).all(axis=1) & (others > own).any(axis=1))
+        remaining = remaining[kept]
+        index = int(kept[:index].sum()) + 1
     found = np.zeros(len(costs), bool)
     found[remaining] = True
     return found
@@ -45,7 +46,7 @@ def _find_non_dominated_pairs(costs: Costs) -> npt.NDArray[np.bool_]:
 
 
 def compute_domination_ranks(costs: Costs, most_ranked: int | None = None) -> npt.NDArray[np.int64]:
-    """Return the front of each individual: 0 if it is not dominated, 1 if only front 0 dominates it, and so on.
+    """Return the front of each individual: 0 if none dominates it, 1 if only front 0 does, etc.
 
     Args:
         costs: The costs, shape (individuals, objectives).
@@ -56,17 +57,19 @@ def compute_domination_ranks(costs: Costs, most_ranked: int | None = None) -> np
         The number of the front, shape (individuals,).
     """
     fronts = np.zeros(len(costs), np.int64)
-    remaining, front = np.arange(len(costs)), 0
+    remaining = np.arange(len(costs))
+    front = 0
     while len(remaining) and (most_ranked is None or len(costs) - len(remaining) < most_ranked):
         is_in_front = find_non_dominated(costs[remaining])
         fronts[remaining[is_in_front]] = front
-        remaining, front = remaining[~is_in_front], front + 1
+        remaining = remaining[~is_in_front]
+        front += 1
     fronts[remaining] = front
     return fronts
 
 
 def compute_crowding_distances(costs: Costs) -> npt.NDArray[np.float64]:
-    """Return the crowding distance of each individual of a front: how far apart its neighbours on the front are.
+    """Return the crowding distances of a front: how far apart the neighbours on the front are.
 
     The distance is infinite for individuals at the ends of the front. Source: Deb et al., A fast
     and elitist multiobjective genetic algorithm: NSGA-II (2002), section III-B.
@@ -142,7 +145,8 @@ def compute_hypervolume(costs: Costs, reference: npt.ArrayLike) -> float:
         return _compute_area(best, limit)
     # Later ones are at least as good in the last objective.
     best = best[np.argsort(-best[:, -1], kind="stable")]
-    flat, height = best[:, :-1], limit[-1] - best[:, -1]
+    flat = best[:, :-1]
+    height = limit[-1] - best[:, -1]
     bases = np.prod(limit[:-1] - flat, axis=1)
     taken = [
         compute_hypervolume(np.maximum(flat[index:], own), limit[:-1])

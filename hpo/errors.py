@@ -9,7 +9,7 @@ from hpo.text_format import make_printable_lines
 
 
 class UsageError(ValueError):
-    """An option, file, path or value of the user is not valid. The message has the value and a remedy."""
+    """An option, file, path or value of the user is not valid. The message has a remedy."""
 
     def __str__(self) -> str:
         # Names and values may have control characters.
@@ -21,14 +21,14 @@ class CollectiveUsageError(UsageError):
 
 
 class RunError(RuntimeError):
-    """The run cannot continue, for example because the disk is full. The whole job ends with this message."""
+    """The run cannot continue, for example since the disk is full. The job ends with it."""
 
     def __str__(self) -> str:
         return make_printable_lines(super().__str__())
 
 
 class StorageUnavailableError(RunError):
-    """The storage (database of the study) does not answer, and the run has stopped waiting for it."""
+    """The storage of the study does not answer, and the run has stopped waiting for it."""
 
 
 class ExitStatus(IntEnum):

@@ -1,20 +1,27 @@
-"""The layout of a job: how ranks are divided into workers, and workers into islands."""
+"""The layout of a job: how ranks form workers, on which hosts, and workers form islands."""
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpo.errors import UsageError
 from hpo.text_format import format_count
 
-_OTHER_MPI = "the launcher belongs to another MPI. Use the launcher of the MPI that python -m mpi4py --mpi-library prints"
+_OTHER_MPI = (
+    "the launcher belongs to another MPI. Use the launcher of the MPI that "
+    "python -m mpi4py --mpi-library prints"
+)
 _REMEDIES = {
     "PMI_SIZE": _OTHER_MPI,
     "OMPI_COMM_WORLD_SIZE": _OTHER_MPI,
-    "SLURM_STEP_NUM_TASKS": "srun must use the protocol of the MPI. Use srun --mpi=pmi2 for MPICH, or srun --mpi=pmix "
-    "for Open MPI (python -m mpi4py --mpi-library prints the MPI; srun --mpi=list prints the protocols)",
+    "SLURM_STEP_NUM_TASKS": (
+        "srun must use the protocol of the MPI. Use srun --mpi=pmi2 for MPICH, or srun --mpi=pmix "
+        "for Open MPI (python -m mpi4py --mpi-library prints the MPI; srun --mpi=list prints the "
+        "protocols)"
+    ),
 }
 
 
@@ -42,15 +49,13 @@ class Layout:
         if self.ranks % self.ranks_per_worker:
             fitting = -(-self.ranks // self.ranks_per_worker) * self.ranks_per_worker
             raise UsageError(
-                f"{format_count(self.ranks, 'rank')} cannot be divided into workers of {self.ranks_per_worker}. Start "
-                f"with mpirun -n {fitting}, or with --ranks-per-worker "
-                f"{_find_largest_divisor(self.ranks, self.ranks_per_worker)}"
+                f"{format_count(self.ranks, 'rank')} cannot be divided into workers of "
+                f"{self.ranks_per_worker}. Start with mpirun -n {fitting}, or with "
+                f"--ranks-per-worker {_find_largest_divisor(self.ranks, self.ranks_per_worker)}"
             )
         if self.islands > self.workers:
-            raise UsageError(
-                f"--islands {_describe_too_many_islands(self.islands, self.ranks, self.ranks_per_worker)}, "
-                f"or with --islands {self.workers}"
-            )
+            excess = _describe_too_many_islands(self.islands, self.ranks, self.ranks_per_worker)
+            raise UsageError(f"--islands {excess}, or with --islands {self.workers}")
 
     @classmethod
     def choose(
@@ -106,21 +111,18 @@ class Layout:
 
     def find_island(self, worker: int) -> int:
         """Return the index of the island to which a worker belongs."""
-        return next(
-            i
-            for i in range(self.islands)
-            if worker < self.find_first_worker(i) + self.count_island_workers(i)
-        )
+        first_workers = [self.find_first_worker(island) for island in range(self.islands)]
+        return bisect_right(first_workers, worker) - 1
 
     def __str__(self) -> str:
         return (
-            f"{format_count(self.ranks, 'rank')}, {format_count(self.workers, 'worker')} of {self.ranks_per_worker}, "
-            f"{format_count(self.islands, 'island')}"
+            f"{format_count(self.ranks, 'rank')}, {format_count(self.workers, 'worker')} of "
+            f"{self.ranks_per_worker}, {format_count(self.islands, 'island')}"
         )
 
 
 def describe_wrong_launch(ranks: int, environment: Mapping[str, str]) -> str:
-    """Return why the processes of a job cannot communicate, so that each would start its own run; "" if they can.
+    """Return why the processes of a job would start a run each; "" if they can communicate.
 
     Args:
         ranks: The number of ranks that MPI reports.
@@ -141,6 +143,46 @@ def describe_wrong_launch(ranks: int, environment: Mapping[str, str]) -> str:
     return ""
 
 
+def order_ranks(hosts: Sequence[int], ranks_per_worker: int) -> list[int]:
+    """Return all ranks in an order in which few workers span hosts. Rank 0 stays first.
+
+    Launchers number ranks in different ways: with SLURM's ``--distribution=cyclic``, consecutive
+    ranks are on different hosts, and ``srun -N3 -n6`` starts 4, 1 and 1 ranks. Each host gets as
+    many whole workers as it has ranks for. The remaining ranks of all hosts form the other workers.
+
+    Args:
+        hosts: A number for the host of each rank: equal numbers mean the same host.
+        ranks_per_worker: Number of consecutive ranks, in the returned order, that form a worker.
+    """
+    ranks_on_host: dict[int, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        ranks_on_host.setdefault(host, []).append(rank)
+    whole, rest = [], []
+    for ranks in ranks_on_host.values():
+        end = len(ranks) - len(ranks) % ranks_per_worker
+        whole += ranks[:end]
+        rest += ranks[end:]
+    return rest + whole if rest[:1] == [0] else whole + rest
+
+
+def describe_spanning_workers(hosts: Sequence[int], ranks_per_worker: int) -> str:
+    """Return which workers span hosts, and how to avoid it if possible; "" if none does.
+
+    Args:
+        hosts: A number for the host of each rank, in the order of `order_ranks`.
+        ranks_per_worker: Number of consecutive ranks that form a worker.
+    """
+    starts = range(0, len(hosts), ranks_per_worker)
+    spanning = sum(len(set(hosts[start : start + ranks_per_worker])) > 1 for start in starts)
+    if not spanning:
+        return ""
+    spans = "spans" if spanning == 1 else "span"
+    text = f"{format_count(spanning, 'worker')} of {len(starts)} {spans} several hosts"
+    if max(map(hosts.count, hosts)) < ranks_per_worker:
+        return text
+    return f"{text}. To avoid this, start a multiple of {ranks_per_worker} ranks on each host"
+
+
 def list_usable_cores() -> list[int]:
     """Return the CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -150,14 +192,14 @@ def list_usable_cores() -> list[int]:
 
 def _describe_too_many_islands(islands: int, ranks: int, size: int) -> str:
     make = "makes" if ranks == 1 else "make"
-    smaller = (
-        f", or with --ranks-per-worker {_find_largest_divisor(ranks, ranks // islands)}"
-        if ranks >= islands
-        else ""
-    )
+    smaller = ""
+    if ranks >= islands:
+        divisor = _find_largest_divisor(ranks, ranks // islands)
+        smaller = f", or with --ranks-per-worker {divisor}"
     return (
-        f"{islands} is more than the {format_count(ranks // size, 'worker')} that {format_count(ranks, 'rank')} "
-        f"{make} with --ranks-per-worker {size}. Start with mpirun -n {islands * size} or more{smaller}"
+        f"{islands} is more than the {format_count(ranks // size, 'worker')} that "
+        f"{format_count(ranks, 'rank')} {make} with --ranks-per-worker {size}. Start with mpirun "
+        f"-n {islands * size} or more{smaller}"
     )
 
 

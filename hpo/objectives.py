@@ -67,14 +67,12 @@ class Objectives:
 
     def select_metric_values(self, metrics: Mapping[str, float]) -> tuple[float, ...]:
         """Return the values of all objectives except the loss, or () if a metric is missing."""
-        return (
-            ()
-            if self.find_missing(metrics)
-            else tuple(float(metrics[name]) for name in self.metric_names)
-        )
+        if self.find_missing(metrics):
+            return ()
+        return tuple(float(metrics[name]) for name in self.metric_names)
 
     def compute_costs(self, values: Sequence[float]) -> tuple[float, ...]:
-        """Return the costs of an individual (lower is better) from its values of all objectives.
+        """Return the costs of an individual from its values of all objectives.
 
         All costs are infinite if a value is missing or not finite.
         """
@@ -107,7 +105,8 @@ def parse_objectives(objectives: Any) -> Objectives:
     """
     if not isinstance(objectives, (tuple, list)) or not objectives:
         raise ValueError(
-            f"objectives must be a tuple of names, such as {_EXAMPLE_OBJECTIVES}, got {objectives!r}"
+            f"objectives must be a tuple of names, such as {_EXAMPLE_OBJECTIVES}, got "
+            f"{objectives!r}"
         )
     names = [entry.name if isinstance(entry, MaximizedMetric) else entry for entry in objectives]
     for entry, name in zip(objectives, names, strict=True):
@@ -117,8 +116,8 @@ def parse_objectives(objectives: Any) -> Objectives:
             )
     if objectives[0] != LOSS:
         raise ValueError(
-            f"the first objective must be 'loss', got {objectives[0]!r}. The loss is minimised, and its lowest value "
-            "shows when a network is at its best"
+            f"the first objective must be 'loss', got {objectives[0]!r}. The loss is minimised, "
+            "and its lowest value shows when a network is at its best"
         )
     if len(set(names)) < len(names):
         duplicate = next(name for name in names if names.count(name) > 1)

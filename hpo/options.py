@@ -36,7 +36,7 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}  # seconds
 
 
 def parse_seconds(text: str) -> float:
-    """Convert a duration to seconds: a number, numbers with units (1h30m), or H:M:S as in job scripts.
+    """Convert a duration to seconds: a number, 1h30m, or H:M:S as in job scripts.
 
     Raises:
         ValueError: The text is not a duration.
@@ -142,7 +142,7 @@ class Option:
     is_recorded: bool = True
     """Whether run.json holds the value for each session."""
     is_kept: bool = True
-    """Whether a resumed run keeps the recorded value. Values that depend on the job are not kept."""
+    """Whether a resumed run keeps the recorded value, as it does unless the job determines it."""
 
     @property
     def name(self) -> str:
@@ -185,7 +185,13 @@ def _option(default: Any, help: str, group: str, kind: Kind, **others: Any) -> A
     )
 
 
-def _of_this_job(default: Any, help: str, group: str, kind: Kind, **others: Any) -> Any:  # noqa: A002
+def _of_this_job(
+    default: Any,
+    help: str,  # noqa: A002
+    group: str,
+    kind: Kind,
+    **others: Any,
+) -> Any:
     """Return the field of an option that run.json does not hold among the options of a session.
 
     The manifest has the settings and the storage besides, and --resume keeps them.
@@ -377,7 +383,8 @@ class Options:
             )
         if self.warm_start == "":
             raise UsageError(
-                "--warm-start must be the directory of a run, or the URL of an Optuna storage, got ''"
+                "--warm-start must be the directory of a run, or the URL of an Optuna storage, got "
+                "''"
             )
         if self.resume and self.run_dir is None:
             raise UsageError(
@@ -468,7 +475,7 @@ def from_json(name: str, value: Any) -> Any:
 
 
 def is_valid_json(name: str, value: Any) -> bool:
-    """Return whether run.json may hold a JSON value for an option. Unknown options have any value."""
+    """Return whether run.json may hold a JSON value for an option. Unknown options may have any."""
     option = RECORDED_OPTIONS.get(name)
     if option is None:
         return True
@@ -497,7 +504,8 @@ def check_trackers(names: Sequence[str]) -> None:
             raise UsageError(f"--tracker must be one of {', '.join(TRACKERS)}, got {name!r}.")
         if not _is_installed(name):
             raise UsageError(
-                f"--tracker {name}: the package is not installed. Run: pip install 'hpo-islands[{name}]'"
+                f"--tracker {name}: the package is not installed. Run: pip install "
+                f"'hpo-islands[{name}]'"
             )
 
 

@@ -19,8 +19,7 @@ class Prediction:
     """The prediction of a network for one test image, for the report.
 
     Args:
-        image: The image as a numpy array of dtype uint8, shape (height, width) or (height, width,
-            3).
+        image: The image, dtype uint8, shape (height, width) or (height, width, 3).
         label: The correct class.
         predicted: The class that the network predicts.
         confidence: The probability that the network gives to `predicted`, from 0 to 1.
@@ -36,12 +35,11 @@ class Prediction:
 
     def __post_init__(self) -> None:
         shape = self.image.shape
-        if self.image.dtype != np.uint8 or not (
-            len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)
-        ):
+        is_image = len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)
+        if self.image.dtype != np.uint8 or not is_image:
             raise ValueError(
-                "the image of a prediction must be uint8, of shape (height, width) or (height, width, 3), "
-                f"got {self.image.dtype} of shape {shape}"
+                "the image of a prediction must be uint8, of shape (height, width) or (height, "
+                f"width, 3), got {self.image.dtype} of shape {shape}"
             )
 
     @property
@@ -69,7 +67,8 @@ class TextSample:
         for name in ("prompt", "text"):
             if not isinstance(getattr(self, name), str):
                 raise ValueError(
-                    f"the {name} of a text sample must be a string, got {format_repr(getattr(self, name))}"
+                    f"the {name} of a text sample must be a string, got "
+                    f"{format_repr(getattr(self, name))}"
                 )
 
 

@@ -53,7 +53,7 @@ class SearchDescription:
     script: Script | None = None
     """The program that is the objective, if it is not a function."""
     ask: AskTemplate | None = field(default=None, repr=False, compare=False)
-    """Sends requests to the template that has imported the file; None if no template is available."""
+    """Sends requests to the template that has imported the file; None without a template."""
 
     @classmethod
     def from_data(
@@ -62,10 +62,9 @@ class SearchDescription:
         ask: AskTemplate | None = None,
         constraints: ConstraintSet | None = None,
     ) -> SearchDescription:
-        """Return the description that `data` represents. This is the inverse of the property `data`.
+        """Return the description that `data` represents. This is the inverse of `data`.
 
         Args:
-            data: The value of the property `data` of a description.
             ask: Sends requests to the template. `check_setting` and `bind_settings` need it.
             constraints: Checks the constraints of the space. Without it, a space with constraints
                 cannot be sampled.
@@ -109,7 +108,7 @@ class SearchDescription:
         return hashlib.sha256(self.source).hexdigest()
 
     def check_setting(self, assignment: str) -> None:
-        """Raise a UsageError if a setting, given as NAME=VALUE, is not valid for this search file."""
+        """Raise a UsageError if a setting, given as NAME=VALUE, is not valid for this file."""
         assert self.ask is not None
         self.ask("check_setting", assignment=assignment)
 
@@ -140,12 +139,9 @@ class Problem:
         ask: AskTemplate | None = None,
         constraints: ConstraintSet | None = None,
     ) -> Problem:
-        """Return the problem that `data` represents. This is the inverse of the property `data`.
+        """Return the problem that `data` represents. This is the inverse of `data`.
 
-        Args:
-            data: The value of the property `data` of a problem.
-            ask: As for `SearchDescription.from_data`.
-            constraints: As for `SearchDescription.from_data`.
+        The other arguments are those of `SearchDescription.from_data`.
         """
         file = SearchDescription.from_data(data["file"], ask, constraints)
         return cls(file, data["values"], tuple(data["assignments"]))
@@ -170,27 +166,23 @@ class RemoteConstraints:
     """Constraints that another process checks (see `hpo.trainer.search_file`)."""
 
     send_request: Callable[..., Mapping[str, Any]]
-    """Function that sends its keyword arguments as a request, and returns the content of the answer."""
+    """Sends its keyword arguments as a request, and returns the content of the answer."""
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-        """Return, for each set of hyperparameters, the index of the first violated constraint, or None."""
-        parts = [
-            batch[start : start + _MOST_IN_REQUEST]
-            for start in range(0, len(batch), _MOST_IN_REQUEST)
-        ]
-        return [
-            index
-            for part in parts
-            for index in self.send_request(params=[dict(params) for params in part])["violated"]
-        ]
+        """Return the index of the first violated constraint for each set, or None."""
+        violated: list[int | None] = []
+        for start in range(0, len(batch), _MOST_IN_REQUEST):
+            part = [dict(params) for params in batch[start : start + _MOST_IN_REQUEST]]
+            violated += self.send_request(params=part)["violated"]
+        return violated
 
     def find_problem(self) -> str:
-        """Return why the constraints are unsound (see `find_constraint_problem`), or "" if they are sound."""
+        """Return why the constraints are unsound (see `find_constraint_problem`), or ""."""
         return str(self.send_request(check=True)["problem"])
 
 
 class _UnavailableConstraints:
-    """The constraints of a space on a rank that cannot check them. Each check raises a RuntimeError."""
+    """The constraints of a space on a rank that cannot check them, and raises a RuntimeError."""
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
         raise RuntimeError(f"no process checks the constraints of {len(batch)} individuals")
@@ -208,21 +200,18 @@ def load_description(
     """Let the template import a search file, and return its description.
 
     Args:
-        path: Path of the search file.
-        ask: Sends requests to the template.
-        constraints: Checks the constraints of the space.
         source: Content to import instead of the content of the file.
 
     Raises:
         UsageError: The file is not a search file, or its import fails; the message then has the
-        traceback.
+            traceback.
     """
     content = {} if source is None else {"source": base64.b64encode(source).decode("ascii")}
     return SearchDescription.from_data(ask("load", path=str(path), **content), ask, constraints)
 
 
 def dump_space(space: SearchSpace) -> dict[str, Any]:
-    """Return a search space as data that JSON can hold. It has the texts of constraints, not their functions."""
+    """Return a search space as data that JSON can hold, with the texts of constraints."""
     parameters = {name: _dump_parameter(parameter) for name, parameter in space.parameters.items()}
     return {"parameters": parameters, "constraints": list(space.constraint_texts)}
 
@@ -253,22 +242,19 @@ def _dump_parameter(parameter: Parameter) -> dict[str, Any]:
 
 def _load_parameter(data: Mapping[str, Any]) -> Parameter:
     fields = dict(data)
-    kind, choices, when = (
-        _PARAMETER_CLASSES[fields.pop("kind")],
-        fields.pop("choices", ()),
-        fields.pop("when"),
-    )
-    condition = (
-        None if when is None else {name: _load_values(values) for name, values in when.items()}
-    )
-    return kind(*choices, when=condition, **fields)
+    kind = _PARAMETER_CLASSES[fields.pop("kind")]
+    choices = fields.pop("choices", ())
+    when = fields.pop("when")
+    if when is not None:
+        when = {name: _load_values(values) for name, values in when.items()}
+    return kind(*choices, when=when, **fields)
 
 
 def _dump_values(values: Any) -> Any:
     # A range stays a range, since it may be long.
-    return (
-        {"range": [values.start, values.stop, values.step]} if isinstance(values, range) else values
-    )
+    if isinstance(values, range):
+        return {"range": [values.start, values.stop, values.step]}
+    return values
 
 
 def _load_values(values: Any) -> Any:

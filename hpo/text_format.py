@@ -27,14 +27,15 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def format_numbers(values: Sequence[float | None]) -> list[str]:
-    """Return the numbers of a column as texts with 4 significant digits, or more if different numbers would look equal.
+    """Return the numbers of a column as texts with 4 significant digits, or more to differ.
 
     The text of None is "".
     """
-    different, digits = {value for value in values if value is not None}, 4
-    while digits < _MOST_DIGITS and len(
-        {format_number(value, digits) for value in different}
-    ) < len(different):
+    different = {value for value in values if value is not None}
+    digits = 4
+    while digits < _MOST_DIGITS:
+        if len({format_number(value, digits) for value in different}) == len(different):
+            break
         digits += 1
     # One more digit shows the difference: 1.000003 and 1.000007 instead of 1 and 1.00001.
     digits += 4 < digits < _MOST_DIGITS
@@ -95,14 +96,15 @@ def format_duration(seconds: float) -> str:
 
 
 def format_clock(seconds: float) -> str:
-    """Return a duration in seconds as text such as 1:30, 2:01:30 or 1 d 02 h; "?" if it is unknown."""
+    """Return a duration in seconds as text: 1:30, 2:01:30 or 1 d 02 h; "?" if it is unknown."""
     if not math.isfinite(seconds):
         return "?"
-    whole = max(0, int(seconds))
-    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    minutes, rest = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
     if days:
         return f"{days} d {hours:02d} h"
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def format_date(seconds: float) -> str:
@@ -116,7 +118,7 @@ def make_show_command(run_dir: Path, label: str) -> str:
 
 
 def escape_invisible(text: str, keep: str = "") -> str:
-    """Escape all characters that are not printable, in the notation of `repr`. Characters in `keep` stay unchanged.
+    """Escape characters that are not printable as `repr` does, except those in `keep`.
 
     Such characters could move the cursor of a terminal, or change the direction of text.
     """
@@ -124,31 +126,29 @@ def escape_invisible(text: str, keep: str = "") -> str:
 
 
 def make_printable(text: str) -> str:
-    """Return a text as one line for a terminal: white space becomes spaces, control characters are escaped."""
-    return escape_invisible(
-        "".join(" " if character.isspace() else character for character in text)
-    )
+    """Return a text as one line for a terminal, with spaces, and escaped control characters."""
+    return escape_invisible("".join(" " if one.isspace() else one for one in text))
 
 
 def split_printable_lines(text: str) -> list[str]:
-    """Return the lines of a text for a terminal: tabs become spaces, control characters are escaped."""
+    """Return the lines of a text for a terminal, with spaces for tabs and escaped controls."""
     return [
         make_printable(line.expandtabs()).rstrip() for line in text.removesuffix("\n").split("\n")
     ]
 
 
 def make_printable_lines(text: str) -> str:
-    """Return a text of several lines for a terminal: tabs become spaces, control characters are escaped."""
+    """Return a text for a terminal, with spaces for tabs and escaped control characters."""
     return "\n".join(split_printable_lines(text))
 
 
 def escape_unencodable(text: str) -> str:
-    """Escape the characters that UTF-8 cannot encode, such as parts of a file name in another encoding."""
+    """Escape characters that UTF-8 cannot encode, as in file names in another encoding."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def format_error(error: BaseException) -> str:
-    """Return the message of an exception as one line for a terminal, even if its `__str__` fails."""
+    """Return the message of an exception as one line, even if its `__str__` fails."""
     try:
         text = " ".join(str(error).split())
     except Exception:
@@ -164,7 +164,7 @@ def format_percent(share: float) -> str:
 
 
 def format_list(items: Iterable[object], limit: int = _MAX_LISTED) -> str:
-    """Return the items as text, separated by commas and "and". Only the first `limit` are listed."""
+    """Return the items, separated by commas and "and". Only the first `limit` are listed."""
     texts = list(map(str, items))
     rest = len(texts) - limit
     texts = [*texts[:limit], f"{rest} more"] if rest > 0 else texts

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from hpo.check.finding import Finding
 from hpo.evaluation.host import Gpus, choose_backend, compute_thread_share, has_separated_worker
-from hpo.layout import Layout
-from hpo.placement import describe_spanning_workers
+from hpo.layout import Layout, describe_spanning_workers
 from hpo.text_format import format_count, format_list, format_number, format_tenths, make_printable
 from hpo.views.table_format import format_table, make_table
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from hpo.placement import order_ranks
+from hpo.layout import order_ranks
 from hpo.ranks.communicator import SleepingComm
 
 

@@ -103,7 +103,8 @@ def read_warm_start(source: str, space: SearchSpace, objectives: Objectives) -> 
         # Path.is_file raises an error if a folder is not accessible, or if a name is too long.
         is_storage = is_url(source) or os.path.isfile(source.partition("#")[0])  # noqa: PTH113
         record, settings = _open_study(source) if is_storage else _open_run(RunDir(Path(source)))
-        evaluations, theirs = record.read_evaluations(), _find_study_objectives(record, objectives)
+        evaluations = record.read_evaluations()
+        theirs = _find_study_objectives(record, objectives)
     except UsageError as error:
         raise UsageError(f"--warm-start {shown}: {error}") from error
     usable = sorted(filter(_is_usable, evaluations), key=lambda evaluation: evaluation.loss)
@@ -147,7 +148,7 @@ def record_warm_start(
         print(f"importing {len(warm_start.evaluations)} evaluations of {source}", flush=True)
 
     def make_attributes(evaluation: Evaluation, imported: int) -> dict[str, Any]:
-        island, index = imported % layout.islands, imported // layout.islands
+        index, island = divmod(imported, layout.islands)
         return {
             "imported_from": f"trial {evaluation.trial} of {warm_start.source}",
             "propagator": "--warm-start",

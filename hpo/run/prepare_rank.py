@@ -56,7 +56,6 @@ def prepare_rank(
     Collective: call on all ranks.
 
     Args:
-        layout: The layout of all ranks.
         is_attended: Whether the output of trainers is shown to the user, as in `hpo check`.
         shows_progress: Whether the first rank prints that data are prepared, which may take long.
     """

@@ -69,11 +69,11 @@ def make_request(
     before = _read_previous_manifest(options, file)
     for assignment in options.settings:
         file.check_setting(assignment)
-    texts = {
-        **(before.set if before else {}),
-        **dict(text.split("=", 1) for text in options.settings),
-    }
-    problem = file.bind_settings(_format_assignments(texts))
+    texts = dict(before.set) if before else {}
+    for assignment in options.settings:
+        name, _, text = assignment.partition("=")
+        texts[name] = text
+    problem = file.bind_settings([f"{name}={text}" for name, text in texts.items()])
     check_space(options.propagators, file.space)
     check_objectives(options.propagators, file.objectives)
     make_pruner(options.pruner, options.evaluations)  # raises an error for an unknown name
@@ -102,14 +102,12 @@ def make_request(
 
 def _draw_priors(file: SearchDescription, seed: int) -> dict[str, Any]:
     """Return hyperparameters with the values that the priors expect; empty without priors."""
+    if not file.space.priors:
+        return {}
     try:
-        return file.space.draw_priors(random.Random(f"{seed}/priors")) if file.space.priors else {}
+        return file.space.draw_priors(random.Random(f"{seed}/priors"))
     except ValueError as error:
         raise UsageError(f"{file.path}: the priors: {error}") from error
-
-
-def _format_assignments(texts: Mapping[str, str]) -> list[str]:
-    return [f"{name}={text}" for name, text in texts.items()]
 
 
 def _read_previous_manifest(options: Options, file: SearchDescription) -> Manifest | None:
@@ -117,13 +115,11 @@ def _read_previous_manifest(options: Options, file: SearchDescription) -> Manife
 
     Raise a UsageError if its search space or objectives differ from the search file.
     """
-    if (
-        not options.resume
-        or options.run_dir is None
-        or not RunDir(options.run_dir).run_json.exists()
-    ):
+    if not options.resume or options.run_dir is None:
         return None
     run_dir = RunDir(options.run_dir)
+    if not run_dir.run_json.exists():
+        return None
     manifest = run_dir.read_manifest()
     for name in manifest.propagators:
         if name not in PROPAGATORS:
@@ -133,7 +129,8 @@ def _read_previous_manifest(options: Options, file: SearchDescription) -> Manife
                 f"got {format_repr(name)}"
             )
     _check_settings(manifest, options, file, run_dir)
-    before, now = manifest.space, file.space.describe()
+    before = manifest.space
+    now = file.space.describe()
     for name in [*before, *now]:
         if before.get(name) != now.get(name):
             raise UsageError(
@@ -142,10 +139,8 @@ def _read_previous_manifest(options: Options, file: SearchDescription) -> Manife
                 f"{file.path}"
             )
     if manifest.objectives != file.objectives:
-        names_before, names_now = (
-            ", ".join(objectives.describe())
-            for objectives in (manifest.objectives, file.objectives)
-        )
+        names_before = ", ".join(manifest.objectives.describe())
+        names_now = ", ".join(file.objectives.describe())
         raise UsageError(
             f"--resume: the run in {run_dir.path} has other objectives: they were {names_before}, "
             f"and are {names_now} in {file.path}. To use its evaluations, start another run with "
@@ -175,16 +170,14 @@ def check_script(options: Options, file: SearchDescription) -> None:
 
     Only objective functions save checkpoints that other individuals can use.
     """
-    if file.script is not None and options.pbt:
+    if file.script is None:
+        return
+    if options.pbt:
         raise UsageError(
             f"--pbt must not be given for a program, got {file.script.name}. Only objective "
             "functions save checkpoints that other individuals can use"
         )
-    if (
-        file.script is not None
-        and options.confirm_seeds
-        and not file.script.has_placeholder("seed")
-    ):
+    if options.confirm_seeds and not file.script.has_placeholder("seed"):
         raise UsageError(
             f"--confirm-seeds {options.confirm_seeds}: the command of {file.script.name} must have "
             "a placeholder for the seed, such as --seed {seed}"
@@ -227,7 +220,6 @@ def check_with_heirs(pruner: str, confirm_seeds: int, reason: str, remedy: str =
     """Raise a UsageError if an option cannot be used with evaluations that inherit weights.
 
     Args:
-        confirm_seeds: The number of seeds with which the best are confirmed.
         reason: The first words of the message: why evaluations inherit weights, such as "--pbt".
         remedy: An alternative to a change of the option, for the message.
 

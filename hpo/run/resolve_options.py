@@ -24,7 +24,6 @@ def resolve_options(given: Mapping[str, Any], ranks: int) -> tuple[Options, Layo
 
     Args:
         given: The fields of `Options` that the user has given.
-        ranks: The number of ranks of the job.
 
     Raises:
         UsageError: An option is not valid, or two options exclude each other.

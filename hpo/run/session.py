@@ -20,8 +20,8 @@ from pathlib import Path
 
 from hpo.errors import UsageError
 from hpo.evaluation.host import RankPlace, choose_backend, describe_gpus, has_separated_worker
+from hpo.layout import describe_spanning_workers
 from hpo.options import to_json
-from hpo.placement import describe_spanning_workers
 from hpo.process.standard_streams import warn
 from hpo.results.confirmation import ConfirmationPlan, make_plan
 from hpo.run.initial_evaluations import describe_setting_changes, find_misfits, record_warm_start
@@ -305,7 +305,8 @@ def _make_manifest(run_dir: RunDir, request: RunRequest, hosts: Sequence[str]) -
 
 def _check_storage(session: Session, resumes: bool) -> None:
     """Raise a UsageError if the storage cannot be used. A resumed run waits for it."""
-    storage, study = session.storage, session.manifest.study
+    storage = session.storage
+    study = session.manifest.study
     if resumes and is_url(storage) and not is_storage_missing(storage):
         with convert_storage_errors(storage):
             StorageRetry(mask_password(storage), warn).call(partial(list_studies, storage))

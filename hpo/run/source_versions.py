@@ -76,7 +76,8 @@ def describe_source_changes(
             f"used {files} in {run_dir.path}: losses may not be comparable",
             *lines,
         ]
-    commit_before, commit_now = _make_commit(before), _make_commit(now)
+    commit_before = _make_commit(before)
+    commit_now = _make_commit(now)
     if commit_before is None or commit_now is None or commit_before == commit_now:
         return []
     return [

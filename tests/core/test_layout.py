@@ -103,16 +103,16 @@ def test_choose_without_options_fits_the_ranks(
             (None, None),
             ["ga", "tpe", "pso"],
             "--propagators ga,tpe,pso: each propagator needs its own island, and 3 is more than "
-            "the 2 workers that 4 ranks make with --ranks-per-worker 2. Start with mpirun -n 6 or "
-            "more, or with --ranks-per-worker 1, or name 2",
+            "the 2 workers that 4 ranks "
+            "make with --ranks-per-worker 2. Start with mpirun -n 6 or more, or with "
+            "--ranks-per-worker 1, or name 2",
         ),
         (
             1,
             (None, None),
             ["ga", "tpe"],
-            "--propagators ga,tpe: each propagator needs its own island, and 2 is more than "
-            "the 1 worker that 1 "
-            "rank makes "
+            "--propagators ga,tpe: each propagator needs its own island, and 2 is more than the 1 "
+            "worker that 1 rank makes "
             "with --ranks-per-worker 1. Start with mpirun -n 2 or more, or name 1",
         ),
         (3, (2, None), [], "3 ranks cannot be divided into workers of 2. "),

@@ -8,7 +8,7 @@ import pytest
 
 from hpo.errors import UsageError
 from hpo.evaluation.host import check_gpus
-from hpo.placement import describe_spanning_workers, order_ranks
+from hpo.layout import describe_spanning_workers, order_ranks
 
 
 @pytest.mark.parametrize(
