@@ -180,8 +180,7 @@ def format_value(value: Any) -> str:
 
 def _option(default: Any, help: str, group: str, kind: Kind, **others: Any) -> Any:  # noqa: A002
     return dataclasses.field(
-        default=default,
-        metadata={"option": Option(help, group, kind, default=default, **others)},
+        default=default, metadata={"option": Option(help, group, kind, default=default, **others)}
     )
 
 
@@ -211,17 +210,10 @@ class Options:
 
     evaluations: int = _option(64, "Evaluations of the run.", "Budget", COUNT)
     generations: int | None = _of_this_job(
-        None,
-        "Instead of --evaluations: G per worker.",
-        "Budget",
-        replace(COUNT, metavar="G"),
+        None, "Instead of --evaluations: G per worker.", "Budget", replace(COUNT, metavar="G")
     )
     time_limit: float | None = _of_this_job(
-        None,
-        "Stop the run after this.",
-        "Budget",
-        DURATION,
-        default_text="end of a SLURM job",
+        None, "Stop the run after this.", "Budget", DURATION, default_text="end of a SLURM job"
     )
     evaluation_timeout: float = _option(
         math.inf, "Fail an evaluation that takes longer.", "Budget", LIMIT
@@ -276,10 +268,7 @@ class Options:
     )
     seed: int = _option(0, "Seed of weights, data order and breeding.", "Search", WHOLE)
     migration_probability: float = _option(
-        0.9,
-        "Probability that an island sends its best, per generation.",
-        "Search",
-        PROBABILITY,
+        0.9, "Probability that an island sends its best, per generation.", "Search", PROBABILITY
     )
     pollination: bool = _option(
         True,
@@ -312,18 +301,11 @@ class Options:
     )
 
     pruner: str = _option(
-        "none",
-        "none, median, percentile:P, asha, hyperband or one-epoch.",
-        "Early stopping",
-        TEXT,
+        "none", "none, median, percentile:P, asha, hyperband or one-epoch.", "Early stopping", TEXT
     )
 
     resume: bool = _of_this_job(
-        False,
-        "Continue the run in --run-dir, or start it.",
-        "Checkpoints",
-        SWITCH,
-        default_text="",
+        False, "Continue the run in --run-dir, or start it.", "Checkpoints", SWITCH, default_text=""
     )
     checkpoint_every: float | None = _option(
         None,
