@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpo.evaluation.attempt import Attempt
+from hpo.evaluation.attempt import Attempt, EvaluationContext
 from hpo.evaluation.checkpointer import Checkpointer
-from hpo.evaluation.evaluator import EvaluationContext, Evaluator
+from hpo.evaluation.evaluator import Evaluator
 from hpo.evaluation.leader import Leader, Limits
 from hpo.evaluation.program_command import Program
 from hpo.evaluation.rank_group import RankGroup
@@ -199,16 +199,18 @@ class CheckEvaluator:
         Returns:
             The outcome on the leader; None on other ranks.
         """
-        context = EvaluationContext(self.ready.user_frames, 0, self._run_dir, program=self._program)
+        context = EvaluationContext(
+            self.ready.user_frames, 0, self._run_dir, program=self._program, is_traced=True
+        )
         if self._record is None:
-            evaluator = Evaluator(context, group, self.watch, None, is_traced=True)
+            evaluator = Evaluator(context, group, self.watch)
             evaluator.follow()
             group.comm.gather(Trace(**evaluator.trace))
             return None
         if not self.file_snapshots:
             self._take_file_snapshot()
         leader = self._make_leader(self._record, keeps_weights)
-        evaluator = Evaluator(context, group, self.watch, leader, is_traced=True)
+        evaluator = Evaluator(context, group, self.watch, leader)
         evaluator.evaluate(self._start_trial(self._record, previous))
         evaluator.end()
         self._take_file_snapshot()

@@ -1,7 +1,7 @@
 """The state of one attempt at an evaluation on one rank: its start, its losses and its verdict.
 
 All attempts at an evaluation belong to the same trial of the study. For example, another attempt
-follows if the template crashes.
+follows if the template crashes. All evaluations of a run share a context.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpo.evaluation.verdict import RUNNING_VERDICT, RankEnd, State, Verdict
 from hpo.process import clock
@@ -18,14 +18,51 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpo.evaluation.draft_store import DraftStore
+    from hpo.evaluation.program_command import Program
     from hpo.process.messages import Report
+    from hpo.process.user_frames import UserFrames
     from hpo.store.checkpoints import CheckpointInfo
     from hpo.store.evaluations import Assignment
+    from hpo.store.run_dir import RunDir
+
+
+@dataclass(frozen=True)
+class EvaluationContext:
+    """Settings that all evaluations of a run share, on all ranks."""
+
+    user_frames: UserFrames
+    """Finds the lines of the user's code in stacks."""
+    seed: int
+    """Seed of individuals that have no seed of their own."""
+    files: RunDir
+    """Directory with a folder for each evaluation, in which a program also writes its drafts."""
+    prefix: str = ""
+    """Prefix of the names of these folders and drafts."""
+    program: Program | None = None
+    """The program of the run; None if the objective is a function."""
+    keeps_checkpoints: bool = True
+    """Whether checkpoints of a program are kept."""
+    is_traced: bool = False
+    """Whether trainers record a trace of each evaluation."""
+
+    def describe_evaluation(self, assignment: Assignment) -> dict[str, Any]:
+        """Return the values of an individual that a program may use; all its trials share them."""
+        name = f"{self.prefix}{assignment.root}"
+        return {
+            "trial": assignment.root,
+            "folder": self.files.trial_folders.absolute() / name,
+            "seed": self.seed if assignment.seed is None else assignment.seed,
+            "drafts": self.files.checkpoints.absolute() / f".{name}",
+            "saves": self.keeps_checkpoints,
+        }
 
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """The checkpoint from which an attempt may start, or the losses of a program that resumes from its own files."""
+    """The checkpoint from which an attempt may start.
+
+    A program that resumes from its own files has its losses instead.
+    """
 
     path: Path | None = None
     """File of the checkpoint; None if there is none."""
@@ -59,7 +96,6 @@ class Attempt:
         drafts: Copies of checkpoints and weights; set on the leader.
         copied_step: Number of losses in the latest checkpoint if it was copied and is not yet in
             its file, otherwise 0.
-        has_weights: Whether the leader can write the weights of the lowest loss.
         has_read_parent: Whether the objective has read the parent checkpoint on any rank.
     """
 
@@ -80,7 +116,6 @@ class Attempt:
         self.restored_count = 0  # losses of the interrupted attempt
         self.restored_seconds = 0.0  # time of the restored losses
         self.copied_step = 0
-        self.has_weights = False
         # True for programs that write their own files: they can be paused.
         self.saves_own_checkpoints = False
         self.drafts: DraftStore | None = None
@@ -103,12 +138,12 @@ class Attempt:
 
     @property
     def has_loss(self) -> bool:
-        """Whether the objective has reported a loss in this attempt. Restored losses do not count."""
+        """Whether the objective has reported a loss in this attempt, besides restored losses."""
         return len(self.losses) > self.restored_count
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether the attempt has a checkpoint and no new loss, so that a failure may come from the checkpoint.
+        """Whether a failure may come from the checkpoint, since no loss has followed it.
 
         A parent checkpoint counts only if the objective has read it on some rank.
         """
@@ -116,16 +151,16 @@ class Attempt:
 
     @property
     def total_seconds(self) -> float:
-        """Seconds of this attempt, plus the seconds of training before an interruption if the objective has resumed."""
+        """Seconds of this attempt, and of the training before it if the objective has resumed."""
         return self.seconds + self.restored_seconds
 
     @property
     def is_aborted(self) -> bool:
-        """Whether a failure or an external cause has ended the attempt. Ranks may then still run the objective."""
+        """Whether a failure or an external cause ended the attempt. Ranks may still run it."""
         return self.verdict.state in (State.FAILED, State.REPEATED, State.SUSPENDED, State.STOPPED)
 
     def record_ends(self, ends: Sequence[RankEnd]) -> None:
-        """Record how the objective has ended on all ranks, in the order of ranks; call it on the leader."""
+        """Record the ends of the objective on all ranks, in their order; call it on the leader."""
         self.record_reads(ends[0])
         self.has_read_parent |= any(end.has_read_parent for end in ends)
 
@@ -136,18 +171,23 @@ class Attempt:
         if reader.has_resumed and start.is_own and start.info is not None and not self.losses:
             self._restore_losses(start.info.losses, start.info.seconds, start.info.metrics)
             if start.info.has_weights and self.drafts is not None and start.path is not None:
-                self.has_weights = self.drafts.restore_weights(start.path)
+                self.drafts.restore_weights(start.path)
 
     def _restore_losses(
         self, losses: Sequence[float], seconds: float, metrics: Mapping[str, float]
     ) -> None:
-        """Restore the losses, seconds and metrics from before the evaluation was interrupted or paused."""
+        """Restore the progress from before the evaluation was interrupted or paused."""
         self.losses = list(losses)
         self.restored_count = len(losses)
         self.restored_seconds = seconds
         self.earlier_seconds = seconds if self.is_first else self.earlier_seconds
         self.loss = min(losses, default=math.inf)
         self.metrics = metrics
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the leader can write the weights of the lowest loss."""
+        return self.drafts is not None and self.drafts.has_weights
 
     def close_drafts(self) -> None:
         """Remove the copies of checkpoints and weights."""
@@ -163,4 +203,5 @@ class Attempt:
             if verdict.loss < self.loss:
                 self.loss = verdict.loss
                 self.metrics = verdict.metrics
-                self.has_weights = False
+                if self.drafts is not None:
+                    self.drafts.drop_weights()

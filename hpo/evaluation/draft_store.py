@@ -29,7 +29,7 @@ class Draft:
     prefix: str = ""
     """Beginning of the names of its tensors."""
     descriptor: int = -1
-    """File descriptor that this process owns, and by which it finds the file; -1 if the file has a name."""
+    """File descriptor of a file without a name, which this process owns; -1 if it has a name."""
 
     @classmethod
     def from_descriptor(cls, descriptor: int, prefix: str = "") -> Draft:
@@ -87,22 +87,22 @@ class DraftStore:
         self._weights: Draft | None = None
         self._saved_weights: Draft | None = None  # those of the lowest loss before the checkpoint
 
-    def restore_weights(self, path: Path) -> bool:
-        """Take the weights of the lowest loss from the checkpoint file from which the evaluation resumes.
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are weights of the lowest loss."""
+        return self._weights is not None
 
-        Return false if the file cannot be opened. It stays open, since a later checkpoint may
-        replace it.
+    def restore_weights(self, path: Path) -> None:
+        """Take the weights of the lowest loss from a checkpoint file, if it can be opened.
+
+        The file stays open, since a later checkpoint may replace it.
         """
-        try:
-            self._weights = Draft.from_descriptor(
-                os.open(path, os.O_RDONLY | os.O_CLOEXEC), WEIGHTS_PREFIX
-            )
-        except OSError:
-            return False
-        return True
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._weights = Draft.from_descriptor(descriptor, WEIGHTS_PREFIX)
 
     def take_named(self, name: str) -> Draft | None:
-        """Take a draft from the program that has written it, by renaming it; None if it does not exist."""
+        """Take a draft from the program that wrote it, by renaming it; None if there is none."""
         if self._prefix is None:
             return None
         kept = _make_path(self._prefix, f"kept-{next(self._numbers)}")
@@ -112,28 +112,31 @@ class DraftStore:
             return None
         return Draft(kept)
 
-    def keep_checkpoint(self, draft: Draft, info: Mapping[str, Any], has_weights: bool) -> None:
-        """Keep a checkpoint, and remove the previous one.
+    def keep_checkpoint(self, draft: Draft, info: Mapping[str, Any]) -> None:
+        """Keep a checkpoint, with the weights of the lowest loss, and remove the previous one.
 
         Args:
             info: Losses, metrics and seconds of the evaluation until the checkpoint.
-            has_weights: Whether the weights of the lowest of these losses were kept. The checkpoint
-                then includes them.
         """
         previous = [self._checkpoint, self._saved_weights]
         self._checkpoint = draft
         self._checkpoint_info = info
-        self._saved_weights = self._weights if has_weights else None
+        self._saved_weights = self._weights
         self._remove_unused(previous)
 
     def keep_weights(self, draft: Draft) -> None:
-        """Keep weights. The previous weights are removed, unless the latest checkpoint includes them."""
-        previous = self._weights
+        """Keep the weights of the lowest loss."""
+        self.drop_weights()
         self._weights = draft
+
+    def drop_weights(self) -> None:
+        """Remove weights that no longer have the lowest loss, unless the checkpoint has them."""
+        previous = self._weights
+        self._weights = None
         self._remove_unused([previous])
 
     def make_checkpoint_file(self, path: Path) -> int:
-        """Write the latest checkpoint of the evaluation to the file `path`, and return its number of losses.
+        """Write the latest checkpoint to the file `path`, and return its number of losses.
 
         Raises:
             OSError: The file cannot be written.
@@ -141,12 +144,14 @@ class DraftStore:
         """
         assert self._checkpoint is not None
         sources = [TensorSource(self._checkpoint.path, STATE_PREFIX, STATE_PREFIX)]
-        if (weights := self._saved_weights) is not None:
+        weights = self._saved_weights
+        if weights is not None:
             sources.append(TensorSource(weights.path, weights.prefix, WEIGHTS_PREFIX))
-        tree = _read_tree(self._checkpoint.path)
-        has_weights = self._saved_weights is not None
         info = CheckpointInfo(
-            self._params, **self._checkpoint_info, tree=tree, has_weights=has_weights
+            self._params,
+            **self._checkpoint_info,
+            tree=_read_tree(self._checkpoint.path),
+            has_weights=weights is not None,
         )
         _write_tensors(path, sources, {"about": json.dumps(asdict(info))}, checked="about")
         return len(info.losses)

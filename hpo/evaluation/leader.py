@@ -232,7 +232,6 @@ class Leader:
         assert attempt.drafts is not None
         if verdict.keep and weights is not None:
             attempt.drafts.keep_weights(weights)
-            attempt.has_weights = True
         elif weights is not None:
             weights.remove()
         if verdict.save and checkpoint is not None:
@@ -241,7 +240,7 @@ class Leader:
                 "metrics": dict(attempt.metrics),
                 "seconds": attempt.total_seconds,
             }
-            attempt.drafts.keep_checkpoint(checkpoint, info, attempt.has_weights)
+            attempt.drafts.keep_checkpoint(checkpoint, info)
             self._checkpointer.record_copy(attempt, since)
             if verdict.state != State.PAUSED and self._checkpointer.is_write_due():
                 self.commit_checkpoint(attempt)

@@ -19,17 +19,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpo.evaluation.attempt import Attempt
+from hpo.evaluation.attempt import Attempt, EvaluationContext
 from hpo.evaluation.leader import Leader
-from hpo.evaluation.program_command import Program, advise_on_loss, format_last_lines
+from hpo.evaluation.program_command import advise_on_loss, format_last_lines
 from hpo.evaluation.rank_group import RankGroup, reserve_port
 from hpo.evaluation.supervision import RankNews, Supervision
 from hpo.evaluation.trainer_client import TrainerEnd
-from hpo.evaluation.verdict import RankEnd, State, Verdict
+from hpo.evaluation.verdict import FailureKind, RankEnd, State, Verdict
 from hpo.process import clock
 from hpo.process.messages import GroupTicket, ObjectiveEnd, Report
 from hpo.process.user_frames import UserFrames
-from hpo.ranks.rank_watch import RUN_STOPS, WatchedEvaluation
+from hpo.ranks.rank_watch import WatchedEvaluation
 from hpo.script_objective import Script
 
 _HARMLESS = ": aborted while it exited, which does not fail an evaluation with a loss"
@@ -53,50 +53,49 @@ class ProgramSupervision(Supervision):
 
     def __init__(
         self,
+        context: EvaluationContext,
         group: RankGroup,
         watched: WatchedEvaluation,
         attempt: Attempt,
         leader: Leader | None,
-        program: Program,
-        is_traced: bool,
     ) -> None:
+        super().__init__(context, group, watched, attempt, leader)
+        assert context.program is not None
+        self._program = context.program
         # Only the files next to the script are code of the user; the search file may be elsewhere.
-        super().__init__(
-            group, watched, attempt, leader, UserFrames(Path(program.script.name)), is_traced
-        )
-        self._program = program
-        self._reports = ReportReader(program.script)
+        self._user_frames = UserFrames(Path(self._program.script.name))
+        self._reports = ReportReader(self._program.script)
         self._merger = ReportMerger(group.size)
         self._own_reports: list[Report] = []
         self._reserved_port: socket.socket | None = None
         group.slot.output.listener = self._reports
 
-    def start_program(self, ticket: GroupTicket | None, known: Mapping[str, Any]) -> None:
-        """Let the trainer start the program.
-
-        Args:
-            ticket: Parameters of a new process group; None if the trainer is in its group already.
-            known: Trial, folder, seed and drafts of the evaluation.
-        """
-        if self._program.script.has_placeholder("folder"):
-            known["folder"].mkdir(parents=True, exist_ok=True)
-        drafts = str(known["drafts"])
-        path = self._attempt.start.path if self._attempt.start.is_own else None
+    def start_objective(self, ticket: GroupTicket | None, values: Mapping[str, Any]) -> None:
+        """Send the command line and the environment of the program to the trainer."""
+        script = self._program.script
+        start = self._attempt.start
+        if script.has_placeholder("folder"):
+            values["folder"].mkdir(parents=True, exist_ok=True)
         continues = self._attempt.restored_count > 0  # It resumes from its own files in the folder.
+        params = self._attempt.assignment.params
+        environment = {
+            **(ticket.environment if ticket else {}),
+            **{f"HPO_{name.upper()}": str(values[name]) for name in ("trial", "folder", "seed")},
+            "HPO_METRICS": self._reports.path,
+            "HPO_WEIGHTS_DRAFTS": str(values["drafts"]),
+            **self._make_store_environment(),
+        }
+        if script.loss is not None:
+            environment["HPO_READS_LINES"] = "1"
+        if values["saves"]:
+            environment["HPO_CHECKPOINT_DRAFTS"] = str(values["drafts"])
+        if start.is_own and start.path is not None:
+            environment["HPO_CHECKPOINT"] = str(start.path.absolute())
         self._trainer.send(
             "run",
-            command=self._program.make_command(self._attempt.assignment.params, known, continues),
-            is_traced=self._is_traced,
-            environment={
-                **(ticket.environment if ticket else {}),
-                **{f"HPO_{name.upper()}": str(known[name]) for name in ("trial", "folder", "seed")},
-                "HPO_METRICS": self._reports.path,
-                "HPO_WEIGHTS_DRAFTS": drafts,
-                **({"HPO_READS_LINES": "1"} if self._program.script.loss is not None else {}),
-                **({"HPO_CHECKPOINT_DRAFTS": drafts} if known["saves"] else {}),
-                **({"HPO_CHECKPOINT": str(path.absolute())} if path else {}),
-                **self._make_store_environment(),
-            },
+            command=self._program.make_command(params, values, continues),
+            is_traced=self._context.is_traced,
+            environment=environment,
         )
 
     def _make_store_environment(self) -> dict[str, str]:
@@ -126,32 +125,31 @@ class ProgramSupervision(Supervision):
         """Let the leader decide on one loss after the other, until the evaluation must not continue."""
         assert self._leader is not None
         for report in self._merger.add_reports(news.rank, news.reports, news.first):
-            is_first = self._decided is None
-            decided = self._decided or self._decide_on_report(self._leader, news.rank, report)
+            is_first = not self._attempt.verdict.ends_evaluation
+            if is_first:
+                self._decide_on_report(self._leader, news.rank, report)
+            if not self._attempt.verdict.ends_evaluation:
+                continue
+            decided = self._attempt.verdict.conclude()
             # A paused program that writes its own checkpoint has until its next report for it.
-            is_paused = is_first and decided.state == State.PAUSED and not report.checkpoint
-            if self._decided is None or is_paused:
+            if is_first and decided.state == State.PAUSED and not report.checkpoint:
                 continue
             if self._watched.cause is None:
-                self._watched.cancel_on_all(
-                    self._decided.failure or f"it is {self._decided.state.value}"
-                )
+                self._watched.cancel_on_all(decided.failure or f"it is {decided.state.value}")
             return
 
-    def _decide_on_report(self, leader: Leader, rank: int, report: Report) -> Verdict:
-        """Let the leader decide on a report, and keep the drafts that the program has written with it."""
+    def _decide_on_report(self, leader: Leader, rank: int, report: Report) -> None:
+        """Let the leader decide on a report, and keep the drafts that belong to it."""
         if report.mistake and not report.mistake.startswith("rank"):
             report = replace(report, mistake=f"rank {rank}: {report.mistake}")
-        verdict = self._decide(
-            leader, replace(report, has_resumed=self._reports.has_read_checkpoint)
-        )
+        report = replace(report, has_resumed=self._reports.has_read_checkpoint)
+        verdict = self._decide(leader, report)
         since = clock.now()
         assert self._attempt.drafts is not None
         take = self._attempt.drafts.take_named
         checkpoint = take(report.checkpoint)
         weights = take(report.weights)
         leader.keep_drafts(self._attempt, verdict, checkpoint, weights, since)
-        return verdict
 
     # The end of the program
 
@@ -176,16 +174,16 @@ class ProgramSupervision(Supervision):
         )
 
     def _describe_crash(self, ended: TrainerEnd) -> RankEnd:
-        """Return the end of a trainer that has ended. Status 0 means that the program called `os._exit(0)`."""
+        """Return the end of a trainer that has ended. Status 0 is that of `os._exit(0)`."""
         if ended.status != 0:
             return super()._describe_crash(ended)
-        cause = self._watched.cause
-        return RankEnd(
-            self._group.rank, failure=cause, own=False, stopped=cause == RUN_STOPS, at=time.time()
-        )
+        end = ObjectiveEnd(at=time.time())
+        if self._watched.cause is None:
+            return self._make_end(end)
+        return self._make_failed_end(end, FailureKind.CANCELLED)
 
     def _conclude(self, leader: Leader, ends: Sequence[RankEnd]) -> Verdict:
-        """Merge the reports of all ranks, some of which have not been merged yet, and return the final verdict.
+        """Merge the remaining reports of all ranks, and return the final verdict.
 
         A program that aborted while it exited has failed only if no rank has reported a loss.
         """
@@ -211,9 +209,9 @@ class ProgramSupervision(Supervision):
         leader.stop_without_losses(reason, remedy)
         return Verdict(State.FAILED, failure=failure, traceback=format_last_lines(lines))
 
-    def _finish(self) -> None:
+    def _finish(self, end: RankEnd) -> None:
         """Wait until the program has ended, or kill it, and close the file of its reports."""
-        super()._finish()
+        super()._finish(end)
         if self._reserved_port is not None:
             self._reserved_port.close()
         self._group.slot.output.listener = None

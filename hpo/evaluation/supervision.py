@@ -1,4 +1,4 @@
-"""Supervise an evaluation on one rank of a worker: wait for its trainer, cancel it, and agree on the verdict.
+"""Supervise an evaluation on one rank: wait for its trainer, cancel it, and agree on the verdict.
 
 Until the objective has ended on all ranks, only the leader decides, on each report. The ranks agree
 once, at the end:
@@ -16,24 +16,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from enum import Enum
+from functools import partial
 from traceback import FrameSummary
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpo.errors import RunError
-from hpo.evaluation.attempt import Attempt
+from hpo.evaluation.attempt import Attempt, EvaluationContext
 from hpo.evaluation.draft_store import Draft
 from hpo.evaluation.leader import Leader
 from hpo.evaluation.rank_group import RankGroup
 from hpo.evaluation.trainer_client import TrainerClient, TrainerEnd
-from hpo.evaluation.verdict import NOT_JOINED, TIMEOUT_PREFIX, RankEnd, State, Verdict, judge_ends
+from hpo.evaluation.verdict import (
+    NOT_JOINED,
+    TIMEOUT_PREFIX,
+    FailureKind,
+    RankEnd,
+    State,
+    Verdict,
+    judge_ends,
+)
 from hpo.process import clock
 from hpo.process.channel import Message
 from hpo.process.failure import format_stack
 from hpo.process.messages import EvaluationRequest, GroupTicket, ObjectiveEnd, Report, ReportAnswer
-from hpo.process.user_frames import UserFrames, are_in_collective
+from hpo.process.user_frames import are_in_collective
 from hpo.ranks.communicator import Gathering, sleep_until
 from hpo.ranks.rank_watch import RUN_STOPS, WatchedEvaluation
 
@@ -64,80 +73,104 @@ class RankNews:
     """Number of earlier reports."""
 
 
+class _Phase(Enum):
+    """What the trainer of this rank does in an evaluation."""
+
+    CONNECTING = "connecting"  # It starts, and joins the process group.
+    RUNNING = "running"  # It runs the objective, and then restores its own state.
+    ENDED = "ended"  # It is idle, or has ended.
+
+
 class Supervision:
-    """Supervises one evaluation on one rank. Subclasses start it, and receive its reports."""
+    """Supervises one evaluation on one rank. Subclasses start it, and receive its reports.
+
+    Attributes:
+        trace: The trace of the training, if `context.is_traced`.
+    """
 
     _poll_seconds = _POLL_SECONDS
 
     def __init__(
         self,
+        context: EvaluationContext,
         group: RankGroup,
         watched: WatchedEvaluation,
         attempt: Attempt,
         leader: Leader | None,
-        user_frames: UserFrames,
-        is_traced: bool,
     ) -> None:
+        self._context = context
         self._group = group
         self._watched = watched
         self._attempt = attempt
         self._leader = leader
-        self._user_frames = user_frames
-        self._is_traced = is_traced
-        self._trainer: TrainerClient = group.trainer
-        self._frames: Sequence[FrameSummary] = ()  # stack of the objective when it was cancelled
-        self._cancelled_at = self._interrupt_at = self._kill_at = math.inf
-        self._has_joined = self._has_ended = False
-        self._crash = ""  # describes how the trainer has ended by itself
-        self._must_join_by = self._ended_at = math.inf
-        self._lost_seconds = clock.measure_lost()
-        self._printed = ""  # lines of other ranks that are not logged yet; on the leader
-        self._news_count = 0  # messages with news that were sent to the leader, or received by it
-        self._log_at = clock.now() + _SECONDS_BETWEEN_LOGS
-        # The verdict on a report that ends the evaluation; on the leader.
-        self._decided: Verdict | None = None
-        self.is_clean = False
-        self.remains = ""  # describes memory that the evaluation has left on the GPU
+        self._user_frames = context.user_frames
         self.trace: dict[str, Any] = {}
+        # The trainer of this rank.
+        self._trainer: TrainerClient = group.trainer
+        self._phase = _Phase.CONNECTING
+        self._join_by = math.inf
+        self._cancellation: Cancellation | None = None
+        self._is_clean = False  # whether the trainer can be reused
+        self._lost_seconds = clock.measure_lost()
+        # The news of this rank, or of all ranks on the leader.
+        self._news_count = 0  # messages that were sent to the leader, or received by it
+        self._printed = ""  # lines of other ranks that are not logged yet
+        self._log_at = clock.now() + _SECONDS_BETWEEN_LOGS
+
+    def start_objective(self, ticket: GroupTicket | None, values: Mapping[str, Any]) -> None:
+        """Let the trainer start the objective.
+
+        Args:
+            ticket: The process group to join first; None if the trainer is in its group already.
+            values: The trial, the seed and the paths of the evaluation, by name.
+        """
+        raise NotImplementedError
 
     def supervise(self) -> None:
-        """Wait for the end of the evaluation, agree with the other ranks on the verdict, and end the trainer if needed.
+        """Wait for the end of the evaluation, agree on the verdict, and end the trainer if needed.
 
         Collective: call on all ranks of the worker.
         """
-        ends = self._gather_ends(self._receive_end())
+        end = self._receive_end()
+        ends = self._gather_ends(end)
         verdict = None
         if self._leader is not None:
-            verdict = self._leader.decide_on_retry(
-                self._attempt, self._conclude(self._leader, ends)
-            )
+            verdict = self._conclude(self._leader, ends)
+            verdict = self._leader.decide_on_retry(self._attempt, verdict)
         self._attempt.record_verdict(self._group.comm.bcast(verdict))
-        self._finish()
+        self._finish(end)
 
     # Reports
 
     def _poll(self) -> None:
         """Exchange news with the other ranks: reports of programs, and printed lines."""
         self._watched.clear_event()
-        others: list[RankNews] = self._watched.take_news() if self._leader is not None else []
-        own = self._take_news()
-        is_due = clock.now() > self._log_at
-        if is_due:
+        is_log_due = clock.now() > self._log_at
+        if is_log_due:
             self._log_at = clock.now() + _SECONDS_BETWEEN_LOGS
         if self._leader is None:
-            printed = self._group.slot.output.take_printed() if own.reports or is_due else ""
-            if own.reports or printed:
-                self._watched.send_news(replace(own, printed=printed))
-                self._news_count += 1
-            return
+            self._send_news(is_log_due)
+        else:
+            self._process_news(self._leader, is_log_due)
+
+    def _send_news(self, is_log_due: bool) -> None:
+        news = self._take_news()
+        if news.reports or is_log_due:
+            news = replace(news, printed=self._group.slot.output.take_printed())
+        if news.reports or news.printed:
+            self._watched.send_news(news)
+            self._news_count += 1
+
+    def _process_news(self, leader: Leader, is_log_due: bool) -> None:
+        others: list[RankNews] = self._watched.take_news()
         self._news_count += len(others)
         self._printed += "".join(news.printed for news in others)
         # A rank reports a loss only after the leader has reported the loss before, so the leader's
         # are handled first.
-        for news in [own, *others]:
+        for news in [self._take_news(), *others]:
             self._process_reports(news)
-        if is_due:
-            self._leader.log_output(self._attempt, self._take_printed())
+        if is_log_due:
+            leader.log_output(self._attempt, self._take_printed())
 
     def _take_news(self) -> RankNews:
         """Return the new reports of this rank; only programs have any."""
@@ -150,8 +183,6 @@ class Supervision:
         """Let the leader decide on a report, and record the verdict."""
         verdict = leader.decide(self._attempt, report, self._take_printed())
         self._attempt.record_verdict(verdict)
-        if verdict.ends_evaluation:
-            self._decided = verdict.complete_last()
         return verdict
 
     def _take_printed(self) -> str:
@@ -163,16 +194,21 @@ class Supervision:
     # The end of the evaluation
 
     def _receive_end(self) -> RankEnd:
-        """Wait until the objective has ended on this rank. If it has failed, cancel the evaluation on all ranks."""
+        """Wait for the end of the objective on this rank. If it failed, cancel it on all ranks."""
         found = self._wait_for_objective()
-        end = (
-            self._describe_crash(found) if isinstance(found, TrainerEnd) else self._make_end(found)
-        )
+        if isinstance(found, TrainerEnd):
+            end = self._describe_crash(found)
+        else:
+            end = self._make_end(found)
+        if isinstance(found, TrainerEnd) or found.ends_trainer:
+            self._phase = _Phase.ENDED
         self._trainer.read_output()
         if end.failure is not None:
             if self._watched.cause is None:
                 self._watched.cancel_on_all(f"a peer failed: {end.failure}")
-            self._end_failed_objective()
+            # The trainer is killed soon, so that peers that wait for it fail.
+            self._wait_for_idle(self._watched.cancelled_at + _SECONDS_TO_CLEAN_UP)
+            self._group.slot.discard_trainer()
         return end
 
     def _gather_ends(self, end: RankEnd) -> Sequence[RankEnd]:
@@ -182,13 +218,12 @@ class Supervision:
         number of news that its rank has sent, and the leader waits for them: a late report must not
         miss the verdict.
         """
-        self._ended_at = clock.now()
         self._poll()
         printed = self._group.slot.output.take_printed()
         count = 0 if self._leader else self._news_count
         end = self._complete_end(replace(end, printed=printed, news_count=count))
         gathering = self._group.comm.begin_gather(end)
-        sleep_until(lambda: self._is_gathered(gathering))
+        sleep_until(partial(self._is_gathered, gathering, clock.now()))
         ends: list[RankEnd] = gathering.unpack_objects()
         if self._leader is not None:
             sleep_until(lambda: self._has_all_news(ends), _SECONDS_TO_RECEIVE_NEWS)
@@ -202,17 +237,21 @@ class Supervision:
         """Add to the end of this rank what only a program has."""
         return end
 
-    def _is_gathered(self, gathering: Gathering) -> bool:
-        """Continue to poll while this rank waits for its peers, and return whether all have ended."""
+    def _is_gathered(self, gathering: Gathering, since: float) -> bool:
+        """Continue to poll while this rank waits for its peers, and return whether all have ended.
+
+        Args:
+            since: Time at which the objective has ended on this rank.
+        """
         self._poll()
         if gathering.is_done():
             return True
         # The others may have to wait until the leader has written a checkpoint.
         if self._leader is not None:
-            self._limit_wait_for_peers()
+            self._limit_wait_for_peers(since)
         return False
 
-    def _limit_wait_for_peers(self) -> None:
+    def _limit_wait_for_peers(self, since: float) -> None:
         """Cancel the evaluation if peers have not ended in time.
 
         Raises:
@@ -221,24 +260,24 @@ class Supervision:
         now = clock.now()
         patience = self._group.patience
         if self._watched.cause is not None:
-            self._cancelled_at = min(self._cancelled_at, now)
-            if now > self._cancelled_at + patience + _SECONDS_TO_END_TRAINER:
+            seconds = now - self._watched.cancelled_at
+            if seconds > patience + _SECONDS_TO_END_TRAINER:
+                peers = self._watched.peers
                 raise RunError(
-                    f"{self._watched.peers.own_name} gets no answer from {self._watched.peers.names}: their "
-                    f"evaluation was cancelled {now - self._cancelled_at:.0f} s ago, and one of them has ended"
+                    f"{peers.own_name} gets no answer from {peers.names}: their evaluation was "
+                    f"cancelled {seconds:.0f} s ago, and one of them has ended"
                 )
         elif now > self._overdue_at:
             self._watched.cancel_on_all(
                 f"{TIMEOUT_PREFIX}it ran for longer than --evaluation-timeout"
             )
-        elif now > self._ended_at + self._seconds_for_peers:
-            self._watched.cancel_on_all(
-                f"{TIMEOUT_PREFIX}rank 0 {_describe_timeout(patience)} at its end"
-            )
+        elif now > since + self._seconds_for_peers:
+            waited = _describe_timeout(patience)
+            self._watched.cancel_on_all(f"{TIMEOUT_PREFIX}rank 0 {waited} at its end")
 
     @property
     def _seconds_for_peers(self) -> float:
-        """Maximum seconds from the end of the objective on the leader to its end on the other ranks."""
+        """Maximum seconds from the end of the objective on the leader to its end on the others."""
         return math.inf
 
     def _conclude(self, leader: Leader, ends: Sequence[RankEnd]) -> Verdict:
@@ -251,54 +290,48 @@ class Supervision:
         cause = self._watched.cause or ""
         attempt.record_ends(ends)
         verdict = judge_ends(ends)
-        # A function that the objective has offered may have failed after the verdict on its loss.
-        decided = None if any(end.is_offer for end in ends) else self._decided
-        if decided is not None and verdict.state != State.STOPPED:
-            verdict = replace(
-                decided, loss=None, keep=False, save=decided.save and decided.state == State.PAUSED
-            )
+        # A function that the objective has offered may fail after the verdict on its loss.
+        has_failed_offer = any(end.is_offer for end in ends)
+        has_decided = attempt.verdict.ends_evaluation and not has_failed_offer
+        if has_decided and verdict.state != State.STOPPED:
+            verdict = attempt.verdict.conclude()
         elif verdict.state == State.COMPLETE and cause.startswith(TIMEOUT_PREFIX):
             # The objective has caught the exception.
             verdict = Verdict(State.FAILED, failure=cause)
         leader.log_output(attempt, self._take_printed() + "".join(end.printed for end in ends))
         return verdict
 
-    def _finish(self) -> None:
-        """Wait until the trainer is idle, or kill it if the evaluation was aborted.
+    def _finish(self, _: RankEnd) -> None:
+        """Wait until the trainer is idle, and keep it if it can be reused.
 
-        If the evaluation is repeated, write its last checkpoint, so that it resumes from there.
+        If the evaluation was aborted, the trainer is killed. If it is repeated, its last checkpoint
+        is written, so that it resumes from there.
         """
-        is_aborted = self._attempt.is_aborted
-        if not self._has_ended:
-            self._kill_at = clock.now() + (
-                _SECONDS_TO_CLEAN_UP if is_aborted else self._group.patience
-            )
-            self._wait_for_end()
-        if self._leader is not None and self._attempt.verdict.state in (
-            State.SUSPENDED,
-            State.REPEATED,
-        ):
-            self._leader.commit_checkpoint(self._attempt)
-        if is_aborted:
+        attempt = self._attempt
+        seconds = _SECONDS_TO_CLEAN_UP if attempt.is_aborted else self._group.patience
+        self._wait_for_idle(clock.now() + seconds)
+        if self._leader is not None and attempt.verdict.state in (State.SUSPENDED, State.REPEATED):
+            self._leader.commit_checkpoint(attempt)
+        if attempt.is_aborted:
             self._group.slot.discard_trainer()
+        else:
+            self._group.slot.finish_evaluation(self._is_clean)
 
     # Waiting for the trainer
 
     def _wait_for_objective(self) -> ObjectiveEnd | TrainerEnd:
-        """Wait for the end of the objective or of the trainer; cancel the evaluation if necessary."""
+        """Wait for the end of the objective or of the trainer; cancel the evaluation if needed."""
         self._watch_for_hang()
         while True:
             self._enforce_limits()
             self._poll()
-            now = clock.now()
-            if self._watched.cause is None and self._detector.is_hanging(now):
+            if self._watched.cause is None and self._detector.is_hanging(clock.now()):
                 return self._end_hanging_objective(self._detector.frames)
-            until = min(self._kill_at, self._overdue_at, self._detector.next_check) - now
-            seconds = min(max(until, 0.01), self._poll_seconds)
-            found = self._trainer.wait(seconds, self._watched, *self._group.store_listeners)
+            found = self._trainer.wait(
+                self._compute_wait(), self._watched, *self._group.store_listeners
+            )
             self._group.serve_store()
             if isinstance(found, TrainerEnd):
-                self._has_ended = True
                 return found
             if found is not None and found.kind == "end":
                 return ObjectiveEnd(**found.content)
@@ -309,82 +342,48 @@ class Supervision:
         """Begin to watch whether the objective hangs: at its start, and after each report."""
         self._detector = HangDetector(self._trainer, self._group.patience + _SECONDS_TO_ACKNOWLEDGE)
 
+    def _compute_wait(self) -> float:
+        """Return the seconds for which to wait for the trainer before the next check of limits."""
+        until = min(self._overdue_at, self._detector.next_check)
+        if self._cancellation is not None:
+            until = min(until, self._cancellation.kill_at)
+        return min(max(until - clock.now(), 0.01), self._poll_seconds)
+
     @property
     def _overdue_at(self) -> float:
-        return (
-            self._attempt.began_at + self._leader.limits.evaluation_timeout
-            if self._leader
-            else math.inf
-        )
+        if self._leader is None:
+            return math.inf
+        return self._attempt.began_at + self._leader.limits.evaluation_timeout
 
     def _enforce_limits(self) -> None:
-        """Cancel the objective of a cancelled or overdue evaluation, and kill a trainer that has not ended in time."""
-        if clock.now() > self._overdue_at and self._watched.cause is None:
-            self._watched.cancel_on_all("timeout: no loss within --evaluation-timeout")
+        """Cancel an overdue evaluation, and end the objective of a cancelled evaluation."""
+        now = clock.now()
+        watched = self._watched
         if not self._trainer.has_started:  # It may import the search file first.
-            self._must_join_by = clock.now() + max(SECONDS_TO_JOIN, self._group.patience)
-        if (
-            not self._has_joined
-            and clock.now() > self._must_join_by
-            and self._watched.cause is None
-        ):
-            self._watched.cancel_on_all(NOT_JOINED)
-        if self._watched.cause is not None and self._cancelled_at == math.inf:
-            self._watched.clear_event()
-            self._cancel_objective()
-        if clock.now() > self._kill_at:
-            self._kill_trainer()
-        elif clock.now() >= self._interrupt_at:
-            self._interrupt_at = clock.now() + _POLL_SECONDS
-            self._trainer.interrupt()
+            self._join_by = now + max(SECONDS_TO_JOIN, self._group.patience)
+        if watched.cause is None and now > self._overdue_at:
+            watched.cancel_on_all("timeout: no loss within --evaluation-timeout")
+        is_connecting = self._phase == _Phase.CONNECTING
+        if watched.cause is None and is_connecting and now > self._join_by:
+            watched.cancel_on_all(NOT_JOINED)
+        if watched.cause is None:
+            return
+        if self._cancellation is None:
+            watched.clear_event()
+            self._cancellation = self._begin_cancellation()
+        self._cancellation.advance()
 
-    def _handle_message(self, message: Message) -> None:
-        if message.kind == "interrupted":
-            self._frames = [FrameSummary(*frame) for frame in message["frames"]]
-            self._kill_at = self._cancelled_at + _SECONDS_TO_CLEAN_UP
-            self._interrupt_at = math.inf
-        elif message.kind == "seen":
-            self.trace = dict(message.content)
-        elif message.kind == "joined":
-            self._has_joined = True
-            # The time to start and connect trainers does not count.
-            self._attempt.began_at = clock.now()
-            self._record_memory(
-                message.content.get("free_memory", 0), message.content.get("warning", "")
-            )
-
-    def _record_memory(self, free: int, warning: str) -> None:
-        """Record the free memory of the GPU at the start of the first evaluation; print a warning about it."""
-        group = self._group
-        if group.has_own_gpu and not group.slot.first_free_memory:
-            group.slot.first_free_memory = free
-        if warning:
-            group.slot.first_free_memory = free  # Later evaluations need not wait for the rest.
-            group.slot.warn_once(f"rank {group.rank} of worker {group.index}: {warning}")
-
-    def _cancel_objective(self) -> None:
-        """End the objective by an exception, which a signal raises.
-
-        If the trainer does not react soon, for example in native code, it is killed. The signal is
-        repeated, since the trainer may not have begun the evaluation. A trainer that has not joined
-        the process group runs no objective, so it is killed at once.
-        """
-        self._cancelled_at = self._interrupt_at = self._kill_at = clock.now()
-        if self._has_joined:
-            # On busy cores, a program needs more than a second to end and to send its trace.
-            is_patient = self._is_traced or self._watched.cause == RUN_STOPS
-            self._kill_at += _SECONDS_TO_CLEAN_UP if is_patient else _SECONDS_TO_ACKNOWLEDGE
-
-    def _kill_trainer(self) -> None:
-        """Kill a trainer that has not ended after its cancellation. Record where it is, unless it sent that."""
-        if not self._frames and not self._trainer.is_killed:
-            self._frames = self._trainer.find_stack()
-        self._trainer.kill()
+    def _begin_cancellation(self) -> Cancellation:
+        if self._phase == _Phase.CONNECTING:  # It runs no objective, so it is killed at once.
+            return Cancellation(self._trainer, seconds_to_react=0.0)
+        # On busy cores, a program needs more than a second to end and to send its trace.
+        is_patient = self._context.is_traced or self._watched.cause == RUN_STOPS
+        seconds = _SECONDS_TO_CLEAN_UP if is_patient else _SECONDS_TO_ACKNOWLEDGE
+        return Cancellation(self._trainer, seconds)
 
     def _end_hanging_objective(self, frames: Sequence[FrameSummary]) -> ObjectiveEnd:
-        """Interrupt an objective that hangs in a collective (see `HangDetector`), and describe its end."""
+        """Interrupt an objective that hangs in a collective, and describe its end."""
         # The signal takes effect when its peers have ended, which ends its wait.
-        self._cancelled_at = clock.now()
         self._trainer.interrupt()
         return ObjectiveEnd(
             failure=_describe_timeout(self._group.patience),
@@ -395,83 +394,155 @@ class Supervision:
             traceback=format_stack(frames),
         )
 
+    def _wait_for_idle(self, deadline: float) -> None:
+        """Wait until the trainer is idle or has ended, and kill it at `deadline`."""
+        while self._phase != _Phase.ENDED:
+            if clock.now() > deadline:
+                self._trainer.kill()
+            found = self._trainer.wait(min(max(deadline - clock.now(), 0.01), _POLL_SECONDS))
+            if isinstance(found, TrainerEnd):
+                self._phase = _Phase.ENDED
+            elif found is not None:
+                self._handle_message(found)
+
+    def _handle_message(self, message: Message) -> None:
+        if message.kind == "joined":
+            self._phase = _Phase.RUNNING
+            # The time to start and connect trainers does not count.
+            self._attempt.began_at = clock.now()
+            self._record_memory(
+                message.content.get("free_memory", 0), message.content.get("warning", "")
+            )
+        elif message.kind == "interrupted" and self._cancellation is not None:
+            self._cancellation.acknowledge([FrameSummary(*frame) for frame in message["frames"]])
+        elif message.kind == "seen":
+            self.trace = dict(message.content)
+        elif message.kind == "idle":
+            self._phase = _Phase.ENDED
+            self._is_clean = bool(message["is_clean"])
+            self._warn_about_memory(message.content.get("remains", ""))
+
+    def _record_memory(self, free: int, warning: str) -> None:
+        """Record the free memory of the GPU at the start of the first evaluation; print a warning about it."""
+        group = self._group
+        if group.has_own_gpu and not group.slot.first_free_memory:
+            group.slot.first_free_memory = free
+        if warning:
+            group.slot.first_free_memory = free  # Later evaluations need not wait for the rest.
+            group.slot.warn_once(f"rank {group.rank} of worker {group.index}: {warning}")
+
+    def _warn_about_memory(self, remains: str) -> None:
+        """Warn of the memory that the evaluation has left on the leader's GPU, if any."""
+        if self._leader is not None and remains:
+            text = f"it leaves GPU memory behind, so its trainers are replaced: {remains}"
+            self._leader.warn_once(self._attempt, text, "remains")
+
+    # How the objective has ended
+
     def _make_end(self, end: ObjectiveEnd) -> RankEnd:
         """Add to the end that the trainer has described what this rank knows."""
-        self._has_ended = end.ends_trainer
         if end.failure is None:
             return RankEnd(self._group.rank, **vars(end))
-        failure = end.failure
-        cause = self._watched.cause
         if end.is_status:
-            failure += self._trainer.describe_last_error()
-        timeout = end.gave_up and end.seconds >= self._group.patience
-        is_cancelled = end.is_cancelled and cause is not None
-        if is_cancelled:
-            failure = cause or ""
-        elif timeout:
-            failure = _describe_timeout(self._group.patience)
-        return RankEnd(
-            self._group.rank,
-            **{**vars(end), "failure": failure},
-            own=not is_cancelled,
-            timeout=timeout,
-            suspended=end.gave_up and clock.measure_lost() > self._lost_seconds,
-            stopped=cause == RUN_STOPS,
-            has_begun=self._has_joined,
-        )
+            end = replace(end, failure=end.failure + self._trainer.describe_last_error())
+        if end.is_cancelled and self._watched.cause is not None:
+            return self._make_failed_end(end, FailureKind.CANCELLED)
+        if end.gave_up and self._was_suspended:
+            return self._make_failed_end(end, FailureKind.SUSPENDED)
+        if end.gave_up and end.seconds >= self._group.patience:
+            return self._make_failed_end(end, FailureKind.TIMEOUT)
+        return self._make_failed_end(end, FailureKind.OWN)
 
     def _describe_crash(self, ended: TrainerEnd) -> RankEnd:
-        """Return the end of a trainer that has ended by itself, or did not react to a cancellation."""
-        self._crash = ended.text
-        cause = self._watched.cause
-        is_own = not self._trainer.is_killed
-        frames = () if is_own else self._frames
-        frames = frames or ended.frames
-        failure = ended.text if is_own or cause is None else cause
-        timeout = is_own and self._trainer.has_watchdog_aborted(ended)
-        return RankEnd(
-            self._group.rank,
-            failure=_describe_timeout(self._group.patience) if timeout else failure,
-            own=is_own,
-            echo=not is_own and are_in_collective(frames),
-            timeout=timeout,
-            suspended=timeout and clock.measure_lost() > self._lost_seconds,
-            stopped=cause == RUN_STOPS,
-            orphaned=self._trainer.has_lost_template,
-            has_begun=self._has_joined,
+        """Return the end of a trainer that has ended by itself, or was killed."""
+        is_killed = self._trainer.is_killed
+        cancelled_frames = self._cancellation.frames if self._cancellation and is_killed else ()
+        frames = cancelled_frames or ended.frames
+        end = ObjectiveEnd(
+            failure=ended.text,
+            echo=is_killed and are_in_collective(frames),
             at=time.time(),
             place=self._user_frames.find_position(frames),
             traceback=format_stack(frames),
         )
+        if self._trainer.has_lost_template:
+            return self._make_failed_end(end, FailureKind.ORPHANED)
+        if is_killed:
+            return self._make_failed_end(end, FailureKind.CANCELLED)
+        if not self._trainer.has_watchdog_aborted(ended):
+            return self._make_failed_end(end, FailureKind.OWN)
+        kind = FailureKind.SUSPENDED if self._was_suspended else FailureKind.TIMEOUT
+        return self._make_failed_end(end, kind)
 
-    def _end_failed_objective(self) -> None:
-        """End a failed objective, and kill its trainer, so that peers that wait for it fail at once."""
-        if not self._has_ended:
-            self._kill_at = min(self._cancelled_at, clock.now()) + _SECONDS_TO_CLEAN_UP
-            self._wait_for_end()
-        self._group.slot.discard_trainer()
+    def _make_failed_end(self, end: ObjectiveEnd, kind: FailureKind) -> RankEnd:
+        """Complete the end of an objective that has failed."""
+        cause = self._watched.cause
+        failure = end.failure
+        if kind == FailureKind.CANCELLED:
+            failure = cause or failure
+        elif kind == FailureKind.TIMEOUT:
+            failure = _describe_timeout(self._group.patience)
+        return RankEnd(
+            self._group.rank,
+            **{**vars(end), "failure": failure},
+            kind=FailureKind.STOPPED if cause == RUN_STOPS else kind,
+            has_begun=self._phase != _Phase.CONNECTING,
+        )
 
-    def _wait_for_end(self) -> None:
-        while not self._has_ended:
-            if clock.now() > self._kill_at:
-                self._trainer.kill()
-            found = self._trainer.wait(min(max(self._kill_at - clock.now(), 0.01), _POLL_SECONDS))
-            if isinstance(found, TrainerEnd):
-                self._has_ended = True
-            elif found is not None and found.kind == "idle":
-                self._record_idle(found)
-            elif found is not None:
-                self._handle_message(found)
-
-    def _record_idle(self, message: Message) -> None:
-        self._has_ended = True
-        self.is_clean = bool(message["is_clean"])
-        self.remains = message.get("remains", "")
+    @property
+    def _was_suspended(self) -> bool:
+        """Whether this process was stopped during the evaluation."""
+        return clock.measure_lost() > self._lost_seconds
 
 
 def _describe_timeout(patience: float) -> str:
     """Return the failure of a rank that has waited for its peers for `patience` seconds."""
     return f"waited {patience:g} s (--collective-timeout)"
+
+
+class Cancellation:
+    """The cancellation of an objective by an exception, which a signal raises in its trainer.
+
+    If the trainer does not react soon, for example in native code, it is killed. The signal is
+    repeated, since the trainer may not have begun the evaluation.
+
+    Attributes:
+        kill_at: Time at which the trainer is killed, on the clock of `hpo.process.clock`.
+        frames: Stack of the objective when it was cancelled; empty if it is not known.
+    """
+
+    def __init__(self, trainer: TrainerClient, seconds_to_react: float) -> None:
+        self._trainer = trainer
+        self._began_at = clock.now()
+        self._interrupt_at = self._began_at
+        self.kill_at = self._began_at + seconds_to_react
+        self.frames: Sequence[FrameSummary] = ()
+
+    def advance(self) -> None:
+        """Interrupt the objective, or kill its trainer, if it is time."""
+        now = clock.now()
+        if now > self.kill_at:
+            if not self.frames and not self._trainer.is_killed:
+                self.frames = self._trainer.find_stack()
+            self._trainer.kill()
+        elif now >= self._interrupt_at:
+            self._interrupt_at = now + _POLL_SECONDS
+            self._trainer.interrupt()
+
+    def acknowledge(self, frames: Sequence[FrameSummary]) -> None:
+        """Record that the objective has been interrupted at `frames`, and let it clean up."""
+        self.frames = frames
+        self.kill_at = self._began_at + _SECONDS_TO_CLEAN_UP
+        self._interrupt_at = math.inf
+
+
+class _AwaitedCopies(NamedTuple):
+    """Copies of weights or a checkpoint that the leader's trainer makes after a loss."""
+
+    verdict: Verdict
+    """The verdict that requires them."""
+    since: float
+    """Time at which they began."""
 
 
 class FunctionSupervision(Supervision):
@@ -481,24 +552,23 @@ class FunctionSupervision(Supervision):
     waits for the answer.
     """
 
-    # A verdict that requires copies, and the time at which they began.
-    _awaited: tuple[Verdict, float] | None = None
+    _awaited: _AwaitedCopies | None = None
 
-    def start_objective(self, ticket: GroupTicket | None, seed: int, folder: Path) -> None:
-        """Let the trainer start the objective, after it has joined the process group of `ticket`, if that is given."""
+    def start_objective(self, ticket: GroupTicket | None, values: Mapping[str, Any]) -> None:
+        """Send the evaluation to the trainer."""
         attempt = self._attempt
         start = attempt.start
         path = str(start.path) if start.path else None
         request = EvaluationRequest(
             attempt.assignment.params,
-            seed,
+            values["seed"],
             attempt.assignment.root,
-            str(folder),
+            str(values["folder"]),
             ticket,
             free_memory=self._group.slot.first_free_memory,
             checkpoint=path if start.is_own else None,
             parent_checkpoint=None if start.is_own else path,
-            is_traced=self._is_traced,
+            is_traced=self._context.is_traced,
             is_compared=self._group.compares_collectives,
         )
         self._trainer.send("evaluate", **request.encode())
@@ -524,11 +594,8 @@ class FunctionSupervision(Supervision):
         # Twice the limit of a collective, so that a collective which waits for a peer fails first,
         # and names the peer.
         limit = 2 * self._group.patience
-        if (
-            self._awaited is not None
-            and clock.now() > self._awaited[1] + limit
-            and self._watched.cause is None
-        ):
+        is_late = self._awaited is not None and clock.now() > self._awaited.since + limit
+        if is_late and self._watched.cause is None:
             self._watched.cancel_on_all(
                 f"{TIMEOUT_PREFIX}an offered function has not returned after {limit:g} s"
             )
@@ -539,37 +606,37 @@ class FunctionSupervision(Supervision):
         # offered.
         return self._group.patience + _SECONDS_TO_ACKNOWLEDGE
 
-    def _keep_copies(
-        self, leader: Leader, awaited: tuple[Verdict, float], message: Message
-    ) -> None:
+    def _keep_copies(self, leader: Leader, awaited: _AwaitedCopies, message: Message) -> None:
         """Keep the copies of weights and checkpoint that the trainer has made in memory."""
-        drafts = dict(
-            zip(message["kinds"], map(Draft.from_descriptor, message.descriptors), strict=True)
-        )
-        verdict, since = awaited
         self._awaited = None
+        drafts = map(Draft.from_descriptor, message.descriptors)
+        copies = dict(zip(message["kinds"], drafts, strict=True))
         errors = message["errors"]
         leader.warn_about_copies(
             self._attempt, errors.get("weights", ""), errors.get("checkpoint", "")
         )
         leader.keep_drafts(
-            self._attempt, verdict, drafts.get("checkpoint"), drafts.get("weights"), since
+            self._attempt,
+            awaited.verdict,
+            copies.get("checkpoint"),
+            copies.get("weights"),
+            awaited.since,
         )
 
     def _answer_report(self, leader: Leader, report: Report) -> None:
         """Decide on a report, and send the trainer the answer, with what it must copy."""
         verdict = self._decide(leader, report)
         if verdict.keep or verdict.save:
-            self._awaited = (verdict, clock.now())
+            self._awaited = _AwaitedCopies(verdict, clock.now())
         answer = ReportAnswer(not verdict.ends_evaluation, verdict.keep, verdict.save)
         self._trainer.send("answer", **vars(answer))
 
-    def _finish(self) -> None:
-        super()._finish()
+    def _finish(self, end: RankEnd) -> None:
+        super()._finish(end)
         is_complete = self._attempt.verdict.state == State.COMPLETE
         if self._awaited is not None and self._leader is not None and is_complete:
-            reason = self._crash or "they were not copied in time"
-            self._leader.warn_about_lost_weights(self._attempt, self._awaited[0], reason)
+            reason = end.failure or "they were not copied in time"
+            self._leader.warn_about_lost_weights(self._attempt, self._awaited.verdict, reason)
 
 
 class HangDetector:
@@ -597,7 +664,7 @@ class HangDetector:
         self.frames: Sequence[FrameSummary] = ()
 
     def is_hanging(self, now: float) -> bool:
-        """Return whether an objective has blocked at one line in torch.distributed for `patience` seconds."""
+        """Return whether an objective has blocked at one line of torch.distributed for too long."""
         if now < self.next_check:
             return False
         self.next_check = now + self._interval

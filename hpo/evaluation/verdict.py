@@ -9,10 +9,27 @@ from enum import Enum
 from hpo.process.messages import ObjectiveEnd, Report
 
 NOT_JOINED = (
-    "the ranks cannot connect to each other: NCCL or gloo does not answer. NCCL_DEBUG=INFO shows what it does; "
-    "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME select the network interface"
+    "the ranks cannot connect to each other: NCCL or gloo does not answer. NCCL_DEBUG=INFO shows "
+    "what it does; NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME select the network interface"
 )
 TIMEOUT_PREFIX = "timeout: "  # in failures of evaluations that have taken too long
+
+
+class FailureKind(Enum):
+    """Why the objective has failed on a rank."""
+
+    OWN = "own"
+    """The failure is not an effect of any of the following."""
+    TIMEOUT = "timeout"
+    """The rank has waited for its peers for the maximum time."""
+    SUSPENDED = "suspended"
+    """As TIMEOUT, but this process was stopped in the meantime, for example by a scheduler."""
+    CANCELLED = "cancelled"
+    """The evaluation was cancelled."""
+    ORPHANED = "orphaned"
+    """The trainer has ended because its template crashed."""
+    STOPPED = "stopped"
+    """The whole run stops."""
 
 
 @dataclass(frozen=True)
@@ -20,18 +37,10 @@ class RankEnd(ObjectiveEnd):
     """The end of the objective on one rank, with what its supervisor knows, for the other ranks."""
 
     rank: int
-    own: bool = True
-    """Whether the failure has a cause of its own; false if it is the effect of a cancelled evaluation."""
-    timeout: bool = False
-    """Whether the rank has waited for its peers for the maximum time."""
-    suspended: bool = False
-    """Whether this process was stopped, for example by a scheduler, while the rank waited for its peers."""
-    orphaned: bool = False
-    """Whether the trainer has ended because its template crashed."""
-    stopped: bool = False
-    """Whether the objective has failed because the whole run stops."""
+    kind: FailureKind = FailureKind.OWN
+    """Why it has failed, if it has."""
     has_begun: bool = True
-    """Whether the trainer has joined the process group. Otherwise the objective did not cause the failure."""
+    """Whether the trainer has joined the process group. If not, the objective is not the cause."""
     printed: str = ""
     """Lines that the rank has printed since its latest news."""
     news_count: int = 0
@@ -39,7 +48,7 @@ class RankEnd(ObjectiveEnd):
     reports: tuple[Report, ...] = ()
     """All reports of a program on this rank."""
     aborted: str = ""
-    """How the program aborted while it exited, or empty. It is a failure only if no rank has reported a loss."""
+    """How the program aborted while it exited, or empty. It fails if no rank has reported a loss."""
     remark: str = ""
     """A warning about the evaluation; empty if there is none."""
 
@@ -55,9 +64,11 @@ class State(Enum):
     STOPPED = "stopped"
     """The whole run stops."""
     REPEATED = "repeated"
-    """The objective did not cause the failure: a template has crashed, connections broke although no rank of this
-    evaluation has closed them, or the evaluation cannot start from its checkpoint. It is evaluated
-    again."""
+    """The objective did not cause the failure, so the individual is evaluated again.
+
+    A template has crashed, connections broke although no rank of this evaluation has closed them,
+    or the evaluation cannot start from its checkpoint.
+    """
     SUSPENDED = "suspended"
     """A rank has timed out because the job was suspended. The individual is evaluated again."""
 
@@ -85,62 +96,71 @@ class Verdict:
         """Whether the objective must end, or has returned with this loss."""
         return self.state != State.RUNNING or self.is_last
 
-    def complete_last(self) -> Verdict:
-        """Return the verdict after the loss: an evaluation is complete if it has returned with a good loss."""
-        return (
-            replace(self, state=State.COMPLETE)
-            if self.is_last and self.state == State.RUNNING
-            else self
-        )
+    def conclude(self) -> Verdict:
+        """Return the verdict on an evaluation that has ended with this loss."""
+        has_returned = self.is_last and self.state == State.RUNNING
+        state = State.COMPLETE if has_returned else self.state
+        save = self.save and state == State.PAUSED
+        return replace(self, state=state, loss=None, keep=False, save=save)
 
 
 RUNNING_VERDICT = Verdict(State.RUNNING)
 
 
 def judge_ends(ends: Sequence[RankEnd]) -> Verdict:
-    """Return the verdict on how the objective has ended on a worker's ranks, in the order of the ranks."""
-    if any(end.stopped for end in ends):
+    """Return the verdict on the ends of the objective on a worker's ranks, in the order of ranks."""
+    kinds = {end.kind for end in ends}
+    if FailureKind.STOPPED in kinds:
         return Verdict(State.STOPPED)
-    if any(end.orphaned for end in ends):
+    if FailureKind.ORPHANED in kinds:
         return Verdict(State.REPEATED, failure="the template has crashed")
-    if any(end.failure is not None for end in ends):
-        return _make_failure_verdict(ends)
-    return Verdict(State.COMPLETE)
-
-
-def _make_failure_verdict(ends: Sequence[RankEnd]) -> Verdict:
-    """Return the verdict on the first failure. Later failures are its effects."""
     failures = [end for end in ends if end.failure is not None]
-    first = min(failures, key=lambda end: (not end.own, end.echo, end.at))
-    if first.suspended:
+    if not failures:
+        return Verdict(State.COMPLETE)
+    # Later failures are effects of the first one.
+    first = min(failures, key=lambda end: (_is_cancelled(end), end.echo, end.at))
+    if first.kind == FailureKind.SUSPENDED:
         return Verdict(State.SUSPENDED)
-    if first.timeout:
+    if first.kind == FailureKind.TIMEOUT:
         return _make_timeout_verdict(first, [end for end in ends if end is not first])
-    if first.own:
-        position = f", {first.place}" if first.place else ""
-        failure = f"rank {first.rank}{position}: {first.failure}"
-        is_echo = len(ends) > 1 and all(end.echo or not end.own for end in failures)
-        ended = [end.rank for end in ends if end.failure is None]
-        # The process of a program has ended, while peers still communicate with it.
-        if is_echo and ended:
-            failure += f"; rank {ended[0]} had ended before"
-        is_repeated = not first.has_begun or (is_echo and not ended)
-        state = State.REPEATED if is_repeated else State.FAILED
-        return Verdict(state, failure=failure, traceback=first.traceback, diverged=first.diverged)
+    if first.kind == FailureKind.CANCELLED:
+        return _make_cancelled_verdict(first.failure or "", failures)
+    return _make_failure_verdict(first, failures, ends)
+
+
+def _is_cancelled(end: RankEnd) -> bool:
+    return end.kind == FailureKind.CANCELLED
+
+
+def _make_failure_verdict(
+    first: RankEnd, failures: Sequence[RankEnd], ends: Sequence[RankEnd]
+) -> Verdict:
+    """Return the verdict on an objective that has failed by itself on rank `first`."""
+    position = f", {first.place}" if first.place else ""
+    failure = f"rank {first.rank}{position}: {first.failure}"
+    is_echo = len(ends) > 1 and all(end.echo or _is_cancelled(end) for end in failures)
+    ended = [end.rank for end in ends if end.failure is None]
+    # The process of a program has ended, while peers still communicate with it.
+    if is_echo and ended:
+        failure += f"; rank {ended[0]} had ended before"
+    is_repeated = not first.has_begun or (is_echo and not ended)
+    state = State.REPEATED if is_repeated else State.FAILED
+    return Verdict(state, failure=failure, traceback=first.traceback, diverged=first.diverged)
+
+
+def _make_cancelled_verdict(cause: str, failures: Sequence[RankEnd]) -> Verdict:
+    """Return the verdict on a cancelled evaluation, with the line at which each rank was."""
     if not any(end.has_begun for end in failures):
-        return Verdict(State.REPEATED, failure=first.failure or "")
-    positions = ", ".join(
-        f"rank {end.rank} was{_describe_position(end) or ' at an unknown place'}"
-        for end in failures
-    )
+        return Verdict(State.REPEATED, failure=cause)
+    positions = ", ".join(f"rank {end.rank} was{_describe_place(end)}" for end in failures)
     return Verdict(
-        State.FAILED, failure=f"{first.failure}; {positions}", traceback=_join_tracebacks(failures)
+        State.FAILED, failure=f"{cause}; {positions}", traceback=_join_tracebacks(failures)
     )
 
 
 def _make_timeout_verdict(waiting: RankEnd, others: Sequence[RankEnd]) -> Verdict:
-    """Return the verdict on a timeout, with the line at which `waiting` waited and the lines of its late peers."""
-    cut = [end for end in others if end.failure is not None and not end.own]
+    """Return the verdict on a timeout, with the lines of `waiting` and of the peers it waited for."""
+    cut = [end for end in others if end.failure is not None and _is_cancelled(end)]
     busy = [end for end in cut if not end.echo and not end.has_reported]
     late = busy or cut or list(others)
     awaited = ", ".join(f"rank {end.rank}, which {_describe_progress(end)}" for end in late)
@@ -154,7 +174,11 @@ def _describe_progress(end: RankEnd) -> str:
         return "had ended"
     if end.has_reported:
         return f"had yielded{_describe_position(end)}"
-    return f"was{_describe_position(end) or ' at an unknown place'}"
+    return f"was{_describe_place(end)}"
+
+
+def _describe_place(end: RankEnd) -> str:
+    return _describe_position(end) or " at an unknown place"
 
 
 def _describe_position(end: RankEnd) -> str:

@@ -68,12 +68,14 @@ class WatchedEvaluation:
 
     Attributes:
         cause: Why the evaluation was cancelled; None if it was not.
+        cancelled_at: Time of the cancellation, on the clock of `hpo.process.clock`.
     """
 
     def __init__(self, number: int, event: int, peers: Peers, send: Callable[..., None]) -> None:
         self.number = number
         self.peers = peers
         self.cause: str | None = None
+        self.cancelled_at = math.inf
         self._send = send
         self._news: deque[Any] = deque()
         self._event = event
@@ -97,6 +99,7 @@ class WatchedEvaluation:
     def cancel_here(self, cause: str) -> None:
         """Cancel the evaluation on this rank only. The first cause counts."""
         if self.cause is None:
+            self.cancelled_at = clock.now()
             self.cause = cause
             os.eventfd_write(self._event, 1)
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hpo.evaluation.evaluator import EvaluationContext, Evaluator
+from hpo.evaluation.attempt import EvaluationContext
+from hpo.evaluation.evaluator import Evaluator
 from hpo.evaluation.leader import make_target_stop
 from hpo.evaluation.program_command import Program
 from hpo.evaluation.rank_group import RankGroup

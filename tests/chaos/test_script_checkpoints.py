@@ -313,9 +313,7 @@ def test_checkpoint_has_weights_of_its_own_lowest_loss(tmp_path: Path) -> None:
     assert state is not None
     assert drafts.take_named("missing") is None
     drafts.keep_weights(first)
-    drafts.keep_checkpoint(
-        state, {"losses": [1.0], "metrics": {}, "seconds": 0.1}, has_weights=True
-    )
+    drafts.keep_checkpoint(state, {"losses": [1.0], "metrics": {}, "seconds": 0.1})
     drafts.keep_weights(second)
     assert drafts.make_checkpoint_file(tmp_path / "0.safetensors") == 1
     assert read_checkpoint_info(tmp_path / "0.safetensors").losses == [1.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpo.evaluation.attempt import Attempt
+from hpo.evaluation.attempt import Attempt, EvaluationContext
 from hpo.evaluation.leader import Limits
 from hpo.evaluation.supervision import FunctionSupervision
 from hpo.evaluation.verdict import State, Verdict
@@ -18,6 +19,7 @@ from hpo.process.channel import Message
 from hpo.process.messages import Report
 from hpo.process.user_frames import UserFrames
 from hpo.store.evaluations import Assignment
+from hpo.store.run_dir import RunDir
 
 IDLE = Message("idle", {"is_clean": True})
 KEPT = Message("kept", {"kinds": [], "errors": {}})
@@ -42,7 +44,11 @@ def supervise(messages: Iterable[Message], decide: Any) -> tuple[Attempt, list[f
     comm.begin_gather = lambda end: SimpleNamespace(
         is_done=lambda: True, unpack_objects=lambda: [end]
     )
-    slot = SimpleNamespace(output=SimpleNamespace(take_printed=ignore), discard_trainer=ignore)
+    slot = SimpleNamespace(
+        output=SimpleNamespace(take_printed=ignore),
+        discard_trainer=ignore,
+        finish_evaluation=ignore,
+    )
     group: Any = SimpleNamespace(
         trainer=trainer, patience=600.0, store_listeners=[], serve_store=ignore, rank=0
     )
@@ -57,10 +63,15 @@ def supervise(messages: Iterable[Message], decide: Any) -> tuple[Attempt, list[f
         warn_about_lost_weights=ignore,
     )
     watched: Any = SimpleNamespace(
-        cause=None, clear_event=ignore, take_news=list, cancel_on_all=ignore
+        cause=None,
+        cancelled_at=math.inf,
+        clear_event=ignore,
+        take_news=list,
+        cancel_on_all=ignore,
     )
-    attempt, frames = Attempt(Assignment(0, 0, {}, 0)), UserFrames(Path("search.py"))
-    FunctionSupervision(group, watched, attempt, leader, frames, is_traced=False).supervise()
+    attempt = Attempt(Assignment(0, 0, {}, 0))
+    context = EvaluationContext(UserFrames(Path("search.py")), 0, RunDir(Path("run")))
+    FunctionSupervision(context, group, watched, attempt, leader).supervise()
     return attempt, since
 
 

@@ -49,7 +49,7 @@ def write_checkpoint(
     )
     progress = {"losses": info.losses, "metrics": info.metrics, "seconds": info.seconds}
     copy = copy_offers(offers, keeps_weights=False, saves_checkpoint=True)["checkpoint"]
-    drafts.keep_checkpoint(copy, progress, has_weights=weights is not None)
+    drafts.keep_checkpoint(copy, progress)
     try:
         drafts.make_checkpoint_file(path)
     finally:

@@ -253,7 +253,7 @@ def test_copied_state_is_independent_and_keeps_shared_tensors(tmp_path: Path) ->
     state.clear()
     drafts = DraftStore(tmp_path / ".0", PARAMS)
     copy = copy_offers(offers, keeps_weights=False, saves_checkpoint=True)["checkpoint"]
-    drafts.keep_checkpoint(copy, {"losses": [], "metrics": {}, "seconds": 0.0}, has_weights=False)
+    drafts.keep_checkpoint(copy, {"losses": [], "metrics": {}, "seconds": 0.0})
     tensor += 1
     drafts.make_checkpoint_file(tmp_path / "0.safetensors")
     drafts.close()
@@ -533,7 +533,7 @@ def test_offers_copy_state_of_last_loss(tmp_path: Path) -> None:
         copies = copy_offers(offers, keeps_weights=True, saves_checkpoint=True)
         drafts.keep_weights(copies["weights"])
         info = {"losses": [step], "metrics": {}, "seconds": 1.5}
-        drafts.keep_checkpoint(copies["checkpoint"], info, has_weights=True)
+        drafts.keep_checkpoint(copies["checkpoint"], info)
         tensor += step
     assert drafts.make_checkpoint_file(tmp_path / "draft") == 1
     drafts.close()
