@@ -97,7 +97,7 @@ class SleepingComm(MPI.Intracomm):
         return SleepingComm(self.Split(color, key))
 
     def begin_gather(self, obj: Any) -> Gathering:
-        """Start to gather one object of each rank on all ranks, without waiting. Collective: call on all ranks."""
+        """Begin to gather one object of each rank on all ranks. Collective: call on all ranks."""
         return Gathering(self, obj)
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
@@ -118,7 +118,7 @@ class SleepingComm(MPI.Intracomm):
         return gathering.unpack_objects()
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """Return the objects of all ranks on rank `root`, in the order of the ranks; return None on other ranks."""
+        """Return the objects of all ranks, in their order, on rank `root`; None on other ranks."""
         objects = self.allgather(sendobj)
         return objects if self.rank == root else None
 
@@ -201,11 +201,11 @@ class Gathering:
         self._request = comm.Iallgather(block, self._blocks)
 
     def is_done(self) -> bool:
-        """Return whether all ranks have begun this gather, so that `unpack_objects` does not wait for them."""
+        """Return whether all ranks have begun this gather."""
         return bool(self._request.Test())
 
     def unpack_objects(self) -> list[Any]:
-        """Return the objects of all ranks, in the order of the ranks. Call it after `is_done` is true."""
+        """Return the objects of all ranks, in their order. Call it after `is_done` is true."""
         blocks = [
             self._blocks[start : start + _BLOCK_BYTES]
             for start in range(0, len(self._blocks), _BLOCK_BYTES)
@@ -222,14 +222,14 @@ class Gathering:
 
 
 def _pack_object(obj: Any) -> tuple[bytearray, bytearray]:
-    """Return the block of an object, and the rest of its pickled bytes. The rest is empty if the object fits."""
+    """Return the block of an object, and the rest of its pickled bytes, which may be empty."""
     payload = pickle.dumps(obj)
     head = len(payload).to_bytes(_LENGTH_BYTES, "little") + payload[:_PAYLOAD_BYTES]
     return bytearray(head.ljust(_BLOCK_BYTES, b"\0")), bytearray(payload[_PAYLOAD_BYTES:])
 
 
 def _compute_rest_length(block: bytearray) -> int:
-    """Return the length in bytes of the rest that belongs to a block; 0 if the object fits into the block."""
+    """Return the length in bytes of the rest of an object; 0 if the object fits into its block."""
     return max(0, _read_length(block) - _PAYLOAD_BYTES)
 
 
@@ -243,7 +243,7 @@ def _read_length(block: bytearray) -> int:
 
 
 def get_world() -> SleepingComm:
-    """Return the communicator of all ranks of the job. All code gets this communicator from this function."""
+    """Return the communicator of all ranks of the job. All code gets it from here."""
     return SleepingComm(MPI.COMM_WORLD)
 
 

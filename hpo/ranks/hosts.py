@@ -13,18 +13,17 @@ from hpo.ranks.communicator import SleepingComm
 
 
 def split_by_host(comm: SleepingComm) -> SleepingComm:
-    """Return a communicator of the ranks of `comm` on this host. Collective: call on all ranks of `comm`."""
+    """Return a communicator of the ranks on this host. Collective: call on all ranks of `comm`."""
     comm.barrier()  # MPI's call uses a full core while it waits.
     return SleepingComm(comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank))
 
 
 def sort_by_host(world: SleepingComm, host: SleepingComm, ranks_per_worker: int) -> SleepingComm:
-    """Return a communicator of the ranks of `world`, in which as few workers as possible span hosts.
+    """Reorder the ranks of `world`, so that as few workers as possible span hosts.
 
-    Collective: call on all ranks of `world`.
+    Rank 0 stays rank 0. Collective: call on all ranks of `world`.
 
     Args:
-        world: Communicator of all ranks. Its rank 0 stays rank 0.
         host: Communicator of the ranks on this host.
         ranks_per_worker: Number of consecutive ranks that form a worker.
     """
@@ -33,14 +32,11 @@ def sort_by_host(world: SleepingComm, host: SleepingComm, ranks_per_worker: int)
 
 
 def unlink_shared_memory(host: SleepingComm) -> None:
-    """Unlink the file through which MPICH's ranks on a host share memory. All of them must have opened it.
+    """Unlink the file through which MPICH's ranks on a host share memory.
 
-    MPICH 5.0.2 unlinks it only when MPI ends. After an abort, it would stay until the host reboots
-    (1 MB per rank). UCX, which MPICH uses to communicate, has its own files. UCX unlinks them at
-    its start, so they never stay.
-
-    Args:
-        host: Communicator of the ranks of this host.
+    All ranks must have opened it. MPICH 5.0.2 unlinks it only when MPI ends. After an abort, it
+    would stay until the host reboots (1 MB per rank). UCX, which MPICH uses to communicate, unlinks
+    its own files at its start, so they never stay.
     """
     if host.rank == 0:
         with suppress(OSError):  # Only Linux has /proc.

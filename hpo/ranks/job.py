@@ -41,19 +41,19 @@ class Job:
 
 
 def abort_for_error(watch: RankWatch, error: BaseException) -> None:
-    """End the whole job at once because of an error, and print its message, or its traceback if it is a bug."""
-    stopped = (
-        watch.active_stop.status
-        if watch.active_stop and isinstance(error, StorageUnavailableError)
-        else 0
-    )
-    is_expected = isinstance(error, (UsageError, RunError))
-    text = f"error: {error}" if is_expected else "".join(traceback.format_exception(error)).rstrip()
-    watch.abort_job(text, stopped or ExitStatus.CRASHED)
+    """End the whole job because of an error, and print its message, or the traceback of a bug."""
+    if isinstance(error, (UsageError, RunError)):
+        text = f"error: {error}"
+    else:
+        text = "".join(traceback.format_exception(error)).rstrip()
+    status: int = ExitStatus.CRASHED
+    if watch.active_stop and isinstance(error, StorageUnavailableError):
+        status = watch.active_stop.status or status
+    watch.abort_job(text, status)
 
 
 def run_on_all(comm: SleepingComm, step: Callable[[], T]) -> T:
-    """Run `step` on each rank, and return the result of this rank. Collective: call on all ranks of `comm`.
+    """Run `step` on each rank of `comm`, and return the result of this rank. Collective.
 
     An exception other than UsageError is raised only on its own rank, while the others wait. It
     must end the job.
@@ -74,7 +74,7 @@ def run_on_all(comm: SleepingComm, step: Callable[[], T]) -> T:
 
 
 def run_on_root(comm: SleepingComm, step: Callable[[], T]) -> T:
-    """Run `step` on the first rank, and return its result on all ranks. Collective: call on all ranks of `comm`.
+    """Run `step` on the first rank of `comm`, and return its result on all ranks. Collective.
 
     Raises:
         CollectiveUsageError: `step` has raised UsageError.

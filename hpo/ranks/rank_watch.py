@@ -1,4 +1,4 @@
-"""The watch over a rank: a thread that handles signals, deadlines and messages while the main thread works.
+"""The watch over a rank: a thread that handles signals, deadlines and messages of other ranks.
 
 The main thread mostly waits for its trainer or for other ranks. It also proposes individuals, and
 writes the summary. To cancel an evaluation, the watch wakes the main thread, which then cancels the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import queue
 import select
 import signal
 import socket
@@ -26,8 +27,6 @@ from hpo.errors import CollectiveUsageError, ExitStatus, StopRequest
 from hpo.process import clock
 from hpo.process.standard_streams import warn
 from hpo.ranks.communicator import SleepingComm, allows_threads
-from hpo.ranks.control_channel import ControlChannel
-from hpo.ranks.run_stop import RunStop
 
 RUN_STOPS = "the run stops"
 
@@ -39,6 +38,10 @@ _SECONDS_TO_STOP = 7.0
 _SECONDS_TO_SUMMARIZE = 2.5
 _MIN_SILENCE = 15.0
 _SECONDS_TO_ABORT = 5.0
+_SECONDS_BETWEEN_PINGS = 1.0
+_PING_KIND = "alive"
+
+ControlMessage = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,13 @@ class Peers:
 
 
 class WatchedEvaluation:
-    """An evaluation that any thread can cancel. The main thread waits for a cancellation as for data in a file.
+    """An evaluation that any thread can cancel.
+
+    The main thread waits for a cancellation, or for news, as for data in a file.
 
     Args:
-        number: Number of the evaluation, counted over the evaluations of the worker. It is the same
-            on all its ranks.
-        event: File descriptor of the rank's eventfd (counter of Linux that wakes a waiting thread).
+        number: Number of the evaluation among those of the worker, the same on all its ranks.
+        event: File descriptor of an eventfd (a counter of Linux that wakes a waiting thread).
         send: Queues a control message: called with the receiver's index in the job, and the items
             of the message.
 
@@ -86,7 +90,7 @@ class WatchedEvaluation:
         return self._event
 
     def clear_event(self) -> None:
-        """Acknowledge a cancellation or news, so that the file descriptor is not readable until the next event."""
+        """Make the file descriptor unreadable until the next cancellation or news."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._event)
 
@@ -107,10 +111,13 @@ class WatchedEvaluation:
         """Send news to the worker's leader, where `take_news` returns them."""
         self._send(self.peers.leader, "news", self.number, content)
 
-    def add_news(self, content: Any) -> None:
-        """Add news that have arrived from another rank, and wake the main thread."""
-        self._news.append(content)
-        os.eventfd_write(self._event, 1)
+    def receive(self, kind: str, content: Any) -> None:
+        """Receive a cancellation or news from another rank, and wake the main thread."""
+        if kind == "cancel":
+            self.cancel_here(content)
+        else:
+            self._news.append(content)
+            os.eventfd_write(self._event, 1)
 
     def take_news(self) -> list[Any]:
         """Return the news that have arrived from other ranks since the previous call."""
@@ -118,6 +125,47 @@ class WatchedEvaluation:
         while self._news:  # Another thread may add news in the meantime.
             new.append(self._news.popleft())
         return new
+
+
+class RunStop:
+    """Whether a run stops, why, and since when.
+
+    The first reason counts. Only the reason that the budget is spent can be replaced by another.
+
+    Attributes:
+        reason: Why the run stops; None while it does not stop.
+    """
+
+    def __init__(self) -> None:
+        self.reason: StopRequest | None = None
+        self._began_at = math.inf
+        self._cancelled_stops: set[StopRequest] = set()
+
+    def begin_stop(self, stop: StopRequest) -> bool:
+        """Stop the run, and return true, unless `is_final(stop)` or this stop was cancelled."""
+        if self.is_final(stop) or stop in self._cancelled_stops:
+            return False
+        self._began_at = clock.now()
+        self.reason = stop
+        return True
+
+    def cancel_stop(self, stop: StopRequest) -> None:
+        """End a stop. Late requests for the same stop are ignored."""
+        self._cancelled_stops.add(stop)
+        if self.reason == stop:
+            self.reason = None
+            self._began_at = math.inf
+
+    def is_final(self, stop: StopRequest) -> bool:
+        """Return whether the run stops already, for a reason that `stop` does not replace."""
+        ends_well = self.reason is not None and self.reason.status == ExitStatus.BUDGET_SPENT
+        return self.reason is not None and not (
+            ends_well and stop.status != ExitStatus.BUDGET_SPENT
+        )
+
+    def measure_seconds(self) -> float:
+        """Return the seconds since the run began to stop; negative infinity if it does not stop."""
+        return clock.now() - self._began_at
 
 
 class RankWatch:
@@ -135,8 +183,9 @@ class RankWatch:
     def __init__(self, world: SleepingComm) -> None:
         if not allows_threads():
             raise CollectiveUsageError(
-                "this MPI does not let threads communicate (MPI_THREAD_MULTIPLE), which the watch over each rank "
-                "needs; unset MPI4PY_RC_THREAD_LEVEL and MPI4PY_RC_THREADS, or use another MPI"
+                "this MPI does not let threads communicate (MPI_THREAD_MULTIPLE), which the watch "
+                "over each rank needs; unset MPI4PY_RC_THREAD_LEVEL and MPI4PY_RC_THREADS, or use "
+                "another MPI"
             )
         self.control_channel = ControlChannel(world)
         self._peers: Peers | None = None
@@ -149,10 +198,8 @@ class RankWatch:
         self._has_ended = False
         self._evaluation_count = 0  # number of evaluations of the worker
         self._evaluation: WatchedEvaluation | None = None
-        # A cancellation that arrived before this rank has begun the evaluation: its number, and the
-        # cause.
-        self._early_cancellation = (-1, "")
-        self._early_news: list[tuple[int, Any]] = []
+        # Messages about an evaluation that a peer has begun before this rank, with its number.
+        self._early_messages: list[tuple[int, str, Any]] = []
         self._evaluation_lock = threading.Lock()
         self._wakeup = _WakeupPipe(_STOP_SIGNALS)
         self._event = os.eventfd(0, os.EFD_NONBLOCK)
@@ -182,7 +229,7 @@ class RankWatch:
     # Called by the main thread
 
     def join_worker(self, worker: SleepingComm, index: int, patience: float) -> None:
-        """Set the worker to which this rank belongs from now on. Collective: call on all ranks of the worker.
+        """Set the worker to which this rank belongs. Collective: call on all ranks of the worker.
 
         Args:
             worker: Communicator of the ranks of the worker.
@@ -231,14 +278,10 @@ class RankWatch:
                 self._evaluation_count, self._event, self._peers, self._queue_message
             )
             self._evaluation = watched
-            # A peer may have begun this evaluation before this rank, and its messages may be here
-            # already.
-            for number, content in self._early_news:
+            for number, kind, content in self._early_messages:
                 if number == watched.number:
-                    watched.add_news(content)
-            self._early_news.clear()
-            if self._early_cancellation[0] == watched.number:
-                watched.cancel_here(self._early_cancellation[1])
+                    watched.receive(kind, content)
+            self._early_messages.clear()
         if self.active_stop:
             watched.cancel_here(RUN_STOPS)
         try:
@@ -247,23 +290,21 @@ class RankWatch:
             self._evaluation = None
 
     def stop_run(self, stop: StopRequest) -> None:
-        """Stop the whole run: running evaluations are cancelled, and no new evaluations are started."""
+        """Stop the whole run: cancel running evaluations, and start no new ones."""
         if not self._run_stop.begin_stop(stop):
             return
         if stop.status != ExitStatus.BUDGET_SPENT:
             # If this fails, running evaluations count as possible causes of a crash.
             with suppress(Exception):
                 self._on_stop()
-        for rank in range(1, self.control_channel.size) if self.control_channel.rank == 0 else [0]:
+        is_first = self.control_channel.rank == 0
+        for rank in range(1, self.control_channel.size) if is_first else [0]:
             self._queue_message(rank, "stop", stop)
         if evaluation := self._evaluation:
             evaluation.cancel_here(RUN_STOPS)
 
     def cancel_stop(self, stop: StopRequest) -> None:
-        """End a stop, so that the run can continue after the search. Call it when all ranks have ended the search.
-
-        Late messages that request the same stop are ignored.
-        """
+        """End a stop, so that the run continues. Call it when all ranks have ended the search."""
         self._run_stop.cancel_stop(stop)
 
     def abort_job(self, message: str, status: int = ExitStatus.CRASHED) -> None:
@@ -298,28 +339,19 @@ class RankWatch:
             self.abort_job("stopped at once", ExitStatus.INTERRUPTED)
 
     def _on_message(self, kind: str, *rest: Any) -> None:
-        if kind == "cancel":
-            self._on_cancel(*rest)
-        elif kind == "news":
-            self._on_news(*rest)
+        if kind in ("cancel", "news"):
+            self._on_evaluation_message(kind, *rest)
         elif kind == "stop":
             self.stop_run(*rest)
         elif kind == "die":
             self._abort_now(*rest)
 
-    def _on_cancel(self, number: int, cause: str) -> None:
+    def _on_evaluation_message(self, kind: str, number: int, content: Any) -> None:
         with self._evaluation_lock:
             if self._evaluation and self._evaluation.number == number:
-                self._evaluation.cancel_here(cause)
-            elif number > max(self._evaluation_count, self._early_cancellation[0]):
-                self._early_cancellation = (number, cause)
-
-    def _on_news(self, number: int, content: Any) -> None:
-        with self._evaluation_lock:
-            if self._evaluation and self._evaluation.number == number:
-                self._evaluation.add_news(content)
+                self._evaluation.receive(kind, content)
             elif number > self._evaluation_count:
-                self._early_news.append((number, content))
+                self._early_messages.append((number, kind, content))
 
     def _check_clock(self) -> None:
         clock.now()  # The clock must be read often.
@@ -331,32 +363,28 @@ class RankWatch:
         if self.active_stop and self._run_stop.measure_seconds() > _SECONDS_TO_STOP:
             self._abort_late_stop(self.active_stop)
         patience = self._peers.patience if self._peers else math.inf
-        if (silence := self.control_channel.measure_silence()) > max(
-            patience, _MIN_SILENCE
-        ) + _SECONDS_TO_ABORT:
-            why = "its host may be down, or the process is stopped"
+        silence = self.control_channel.measure_silence()
+        if silence > max(patience, _MIN_SILENCE) + _SECONDS_TO_ABORT:
             self.abort_job(
-                f"error: nothing has come from {self.control_channel.previous_name} for {silence:.0f} s "
-                f"(--collective-timeout): {why}"
+                f"error: nothing has come from {self.control_channel.previous_name} for "
+                f"{silence:.0f} s (--collective-timeout): its host may be down, or the process is "
+                "stopped"
             )
 
-    def _abort_late_stop(self, stopping: StopRequest) -> None:
+    def _abort_late_stop(self, stop: StopRequest) -> None:
         """End the job because some ranks have not stopped in time.
 
         The first rank writes the summary, and then ends the job. Another rank ends the job only if
         the summary takes too long.
         """
+        status = stop.status or ExitStatus.UNFINISHED  # The run may have more to do.
+        text = f"stopped ({stop.reason})"
         if self.control_channel.rank == 0:
-            status = stopping.status or ExitStatus.UNFINISHED  # The run may have more to do.
             with suppress(Exception):
                 status = self._summarize_late() if self._summarize_late else status
-            self._abort_now(
-                f"stopped ({stopping.reason}), although some ranks did not stop in time", status
-            )
+            self._abort_now(f"{text}, although some ranks did not stop in time", status)
         if self._run_stop.measure_seconds() > _SECONDS_TO_STOP + _SECONDS_TO_SUMMARIZE:
-            self._abort_now(
-                f"stopped ({stopping.reason})", stopping.status or ExitStatus.UNFINISHED
-            )
+            self._abort_now(text, status)
 
     # Called by both threads
 
@@ -365,7 +393,7 @@ class RankWatch:
         self._wakeup.wake()
 
     def _send_promptly(self, rank: int, *message: Any) -> None:
-        """Send a message at once if the caller is the watch's thread, which may not exchange messages again.
+        """Send a message at once if this thread is the watch's, which may exchange no more.
 
         Otherwise, queue the message for the next exchange.
         """
@@ -387,10 +415,8 @@ class RankWatch:
 class _WakeupPipe:
     """A pipe by which signals and other threads wake a thread, even while the main thread is busy.
 
-    It receives signals inside `with`, and wakes the thread that calls `wait`. The main thread must
-    enter the `with`.
-
-    Inside `with`, the usual handlers of the signals are not called.
+    It receives signals inside `with`, instead of their usual handlers, and wakes the thread that
+    calls `wait`. The main thread must enter the `with`.
     """
 
     def __init__(self, signals: Sequence[signal.Signals]) -> None:
@@ -413,17 +439,96 @@ class _WakeupPipe:
             signal.signal(number, handler or signal.SIG_DFL)
 
     def wait(self, seconds: float) -> list[int]:
-        """Wait at most `seconds` for a signal or for `wake`; return the numbers of the signals that have arrived."""
+        """Wait at most `seconds` for a signal or for `wake`; return the numbers of new signals."""
         select.select([self._read_end], [], [], seconds)
         with suppress(BlockingIOError):
             return [number for number in self._read_end.recv(4096) if number in self._signals]
         return []
 
-    def fileno(self) -> int:
-        """Return a file descriptor to wait on together with other files. It is readable after a signal or `wake`."""
-        return self._read_end.fileno()
-
     def wake(self) -> None:
         """End the wait of the thread that calls `wait`. Any thread may call this."""
         with suppress(OSError):
             self._write_end.send(b"\0")
+
+
+class ControlChannel:
+    """Sends control messages and heartbeats, on a communicator of its own.
+
+    Collective: create and close it on all ranks. Any thread may send. Only the thread of the watch
+    exchanges messages.
+
+    Attributes:
+        name: Name of this rank in messages to the user.
+        previous_name: Name of the previous rank in the ring of all ranks, which sends heartbeats to
+            this rank.
+    """
+
+    def __init__(self, world: SleepingComm) -> None:
+        self.rank: int = world.rank
+        self.size: int = world.size
+        self._host = socket.gethostname()
+        self.name = f"rank {world.rank} of the job on {self._host}"
+        self.previous_name = f"rank {(world.rank - 1) % world.size} of the job"
+        self._world = world
+        self._comm = world.copy()
+        self._outbox: queue.SimpleQueue[tuple[int, ControlMessage]] = queue.SimpleQueue()
+        self._pinged_at = self._exchanged_at = self._received_at = clock.now()
+
+    def set_worker_name(self, rank: int, worker: int) -> None:
+        """Set the name of this rank, which has the index `rank` in its worker."""
+        self.name = f"rank {rank} of worker {worker} on {self._host}"
+
+    def send(self, rank: int, *message: Any) -> None:
+        """Queue a message for the next exchange; any thread may call this."""
+        self._outbox.put((rank, message))
+
+    def send_now(self, rank: int, *message: Any) -> None:
+        """Send a message at once, since there may be no next exchange.
+
+        Only the thread that exchanges messages may call this.
+        """
+        with suppress(Exception):
+            self._comm.send(message, dest=rank)
+
+    def exchange_messages(self) -> Iterator[ControlMessage]:
+        """Send the queued messages, and yield the messages that have arrived."""
+        self._send_ping()
+        while not self._outbox.empty():
+            rank, message = self._outbox.get()
+            self._comm.send(message, dest=rank)
+        received = []
+        while self._comm.iprobe():
+            received.append(self._comm.recv())
+        for message in received:
+            if message[0] == _PING_KIND:
+                self._received_at = clock.now()
+                self.previous_name = message[1]
+            else:
+                yield message
+
+    def measure_silence(self) -> float:
+        """Return the seconds since the latest heartbeat from the previous rank."""
+        return clock.now() - self._received_at if self.size > 1 else 0.0
+
+    def close(self) -> None:
+        """Drop pending messages. Collective: call on all ranks after the last exchange."""
+        self._comm.drop_messages()
+
+    def abort(self, status: int) -> None:
+        """End the job on all hosts.
+
+        This needs MPI's own communicator of all ranks. With a copy of it, MPICH (5.0.2) would end
+        only the ranks of this host.
+        """
+        self._world.Abort(status)
+
+    def _send_ping(self) -> None:
+        now = clock.now()
+        if now > self._exchanged_at + 3 * _SECONDS_BETWEEN_PINGS:
+            # This rank was stopped, perhaps with the whole job, or was connecting, and received no
+            # heartbeats.
+            self._received_at = now
+        self._exchanged_at = now
+        if now > self._pinged_at + _SECONDS_BETWEEN_PINGS and self.size > 1:
+            self._pinged_at = now
+            self._comm.send((_PING_KIND, self.name), dest=(self.rank + 1) % self.size)

@@ -36,11 +36,11 @@ class RpcClient:
         self._tags = itertools.cycle(range(_CALL_TAG + 1, _MAX_TAGS))
 
     def notify(self, name: str, *arguments: Any, **options: Any) -> None:
-        """Call a function by its name, without waiting for it. The calls of a rank are answered in their order."""
+        """Call a function by its name, without waiting. Calls of a rank are answered in order."""
         self._send_call(_CALL_TAG, name, arguments, options)
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Call a function of the first rank by its name, and return its result, or raise its DuplicateError."""
+        """Call a function by its name, and return its result, or raise its DuplicateError."""
         tag = self._send_call(None, name, arguments, options)
         # If the first rank ends, so does the job.
         sleep_until(lambda: bool(self._comm.iprobe(source=0, tag=tag)))
@@ -108,9 +108,9 @@ class RpcServer:
         last_call_at = clock.now()
         while True:
             is_last = self._closed.is_set()
-            count = sum(
-                itertools.takewhile(bool, (self._answer_next() for _ in range(_MAX_BATCH_CALLS)))
-            )
+            count = 0
+            while count < _MAX_BATCH_CALLS and self._answer_next():
+                count += 1
             self._settle()
             if count:
                 last_call_at = clock.now()
@@ -136,7 +136,7 @@ class RpcServer:
         return True
 
     def _receive_call(self, request: MPI.Request) -> Any:
-        """Wait for the content of a call, and sleep between tests. A long message may first need a connection."""
+        """Wait for the content of a call: a long message may first need a connection."""
         found: list[Any] = []
 
         def is_here() -> bool:

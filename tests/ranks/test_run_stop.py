@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hpo.errors import StopRequest
 from hpo.evaluation.leader import make_target_stop
-from hpo.ranks.run_stop import RunStop
+from hpo.ranks.rank_watch import RunStop
 
 
 def test_late_requests_for_cancelled_stops_are_ignored() -> None:
-    """Two leaders reach the target at the same time. One request arrives after the search has ended."""
+    """Two leaders reach the target at the same time. One asks after the search has ended."""
     run_stop = RunStop()
     target = make_target_stop(2.0)
     assert run_stop.begin_stop(target)
