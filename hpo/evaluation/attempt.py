@@ -77,7 +77,7 @@ class StartingPoint:
 
 
 class Attempt:
-    """One attempt at an evaluation, as a rank of the worker records it. Only the leader's has losses.
+    """One attempt at an evaluation, on one rank of the worker. Only the leader's has losses.
 
     Args:
         assignment: The individual and the number of its trial.

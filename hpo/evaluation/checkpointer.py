@@ -44,7 +44,7 @@ class Checkpointer:
         self._warned_topics: set[str] = set()
 
     def reset_timer(self) -> None:
-        """Restart the intervals between copies and between writes; call it at the start of an evaluation."""
+        """Restart the intervals between copies and writes, at the start of an evaluation."""
         self._copied_at = self._written_at = clock.now()
 
     def find_checkpoint(self, assignment: Assignment) -> Path | None:
@@ -81,9 +81,10 @@ class Checkpointer:
         return path
 
     def reject_checkpoint(self, assignment: Assignment, reason: str) -> None:
-        """Remove a checkpoint from which its evaluation cannot resume, and print a warning with the reason."""
+        """Remove a checkpoint from which its evaluation cannot resume, with a warning."""
         warn(
-            f"warning: trial {assignment.number} restarts, since it cannot resume from its checkpoint: {reason}"
+            f"warning: trial {assignment.number} restarts, since it cannot resume from its "
+            f"checkpoint: {reason}"
         )
         self._checkpoints.remove_ended(assignment)
 
@@ -93,12 +94,13 @@ class Checkpointer:
         return self._interval != math.inf
 
     def is_copy_due(self) -> bool:
-        """Return whether the latest checkpoint of a running evaluation must be copied in memory now."""
+        """Return whether the latest checkpoint of a running evaluation must be copied now."""
+        if self.islands > 0:
+            return True
+        if not self.is_enabled:
+            return False
         elapsed = clock.now() - self._copied_at
-        return self.islands > 0 or (
-            self.is_enabled
-            and (elapsed >= _TIME_RATIO * self._seconds_to_copy or self.is_write_due())
-        )
+        return elapsed >= _TIME_RATIO * self._seconds_to_copy or self.is_write_due()
 
     def record_copy(self, attempt: Attempt, since: float) -> None:
         """Record that the checkpoint of the latest loss was copied.
@@ -126,9 +128,8 @@ class Checkpointer:
         began = clock.now()
         losses = 0
         try:
-            losses = attempt.drafts.make_checkpoint_file(
-                self._checkpoints.make_draft_path(attempt.assignment)
-            )
+            path = self._checkpoints.make_draft_path(attempt.assignment)
+            losses = attempt.drafts.make_checkpoint_file(path)
             self._checkpoints.commit_draft(attempt.assignment)
         except (OSError, ValueError) as error:
             self._checkpoints.remove_draft(attempt.assignment)
@@ -148,10 +149,8 @@ class Checkpointer:
         self._checkpoints.remove_ended(assignment)
 
     def _warn_unsaved(self, attempt: Attempt, reason: str) -> None:
-        self.warn_once(
-            "states",
-            f"the checkpoint of trial {attempt.assignment.number} cannot be saved: {reason}",
-        )
+        trial = attempt.assignment.number
+        self.warn_once("states", f"the checkpoint of trial {trial} cannot be saved: {reason}")
 
     def warn_once(self, topic: str, text: str) -> None:
         """Print a warning, unless this method has printed a warning on the same topic before."""
@@ -163,7 +162,6 @@ class Checkpointer:
         """Return whether the latest checkpoint must be written to its file now."""
         interval = self._interval
         if interval is None:
-            interval = max(
-                _DEFAULT_INTERVAL, _TIME_RATIO * (self._seconds_to_copy + self._seconds_to_write)
-            )
+            seconds = self._seconds_to_copy + self._seconds_to_write
+            interval = max(_DEFAULT_INTERVAL, _TIME_RATIO * seconds)
         return clock.now() - self._written_at >= interval

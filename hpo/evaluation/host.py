@@ -28,7 +28,7 @@ class Gpus:
     backend: str = "nccl"
     """Backend of process groups for these GPUs."""
     variables: tuple[str, ...] = ("CUDA_VISIBLE_DEVICES",)
-    """Environment variables that select the visible GPUs; the first that is set takes precedence."""
+    """Environment variables that select the visible GPUs; the first that is set counts."""
     is_shared: bool = False
     """Whether another rank computes on the same GPU."""
 
@@ -58,15 +58,14 @@ def assign_gpus(gpus_of_ranks: Sequence[tuple[str, ...]], rank: int) -> range:
     index = gpus_of_ranks[:rank].count(gpus)
     ranks = gpus_of_ranks.count(gpus)
     count = len(gpus) // ranks
-    return (
-        range(index * count, (index + 1) * count)
-        if count
-        else range(index % len(gpus), index % len(gpus) + 1)
-    )
+    if count == 0:
+        index %= len(gpus)
+        count = 1
+    return range(index * count, (index + 1) * count)
 
 
 def check_gpus(gpus_of_ranks: Sequence[tuple[str, int, str]]) -> None:
-    """Raise an error if a rank cannot use its GPUs, or if some ranks see GPUs and other ranks do not.
+    """Raise an error if a rank cannot use its GPUs, or if only some ranks see GPUs.
 
     Args:
         gpus_of_ranks: The name of the host, the number of visible GPUs, and a problem or an empty
@@ -84,11 +83,12 @@ def check_gpus(gpus_of_ranks: Sequence[tuple[str, int, str]]) -> None:
     without = [host for host, count, _ in gpus_of_ranks if not count]
     seeing = [host for host, count, _ in gpus_of_ranks if count]
     if without and seeing:
+        see = "sees" if len(without) == 1 else "see"
         raise UsageError(
-            f"{format_count(len(without), 'rank')} on {', '.join(dict.fromkeys(without))} "
-            f"see{'s' if len(without) == 1 else ''} no GPU, but ranks on {', '.join(dict.fromkeys(seeing))} do. "
-            "Request GPUs for all ranks, for example with srun --gpus-per-node=4 --gpu-bind=none. To use none: "
-            "export CUDA_VISIBLE_DEVICES="
+            f"{format_count(len(without), 'rank')} on {', '.join(dict.fromkeys(without))} {see} no "
+            f"GPU, but ranks on {', '.join(dict.fromkeys(seeing))} do. Request GPUs for all ranks, "
+            "for example with srun --gpus-per-node=4 --gpu-bind=none. To use none: export "
+            "CUDA_VISIBLE_DEVICES="
         )
 
 
@@ -110,7 +110,7 @@ def see_same_gpus(peers: Sequence[Gpus]) -> bool:
 
 
 def has_separated_worker(layout: Layout, hosts: Sequence[int], gpus: Sequence[Gpus]) -> bool:
-    """Return whether ranks of a worker on one host see different GPUs, as with SLURM's --gpus-per-task.
+    """Return whether ranks of a worker on one host see different GPUs (SLURM's --gpus-per-task).
 
     Args:
         layout: Assigns ranks to workers.
@@ -149,9 +149,8 @@ def make_gpu_variables(
     names = [name.strip() for name in value.split(",") if name.strip()]
     names = names or [str(number) for number in range(len(own.visible))]
     firsts = [peer.own_numbers[0] for peer in peers]
-    order = list(
-        dict.fromkeys([*firsts, *(number for peer in peers for number in peer.own_numbers)])
-    )
+    numbers = [number for peer in peers for number in peer.own_numbers]
+    order = list(dict.fromkeys([*firsts, *numbers]))
     visible = ",".join(names[number] for number in order)
     return {own.variables[0]: visible}, [order.index(number) for number in own.own_numbers]
 
@@ -169,11 +168,8 @@ def describe_gpus(gpus_of_ranks: Sequence[Gpus], backends: Sequence[str]) -> str
         gpus.names[number] for gpus in gpus_of_ranks for number in gpus.own_numbers if gpus.names
     )
     per_rank = len(gpus_of_ranks[0].own_numbers)
-    share = (
-        "several ranks on each"
-        if any(gpus.is_shared for gpus in gpus_of_ranks)
-        else f"{per_rank} per rank"
-    )
+    is_shared = any(gpus.is_shared for gpus in gpus_of_ranks)
+    share = "several ranks on each" if is_shared else f"{per_rank} per rank"
     count = format_count(len(used), "GPU")
     description = f" ({', '.join(models)})" if models else ""
     return f"{count}{description}, {share}, {', '.join(dict.fromkeys(backends))}"
@@ -194,7 +190,7 @@ class RankPlace:
 
 
 class Host:
-    """The host of this rank, and this rank's GPUs. Collective: all ranks of a host create it together.
+    """The host of this rank, and this rank's GPUs. Collective: create it on all ranks of a host.
 
     Args:
         comm: Communicator of the ranks on this host.
@@ -233,20 +229,19 @@ class Host:
         of_ranks: list[tuple[str, ...]] = self._comm.allgather(seen)
         if not seen:
             return
-        own = [
-            [ids[number] for number in assign_gpus(of_ranks, rank)]
-            for rank, ids in enumerate(of_ranks)
-            if ids
-        ]
         numbers = tuple(assign_gpus(of_ranks, self._comm.rank))
-        is_shared = sum(seen[numbers[0]] in ids for ids in own) > 1
+        users = 0  # ranks that compute on the first GPU of this rank
+        for rank, ids in enumerate(of_ranks):
+            if ids:
+                users += seen[numbers[0]] in [ids[number] for number in assign_gpus(of_ranks, rank)]
+        is_shared = users > 1
         names = tuple(content["names"])
         variables = tuple(content["variables"])
         self.gpus = Gpus(seen, numbers, names, content["backend"], variables, is_shared)
 
 
 def share_threads(comm: SleepingComm) -> int:
-    """Return how many threads this rank's trainers may use. Collective: call on all ranks of the host."""
+    """Return how many threads a trainer may use. Collective: call on all ranks of the host."""
     return compute_thread_share(comm.allgather(list_usable_cores()), comm.rank)
 
 

@@ -30,7 +30,7 @@ class Limits:
     evaluation_timeout: float = math.inf
     """Maximum seconds of an evaluation."""
     max_failures: int | None = None
-    """Number of failed evaluations after which the run stops if none has succeeded; None for no limit."""
+    """Number of failures after which a run without success stops; None for no limit."""
     target_loss: float = -math.inf
     """The run stops when the loss of an evaluation is at most this value."""
     has_pruner: bool = False
@@ -82,29 +82,26 @@ class Leader:
     # The start of an attempt
 
     def find_start(self, assignment: Assignment) -> StartingPoint:
-        """Prepare for a new attempt at an evaluation, and find the checkpoint from which it may start."""
+        """Prepare for a new attempt, and find the checkpoint from which it may start."""
         self._checkpointer.reset_timer()
-        if (own := self._checkpointer.find_checkpoint(assignment)) or assignment.parent is None:
+        own = self._checkpointer.find_checkpoint(assignment)
+        if own is not None or assignment.parent is None:
             return StartingPoint(own)
         try:
-            return StartingPoint(
-                self._checkpointer.find_parent_checkpoint(assignment.parent), is_own=False
-            )
+            path = self._checkpointer.find_parent_checkpoint(assignment.parent)
         except ValueError as error:
             self._record_lost_parent(assignment, str(error))
             return StartingPoint()
+        return StartingPoint(path, is_own=False)
 
     def find_losses(self, assignment: Assignment) -> tuple[list[float], float]:
-        """Return the losses of the individual's previous trial, and the seconds of training until the last of them.
-
-        For the first trial of an individual, return no losses and 0 seconds.
-        """
+        """Return the losses of the individual's previous trial, and the seconds until the last."""
         if assignment.number == assignment.root:
             return [], 0.0
         return self._writer.read_previous_losses(assignment.number)
 
     def reject_checkpoint(self, assignment: Assignment, reason: str, is_own: bool) -> None:
-        """Let an evaluation start without an unusable checkpoint: its own if `is_own`, otherwise its parent's."""
+        """Let an evaluation start without its own unusable checkpoint, or without its parent's."""
         if is_own:
             self._checkpointer.reject_checkpoint(assignment, reason)
         else:
@@ -113,8 +110,11 @@ class Leader:
     def _record_lost_parent(self, assignment: Assignment, reason: str) -> None:
         self._writer.record.clear_inheritance(assignment)
         if reason:
-            text = f"trial {assignment.number} starts without the checkpoint of trial {assignment.parent}: {reason}"
-            self._checkpointer.warn_once("inherited", text)
+            self._checkpointer.warn_once(
+                "inherited",
+                f"trial {assignment.number} starts without the checkpoint of trial "
+                f"{assignment.parent}: {reason}",
+            )
 
     # A report
 
@@ -149,39 +149,30 @@ class Leader:
         limits = self.limits
         verdict = Verdict(State.RUNNING, report.loss, report.metrics, is_last=report.is_last)
         if missing := self._objectives.find_missing(verdict.metrics):
-            return replace(
-                verdict,
-                state=State.FAILED,
-                failure=_describe_missing_metric(missing, verdict.metrics),
-            )
+            reason = _describe_missing_metric(missing, verdict.metrics)
+            return replace(verdict, state=State.FAILED, failure=reason)
         if report.loss <= limits.target_loss:
             return replace(verdict, state=State.COMPLETE)
         if seconds > limits.evaluation_timeout:
-            reason = f"{TIMEOUT_PREFIX}not finished after {limits.evaluation_timeout:g} s (--evaluation-timeout)"
+            limit = f"{limits.evaluation_timeout:g} s (--evaluation-timeout)"
+            reason = f"{TIMEOUT_PREFIX}not finished after {limit}"
             return replace(verdict, state=State.FAILED, failure=reason)
-        is_judged = (
-            limits.has_pruner
-            and len(attempt.losses) + 1 >= limits.first_judged_step
-            and not attempt.is_test
-        )
-        return self._apply_pruner(attempt, report, verdict) if is_judged else verdict
+        is_early = len(attempt.losses) + 1 < limits.first_judged_step
+        if not limits.has_pruner or is_early or attempt.is_test:
+            return verdict
+        return self._apply_pruner(attempt, report, verdict)
 
     def _apply_pruner(self, attempt: Attempt, report: Report, verdict: Verdict) -> Verdict:
-        """Apply the pruner to a loss. A pause needs a checkpoint, so an evaluation without one is pruned instead."""
-        is_lowest = report.loss < attempt.loss
-        loss, metrics = (
-            (report.loss, report.metrics) if is_lowest else (attempt.loss, attempt.metrics)
-        )
+        """Apply the pruner to a loss. Without a checkpoint, prune instead of a pause."""
+        lowest = report if report.loss < attempt.loss else attempt
         judgement = self._writer.decide_pruning(
-            attempt.assignment, len(attempt.losses) + 1, loss, dict(metrics)
+            attempt.assignment, len(attempt.losses) + 1, lowest.loss, dict(lowest.metrics)
         )
         state = State(judgement.state)
         if state != State.PAUSED:
             return replace(verdict, state=state)
-        can_resume = attempt.saves_own_checkpoints or (
-            self._checkpointer.is_enabled and report.has_saved
-        )
-        if not can_resume:
+        has_checkpoint = self._checkpointer.is_enabled and report.has_saved
+        if not has_checkpoint and not attempt.saves_own_checkpoints:
             return replace(verdict, state=State.PRUNED)
         return replace(verdict, state=State.PAUSED, save=judgement.may_be_promoted)
 
@@ -201,7 +192,7 @@ class Leader:
         return self._checkpointer.is_copy_due()
 
     def _record_resumption(self, attempt: Attempt) -> None:
-        """Record the losses before the interruption, if the evaluation has resumed from its checkpoint."""
+        """Record the losses before the interruption, if the evaluation has resumed."""
         if attempt.restored_count and attempt.is_first and not attempt.has_loss:
             self._writer.record.record_resume(
                 attempt.assignment, attempt.losses, attempt.restored_seconds
@@ -222,7 +213,7 @@ class Leader:
         weights: Draft | None,
         since: float,
     ) -> None:
-        """Keep the drafts that were written with a loss as the verdict requires, and remove the others.
+        """Keep the drafts of a loss that the verdict requires, and remove the others.
 
         Args:
             checkpoint: None if there is none, for example because of an error.
@@ -248,14 +239,14 @@ class Leader:
             checkpoint.remove()
 
     def commit_checkpoint(self, attempt: Attempt) -> None:
-        """Write the latest checkpoint of an evaluation to its file, unless it is there already, and record it."""
+        """Write the latest checkpoint to its file, unless it is there already, and record it."""
         if attempt.copied_step and (losses := self._checkpointer.write_checkpoint(attempt)):
             self._writer.record.record_checkpoint(attempt.assignment, losses)
 
     def warn_about_copies(
         self, attempt: Attempt, weights_error: str, checkpoint_error: str
     ) -> None:
-        """Warn that weights or a checkpoint could not be copied; the evaluation itself is not affected."""
+        """Warn that weights or a checkpoint could not be copied; the losses count nevertheless."""
         if weights_error:
             self.warn_once(
                 attempt, f"the weights of the best so far cannot be kept: {weights_error}"
@@ -266,12 +257,11 @@ class Leader:
     def warn_about_lost_weights(self, attempt: Attempt, verdict: Verdict, reason: str) -> None:
         """Warn if the trainer has ended before it copied the weights of the best loss."""
         if verdict.keep:
-            warn(
-                f"warning: trial {attempt.assignment.number} keeps no weights of its best loss: {reason}"
-            )
+            trial = attempt.assignment.number
+            warn(f"warning: trial {trial} keeps no weights of its best loss: {reason}")
 
     def warn_once(self, attempt: Attempt, text: str, kind: str = "") -> None:
-        """Print a warning about an evaluation, unless the run has printed the same text or the same kind before."""
+        """Print a warning, unless the run has printed the same text, or the same kind, before."""
         if self._writer.is_first_warning(kind or text):
             warn(f"warning: trial {attempt.assignment.number}: {text}")
 
@@ -295,12 +285,12 @@ class Leader:
         return replace(verdict, state=State.REPEATED)
 
     def stop_without_losses(self, reason: str, remedy: str) -> None:
-        """Stop the run if no evaluation has reported a loss. Without `remedy`, later evaluations would not either."""
+        """Stop a run without any loss. `remedy` is the option that the user must change."""
         if not self._writer.has_losses():
             self._stop(StopRequest(reason, ExitStatus.NOTHING_SUCCEEDED, remedy))
 
     def finish_evaluation(self, attempt: Attempt, seconds: float) -> None:
-        """Record an evaluation that ends after `seconds`; stop the run at its target, or after too many failures."""
+        """Record an ended evaluation; stop the run at its target, or after too many failures."""
         assignment = attempt.assignment
         verdict = attempt.verdict
         if attempt.is_test and verdict.state != State.STOPPED:
@@ -311,11 +301,8 @@ class Leader:
             self._writer.record.interrupt(assignment)
             return
         self._record_resumption(attempt)
-        if (
-            assignment.parent is not None
-            and not attempt.has_read_parent
-            and not attempt.restored_count
-        ):
+        has_inherited = attempt.has_read_parent or attempt.restored_count > 0
+        if assignment.parent is not None and not has_inherited:
             reason = "the objective has not read worker.parent_checkpoint" if attempt.losses else ""
             self._record_lost_parent(assignment, reason)
         is_parent = verdict.state == State.COMPLETE and self._may_be_inherited(attempt)
@@ -330,17 +317,18 @@ class Leader:
             self._checkpointer.discard_checkpoint(assignment)
 
     def _may_be_inherited(self, attempt: Attempt) -> bool:
-        """Return whether a completed evaluation has a final checkpoint, and is good enough to be a parent."""
+        """Return whether a completed evaluation is good, and has a checkpoint, as of a parent."""
         number = attempt.assignment.number
         if not self._checkpointer.islands:
             return False
         # The checkpoint of the last loss may be a copy, or be in the file already.
-        if len(attempt.losses) not in (
-            attempt.copied_step,
-            self._writer.read_checkpoint_step(number),
-        ):
-            text = f"trial {number} cannot be a parent: it has not called worker.save_checkpoint before its last loss"
-            self._checkpointer.warn_once("parent", text)
+        steps = (attempt.copied_step, self._writer.read_checkpoint_step(number))
+        if len(attempt.losses) not in steps:
+            self._checkpointer.warn_once(
+                "parent",
+                f"trial {number} cannot be a parent: it has not called worker.save_checkpoint "
+                "before its last loss",
+            )
             return False
         return self._writer.is_parent_candidate(number, attempt.loss)
 
@@ -368,9 +356,9 @@ class Leader:
 
 
 def _describe_missing_metric(missing: Sequence[str], metrics: Mapping[str, float]) -> str:
-    """Return the failure of an evaluation whose first rank has not reported metrics that are objectives."""
+    """Return the failure of an evaluation without the metrics that are objectives."""
     reported = ", ".join(map(repr, metrics)) or "no finite metric"
     return (
-        f"{missing[0]!r} must be a finite number, since it is an objective, but the first rank reported {reported}. "
-        f"Report it with each loss, as in yield loss, {{{missing[0]!r}: ...}}"
+        f"{missing[0]!r} must be a finite number, since it is an objective, but the first rank "
+        f"reported {reported}. Report it with each loss, as in yield loss, {{{missing[0]!r}: ...}}"
     )

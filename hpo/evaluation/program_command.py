@@ -1,4 +1,4 @@
-"""The command line of a training program for one evaluation, and advice if its output has no loss."""
+"""The command line of a training program, and advice if its output has no loss."""
 
 from __future__ import annotations
 
@@ -48,15 +48,13 @@ class Program:
         """
         others = {**self.settings, **known}
         absent = [name for name in self.hyperparameters if name not in params]
-        command = self.script.make_arguments(params, others, absent)
-        return (
-            [*command, *self.script.make_resume_arguments({**others, **params})]
-            if continues
-            else command
-        )
+        command = list(self.script.make_arguments(params, others, absent))
+        if continues:
+            command += self.script.make_resume_arguments({**others, **params})
+        return command
 
     def can_resume(self, params: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
-        """Return whether the evaluation's folder has all checkpoint files from which the program resumes."""
+        """Return whether the evaluation's folder has all files from which the program resumes."""
         values = {**self.settings, **known, **params}
         parts = self.script.make_resume_arguments(values)
         folder = str(known["folder"])
@@ -91,6 +89,6 @@ def advise_on_loss(lines: Sequence[str], program: Program, unparsed_text: str) -
 
 
 def format_last_lines(lines: Sequence[str]) -> str:
-    """Return the last few of `lines`, to show as the traceback of a failure; empty if `lines` is empty."""
+    """Return the last few of `lines`, to show as the traceback of a failure; empty without any."""
     shown = "".join(f"    {line[:200]}\n" for line in lines[-_MAX_SHOWN_LINES:])
     return f"The last lines that it printed:\n{shown.rstrip()}" if shown else ""

@@ -1,4 +1,4 @@
-"""Supervise a training program on one rank of a worker: its trainer runs it, and its reports are read.
+"""Supervise a training program on one rank: its trainer runs it, and its reports are read.
 
 A program may report on one rank alone, and does not wait for an answer. The leader decides on each
 loss when the report arrives. It cancels the evaluation if it must not continue.
@@ -36,12 +36,21 @@ _HARMLESS = ": aborted while it exited, which does not fail an evaluation with a
 _MAX_SEARCHED_CHARACTERS = 4000  # length of the part of a line in which a pattern is searched
 _MAX_LAST_LINES = 20
 _SECONDS_FOR_A_LINE = 1.0
-_NO_LOSSES_WARNING = "rank 0 saves checkpoints, and reports no losses: report each loss on rank 0, after its checkpoint"
+_NO_LOSSES_WARNING = (
+    "rank 0 saves checkpoints, and reports no losses: report each loss on rank 0, after its "
+    "checkpoint"
+)
 _NEVER_READ_WARNING = (
     "it saves checkpoints, and never reads hpo.checkpoint: it would restart instead of continuing"
 )
-_LATE_CHECKPOINT_WARNING = "its last checkpoint belongs to no loss: call hpo.save_checkpoint before the report of its loss, not after"
-_UNREAD_REPORT_WARNING = "hpo.report is ignored, since a line has matched --loss before. Use only one of them in all evaluations"
+_LATE_CHECKPOINT_WARNING = (
+    "its last checkpoint belongs to no loss: call hpo.save_checkpoint before the report of its "
+    "loss, not after"
+)
+_UNREAD_REPORT_WARNING = (
+    "hpo.report is ignored, since a line has matched --loss before. Use only one of them in all "
+    "evaluations"
+)
 _NOTE_NAMES = ("checkpoint", "weights", "asked")
 _DRAFT_NAME = re.compile(r"\d+-\d+")  # process and number
 
@@ -99,7 +108,7 @@ class ProgramSupervision(Supervision):
         )
 
     def _make_store_environment(self) -> dict[str, str]:
-        """Return environment variables with which a program on a single rank starts torch's store itself.
+        """Return variables with which a program on a single rank starts torch's store itself.
 
         The program then behaves as if torchrun had not started it. It may set another port if it
         starts several processes, for example with `torch.multiprocessing.spawn`. The port is
@@ -122,7 +131,7 @@ class ProgramSupervision(Supervision):
         return news
 
     def _process_reports(self, news: RankNews) -> None:
-        """Let the leader decide on one loss after the other, until the evaluation must not continue."""
+        """Let the leader decide on each loss, until the evaluation must not continue."""
         assert self._leader is not None
         for report in self._merger.add_reports(news.rank, news.reports, news.first):
             is_first = not self._attempt.verdict.ends_evaluation
@@ -164,7 +173,7 @@ class ProgramSupervision(Supervision):
         )
 
     def _make_end(self, end: ObjectiveEnd) -> RankEnd:
-        """Return the end of the program. `_conclude` decides whether an abort at exit is a failure."""
+        """Return the end of the program. For an abort at exit, `_conclude` decides if it failed."""
         is_harmless = self._watched.cause is None and self._group.slot.output.shows_harmless_abort
         if not end.is_abort or not is_harmless:
             return super()._make_end(end)
@@ -220,7 +229,7 @@ class ProgramSupervision(Supervision):
 
 @contextmanager
 def _limit_time() -> Iterator[None]:
-    """Raise TimeoutError after `_SECONDS_FOR_A_LINE`, by a signal, which also interrupts a regular expression."""
+    """Raise TimeoutError after a second, by a signal, which interrupts regular expressions too."""
 
     def stop(*_: object) -> None:
         raise TimeoutError
@@ -293,26 +302,27 @@ class ReportReader:
         self._record_note(name, value, stream)
 
     def take_line(self, line: str, stream: str = "stdout") -> None:
-        """Search a printed line for a loss and metrics. A loss gets all metrics found after the previous loss."""
+        """Search a line for a loss and metrics. A loss gets all metrics since the previous loss."""
         self.last_lines = [*self.last_lines, line][-_MAX_LAST_LINES:]
         self._read_file()
         try:
             with _limit_time():
                 self._find_values(line[:_MAX_SEARCHED_CHARACTERS], stream)
         except TimeoutError:
-            mistake = f"the search for --loss or --metric took more than {_SECONDS_FOR_A_LINE:g} s in {line[:60]!r}"
-            self._new_reports.append(Report(math.nan, mistake=f"{mistake}. Use a simpler pattern"))
+            self._add_mistake(
+                f"the search for --loss or --metric took more than {_SECONDS_FOR_A_LINE:g} s in "
+                f"{line[:60]!r}. Use a simpler pattern"
+            )
 
     def _find_values(self, text: str, stream: str) -> None:
         for name, pattern in self._metrics.items():
             if match := pattern.search(text):
                 with suppress(ValueError, AttributeError):
                     self._found_metrics[name] = _parse_number(match[1])
-        if (
-            self._loss is None
-            or self._uses_lines is False
-            or (match := self._loss.search(text)) is None
-        ):
+        if self._loss is None or self._uses_lines is False:
+            return
+        match = self._loss.search(text)
+        if match is None:
             return
         try:
             loss = _parse_number(match[1])
@@ -331,7 +341,7 @@ class ReportReader:
         return new
 
     def take_last_reports(self) -> list[Report]:
-        """Return the reports since the last call, when the program has ended; the last line may be incomplete."""
+        """Return the last reports of a program that has ended; its last line may be incomplete."""
         self._read_file()
         if self._partial_line.strip():
             self._take_file_line(self._partial_line)
@@ -351,12 +361,7 @@ class ReportReader:
             self._take_file_line(line)
         if size < self._offset:
             self._offset = size
-            self._new_reports.append(
-                Report(
-                    math.nan,
-                    mistake="the file of HPO_METRICS must not be overwritten. Append to it",
-                )
-            )
+            self._add_mistake("the file of HPO_METRICS must not be overwritten. Append to it")
 
     def _take_file_line(self, line: bytes) -> None:
         if not line.strip() or self._take_note_line(line):
@@ -392,14 +397,14 @@ class ReportReader:
             metrics = {str(name): _check_number(value) for name, value in content.items()}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             shown = line.decode(errors="replace")[:100]
-            self._new_reports.append(
-                Report(
-                    math.nan,
-                    mistake=f"a report must be a JSON object with a loss and metrics, got {shown}",
-                )
+            self._add_mistake(
+                f"a report must be a JSON object with a loss and metrics, got {shown}"
             )
             return
         self._add_report(loss, metrics, "file")
+
+    def _add_mistake(self, text: str) -> None:
+        self._new_reports.append(Report(math.nan, mistake=text))
 
     def _add_report(self, loss: float, metrics: Mapping[str, float], stream: str) -> None:
         mistake = "" if math.isfinite(loss) else f"the validation loss is {loss}"
@@ -488,16 +493,9 @@ class ReportMerger:
         first_rank, loss = self._losses[number]
         if math.isclose(report.loss, loss, rel_tol=1e-3, abs_tol=1e-12):
             return []
-        return [
-            Report(
-                report.loss,
-                mistake=_describe_difference(number + 1, (first_rank, loss), (rank, report.loss)),
-            )
-        ]
-
-
-def _describe_difference(number: int, first: tuple[int, float], second: tuple[int, float]) -> str:
-    return (
-        f"ranks {first[0]} and {second[0]} reported different losses, {first[1]:g} and {second[1]:g}, as loss "
-        f"{number}: report the mean over all ranks, or on one rank only"
-    )
+        mistake = (
+            f"ranks {first_rank} and {rank} reported different losses, {loss:g} and "
+            f"{report.loss:g}, as loss {number + 1}: report the mean over all ranks, or on one "
+            "rank only"
+        )
+        return [Report(report.loss, mistake=mistake)]

@@ -1,7 +1,8 @@
-"""The ranks that evaluate an individual together: their communicator, and how their trainers connect."""
+"""The ranks of a worker: their communicator, and how their trainers connect."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import socket
@@ -9,7 +10,6 @@ import struct
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from hpo.evaluation.host import Host, choose_backend, make_gpu_variables, see_same_gpus
@@ -81,19 +81,12 @@ class RankGroup:
     def __enter__(self) -> RankGroup:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.slot.end_trainer()
         self.close_store()
         if self._listener is not None:
             self._listener.close()
-        if self._rendezvous_file >= 0:
-            os.close(self._rendezvous_file)
-            self._rendezvous_file = -1
+        self._close_rendezvous()
 
     def fork_ahead(self) -> None:
         """Fork this rank's trainer now, so that the first evaluation need not wait for it."""
@@ -101,7 +94,7 @@ class RankGroup:
         self.slot.provide_trainer()
 
     def connect(self, note: Any = None) -> tuple[GroupTicket | None, Any]:
-        """Prepare the process group of the trainers for an evaluation. Collective: call on all ranks.
+        """Prepare the trainers' process group for an evaluation. Collective: call on all ranks.
 
         Args:
             note: A value that the leader sends to all ranks. It is ignored on other ranks.
@@ -145,9 +138,9 @@ class RankGroup:
 
     @property
     def store_listeners(self) -> list[socket.socket]:
-        """Sockets that become readable when the user's code connects to the port of torch's store (`TCPStore`).
+        """The socket at the port of torch's store, which the user's code may connect to.
 
-        The list is empty while the store is running, and on all ranks except the leader.
+        There is none while the store is running, and on all ranks except the leader.
         """
         return [self._listener] if self._listener is not None and self._store_server is None else []
 
@@ -170,27 +163,28 @@ class RankGroup:
             self._store_server = None
 
     def _make_rendezvous(self) -> tuple[str, str]:
-        """Return the name of a new process group, and the path of the file through which its ranks connect."""
+        """Return the name of a new process group, and the path of the file to connect through."""
+        name = uuid.uuid4().hex
+        self._close_rendezvous()
+        if not self._has_shared_files:
+            return name, ""
+        # It has no name on disk, so it needs no removal.
+        self._rendezvous_file = os.memfd_create("hpo-store")
+        return name, f"/proc/{os.getpid()}/fd/{self._rendezvous_file}"
+
+    def _close_rendezvous(self) -> None:
         if self._rendezvous_file >= 0:
             os.close(self._rendezvous_file)
             self._rendezvous_file = -1
-        if not self._has_shared_files:
-            return uuid.uuid4().hex, ""
-        # It has no name on disk, so it needs no removal.
-        self._rendezvous_file = os.memfd_create("hpo-store")
-        return uuid.uuid4().hex, f"/proc/{os.getpid()}/fd/{self._rendezvous_file}"
 
     def _open_store_port(self) -> tuple[str, int]:
         """Return the leader's address, as its peers reach it, and the port for torch's store."""
         address = _LOOPBACK
         if not self._is_on_one_host:
-            peer = next(
-                name
-                for name, host in zip(self._host_names, self._hosts, strict=True)
-                if host != self._hosts[0]
-            )
-            address = self.comm.bcast(find_own_address(peer) if self.rank == 0 else None)
-        self._interface = find_interface(address) or ""
+            peer = next(rank for rank, host in enumerate(self._hosts) if host != self._hosts[0])
+            name = self._host_names[peer]
+            address = self.comm.bcast(find_own_address(name) if self.rank == 0 else None)
+        self._interface = find_interface(address)
         port = 0
         if self.rank == 0:
             with suppress(OSError):
@@ -199,9 +193,9 @@ class RankGroup:
         return address, int(self.comm.bcast(port))
 
     def _choose_interface(self) -> dict[str, str]:
-        """Return variables that make gloo and NCCL use the interface to the other ranks, unless the user has set them.
+        """Return variables that make gloo and NCCL use the network interface to the other ranks.
 
-        On one host, NCCL chooses an interface itself.
+        Variables that the user has set are left out. On one host, NCCL chooses an interface itself.
         """
         names = _INTERFACES[:1] if self._is_on_one_host else _INTERFACES
         return {
@@ -250,30 +244,28 @@ def find_own_address(peer: str) -> str:
     Return this host's name if `peer` cannot be reached. The name often resolves to a loopback
     address, which other hosts cannot use.
     """
+    return _find_source_address(peer) or socket.gethostname()
+
+
+def _find_source_address(peer: str) -> str:
+    """Return the address from which this host sends to `peer`; empty if it cannot be reached."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route, suppress(OSError):
-        route.connect((peer, 9))  # to connect a datagram socket sends no packet
+        route.connect((peer, 9))  # To connect a datagram socket sends no packet.
         return str(route.getsockname()[0])
-    return socket.gethostname()
+    return ""
 
 
-def find_interface(address: str) -> str | None:
-    """Return the name of the network interface that leads to an address; None if the system does not know it."""
-    try:
-        import fcntl
-
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
-            route.connect((address, 9))
-            own = route.getsockname()[0]
-            for _, name in socket.if_nameindex():
-                with suppress(OSError):
-                    request = fcntl.ioctl(
-                        route, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15])
-                    )
-                    if socket.inet_ntoa(request[20:24]) == own:
-                        return name
-    except (ImportError, OSError):
-        pass
-    return None
+def find_interface(address: str) -> str:
+    """Return the name of the network interface that leads to an address; empty if not known."""
+    own = _find_source_address(address)
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                request = struct.pack("256s", name.encode()[:15])
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+                if socket.inet_ntoa(answer[20:24]) == own:
+                    return name
+    return ""
 
 
 def reserve_port() -> socket.socket:

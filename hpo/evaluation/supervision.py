@@ -74,7 +74,7 @@ class RankNews:
 
 
 class _Phase(Enum):
-    """What the trainer of this rank does in an evaluation."""
+    """The phase of an evaluation in the trainer of this rank."""
 
     CONNECTING = "connecting"  # It starts, and joins the process group.
     RUNNING = "running"  # It runs the objective, and then restores its own state.
@@ -423,7 +423,7 @@ class Supervision:
             self._warn_about_memory(message.content.get("remains", ""))
 
     def _record_memory(self, free: int, warning: str) -> None:
-        """Record the free memory of the GPU at the start of the first evaluation; print a warning about it."""
+        """Record the free memory of the GPU at the first evaluation, and print a warning."""
         group = self._group
         if group.has_own_gpu and not group.slot.first_free_memory:
             group.slot.first_free_memory = free

@@ -26,7 +26,7 @@ _MAX_SHOWN_CHARACTERS = 4000  # length of the shown end of a template's output
 
 
 class _OutputFile:
-    """A file in memory for the output of a process. Unlike a full pipe, it never blocks the process."""
+    """A file in memory for the output of a process. Unlike a pipe, it never blocks the process."""
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("hpo-template")
@@ -83,7 +83,7 @@ class TemplateProcess:
         _write_text(self._output_files[1].read_new(), sys.stderr)
 
     def describe_exit(self) -> str:
-        """Return how the template has ended, with its last errors; print the rest of its standard output."""
+        """Return how the template has ended, with its last errors; print the rest of its output."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_END)
         _write_text(self._output_files[0].read_new(), sys.stdout)
@@ -102,7 +102,7 @@ class TemplateProcess:
 
 
 def start_template() -> TemplateProcess | None:
-    """Start a template if this rank is the first on its host, according to the launcher; call it before MPI starts."""
+    """Start a template if this rank is the first on its host; call it before MPI starts."""
     return TemplateProcess() if is_first_on_host(os.environ) else None
 
 
@@ -156,22 +156,22 @@ class TemplateClient:
         return dict(answer)
 
     def remember_requests(self, requests: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """Remember the requests with which the template has loaded the search file, for a replacement."""
+        """Remember the requests with which the template has loaded its file, for a replacement."""
         self._load_requests = list(requests)
 
     def keep_data(self, descriptor: int) -> None:
-        """Give trainers the data of `prepare`, in the file `descriptor`, which stays open for a new template."""
+        """Give trainers the data of `prepare`, in a file that stays open for a new template."""
         self._data_descriptor = descriptor
         self._channel.send("keep_data", [descriptor])
         self._receive_answer()
 
     def fetch_data(self) -> None:
-        """Get the data that another rank has sent to the template, to send them again if the template is replaced."""
+        """Get the data that another rank has sent to the template, for a new template."""
         self._channel.send("fetch_data")
         (self._data_descriptor,) = self._receive_answer("data").descriptors or (-1,)
 
     def spawn(self, descriptors: Sequence[int], **content: Any) -> tuple[int, Channel]:
-        """Let the template fork a trainer; return its process number, and this rank's end of a channel to it."""
+        """Let the template fork a trainer; return its process number, and a channel to it."""
         while True:
             channel, trainer_end = make_channel_pair()
             with trainer_end:
@@ -195,7 +195,7 @@ class TemplateClient:
         return process in self._exit_statuses
 
     def wait_for_status(self, process: int) -> int | None:
-        """Return a trainer's exit status, negative for a signal; None if the template does not report it in time."""
+        """Return a trainer's exit status, negative for a signal; None if it is not known soon."""
         give_up_at = time.monotonic() + _SECONDS_FOR_A_STATUS
         while process not in self._exit_statuses and time.monotonic() < give_up_at:
             try:
@@ -208,19 +208,17 @@ class TemplateClient:
         return self._exit_statuses.get(process)
 
     def close(self) -> None:
-        """Close the connection, which ends this rank's trainers; kill the template if this rank has started it."""
+        """Close the connection, which ends this rank's trainers; kill a template of its own."""
         self._channel.close()
         if self._process is not None:
             self._process.kill()
 
     def _replace_process(self) -> None:
-        """Start a template to replace one that has crashed, and let it load the same search file and data."""
+        """Replace a template that has crashed, and let the new one load the same file and data."""
         now = time.monotonic()
-        exit_text = self._describe_exit()
+        failure = f"the template, from which trainers are forked, {self._describe_exit()}"
         if self._crashed_at is not None and now - self._crashed_at < _SECONDS_BETWEEN_CRASHES:
-            raise RunError(
-                f"the template, from which trainers are forked, {exit_text}; it is the second time in a minute"
-            )
+            raise RunError(f"{failure}; it is the second time in a minute")
         self._crashed_at = now
         self.crash_count += 1
         self._channel.close()
@@ -234,9 +232,7 @@ class TemplateClient:
                 self._channel.send("keep_data", [self._data_descriptor])
                 self._receive_answer()
         except (UsageError, ChannelClosed) as error:
-            raise RunError(
-                f"the template, from which trainers are forked, {exit_text}; its replacement fails: {error}"
-            ) from error
+            raise RunError(f"{failure}; its replacement fails: {error}") from error
 
     def _ask_template(self, kind: str, **content: Any) -> Message:
         try:

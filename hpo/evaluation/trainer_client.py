@@ -101,7 +101,7 @@ class TrainerClient:
             pipe.close_write_end()
 
     def send(self, kind: str, descriptors: Sequence[int] = (), /, **content: Any) -> None:
-        """Send a request. If the trainer has ended, the request is lost, and the next `wait` returns the end."""
+        """Send a request. If the trainer has ended, it is lost, and `wait` returns the end."""
         with suppress(ChannelClosed):
             self._channel.send(kind, descriptors, **content)
 
@@ -126,14 +126,13 @@ class TrainerClient:
                     continue
             except ChannelClosed as error:
                 return self._describe_end(str(error))
-            if (
-                self._template.has_ended(self.process)
-                or time.monotonic() > self._killed_at + _MAX_SECONDS_TO_EXIT
-            ):
+            is_stuck = time.monotonic() > self._killed_at + _MAX_SECONDS_TO_EXIT
+            if is_stuck or self._template.has_ended(self.process):
                 return self._describe_end("")
             left = None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
             pipes = [pipe for pipe in self._pipes if pipe.is_open]
-            waiting: list[Any] = [self._channel, *pipes, *others, *self._find_open_templates()]
+            templates = [self._template] if self._template.is_open else []
+            waiting: list[Any] = [self._channel, *pipes, *others, *templates]
             ready = select.select(waiting, [], [], left)[0]
             for pipe in pipes:
                 if pipe in ready:
@@ -144,7 +143,7 @@ class TrainerClient:
                 return None
 
     def ask(self, kind: str, answer: str, /, **content: Any) -> Message | TrainerEnd:
-        """Send a request, and return the trainer's next message of kind `answer`, or the trainer's end."""
+        """Send a request, and return the next message of kind `answer`, or the trainer's end."""
         self.send(kind, **content)
         return self.wait_for_kind(answer)
 
@@ -160,7 +159,7 @@ class TrainerClient:
         self._send_signal(INTERRUPT)
 
     def find_stack(self) -> Sequence[FrameSummary]:
-        """Return the stack of the objective in the trainer's main thread; empty if it is not known."""
+        """Return the objective's stack in the trainer's main thread; empty if it is not known."""
         if not self.has_started:  # The signal would end it before its handler is set.
             return ()
         start = os.fstat(self._stack_file).st_size
@@ -176,7 +175,7 @@ class TrainerClient:
         return self._read_frames(start)
 
     def read_thread_state(self) -> tuple[bool, int]:
-        """Return whether the trainer's main thread sleeps, and its CPU time in clock ticks, 10 ms on most systems."""
+        """Return whether the trainer's main thread sleeps, and its CPU time in ticks of 10 ms."""
         with suppress(OSError, ValueError, IndexError):
             stat = Path(f"/proc/{self.process}/task/{self.process}/stat").read_text()
             values = stat.rpartition(")")[2].split()
@@ -197,19 +196,24 @@ class TrainerClient:
         self.wait_for_exit()
 
     def wait_for_exit(self) -> None:
-        """Wait until a process whose connection was closed has ended, and has freed the memory of its GPU.
+        """Wait until a process whose connection was closed has ended, and has freed its memory.
 
         A process that takes too long is killed. It may not end, for example if the driver of a GPU
         keeps it.
         """
-        if self.has_lost_template:
-            return  # It has ended with its template.
-        if self._template.wait_for_status(self.process) is None:
+        if not self.has_lost_template:  # Otherwise it has ended with its template.
+            self._wait_for_status()
+
+    def _wait_for_status(self) -> int | None:
+        """Return the exit status; kill the process, and return None, if it does not end in time."""
+        status = self._template.wait_for_status(self.process)
+        if status is None:
             self.kill()
             self._template.wait_for_status(self.process)
+        return status
 
     def close(self) -> None:
-        """Close the connection, so that the process ends, and read the output that it has printed so far."""
+        """Close the connection, so that the process ends, and read its output so far."""
         self._channel.close()
         for pipe in self._pipes:
             pipe.close()
@@ -225,21 +229,16 @@ class TrainerClient:
             pipe.end_line()
 
     def has_watchdog_aborted(self, ended: TrainerEnd) -> bool:
-        """Return whether NCCL's watchdog has ended the process, since a collective took longer than its timeout."""
+        """Return whether NCCL's watchdog has ended the process, since a collective timed out."""
         words = ("Watchdog caught collective operation timeout", "operation timed out")
-        lines = self._output.last_errors
-        return ended.status == -signal.SIGABRT and any(
-            word in line for word in words for line in lines
-        )
+        lines = "\n".join(self._output.last_errors)
+        return ended.status == -signal.SIGABRT and any(word in lines for word in words)
 
     @property
     def has_lost_template(self) -> bool:
         """Whether the template has crashed, which ends all its trainers."""
         self._template.read_messages()
         return not self._template.is_open or self._template.crash_count > self._template_crash_count
-
-    def _find_open_templates(self) -> list[TemplateClient]:
-        return [self._template] if self._template.is_open else []
 
     def read_lines(self) -> None:
         """Read all complete lines that the trainer has printed so far."""
@@ -252,39 +251,38 @@ class TrainerClient:
                 os.kill(self.process, number)
 
     def _describe_end(self, closed: str) -> TrainerEnd:
-        """Return how the trainer has ended. If it has only closed its connection (error `closed`), kill it first."""
-        status = self._template.wait_for_status(self.process)
-        if status is None:
-            self.kill()
-            self._template.wait_for_status(self.process)
+        """Return how the trainer has ended; kill it if it has only closed its connection.
+
+        Args:
+            closed: The error of the connection, or empty.
+        """
+        status = self._wait_for_status()
         self.read_lines()
         frames = self._read_frames(0)
         if status is None and not self.is_killed:
             return TrainerEnd(f"the trainer has closed its connection ({closed})", frames)
-        text = f"the trainer {describe_status(status)}"
-        if status == -signal.SIGKILL and not self.is_killed:
-            is_sure = count_memory_kills() > self._memory_kill_count
-            text += (
-                ", by the kernel for want of memory"
-                if is_sure
-                else ", perhaps by the kernel for want of memory"
-            )
-        elif status == -signal.SIGABRT and any(
-            COLLECTIVES_PATH in frame.filename for frame in frames
-        ):
-            text += (
-                ", most likely because the ranks of its worker were in collectives of different sizes, or in different "
-                "numbers of them (hpo check compares them)"
-            )
-        elif status is not None and status >= 0:
-            text += ": return, or raise an exception" if status == 0 else ""
+        text = f"the trainer {describe_status(status)}{self._explain_status(status, frames)}"
         return TrainerEnd(text + self.describe_last_error(), frames, status)
 
+    def _explain_status(self, status: int | None, frames: Sequence[FrameSummary]) -> str:
+        """Return a likely cause of an exit status, as the end of a sentence; empty without one."""
+        if status == 0:
+            return ": return, or raise an exception"
+        if status == -signal.SIGKILL and not self.is_killed:
+            is_sure = count_memory_kills() > self._memory_kill_count
+            return f", {'' if is_sure else 'perhaps '}by the kernel for want of memory"
+        has_collective = any(COLLECTIVES_PATH in frame.filename for frame in frames)
+        if status == -signal.SIGABRT and has_collective:
+            return (
+                ", most likely because the ranks of its worker were in collectives of different "
+                "sizes, or in different numbers of them (hpo check compares them)"
+            )
+        return ""
+
     def describe_last_error(self) -> str:
-        """Return the latest line on standard error as the end of a sentence; empty if there is none."""
-        errors = [
-            line for line in self._output.last_errors if not line.startswith("Fatal Python error")
-        ]
+        """Return the latest line on standard error, as the end of a sentence; empty without any."""
+        lines = self._output.last_errors
+        errors = [line for line in lines if not line.startswith("Fatal Python error")]
         return f"; its last line on stderr: {errors[-1].strip()}" if errors else ""
 
     def _read_frames(self, start: int) -> Sequence[FrameSummary]:
@@ -330,7 +328,7 @@ class TrainerSlot:
         return not self._template.has_ended(self._trainer.process)
 
     def provide_trainer(self) -> TrainerClient:
-        """Return the running trainer. If none is running, fork a new one, after the last one has ended."""
+        """Return the running trainer; fork one if none is running, after the last one has ended."""
         if not self.is_ready:
             self.discard_trainer()
             self._wait_for_exit()
@@ -341,7 +339,7 @@ class TrainerSlot:
         return self._trainer
 
     def fork_other(self, output: TrainerOutput | None = None) -> TrainerClient:
-        """Fork an additional trainer for the caller, which must end it. Its lines go to `output`, if that is given."""
+        """Fork an additional trainer, which the caller must end. `output` takes its lines."""
         return TrainerClient(
             self._template, output or TrainerOutput(), replace(self._options, is_attended=False)
         )
@@ -376,7 +374,7 @@ class TrainerSlot:
             warn(f"warning: {text}")
 
     def _wait_for_exit(self) -> None:
-        """Wait until the trainer that was closed or killed last has ended, and has freed the memory of its GPU."""
+        """Wait until the trainer that was closed or killed last has ended."""
         if self._ending is not None:
             self._ending.wait_for_exit()
             self._ending = None

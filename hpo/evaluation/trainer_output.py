@@ -1,4 +1,4 @@
-"""Receive the lines that a trainer and its child processes print: label them, show them and keep them."""
+"""Receive the lines that a trainer and its child processes print: label, show and keep them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 class OutputListener(Protocol):
-    """Interface of an object that receives a program's printed lines, and notes about its checkpoints and weights."""
+    """Receives the printed lines of a program, and notes about its checkpoints and weights."""
 
     def take_line(self, line: str, stream: str = "stdout") -> None:
         """Receive a line of standard output or standard error."""

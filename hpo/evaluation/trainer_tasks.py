@@ -1,4 +1,4 @@
-"""Use separate trainers for functions of the user other than the objective: the constraints and `test`."""
+"""Call functions of the user in separate trainers: the constraints and `test`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ConstraintClient:
         self._end_count = 0
 
     def __call__(self, **content: Any) -> Mapping[str, Any]:
-        """Send a request to the trainer, and return the answer; `hpo.trainer.search_file` describes both."""
+        """Send a request, and return the answer; `hpo.trainer.search_file` describes both."""
         while True:
             if self._trainer is None:
                 self._trainer = self._fork()
@@ -40,9 +40,8 @@ class ConstraintClient:
             self.close()
             self._end_count += 1
             if found is None:
-                raise RunError(
-                    f"the constraints of the search space must answer within {_SECONDS_TO_ANSWER:g} s"
-                )
+                limit = f"{_SECONDS_TO_ANSWER:g} s"
+                raise RunError(f"the constraints of the search space must answer within {limit}")
             if self._end_count > 1:
                 raise RunError(
                     f"the constraints of the search space cannot be evaluated: {found.text}"

@@ -1,4 +1,4 @@
-"""The verdict on an evaluation, made from how the objective has ended on all ranks of the worker."""
+"""The verdict on an evaluation, made from the ends of the objective on all ranks of a worker."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RankEnd(ObjectiveEnd):
     reports: tuple[Report, ...] = ()
     """All reports of a program on this rank."""
     aborted: str = ""
-    """How the program aborted while it exited, or empty. It fails if no rank has reported a loss."""
+    """How the program aborted while it exited, or empty. A failure if no rank reported a loss."""
     remark: str = ""
     """A warning about the evaluation; empty if there is none."""
 
@@ -108,7 +108,7 @@ RUNNING_VERDICT = Verdict(State.RUNNING)
 
 
 def judge_ends(ends: Sequence[RankEnd]) -> Verdict:
-    """Return the verdict on the ends of the objective on a worker's ranks, in the order of ranks."""
+    """Return the verdict on the ends of the objective on all ranks, in the order of the ranks."""
     kinds = {end.kind for end in ends}
     if FailureKind.STOPPED in kinds:
         return Verdict(State.STOPPED)
@@ -159,7 +159,7 @@ def _make_cancelled_verdict(cause: str, failures: Sequence[RankEnd]) -> Verdict:
 
 
 def _make_timeout_verdict(waiting: RankEnd, others: Sequence[RankEnd]) -> Verdict:
-    """Return the verdict on a timeout, with the lines of `waiting` and of the peers it waited for."""
+    """Return the verdict on a timeout, with the lines of `waiting` and of its late peers."""
     cut = [end for end in others if end.failure is not None and _is_cancelled(end)]
     busy = [end for end in cut if not end.echo and not end.has_reported]
     late = busy or cut or list(others)

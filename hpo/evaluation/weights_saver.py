@@ -36,7 +36,7 @@ class WeightsSaver:
         study.listeners.append(self._add_to_archive)
 
     def is_wanted(self, assignment: Assignment, loss: float, metrics: Mapping[str, float]) -> bool:
-        """Return whether an evaluation with these values would be the best, or on the Pareto front, as far as is known.
+        """Return whether these values would be the best, or on the Pareto front, as far as known.
 
         A confirmation must be better than the other confirmations of the same individual.
         """
@@ -46,7 +46,7 @@ class WeightsSaver:
         return self._archive.would_join(assignment.number, values)
 
     def save_weights(self, assignment: Assignment, drafts: DraftStore) -> None:
-        """Write the weights of a recorded evaluation to all files that the study wants, possibly none.
+        """Write the weights of a recorded evaluation to all files that the study wants, if any.
 
         Args:
             drafts: Holds the weights of its lowest loss.

@@ -1,4 +1,4 @@
-"""Test which GPUs a rank gets, and the variables that show them to its trainer. No GPU is needed."""
+"""Test which GPUs a rank gets, and the variables that show them to its trainer; without GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test how an objective that blocks in a collective is detected, from its stack and its CPU time."""
+"""Test how an objective that blocks in a collective is detected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OBJECTIVE = FrameSummary("search.py", 10, "objective")
 
 
 class TrainerStub:
-    """A trainer with a given state, CPU time and stack. It counts how often it is asked for its stack."""
+    """A trainer with a given state, CPU time and stack, which counts the requests for its stack."""
 
     def __init__(self) -> None:
         self.is_asleep, self.ticks = True, 100

@@ -32,7 +32,7 @@ PARAMS = {"layers": 1, "activation": "relu", "lr": 0.1, "gamma": 0.9}
 
 
 class LeaderHarness:
-    """A leader with its own record, to which no other leader writes, and the evaluations that it begins."""
+    """A leader with its own record, and the evaluations that it begins."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class LeaderHarness:
         return attempt
 
     def step(self, attempt: Attempt, loss: float, saved: Any = None, **fields: Any) -> Verdict:
-        """Let the leader decide on a loss of all ranks. Then let its trainer copy the weights and the checkpoint."""
+        """Let the leader decide on a loss, and then its trainer copy weights and checkpoint."""
         offers, since = self.offers, attempt.began_at
         offers.offer_weights({"w": torch.full((1,), loss)})
         if saved is not None:
@@ -281,7 +281,7 @@ def test_attempt_that_ignores_its_checkpoint_restarts(tmp_path: Path) -> None:
 
 
 def test_leader_at_stop_writes_last_checkpoint(tmp_path: Path) -> None:
-    """The first checkpoint is written at once, because it is due. The second one is written only when the run stops."""
+    """The first checkpoint is due, and written at once. The second one is written at the stop."""
     states = CheckpointStore(tmp_path / "run" / "checkpoints")
     saver = Checkpointer(states, every=0.0)
     harness = LeaderHarness(tmp_path, Limits(), saver=saver)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from traceback import FrameSummary
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from hpo.evaluation.attempt import Attempt, EvaluationContext
 from hpo.evaluation.leader import Limits
-from hpo.evaluation.supervision import FunctionSupervision
+from hpo.evaluation.supervision import Cancellation, FunctionSupervision
 from hpo.evaluation.verdict import State, Verdict
 from hpo.process import clock
 from hpo.process.channel import Message
@@ -76,7 +77,7 @@ def supervise(messages: Iterable[Message], decide: Any) -> tuple[Attempt, list[f
 
 
 def test_supervision_excludes_decision_from_copy_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leader copies checkpoints only while copying takes at most 1% of the time. A pruner's time must not count."""
+    """Copying may take at most 1% of the time. The time of a pruner must not count."""
     now = [100.0]
     monkeypatch.setattr(clock, "now", lambda: now[0])
 
@@ -110,3 +111,59 @@ def test_supervision_with_crash_after_last_loss_is_complete() -> None:
     end = Message("end", {"failure": "RuntimeError: in a finally block", "place": "search.py:3"})
     attempt, _ = supervise([REPORT, end, IDLE], lambda *_: verdict)
     assert attempt.verdict.state == State.COMPLETE
+
+
+class CancelledTrainer:
+    """A trainer that records the signals that it gets."""
+
+    def __init__(self) -> None:
+        self.signals: list[str] = []
+        self.is_killed = False
+
+    def interrupt(self) -> None:
+        self.signals.append("interrupt")
+
+    def kill(self) -> None:
+        self.signals.append("kill")
+        self.is_killed = True
+
+    def find_stack(self) -> list[FrameSummary]:
+        return [FrameSummary("search.py", 3, "objective")]
+
+
+def cancel(
+    monkeypatch: pytest.MonkeyPatch, times: Iterable[float], acknowledged_at: float = math.inf
+) -> tuple[Cancellation, list[str]]:
+    """Cancel an objective at 100 s, which has a second to react, and check it at `times`."""
+    now = [100.0]
+    monkeypatch.setattr(clock, "now", lambda: now[0])
+    trainer: Any = CancelledTrainer()
+    cancellation = Cancellation(trainer, seconds_to_react=1.0)
+    for now[0] in times:
+        if now[0] >= acknowledged_at:
+            cancellation.acknowledge([FrameSummary("search.py", 7, "objective")])
+        cancellation.advance()
+    return cancellation, trainer.signals
+
+
+def test_cancellation_is_repeated_and_then_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    cancellation, signals = cancel(monkeypatch, [100.0, 100.1, 100.6, 101.1, 101.2])
+    assert signals == ["interrupt", "interrupt", "kill", "kill"]
+    assert [frame.lineno for frame in cancellation.frames] == [3]
+
+
+def test_acknowledged_cancellation_lets_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    cancellation, signals = cancel(monkeypatch, [100.0, 100.6, 104.9, 105.1], acknowledged_at=100.5)
+    assert signals == ["interrupt", "kill"]
+    assert [frame.lineno for frame in cancellation.frames] == [7]
+
+
+def test_cancellation_without_time_to_react_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that has not joined the process group runs no objective."""
+    now = [100.0]
+    monkeypatch.setattr(clock, "now", lambda: now[0])
+    trainer: Any = CancelledTrainer()
+    cancellation = Cancellation(trainer, seconds_to_react=0.0)
+    now[0] += 0.001
+    cancellation.advance()
+    assert trainer.signals == ["kill"]

@@ -1,4 +1,4 @@
-"""Test the verdict on an evaluation, made from how it has ended on all ranks, and the comparison of their reports."""
+"""Test the verdict on the ends of an evaluation on all ranks, and the comparison of reports."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ def test_find_difference_of_agreeing_parts_is_empty() -> None:
     [
         (
             [ReportPart(0, 1.0, "x.py:3"), ReportPart(1, 1.1, "x.py:4")],
-            "the ranks yielded different losses: rank 0 1.0 at x.py:3, rank 1 1.1 at x.py:4; all_reduce it, "
-            "for example",
+            "the ranks yielded different losses: rank 0 1.0 at x.py:3, rank 1 1.1 at x.py:4; "
+            "all_reduce it, for example",
         ),
         (
             [ReportPart(0, 1e-3), ReportPart(1, 0.0)],
-            "the ranks yielded different losses: rank 0 0.001, rank 1 0.0; all_reduce it, for example",
+            "the ranks yielded different losses: rank 0 0.001, rank 1 0.0; all_reduce it, "
+            "for example",
         ),
         (
             [ReportPart(0, None), ReportPart(1, 1.0)],
@@ -41,7 +42,8 @@ def test_find_difference_of_agreeing_parts_is_empty() -> None:
         ),
         (
             [ReportPart(0, 1.0, "x.py:3", gathers_weights=True), ReportPart(1, 1.0)],
-            "not all ranks offered a function, which all of them have to call: rank 0 did at x.py:3, rank 1 did not",
+            "not all ranks offered a function, which all of them have to call: "
+            "rank 0 did at x.py:3, rank 1 did not",
         ),
         (
             [ReportPart(0, 0.5, "x.py:3", gathers_checkpoint=True), ReportPart(1, 0.5, "x.py:5")],
@@ -119,7 +121,8 @@ def test_find_difference_names_what_each_rank_did(parts: list[ReportPart], diffe
                 ),
                 fail_rank(2, "a peer waited", 1.0, kind=FailureKind.CANCELLED, has_reported=True),
             ],
-            "timeout: rank 0 waited at x.py:3 for rank 1, which had yielded at x.py:9, rank 2, which had ended",
+            "timeout: rank 0 waited at x.py:3 for rank 1, which had yielded at x.py:9, "
+            "rank 2, which had ended",
         ),
         (
             [fail_rank(0, "timeout: no loss", 1.0, kind=FailureKind.CANCELLED, place="x.py:3")],
