@@ -3,6 +3,13 @@
 A search mostly evaluates individuals with low losses. In them, unimportant hyperparameters are
 inherited together with important ones. Therefore the importances are computed from a model of the
 whole space, and not directly from the evaluations.
+
+The model is a functional ANOVA: the loss is the sum of a constant, an effect of each parameter, and
+an effect of each pair of parameters. Each effect has the mean 0 along each of its parameters (Sobol
+1993). The effects are Gaussian processes (Lu et al. 2022, Additive Gaussian processes revisited).
+The variance of an effect is 0 with some probability (spike and slab, George and McCulloch 1993). So
+each draw from the posterior shows which parameters matter, and how much. The coupling is the
+variance of the effect of a pair, relative to the product of the variances of both parameters.
 """
 
 from __future__ import annotations
@@ -16,10 +23,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg.lapack import dpotrf
 from threadpoolctl import threadpool_limits
 
-from hpo.breeding.encoding import GeneEncoding, Vector
-from hpo.results.anova import AnovaSampler, Effect
+from hpo.breeding.encoding import GeneEncoding, Mask, Vector
 from hpo.results.genes import compute_genes, read_space, select_complete
 from hpo.space import Categorical, Parameter, SearchSpace
 from hpo.store.evaluations import Evaluation
@@ -38,6 +45,18 @@ _MAX_DISTANCE = 1e100
 # Points of the space, to estimate how often conditional parameters are active.
 _SPACE_SAMPLES = 500
 
+_WAVES = 6  # Number of cosines in the effect of a number.
+_DECAY = 3.0  # The variances of the weights of the cosines are proportional to 1, 2^-3, 3^-3, ...
+# Variance of the constant. The mean of a sample differs from the mean of the space.
+_CONSTANT = 10.0
+# The grid of each variance, in units of the variance of the sample. All values except 0 are equally
+# likely.
+_VARIANCES = np.array([0.0, 0.05, 0.25, 1.25, 6.25])
+_COUPLINGS = np.array([0.0, 0.05, 0.25, 1.0])
+_NOISES = np.array([0.0005, 0.002, 0.008, 0.03, 0.1, 0.3, 1.0])
+_MOST_VISITED = 40  # Number of parameters with the variance 0 that one sweep draws again.
+_LARGE_VALUE = 1e12  # Exceeds the squares of the values in units of the noise.
+
 # The hyperparameters and the loss of an evaluation.
 _KnownLoss = tuple[tuple[tuple[str, Any], ...], float]
 
@@ -49,7 +68,7 @@ class Importance:
     name: str
     """The name of the hyperparameter."""
     share: float
-    """The share of the variance of the loss over the search space, from 0 to 1. The shares of a run add up to 1."""
+    """The share of the variance of the loss over the space, from 0 to 1. All shares add up to 1."""
     low: float
     """The lower end of the 90% credible interval of the share; 0 if the share may be 0."""
     high: float
@@ -64,7 +83,7 @@ class Importance:
 def compute_importances(
     evaluations: Sequence[Evaluation], described: Mapping[str, str]
 ) -> list[Importance]:
-    """Estimate the importance of each hyperparameter by a functional ANOVA, see `hpo.results.anova`.
+    """Estimate the importance of each hyperparameter by a functional ANOVA.
 
     Constraints of the search space are ignored. Evaluations that started from a parent's checkpoint
     are left out, because their losses do not depend on their hyperparameters alone.
@@ -80,9 +99,9 @@ def compute_importances(
         ValueError: If a definition is not valid, or a value is not valid for its parameter.
     """
     complete = select_complete(evaluations)
-    known = tuple((tuple(evaluation.params.items()), evaluation.loss) for evaluation in complete)
     if len(complete) < _MIN_COMPLETE or len({evaluation.loss for evaluation in complete}) < 2:
         return []
+    known = tuple((tuple(evaluation.params.items()), evaluation.loss) for evaluation in complete)
     return list(_compute_cached(known, tuple(described.items())))
 
 
@@ -91,40 +110,44 @@ def _compute_cached(
     known: tuple[_KnownLoss, ...], described: tuple[tuple[str, str], ...]
 ) -> Sequence[Importance]:
     space = read_space(dict(described))
-    complete = [dict(params) for params, _ in known]
-    genes, existing = compute_genes(complete, space)
-    chosen = _choose_spread(GeneEncoding(space).encode_points(genes, existing))
+    genes, active = compute_genes([dict(params) for params, _ in known], space)
+    chosen = _choose_spread(GeneEncoding(space).encode_points(genes, active))
     losses = np.array([loss for _, loss in known])[chosen]
-    shares = _draw_shares(space, genes[chosen], existing[chosen], losses)
-    means, (low, high) = shares.mean(axis=0), np.quantile(shares, _INTERVAL, axis=0)
-    total = means.sum() or 1.0
-    found = [
-        Importance(name, float(means[index] / total), float(low[index]), float(high[index]))
-        for index, name in enumerate(space.parameters)
-    ]
+    shares = _draw_shares(space, genes[chosen], active[chosen], losses)
+    means = shares.mean(axis=0)
+    means /= means.sum() or 1.0
+    low, high = np.quantile(shares, _INTERVAL, axis=0)
+    columns = (means.tolist(), low.tolist(), high.tolist())
+    found = [Importance(*row) for row in zip(space.parameters, *columns, strict=True)]
     return sorted(found, key=lambda importance: -importance.share)
 
 
-def _draw_shares(
-    space: SearchSpace, genes: Vector, existing: npt.NDArray[np.bool_], losses: Vector
-) -> Vector:
-    """Draw the shares of the parameters in the variance of the loss, shape `(draws, parameters)`."""
-    parameters = space.parameters.values()
-    effects = [
-        _make_effect(*column) for column in zip(parameters, genes.T, existing.T, strict=True)
-    ]
-    overlap, (values, log_odds) = _estimate_overlap(space), _transform(losses)
+def _choose_spread(points: Vector) -> npt.NDArray[np.int64]:
+    """Return the indices of all points or, if there are too many, of points far from each other."""
+    if len(points) <= _MAX_EVALUATIONS:
+        return np.arange(len(points))
+    chosen, distances = [0], np.full(len(points), np.inf)
+    while len(chosen) < _MAX_EVALUATIONS:
+        distances = np.minimum(distances, np.square(points - points[chosen[-1]]).sum(axis=1))
+        chosen.append(int(distances.argmax()))
+    return np.sort(chosen)
+
+
+def _draw_shares(space: SearchSpace, genes: Vector, active: Mask, losses: Vector) -> Vector:
+    """Draw each parameter's share of the variance of the loss, shape `(draws, parameters)`."""
+    columns = zip(space.parameters.values(), genes.T, active.T, strict=True)
+    effects = [_make_effect(*column) for column in columns]
+    overlap = _estimate_overlap(space)
+    values, log_odds = _transform(losses)
     # The matrices are small, so threads would only wait for each other.
     with threadpool_limits(1, user_api="blas"):
         chains = [
-            AnovaSampler(effects, overlap, values, log_odds, np.random.default_rng(seed))
+            _AnovaSampler(effects, overlap, values, log_odds, np.random.default_rng(seed))
             for seed in range(_CHAINS)
         ]
         variances = np.concatenate([chain.sample(_BURN_IN, _DRAWS) for chain in chains])
     totals = variances.sum(axis=1, keepdims=True)
-    shares: npt.NDArray[np.float64] = np.divide(
-        variances, totals, out=np.zeros_like(variances), where=totals > 0
-    )
+    shares: Vector = variances / np.where(totals > 0, totals, 1.0)
     return shares
 
 
@@ -139,57 +162,252 @@ def _transform(losses: Vector) -> tuple[Vector, Vector]:
     """
     distances = np.minimum(losses - losses.min(), 1e300)
     distances = np.minimum(distances / (np.median(distances) or distances.mean()), _MAX_DISTANCE)
-    values = np.array([distances, *(np.log(distances + offset) for offset in _OFFSETS)])
+    logarithms = [np.log(distances + offset) for offset in _OFFSETS]
+    values = np.array([distances, *logarithms])
     deviations = values.std(axis=1)
-    jacobians = np.array([0.0, *(-np.log(distances + offset).sum() for offset in _OFFSETS)])
-    jacobians -= len(losses) * np.log(deviations)
-    jacobians[0] += _IDENTITY_LOG_ODDS
-    return (values - values.mean(axis=1, keepdims=True)) / deviations[:, None], jacobians
-
-
-def _make_effect(parameter: Parameter, genes: Vector, existing: npt.NDArray[np.bool_]) -> Effect:
-    """Return the effect of a parameter at the points of a sample. Choices that do not occur in it are left out."""
-    low, high = parameter.limits
-    if isinstance(parameter, Categorical):
-        seen = np.unique(genes[existing])
-        effect = Effect.from_category(np.searchsorted(seen, genes).astype(float), len(seen))
-    elif parameter.is_continuous:
-        effect = Effect.from_number((genes - low) / (high - low), math.inf)
-    else:
-        effect = Effect.from_number((genes - low + 0.5) / (high - low + 1), high - low + 1)
-    return Effect(effect.functions * existing[:, None], effect.variances)
+    log_odds = np.array([_IDENTITY_LOG_ODDS, *(-values.sum() for values in logarithms)])
+    log_odds -= len(losses) * np.log(deviations)
+    return (values - values.mean(axis=1, keepdims=True)) / deviations[:, None], log_odds
 
 
 def _estimate_overlap(space: SearchSpace) -> Vector:
-    """Return for each pair of parameters the share of the search space in which they can have a common effect.
+    """Return for each pair of parameters the share of the space in which they have a common effect.
 
     Both must be active. The share is 0 if one parameter depends on the other by its condition.
     """
     names, rng = list(space.parameters), Random(0)
-    drawn = [
-        [name in params for name in names]
-        for params in (space.draw(rng) for _ in range(_SPACE_SAMPLES))
-    ]
-    existing = np.array(drawn, float)
-    overlap: Vector = existing.T @ existing / len(existing)
+    drawn = [space.draw(rng) for _ in range(_SPACE_SAMPLES)]
+    active = np.array([[name in params for name in names] for params in drawn], float)
+    overlap: Vector = active.T @ active / len(active)
     # All parameters on which a parameter depends, directly or not.
     before: dict[str, set[str]] = {}
     for name in names:
-        before[name] = set(space.conditions[name]).union(
-            *(before[parent] for parent in space.conditions[name])
-        )
+        parents = space.conditions[name]
+        before[name] = set(parents).union(*(before[parent] for parent in parents))
         for parent in before[name]:
             row, column = names.index(name), names.index(parent)
             overlap[row, column] = overlap[column, row] = 0.0
     return overlap
 
 
-def _choose_spread(points: Vector) -> npt.NDArray[np.int64]:
-    """Return the indices of the points for the model: all or, if there are too many, points far from each other."""
-    if len(points) <= _MAX_EVALUATIONS:
-        return np.arange(len(points))
-    chosen, distances = [0], np.full(len(points), np.inf)
-    while len(chosen) < _MAX_EVALUATIONS:
-        distances = np.minimum(distances, np.square(points - points[chosen[-1]]).sum(axis=1))
-        chosen.append(int(distances.argmax()))
-    return np.sort(chosen)
+@dataclass(frozen=True)
+class _Effect:
+    """The effect of one parameter: a weighted sum of functions that are orthonormal over its range.
+
+    The weights are normally distributed. Their variances add up to 1.
+    """
+
+    deviations: Vector
+    """The standard deviations of the weights, shape `(functions,)`."""
+    features: Vector
+    """The functions times these deviations, at the points of a sample: `(points, functions)`.
+
+    They are 0 at points where the parameter is inactive.
+    """
+
+
+def _make_effect(parameter: Parameter, genes: Vector, active: Mask) -> _Effect:
+    """Return the effect of a parameter at the points of a sample, with cosines as functions.
+
+    Choices that do not occur in the sample are left out. Any two choices have the same distance.
+    """
+    low, high = parameter.limits
+    scales: Vector  # The variances of the weights, before they are made to add up to 1.
+    if isinstance(parameter, Categorical):
+        seen = np.unique(genes[active])
+        positions = (np.searchsorted(seen, genes) + 0.5) / len(seen)
+        orders = np.arange(1.0, len(seen))
+        scales = np.ones(len(orders))
+    elif parameter.is_continuous:
+        positions = (genes - low) / (high - low)
+        orders = np.arange(1.0, 1 + _WAVES)
+        scales = orders**-_DECAY
+    else:
+        positions = (genes - low + 0.5) / (high - low + 1)
+        orders = np.arange(1.0, 1 + min(_WAVES, high - low))
+        scales = orders**-_DECAY
+    deviations = np.sqrt(scales / max(np.sum(scales), 1e-300))
+    functions = math.sqrt(2) * np.cos(np.pi * np.multiply.outer(positions, orders))
+    return _Effect(deviations, functions * active[:, None] * deviations)
+
+
+class _AnovaSampler:
+    """Draw functions from the posterior by Gibbs sampling, and compute the variances of effects.
+
+    Args:
+        effects: The effect of each parameter.
+        overlap: The share of the search space in which two parameters have a common effect. On the
+            diagonal, the share in which a parameter is active. Shape `(parameters, parameters)`.
+        values: The values of the function at the points in one or more transformations, shape
+            `(transformations, points)`. Each transformation has the mean 0 and the variance 1.
+        log_odds: The logarithm of the prior probability of each transformation.
+        rng: The random number generator.
+    """
+
+    def __init__(
+        self,
+        effects: Sequence[_Effect],
+        overlap: Vector,
+        values: Vector,
+        log_odds: Vector,
+        rng: np.random.Generator,
+    ) -> None:
+        self._effects = effects
+        self._kernels = np.array([effect.features @ effect.features.T for effect in effects])
+        self._overlap = overlap
+        self._all_values = values
+        self._log_odds = log_odds
+        self._rng = rng
+        self._count = len(effects)
+        self._points = values.shape[1]
+        self._values = values[0]
+        is_drawn = rng.random(self._count) < 3 / self._count
+        self._variances: Vector = np.where(is_drawn, _VARIANCES[2], 0.0)
+        self._coupling = float(_COUPLINGS[1])
+        self._noise = float(_NOISES[4])
+
+    def sample(self, burn_in: int, draws: int) -> Vector:
+        """Return the variance that each parameter causes in each draw, shape `(draws, parameters)`.
+
+        Args:
+            burn_in: The number of sweeps to discard at the start. A sweep draws the variances once.
+            draws: The number of draws to return.
+        """
+        found = []
+        for sweep in range(burn_in + draws):
+            self._sweep()
+            # Early effects are wrong. They would select a wrong transformation, which the sampler
+            # then never leaves.
+            if sweep >= burn_in - 4:
+                self._draw_transformation()
+            if sweep >= burn_in:
+                found.append(self._draw_shapley_effects())
+        return np.array(found)
+
+    def _sweep(self) -> None:
+        """Draw the variances, the coupling and the noise in turn.
+
+        This is a griddy Gibbs sampler (Ritter and Tanner 1992).
+        """
+        self._single, self._double = self._compute_covariances()
+        self._score = self._compute_score(self._single + self._coupling * self._double, self._noise)
+        idle = self._rng.permutation(np.flatnonzero(self._variances == 0))[:_MOST_VISITED]
+        for index in self._rng.permutation(np.append(np.flatnonzero(self._variances), idle)):
+            self._draw_effect(int(index))
+        single, double = self._single, self._double
+        scores = [self._compute_score(single + c * double, self._noise) for c in _COUPLINGS]
+        self._coupling = float(_COUPLINGS[self._draw_index(scores)])
+        covariance = single + self._coupling * double
+        scores = [self._compute_score(covariance, noise) for noise in _NOISES]
+        self._noise = float(_NOISES[self._draw_index(scores)])
+
+    def _draw_effect(self, index: int) -> None:
+        """Draw the variance of the effect of one parameter, given everything else."""
+        before, kernel = self._variances[index], self._kernels[index]
+        others = np.flatnonzero((self._variances > 0) & (self._overlap[index] > 0))
+        others = others[others != index]
+        partners = kernel * np.tensordot(self._variances[others], self._kernels[others], 1)
+        own = kernel + self._coupling * partners
+        rest = self._single + self._coupling * self._double - before * own
+        scores = [
+            self._score
+            if variance == before
+            else self._compute_score(rest + variance * own, self._noise)
+            for variance in _VARIANCES
+        ]
+        # The share of the parameters that matter is unknown. Given the other parameters, it has a
+        # beta distribution.
+        matter = (1 + np.count_nonzero(self._variances) - (before > 0)) / (1 + self._count)
+        priors = np.append(1 - matter, np.full(len(_VARIANCES) - 1, matter / (len(_VARIANCES) - 1)))
+        chosen = self._draw_index(scores + np.log(priors))
+        self._score = scores[chosen]
+        self._variances[index] = _VARIANCES[chosen]
+        if change := _VARIANCES[chosen] - before:
+            self._single += change * kernel
+            self._double += change * partners
+
+    def _draw_transformation(self) -> None:
+        weights = np.linalg.solve(self._compute_noisy_covariance(), self._all_values.T)
+        scores = self._log_odds - 0.5 * np.einsum("ij,ji->i", self._all_values, weights)
+        self._values = self._all_values[self._draw_index(scores)]
+
+    def _compute_covariances(self) -> tuple[Vector, Vector]:
+        """Return the covariances of the effects of parameters, and of pairs with the coupling 1."""
+        single = _CONSTANT + np.tensordot(self._variances, self._kernels, 1)
+        double = np.zeros_like(single)
+        for first, second in self._find_pairs():
+            scale = self._variances[first] * self._variances[second]
+            double += scale * self._kernels[first] * self._kernels[second]
+        return single, double
+
+    def _compute_noisy_covariance(self) -> Vector:
+        single, double = self._compute_covariances()
+        return single + self._coupling * double + self._noise * np.eye(self._points)
+
+    def _find_pairs(self) -> list[tuple[int, int]]:
+        """Return the pairs of parameters with variances above 0 that may have a common effect."""
+        matter = self._variances > 0
+        first, second = np.nonzero(np.triu(np.outer(matter, matter) & (self._overlap > 0), k=1))
+        return list(zip(first.tolist(), second.tolist(), strict=True))
+
+    def _compute_score(self, covariance: Vector, noise: float) -> float:
+        """Return log p(values | covariance, noise) up to a constant.
+
+        The factored matrix is the covariance plus the noise, with the values appended as its final
+        row. Let L be the lower Cholesky factor without this row. The final row of the factor is
+        then the solution x of L x = values.
+        """
+        whole = np.empty((self._points + 1, self._points + 1), order="F")
+        whole[:-1, :-1], whole[-1, :-1] = covariance, self._values
+        whole.reshape(-1, order="F")[:: self._points + 2] += noise
+        whole[-1, -1] = _LARGE_VALUE
+        factor, problem = dpotrf(whole, lower=1, clean=0, overwrite_a=1)
+        if problem:
+            return -math.inf
+        solution = factor[-1, :-1]
+        return float(-0.5 * solution @ solution - np.log(np.diagonal(factor)[:-1]).sum())
+
+    def _draw_index(self, scores: Sequence[float] | Vector) -> int:
+        chances = np.cumsum(np.exp(np.array(scores) - np.max(scores)))
+        return int(np.searchsorted(chances, self._rng.random() * chances[-1]))
+
+    def _draw_shapley_effects(self) -> Vector:
+        """Draw a function, and return the variance over the space that each parameter causes.
+
+        Each parameter of a pair causes half of the variance of the pair's effect: Shapley effects
+        (Owen 2014). The function is drawn from the prior and corrected at the points (Wilson et al.
+        2020).
+        """
+        effects = self._list_effects()
+        weights = [self._rng.standard_normal(len(effect.deviations)) for _, effect in effects]
+        drawn: Vector = math.sqrt(self._noise) * self._rng.standard_normal(size=(self._points,))
+        drawn += math.sqrt(_CONSTANT) * float(self._rng.standard_normal())
+        for (_, effect), own in zip(effects, weights, strict=True):
+            drawn += effect.features @ own
+        off = np.linalg.solve(self._compute_noisy_covariance(), self._values - drawn)
+        found = np.zeros(self._count)
+        for (pair, effect), own in zip(effects, weights, strict=True):
+            corrected = effect.deviations * (own + effect.features.T @ off)
+            variance = self._overlap[pair] * np.sum(np.square(corrected))
+            for index in pair:
+                found[index] += variance / 2
+        return found
+
+    def _list_effects(self) -> list[tuple[tuple[int, int], _Effect]]:
+        """Return the effects of single parameters and of pairs, scaled by their drawn variances.
+
+        Each effect follows the indices of its parameters, which are equal for a single parameter.
+        """
+        found: list[tuple[tuple[int, int], _Effect]] = []
+        for index in np.flatnonzero(self._variances).tolist():
+            effect, scale = self._effects[index], math.sqrt(self._variances[index])
+            scaled = _Effect(scale * effect.deviations, scale * effect.features)
+            found.append(((index, index), scaled))
+        for pair in self._find_pairs() if self._coupling else []:
+            first, second = (self._effects[index] for index in pair)
+            scale = math.sqrt(self._coupling * self._variances[list(pair)].prod())
+            deviations = np.outer(first.deviations, second.deviations).ravel()
+            product = first.features[:, :, None] * second.features[:, None, :]
+            features = product.reshape(self._points, -1)
+            found.append((pair, _Effect(scale * deviations, scale * features)))
+        return found
