@@ -18,7 +18,7 @@ from hpo.results.confirmation import (
     select_comparable,
 )
 from hpo.results.crowded_bounds import BEST_COUNT, CrowdedBound, find_crowded_bounds
-from hpo.results.failure_region import FailureRegion, find_failure_kinds, find_failure_region
+from hpo.results.failures import FailureRegion, find_failure_kinds, find_failure_region
 from hpo.results.run_result import RunResult
 from hpo.store.json_values import is_number
 from hpo.text_format import (

@@ -21,7 +21,7 @@ from hpo.results.confirmation import (
     compute_margin,
     estimate_seed_noise,
 )
-from hpo.results.failure_reasons import FailureReason, summarize_failures
+from hpo.results.failures import FailureKind, group_failures
 from hpo.results.hypervolume import Hypervolume, summarize_hypervolume
 from hpo.results.search_history import find_front_additions, find_improvements
 from hpo.store.evaluations import Evaluation, sort_by_end
@@ -161,9 +161,9 @@ class Summary:
         }
 
     @cached_property
-    def failures(self) -> list[FailureReason]:
-        """The reasons of failures, the most frequent first."""
-        return summarize_failures([*self.evaluations, *self.confirmations])
+    def failures(self) -> list[FailureKind]:
+        """The failures by reason, the most frequent first."""
+        return group_failures([*self.evaluations, *self.confirmations])
 
     @cached_property
     def propagators(self) -> list[PropagatorResult]:
@@ -269,7 +269,7 @@ def make_summary_content(summary: Summary) -> dict[str, Any]:
     return {
         "evaluations": summary.counts,
         "waiting": summary.waiting,
-        "failures": list(map(asdict, summary.failures)),
+        "failures": list(map(_describe_failures, summary.failures)),
         "priors": list(map(asdict, summary.priors)),
         "propagators": list(map(asdict, summary.propagators)),
         "rungs": list(map(asdict, summary.rungs)),
@@ -318,6 +318,16 @@ def _describe(evaluation: Evaluation) -> dict[str, Any]:
         "metrics": evaluation.metrics,
         "imported_from": evaluation.imported_from,
         "inherits": evaluation.inherits,
+    }
+
+
+def _describe_failures(kind: FailureKind) -> dict[str, Any]:
+    return {
+        "reason": kind.reason,
+        "count": len(kind.failed),
+        "trial": kind.latest.trial,
+        "confirms": kind.latest.confirms,
+        "has_traceback": bool(kind.latest.traceback),
     }
 
 

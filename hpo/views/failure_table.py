@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpo.results.display_names import collect_names, name_params
-from hpo.results.failure_reasons import format_reason
+from hpo.results.failures import format_reason
 from hpo.store.evaluations import Evaluation
 from hpo.text_format import cut_text, format_tenths, format_value, make_printable, make_show_command
 from hpo.views.individual_table import MAX_HYPERPARAMETERS

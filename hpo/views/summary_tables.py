@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hpo.results.advice import Advice
 from hpo.results.display_names import collect_names, name_metrics
-from hpo.results.failure_reasons import FailureReason
+from hpo.results.failures import FailureKind
 from hpo.results.summary import COUNTED_STATES, PropagatorResult, Summary
-from hpo.store.evaluations import Evaluation, format_label
+from hpo.store.evaluations import Evaluation
 from hpo.store.pareto_front import compute_costs, select_far_apart
 from hpo.text_format import (
     cut_text,
@@ -216,14 +216,16 @@ def _format_ancestry(ancestry: Sequence[Evaluation]) -> str:
     )
 
 
-def _format_failure_reasons(reasons: Sequence[FailureReason], run_dir: Path) -> str:
+def _format_failure_reasons(kinds: Sequence[FailureKind], run_dir: Path) -> str:
     table = make_empty_table()
     table.add_column("count", justify="right")
     table.add_column("reason", no_wrap=True)
-    for entry in reasons[:_MAX_REASONS]:
-        table.add_row(str(entry.count), cut_text(make_printable(entry.reason)))
-    if rest := reasons[_MAX_REASONS:]:
-        table.add_row(str(sum(entry.count for entry in rest)), f"{len(rest)} other reasons")
-    first = format_label(reasons[0].trial, reasons[0].confirms is not None)
-    more = "the traceback" if reasons[0].has_traceback else "more of it"
-    return format_table("Failures", table, f"{make_show_command(run_dir, first)} shows {more}")
+    for kind in kinds[:_MAX_REASONS]:
+        table.add_row(str(len(kind.failed)), cut_text(make_printable(kind.reason)))
+    if rest := kinds[_MAX_REASONS:]:
+        table.add_row(str(sum(len(kind.failed) for kind in rest)), f"{len(rest)} other reasons")
+    latest = kinds[0].latest
+    more = "the traceback" if latest.traceback else "more of it"
+    return format_table(
+        "Failures", table, f"{make_show_command(run_dir, latest.label)} shows {more}"
+    )

@@ -17,8 +17,7 @@ from optuna.trial import TrialState
 
 from hpo import Float, Int, SearchSpace
 from hpo.results.advice import Advice, find_advice
-from hpo.results.failure_reasons import group_by_reason
-from hpo.results.failure_region import find_failure_kinds, find_failure_region
+from hpo.results.failures import find_failure_kinds, find_failure_region, group_failures
 from hpo.results.reader import RunReader
 from hpo.results.run_result import RunResult
 from hpo.run.finalize import finalize_run
@@ -277,9 +276,9 @@ def test_reasons_that_differ_in_numbers_are_equal(first: str, second: str, is_sa
         make_ended(trial, math.inf, "failed", failure=text, ended=10.0 - trial)
         for trial, text in enumerate([first, second])
     ]
-    groups = group_by_reason(failed)
-    assert len(groups) == (1 if is_same else 2)
-    assert groups[0][1][-1].trial == 0, "the latest comes last"
+    kinds = group_failures(failed)
+    assert len(kinds) == (1 if is_same else 2)
+    assert kinds[0].latest.trial == 0, "the latest comes last"
 
 
 def test_failing_parameter_is_not_to_be_widened() -> None:

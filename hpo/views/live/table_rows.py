@@ -13,8 +13,8 @@ from rich.text import Text
 
 from hpo.objectives import Objectives
 from hpo.results.display_names import collect_names, name_metrics, name_params
-from hpo.results.failure_reasons import format_reason, summarize_failures
-from hpo.store.evaluations import Evaluation, format_label
+from hpo.results.failures import format_reason, group_failures
+from hpo.store.evaluations import Evaluation
 from hpo.text_format import (
     cut_text,
     format_clock,
@@ -224,10 +224,10 @@ def _format_param(name: str, evaluation: Evaluation | None) -> str:
 
 def make_failure_rows(evaluations: Sequence[Evaluation]) -> TableRows:
     """Return a row for each reason of failures, with the count and the latest of the failed evaluations."""
-    groups = summarize_failures(evaluations)
-    labels = [format_label(group.trial, group.confirms is not None) for group in groups]
-    counts = [str(group.count) for group in groups]
-    texts = [_format_reason(group.reason) for group in groups]
+    kinds = group_failures(evaluations)
+    labels = [kind.latest.label for kind in kinds]
+    counts = [str(len(kind.failed)) for kind in kinds]
+    texts = [_format_reason(kind.reason) for kind in kinds]
     return _make_table_rows({"count": counts, "latest": labels, "reason": texts}, labels)
 
 

@@ -19,7 +19,7 @@ from hpo.errors import UsageError
 from hpo.objectives import Objectives
 from hpo.results.confirmation import ConfirmedIndividual
 from hpo.results.display_names import collect_names, name_metrics, name_params
-from hpo.results.failure_region import find_failure_kinds
+from hpo.results.failures import find_failure_kinds
 from hpo.results.reader import RunReader
 from hpo.results.recommendation import find_winner, read_winner_test
 from hpo.results.summary import Summary
