@@ -1,4 +1,6 @@
-"""Problems with conditional parameters: one of three kinds of networks is chosen, each with its own hyperparameters.
+"""Problems with conditional parameters.
+
+One of three kinds of networks is chosen, each with its own hyperparameters.
 
 Each kind has a table of trained networks. The regret in a table is 0 for its best network, and 1
 for the median.
@@ -36,7 +38,7 @@ class Choice:
     _margins: Mapping[str, float]
 
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the regret of a network, and its training time divided by the mean training time in its table."""
+        """Return the regret of a network, and its training time relative to its table's mean."""
         kind = params["network"]
         table = self._tables[kind]
         own = {name: params[f"{kind}_{name}"] for name in table.space.parameters}
@@ -50,7 +52,10 @@ def list_names() -> list[str]:
 
 
 def load(family: str, name: str) -> Choice:
-    """Load a problem. In the family "flattened", the hyperparameters of all kinds are always active."""
+    """Load a problem.
+
+    In the family "flattened", the hyperparameters of all kinds are always active.
+    """
     chosen = {kind: _load_table(kind, int(name)) for kind in tables.FAMILIES}
     parameters = {
         f"{kind}_{name_of_parameter}": parameter

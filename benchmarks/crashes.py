@@ -89,7 +89,7 @@ def measure(crash: str, size: int, evaluations: int, seconds: float) -> tuple[fl
 
 
 def main() -> None:
-    """Print the seconds of a run for each kind of crash, and their ratio to the seconds with exceptions."""
+    """Print the seconds of a run for each kind of crash, relative to those with exceptions."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -110,12 +110,13 @@ def main() -> None:
             seconds, recovery, failed = measure(crash, size, chosen.evaluations, chosen.seconds)
             ratios.append(seconds / plain)
             print(
-                f"workers of {size}: {crash} {seconds:.1f} s, {ratios[-1]:.2f} times; {failed} failed; "
-                f"the next evaluation started after at most {recovery:.2f} s",
+                f"workers of {size}: {crash} {seconds:.1f} s, {ratios[-1]:.2f} times; "
+                f"{failed} failed; the next evaluation started after at most {recovery:.2f} s",
                 flush=True,
             )
         print(
-            f"workers of {size}: median ratio {statistics.median(ratios):.2f}, highest {max(ratios):.2f}",
+            f"workers of {size}: median ratio {statistics.median(ratios):.2f}, "
+            f"highest {max(ratios):.2f}",
             flush=True,
         )
 

@@ -61,7 +61,7 @@ def load(search_space: str) -> list[Curve]:
 
 
 def list_fixed_parameters(search_space: str) -> list[str]:
-    """Return the names of a search space's parameters that are not mutable (that PBT must not change)."""
+    """Return the names of the parameters that are not mutable, so that PBT must not change them."""
     return load_search_file(ROOT / "search_spaces" / f"{search_space}.py").space.immutable_names
 
 

@@ -1,4 +1,6 @@
-"""Measure the search with a time limit, where evaluations take different times: time until a regret, and regret.
+"""Measure the search with a time limit, if evaluations take different times.
+
+The figures are the time until a regret, and the regret.
 
 The time limit is the mean time that the search without a limit needs for 100 evaluations. With the
 limit, the search prefers short evaluations at first, and may evaluate more.
@@ -35,7 +37,10 @@ Ends = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class SlowFunction:
-    """A function whose evaluation takes 100 times as long at the upper bound of its first parameter as at the lower."""
+    """A function whose evaluations take different times.
+
+    An evaluation takes 100 times as long at the upper bound of the first parameter as at the lower.
+    """
 
     function: problems.Problem
 
@@ -60,7 +65,10 @@ def _load_problem(family: str, name: str) -> problems.Problem:
 def _simulate(
     family: str, name: str, seed: int, evaluations: int, limit: float, until: float
 ) -> Ends:
-    """Return the ends of all evaluations until a time. An infinite limit means a search without a limit."""
+    """Return the ends of all evaluations until a time.
+
+    An infinite limit means a search without a limit.
+    """
     warnings.simplefilter("ignore")
     problem, clock = _load_problem(family, name), [0.0]
     islands = SimulatedIslands(problem.space, DEFAULT_PROPAGATORS, 2, seed)
@@ -99,7 +107,10 @@ def _compute_curve(runs: list[Ends], grid: npt.NDArray[Any]) -> npt.NDArray[Any]
 def _compare(
     before: list[Ends], after: list[Ends], limit: float, shares: list[float]
 ) -> list[float]:
-    """Return the time until the regret of the reference at shares of the limit, and the regrets then, as ratios."""
+    """Return, as ratios, the time until the regret of the reference, and the regrets.
+
+    Both are computed at shares of the limit.
+    """
     grid = np.linspace(0, _BEYOND * limit, 4001)[1:]
     old, new = _compute_curve(before, grid), _compute_curve(after, grid)
     times, regrets = [], []
@@ -117,7 +128,7 @@ def _find_first(curve: npt.NDArray[Any], threshold: float) -> int:
 
 
 def main() -> None:
-    """Run all searches, and print the times and regrets with a limit, relative to those without one."""
+    """Print the times and regrets of all searches with a limit, relative to those without one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     problems.add_options(parser, FAMILIES)
     parser.add_argument("--evaluations", type=int, default=100)
@@ -125,7 +136,8 @@ def main() -> None:
     shares = [0.5, 0.75, 1.0]
     most = _MOST * chosen.evaluations
     print(
-        f"{'':14s}{'time until the regret':>28s}{'regret':>24s}   at 1/2, 3/4 and all of the limit; without it 1"
+        f"{'':14s}{'time until the regret':>28s}{'regret':>24s}   at 1/2, 3/4 and all of the "
+        "limit; without it 1"
     )
     everything: list[list[float]] = []
     with ProcessPoolExecutor(chosen.processes) as pool:

@@ -1,4 +1,4 @@
-"""Measure the errors of expected losses, and the regrets of the individuals with the lowest expected losses.
+"""Measure the errors of expected losses, and the regrets of the lowest expected losses.
 
 An expected loss is the prediction of the model of this project. A table has the losses of each
 network with several seeds. Their mean over seeds counts as the true loss. The default search runs
@@ -41,7 +41,10 @@ _REPEATS = 3  # Of each individual.
 
 
 def measure_run(family: str, name: str, seed: int) -> list[list[float]]:
-    """Run a search on a table. Return the figures of `LABELS` after each number of evaluations in `AFTER`."""
+    """Run a search on a table.
+
+    Return the figures of `LABELS` after each number of evaluations in `AFTER`.
+    """
     warnings.simplefilter("ignore")
     table, losses = tables.load(family, name), tables.load_losses(family, name)
     draws, evaluations = random.Random(seed), list[Evaluation]()
@@ -73,7 +76,9 @@ def _compute_figures(
     means: Mapping[tuple[int, ...], float],
     lowest: float,
 ) -> list[float]:
-    """Return the first seven figures of `LABELS`: two errors, and the regrets of five selections of individuals.
+    """Return the first seven figures of `LABELS`.
+
+    They are two errors, and the regrets of five selections of individuals.
 
     The errors are of the individual with the lowest measured loss: its measured loss, and its
     expected loss, each minus its mean loss over seeds. The regret of a selection is the lowest mean

@@ -63,7 +63,7 @@ class ForbiddenRegion:
         return self._problem.space
 
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the regret, which is infinite if the evaluation fails, and the seconds of the evaluation."""
+        """Return the regret, infinite after a failure, and the seconds of the evaluation."""
         regret, seconds = self._problem.evaluate(params)
         return (math.inf, seconds * _FAILURE_SECONDS) if self.fails(params) else (regret, seconds)
 

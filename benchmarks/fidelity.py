@@ -39,14 +39,17 @@ _PARENTS = 10
 
 
 class NoPruner:
-    """A pruner that stops no individual. Subclasses stop or pause individuals, and select paused ones to continue."""
+    """A pruner that stops no individual.
+
+    Subclasses stop or pause individuals, and select paused ones to continue.
+    """
 
     def should_continue(self, _: int, losses: Sequence[float]) -> bool:
         """Return whether an individual trains for another epoch, given its losses so far."""
         return len(losses) < EPOCHS
 
     def pop_promoted(self) -> int | None:
-        """Return a paused individual to continue, and remove it from the paused ones; None if there is none."""
+        """Remove a paused individual to continue, and return it; None if there is none."""
         return None
 
     def fail(self, individual: int) -> None:
@@ -54,7 +57,7 @@ class NoPruner:
 
 
 class MedianPruner(NoPruner):
-    """Stops an individual if its lowest loss exceeds the median loss of complete individuals at the same epoch.
+    """Stops an individual if its lowest loss exceeds the median of complete ones at that epoch.
 
     Optuna's median pruner does the same.
     """
@@ -104,7 +107,7 @@ class HalvingPruner(NoPruner):
         return False
 
     def pop_promoted(self) -> int | None:
-        """Return a paused individual to continue, and remove it from the paused ones; None if there is none."""
+        """Remove a paused individual to continue, and return it; None if there is none."""
         for key in sorted(self._paused, key=lambda key: -key[1]):
             paused, reached = self._paused[key], self._reached[key]
             if paused and bisect_left(reached, paused[0]) < self._halving.count_promoted(
@@ -122,7 +125,10 @@ class HalvingPruner(NoPruner):
 
 
 class Search:
-    """A search in simulated time. `complete` lists the end time and the lowest loss of each complete evaluation."""
+    """A search in simulated time.
+
+    `complete` lists the end time and the lowest loss of each complete evaluation.
+    """
 
     def __init__(self, curves: Sequence[Curve], pruner: NoPruner) -> None:
         self._curves = curves
@@ -147,7 +153,7 @@ class Search:
         return min((loss for _, loss in self.complete), default=math.inf)
 
     def compute_seconds_to(self, loss: float) -> float:
-        """Return the time of the first complete evaluation whose loss is at most `loss`; infinity if there is none."""
+        """Return the time of the first complete evaluation with at most `loss`, or infinity."""
         return min((time for time, found in self.complete if found <= loss), default=math.inf)
 
     def _choose_next(self) -> int:
@@ -211,7 +217,10 @@ class PbtSearch(Search):
 
 
 def make_pruners() -> dict[str, Callable[[], NoPruner]]:
-    """Return functions by name, each of which makes a pruner. Halving pruners pause, or stop in a second variant."""
+    """Return functions by name, each of which makes a pruner.
+
+    Halving pruners pause, or stop in a second variant.
+    """
     found: dict[str, Callable[[], NoPruner]] = {"none": NoPruner, "median": MedianPruner}
     for name, halving in HALVING_SCHEDULES.items():
         for pauses in (False, True):
@@ -224,7 +233,10 @@ def _make_search(make: Callable[[], NoPruner], curves: Sequence[Curve]) -> Searc
 
 
 def _describe_correlations(curves: Sequence[Curve]) -> str:
-    """Describe the rank correlation of the lowest losses after 1, 3 and 9 epochs with those after all epochs."""
+    """Describe the rank correlation of the lowest losses after few epochs with those after all.
+
+    The few epochs are 1, 3 and 9.
+    """
     lowest = np.array(
         [np.minimum.accumulate(one.losses) for one in curves if len(one.losses) == EPOCHS]
     )
@@ -246,7 +258,8 @@ def main() -> None:
         print(f"\n{name}: {len(curves)} individuals, {until:.0f} s of {WORKERS} workers")
         print(f"rank correlation of losses with the last ones: {_describe_correlations(curves)}")
         print(
-            f"{'pruner':22s}time to none's lowest   reached   lowest / none's lowest    worst  complete"
+            f"{'pruner':22s}time to none's lowest   reached   lowest / none's lowest    worst  "
+            "complete"
         )
         orders = [random.Random(seed).choices(curves, k=_MANY) for seed in range(chosen.seeds)]
         full = [Search(order, NoPruner()).run(until) for order in orders]

@@ -56,7 +56,9 @@ def _measure_shares(make: Make, family: str, name: str, seed: int) -> list[float
 
 
 def measure(make: Make, families: list[str], seeds: int, processes: int) -> dict[str, Vector]:
-    """Search all problems with all seeds. Return shares of the true hypervolume, by FAMILY/NAME of the problem.
+    """Search all problems with all seeds.
+
+    Return shares of the true hypervolume, by FAMILY/NAME of the problem.
 
     `make` makes the search. The shares have shape (seeds, len(AFTER)): one after each number of
     evaluations in `AFTER`.
@@ -73,7 +75,7 @@ def measure(make: Make, families: list[str], seeds: int, processes: int) -> dict
 
 
 def main() -> None:
-    """Print mean shares of the true hypervolume, over all problems and over the problems of each family."""
+    """Print mean shares of the true hypervolume, over all problems and over each family."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--seeds", type=int, default=8)

@@ -1,4 +1,7 @@
-"""Problems that are functions with a known minimum: the suites bbob and bbob-mixint of the package COCO."""
+"""Problems that are functions with a known minimum.
+
+They are the suites bbob and bbob-mixint of the package COCO.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ INSTANCE = 3  # Index of the shift and rotation. Instance 1 is reserved for othe
 
 @dataclass
 class Function:
-    """A function of several numbers, with its known minimum. The regret is the value minus the minimum.
+    """A function of several numbers, with its known minimum.
+
+    The regret is the value minus the minimum.
 
     The simulated duration of an evaluation is log-normal, with a median of 10 s and sigma 0.3.
     """
@@ -37,7 +42,7 @@ class Function:
     """The parameters with the lowest value, shape `(parameters,)`."""
 
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Return the function's value minus its minimum, and the simulated seconds of the evaluation."""
+        """Return the value minus the minimum, and the simulated seconds of the evaluation."""
         regret = float(self._compute(list(map(float, params.values())))) - self._lowest
         return max(regret, 0.0), 10 * float(self._draws.lognormal(0, 0.3))
 
@@ -53,7 +58,10 @@ def list_names(suite: str) -> list[str]:
 
 
 def load(suite: str, name: str) -> Function:
-    """Load a function. Its integer variables become `Int` parameters, and the others `Float` parameters."""
+    """Load a function.
+
+    Its integer variables become `Int` parameters, and the others `Float` parameters.
+    """
     kind, dimension = (int(part) for part in name.removeprefix("f").split("-"))
     functions = cocoex.Suite(suite, f"instances: {INSTANCE}", f"dimensions: {dimension}")
     problem = functions.get_problem_by_function_dimension_instance(kind, dimension, INSTANCE)
@@ -82,7 +90,7 @@ def load(suite: str, name: str) -> Function:
 
 
 class _ProblemWithSuite:
-    """A problem that keeps a reference to its suite, since a suite that is deleted also frees its problems."""
+    """A problem with a reference to its suite. A suite that is deleted also frees its problems."""
 
     def __init__(self, suite: Any, problem: Any) -> None:
         self._suite = suite

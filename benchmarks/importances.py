@@ -1,4 +1,4 @@
-"""Measure the error of the importances of hyperparameters after a search, on problems with known importances.
+"""Measure the error of importances after a search, on problems with known importances.
 
 Searches have 8 workers and 2 islands, in simulated time. The true importance of a parameter is its
 Shapley effect over the search space. This is a share of the variance of the loss: the part that the
@@ -47,7 +47,10 @@ class Problem:
     noise: float = 0.02
     """The standard deviation of the noise that is added to the sum."""
     is_product: bool = False
-    """Whether the loss is the exponential of the sum. The true importances are always computed from the sum."""
+    """Whether the loss is the exponential of the sum.
+
+    The true importances are always computed from the sum.
+    """
 
     def evaluate(self, params: Mapping[str, Any], draws: random.Random) -> float:
         """Return the loss of hyperparameters, with noise."""
@@ -162,7 +165,7 @@ def run_search(problem: Problem, propagator: str, seed: int) -> list[Evaluation]
 
 
 def compute_ped_anova(evaluations: Sequence[Evaluation], space: SearchSpace) -> dict[str, float]:
-    """Compute importances by Optuna's PED-ANOVA, which compares the best tenth with all evaluations.
+    """Compute importances by PED-ANOVA of Optuna: it compares the best tenth with all evaluations.
 
     A conditional parameter is compared among the evaluations in which it is active.
     """
@@ -256,7 +259,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     chosen = parser.parse_args()
     print(
-        "problem      search  evals  PED-ANOVA first  error   model first  error  distinguished  wrongly  in interval"
+        "problem      search  evals  PED-ANOVA first  error   model first  error"
+        "  distinguished  wrongly  in interval"
     )
     with ProcessPoolExecutor(chosen.processes) as pool:
         for name in PROBLEMS:

@@ -1,4 +1,7 @@
-"""Problems that train a support vector machine in each evaluation. The search was not tuned on these problems."""
+"""Problems that train a support vector machine in each evaluation.
+
+The search was not tuned on these problems.
+"""
 
 from __future__ import annotations
 
@@ -57,13 +60,16 @@ class Machine:
     _draws: np.random.Generator = field(repr=False)
 
     def evaluate(self, params: Mapping[str, Any]) -> tuple[float, float]:
-        """Train with these hyperparameters. Return their regret, and the simulated seconds of the evaluation."""
+        """Train with these hyperparameters.
+
+        Return their regret, and the simulated seconds of the evaluation.
+        """
         lowest, median = _RANGES[self.name]
         regret = (self.compute_loss(params) - lowest) / (median - lowest)
         return max(regret, 0.0), 10 * float(self._draws.lognormal(0, 0.3))
 
     def compute_loss(self, params: Mapping[str, Any]) -> float:
-        """Compute the mean error rate (classification) or mean squared error (regression) over three folds."""
+        """Compute the mean error rate or, for regression, mean squared error over three folds."""
         chosen = dict(params, max_iter=_MOST_STEPS)
         classes = "balanced" in chosen
         if classes:

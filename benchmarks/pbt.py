@@ -37,7 +37,10 @@ class Settings:
 
 
 def objective(params: dict[str, Any], worker: Worker, settings: Settings) -> Iterator[float]:
-    """Start with the loss of the parent, or with 1 without a parent. Multiply it by the same factor in each epoch."""
+    """Start with the loss of the parent, or with 1 without a parent.
+
+    Multiply it by the same factor in each epoch.
+    """
     parent = worker.parent_checkpoint
     loss = parent["loss"] if parent else 1.0
     for _ in range(settings.epochs):
@@ -77,7 +80,8 @@ def main() -> None:
     parser.add_argument("--propagators", default="ga")
     chosen = parser.parse_args()
     print(
-        f"{'seed':>4s}{'best loss':>12s}{'length':>7s}{f'lr < {LOW}':>10s}  lr of the best and its ancestors"
+        f"{'seed':>4s}{'best loss':>12s}{'length':>7s}{f'lr < {LOW}':>10s}  lr of the best and "
+        "its ancestors"
     )
     for seed in range(chosen.seeds):
         options = ["--evaluations", str(chosen.evaluations), "--propagators", chosen.propagators]
@@ -86,7 +90,8 @@ def main() -> None:
         low = sum(rate < LOW for rate in rates)
         shown = " ".join(f"{rate:.2f}" for rate in rates)
         print(
-            f"{seed:4d}{line[-1]['loss']:12.2g}{len(line):7d}{low:10d}  median {statistics.median(rates):.2f}: {shown}"
+            f"{seed:4d}{line[-1]['loss']:12.2g}{len(line):7d}{low:10d}  median "
+            f"{statistics.median(rates):.2f}: {shown}"
         )
 
 

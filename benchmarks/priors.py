@@ -1,4 +1,4 @@
-"""Measure the search with priors: evaluations until the regret of the search without priors, and regrets.
+"""Measure the search with priors: its regrets, and when it is as good as one without priors.
 
 A good prior is drawn from the best 5% of 400 random individuals, a bad one from the worst 10%. Each
 parameter gets its value as the prior. Each seed has another prior.
@@ -91,7 +91,7 @@ def _measure(
 
 
 def _count_evaluations(curve: npt.NDArray[Any], regret: float) -> int:
-    """Return the first number of evaluations after which the curve is as low as `regret`, or the largest number."""
+    """Return after how many evaluations the curve is as low as `regret`, or the largest number."""
     reached = np.flatnonzero(curve <= regret + 1e-9)
     return int(reached[0]) + 1 if len(reached) else len(curve)
 
@@ -108,7 +108,8 @@ def main() -> None:
     counts = [int(count) for count in chosen.after.split(",")]
     evaluations = round(_BEYOND * counts[-1])
     print(
-        f"{'':12s}{'prior':8s}{'evaluations':>24s}{'regret':>24s}   after {chosen.after}, without priors 1"
+        f"{'':12s}{'prior':8s}{'evaluations':>24s}{'regret':>24s}   after {chosen.after}, "
+        "without priors 1"
     )
     rows: dict[str, list[list[float]]] = {kind: [] for kind in KINDS[1:]}
     with ProcessPoolExecutor(chosen.processes) as pool:

@@ -50,12 +50,18 @@ def load(family: str, name: str) -> Problem:
 
 
 def list_evaluation_counts(family: str) -> tuple[int, ...]:
-    """Return the numbers of evaluations at which searches are compared. The last one is the budget."""
+    """Return the numbers of evaluations at which searches are compared.
+
+    The last one is the budget.
+    """
     return (50, 100, 200) if family in _OF_TABLES else (32, 64, 128)
 
 
 def select_kind_of_mean(family: str) -> str:
-    """Return the kind of mean over problems: geometric if the regrets of a family's problems have different scales."""
+    """Return the kind of mean over problems.
+
+    It is geometric if the regrets of a family's problems have different scales.
+    """
     return "arithmetic" if family in _OF_TABLES else "geometric"
 
 

@@ -1,4 +1,4 @@
-"""Measure the time to reach a loss in real runs, with each pruner and with population based training (PBT).
+"""Measure the time to reach a loss in real runs, with each pruner and with PBT.
 
     python -m benchmarks.pruning search_spaces/digits_cnn.py --losses 0.1 0.08 0.07 --set epochs=27
     --set patience=99
@@ -63,7 +63,7 @@ def run_search(search: list[str], pruner: str, seed: int, seconds: float) -> lis
 
 
 def compute_seconds_to(loss: float, trials: list[FrozenTrial]) -> float:
-    """Return the seconds until the first complete trial with at most this loss; infinity if there is none.
+    """Return the seconds until the first complete trial with at most this loss; infinity if none.
 
     The time is counted from the start of the first trial.
     """
@@ -108,7 +108,8 @@ def main() -> None:
             complete = _select_complete(found[-1])
             best = min((trial.values[0] for trial in complete), default=math.inf)
             print(
-                f"seed {seed}, {pruner}: {len(found[-1])} ended, {len(complete)} complete, {best:.4f}",
+                f"seed {seed}, {pruner}: {len(found[-1])} ended, {len(complete)} complete, "
+                f"{best:.4f}",
                 flush=True,
             )
     print(

@@ -1,4 +1,4 @@
-"""Measure the size of the HTML report of a run, the time to write it, and the time to open it in a browser.
+"""Measure the size of the HTML report of a run, and the times to write it and to open it.
 
 python -m benchmarks.report [--evaluations 64 1000 10000]
 
@@ -30,7 +30,10 @@ _FLAGS = [
 
 
 def time_page(browser: Browser, path: Path) -> tuple[float, float]:
-    """Open a page. Return the seconds until its text is readable, and until its visible figures are drawn."""
+    """Open a page.
+
+    Return the seconds until its text is readable, and until its visible figures are drawn.
+    """
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     page.goto(path.as_uri(), wait_until="commit")
     page.locator("#best svg.main-svg").first.wait_for(state="attached")
@@ -62,8 +65,9 @@ def main() -> None:
             painted, drawn = zip(*(time_page(browser, path) for _ in range(_REPEATS)), strict=True)
             print(
                 f"{count:>6} evaluations: {path.stat().st_size / 1e6:.1f} MB, written in "
-                f"{statistics.median(writing):.1f} s ({writing[0]:.1f} the first time), readable after "
-                f"{statistics.median(painted):.1f} s, drawn after {statistics.median(drawn):.1f} s",
+                f"{statistics.median(writing):.1f} s ({writing[0]:.1f} the first time), "
+                f"readable after {statistics.median(painted):.1f} s, "
+                f"drawn after {statistics.median(drawn):.1f} s",
                 flush=True,
             )
         browser.close()

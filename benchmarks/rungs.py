@@ -40,7 +40,10 @@ def compute_limit(size: float) -> float:
 
 
 class Individual:
-    """An individual with two hyperparameters, its size and a rate, drawn from 0 to 1. A lower rate is always better."""
+    """An individual with two hyperparameters, its size and a rate, drawn from 0 to 1.
+
+    A lower rate is always better.
+    """
 
     def __init__(self, drawn: random.Random) -> None:
         self.size, self.rate = drawn.random(), drawn.random()
@@ -53,7 +56,10 @@ class Individual:
 
 
 class Search:
-    """A simulated search. Its pruner compares individuals by `objectives`: the loss, or both. "none" never pauses."""
+    """A simulated search.
+
+    Its pruner compares individuals by `objectives`: the loss, or both. "none" never pauses.
+    """
 
     def __init__(self, pruner: str, objectives: Objectives, seed: int) -> None:
         self._drawn = random.Random(seed)
@@ -147,7 +153,7 @@ def _compute_largest_hypervolume() -> float:
 
 
 def time_decisions(reached: int) -> tuple[float, float]:
-    """Return the median seconds to find paused evaluations to promote, and to decide whether an evaluation continues.
+    """Return the median seconds to find evaluations to promote, and to decide on a pause.
 
     `reached` individuals have been compared at the first rung before.
     """
@@ -219,13 +225,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         error = statistics.stdev(volume) / len(volume) ** 0.5 if len(volume) > 1 else 0.0
         print(
-            f"{name:34} {begun:11.0f} {statistics.mean(complete):9.1f} {statistics.mean(best):13.1f}"
+            f"{name:34} {begun:11.0f} {statistics.mean(complete):9.1f} "
+            f"{statistics.mean(best):13.1f}"
             f"  {statistics.mean(volume):11.3f} ({error:.3f})"
         )
     for reached in (1000, 10_000):
         claim, decision = time_decisions(reached)
         print(
-            f"{reached} at a rung: {1000 * claim:.2f} ms per claim, {1000 * decision:.2f} ms per decision"
+            f"{reached} at a rung: {1000 * claim:.2f} ms per claim, "
+            f"{1000 * decision:.2f} ms per decision"
         )
 
 

@@ -1,4 +1,6 @@
-"""Measure how many workers one writer of the study serves. Simulated leaders, without torch, send to the real writer.
+"""Measure how many workers one writer of the study serves.
+
+Simulated leaders, without torch, send to the real writer.
 
     python -m benchmarks.scale
 
@@ -125,7 +127,10 @@ class Leader:
 
 
 def run_process(folder: Path, leaders: int, seconds: float, each: int, work: str) -> None:
-    """Run one MPI process of the simulation. The first process writes the study and prints the result."""
+    """Run one MPI process of the simulation.
+
+    The first process writes the study and prints the result.
+    """
     from hpo.ranks.communicator import get_world
     from hpo.ranks.job import Job
     from hpo.ranks.rank_watch import RankWatch
@@ -196,14 +201,18 @@ def _print_result(leaders: Any, processes: Any, used: float, work: str) -> None:
     evaluations, span = len(waits), max(span for span, _ in processes)
     busy, waiting = sum(busy for _, busy, _ in every), sum(waits)
     others = evaluations * len(every)
+    learning = sum(learning for _, _, learning in every)
+    memory = statistics.mean(memory for _, memory in processes[1:] or processes)
     print(
-        f"{len(every)} leaders, {evaluations} evaluations, {60 * evaluations / span:.0f} per minute; "
-        f"first process: {work}; "
-        f"share {busy / (busy + waiting):.3f}; a claim takes {1000 * statistics.median(waits):.1f} ms, "
-        f"99th percentile {1000 * waits[int(0.99 * evaluations)]:.0f}, maximum {1000 * waits[-1]:.0f}; "
-        f"first process {1000 * used / evaluations:.2f} ms of CPU per evaluation; each leader, for an evaluation of "
-        f"another, {1e6 * sum(learning for _, _, learning in every) / others:.0f} us "
-        f"and {statistics.mean(memory for _, memory in processes[1:] or processes) / evaluations:.0f} bytes",
+        f"{len(every)} leaders, {evaluations} evaluations, "
+        f"{60 * evaluations / span:.0f} per minute; first process: {work}; "
+        f"share {busy / (busy + waiting):.3f}; "
+        f"a claim takes {1000 * statistics.median(waits):.1f} ms, "
+        f"99th percentile {1000 * waits[int(0.99 * evaluations)]:.0f}, "
+        f"maximum {1000 * waits[-1]:.0f}; "
+        f"first process {1000 * used / evaluations:.2f} ms of CPU per evaluation; "
+        "each leader, for an evaluation of another, "
+        f"{1e6 * learning / others:.0f} us and {memory / evaluations:.0f} bytes",
         flush=True,
     )
 

@@ -1,4 +1,4 @@
-"""Measure the quality of this project's searches, of Optuna's samplers and of HEBO, in simulated time.
+"""Measure this project's searches, Optuna's samplers and HEBO, in simulated time.
 
 Workers are asynchronous. The problems are tables of trained networks, functions and support vector
 machines. The script prints the regret of each search. It also prints the regret of the default
@@ -141,7 +141,7 @@ def _average(regrets: npt.NDArray[np.float64], family: str) -> float:
 
 
 def print_regrets(results: dict[str, Curves], family: str) -> None:
-    """Print mean regrets, their ratios to the regret of Optuna's TPE, the highest ratio, and mean ranks."""
+    """Print mean regrets, their mean and highest ratio to Optuna's TPE, and mean ranks."""
     reference, after = results[REFERENCE], problems.list_evaluation_counts(family)
     print(f"\n{family}: {len(reference)} problems, {problems.select_kind_of_mean(family)} means")
     print(f"{'':22s}" + "".join(f"{f'after {n}':>36s}" for n in after))
@@ -156,12 +156,13 @@ def print_regrets(results: dict[str, Curves], family: str) -> None:
                 [_compute_mean_regrets(other, n) < regrets for other in results.values()], axis=0
             )
             mean = _average(regrets, family)
-            cells += f"{mean:10.4f}{mean / _average(of_tpe, family):9.2f}{worst:9.2f}{np.mean(ranks):8.1f}"
+            ratio = mean / _average(of_tpe, family)
+            cells += f"{mean:10.4f}{ratio:9.2f}{worst:9.2f}{np.mean(ranks):8.1f}"
         print(f"{label:22s}{cells}", flush=True)
 
 
 def print_ingredients(results: dict[str, Curves], default: Curves, family: str) -> None:
-    """Print the regret without each ingredient of the default search, divided by the regret of the default search."""
+    """Print the regret without each ingredient of the default search, relative to the default."""
     print(f"\n{family}: regret without an ingredient, divided by the default's")
     print(
         f"{'':30s}"

@@ -20,7 +20,7 @@ class Searcher(Protocol):
         """Return hyperparameters for a worker to evaluate."""
 
     def tell(self, worker: int, loss: float, *others: float) -> None:
-        """Record the loss, and the values of other objectives, of the hyperparameters that the worker received."""
+        """Record the values of all objectives of the hyperparameters that the worker received."""
 
 
 class OptunaStudy:
@@ -48,7 +48,10 @@ class OptunaStudy:
         return {name: trial.params[name] for name in self._distributions if name in trial.params}
 
     def tell(self, worker: int, loss: float, *others: float) -> None:
-        """Record the loss, and the values of other objectives, of the worker's trial. An infinite loss is a failure."""
+        """Record the loss, and the values of other objectives, of the worker's trial.
+
+        An infinite loss is a failure.
+        """
         trial = self._trials.pop(worker)
         if np.isfinite(loss):
             self._study.tell(trial, [loss, *others])

@@ -23,7 +23,7 @@ for name in ("fsync", "symlink", "link", "rename", "replace", "unlink"):
 
 
 def slow_files(folder: Path, seconds: float, path: str = "") -> dict[str, str]:
-    """Return environment variables that make Python delay each fsync, exclusive create, rename and unlink.
+    """Return environment variables that delay each fsync, exclusive create, rename and unlink.
 
     Args:
         folder: Folder to which the code that adds the delay is written.

@@ -1,4 +1,4 @@
-"""Measure the microseconds of each stage of an evaluation without training, on both ranks of a worker.
+"""Measure the microseconds of each stage of an evaluation without training, on both ranks.
 
     python -m benchmarks.stages
 
@@ -106,7 +106,10 @@ class Clock:
 
 
 def time_stages(clock: Clock, stages: Mapping[str, str]) -> None:
-    """Replace the function of each stage, such as "module:Class.method", by a timed one. Skip missing functions."""
+    """Replace the function of each stage, such as "module:Class.method", by a timed one.
+
+    Skip missing functions.
+    """
     for stage, where in stages.items():
         module, _, path = where.partition(":")
         name, _, method = path.partition(".")
@@ -153,7 +156,8 @@ def print_table(title: str, stages: Mapping[str, str], paths: list[Path]) -> Non
         if any(times):
             print(f"{stage:46} {times[0]:8.0f} {times[1]:8.0f}")
     print(
-        f"{'all':46} {sum(map(float, columns[0].values())):8.0f} {sum(map(float, columns[1].values())):8.0f}"
+        f"{'all':46} {sum(map(float, columns[0].values())):8.0f} "
+        f"{sum(map(float, columns[1].values())):8.0f}"
     )
 
 

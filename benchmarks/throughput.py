@@ -43,7 +43,10 @@ PROCESSES = 2
 
 @dataclass(frozen=True)
 class Stage:
-    """A variant of plain training, without a search. A training has `ranks` processes, which share each batch."""
+    """A variant of plain training, without a search.
+
+    A training has `ranks` processes, which share each batch.
+    """
 
     name: str
     processes: int
@@ -87,14 +90,16 @@ def main() -> None:
 
 
 def print_ratios(data_dir: str, settings: list[str], repeat: int) -> None:
-    """Print the evaluations per minute of search and plain training, and their ratio, for each round."""
+    """Print the evaluations per minute of search and plain training, and the ratio, by round."""
     ratios = []
     for number in range(1, repeat + 1):
         search, limit = time_search(settings), time_stage(BARE, data_dir)[0]
         ratios.append(limit / search)
         print(
-            f"run {number}: (a) search {search:.1f} s, {60 * len(NETWORKS) / search:.0f} evaluations/min; "
-            f"(b) bare {limit:.1f} s, {60 * len(NETWORKS) / limit:.0f} evaluations/min; ratio {ratios[-1]:.2f}",
+            f"run {number}: "
+            f"(a) search {search:.1f} s, {60 * len(NETWORKS) / search:.0f} evaluations/min; "
+            f"(b) bare {limit:.1f} s, {60 * len(NETWORKS) / limit:.0f} evaluations/min; "
+            f"ratio {ratios[-1]:.2f}",
             flush=True,
         )
     print(f"median ratio {statistics.median(ratios):.2f}")
@@ -118,7 +123,10 @@ def print_table(data_dir: str, settings: list[str], repeat: int) -> None:
 
 
 def time_search(settings: list[str]) -> float:
-    """Run a search over the enqueued networks. Return the seconds from the first start to the last end of training."""
+    """Run a search over the enqueued networks.
+
+    Return the seconds from the first start to the last end of training.
+    """
     from hpo.evaluation.host import Gpus, RankPlace
     from hpo.layout import Layout
     from hpo.options import Options
@@ -155,7 +163,10 @@ def time_search(settings: list[str]) -> float:
 
 
 def time_stage(stage: Stage, data_dir: str) -> tuple[float, float]:
-    """Run the processes of a stage. Return the seconds from the first start to the last end, and the CPU seconds."""
+    """Run the processes of a stage.
+
+    Return the seconds from the first start to the last end, and the CPU seconds.
+    """
     command = [
         sys.executable,
         __file__,

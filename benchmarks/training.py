@@ -1,4 +1,6 @@
-"""Measure the time, speedup and memory of trainings whose ranks share a network, as in search_spaces/cifar10_resnet.py.
+"""Measure the time, speedup and memory of trainings whose ranks share a network.
+
+They share it as in search_spaces/cifar10_resnet.py.
 
     python benchmarks/training.py
 
@@ -164,7 +166,7 @@ def train_shared(training: Any) -> Iterator[float]:
 
 
 def compare_with_loop(case: Case, worker: Worker, rounds: int) -> Times:
-    """Return the seconds of each epoch of a plain loop, and of one with the functions of `hpo.training`."""
+    """Return the seconds of each epoch of a plain loop, and of a loop with `hpo.training`."""
     torch.manual_seed(SEED)
     hand = train_by_hand(case)
     expected = next(hand)
@@ -239,7 +241,10 @@ def make_steps_alone(case: Case) -> Callable[[], None]:
 
 
 def measure_memory(case: Case, worker: Worker, rounds: int) -> Times:  # noqa: ARG001 - bytes do not vary
-    """Return bytes: of the network ("whole"), an upper bound per rank ("bound"), of the largest rank by strategy."""
+    """Return the bytes of the network, and of the largest rank by strategy.
+
+    "whole" are the bytes of the network, and "bound" is an upper bound per rank.
+    """
     blocks = [sum(p.numel() for p in block.parameters()) for block in case.network().children()]
     each = 4 * 4  # Bytes of a parameter, its gradient and two states of AdamW.
     whole = each * sum(blocks)
@@ -269,7 +274,10 @@ PARTS = {"by-hand": compare_with_loop, "ranks": compare_ranks, "memory": measure
 
 
 def measure(part: str, name: str, rounds: int, ranks: int) -> None:
-    """Fork a worker of `ranks` ranks. Measure one part of the benchmark for one case, and print the result as JSON."""
+    """Fork a worker of `ranks` ranks.
+
+    Measure one part of the benchmark for one case, and print the result as JSON.
+    """
 
     def run(worker: Worker) -> None:
         found = PARTS[part](CASES[name], worker, rounds)
@@ -309,7 +317,8 @@ def print_tables(rounds: int) -> None:
     """Print all tables."""
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     print(
-        f"{cores} cores with a previous load of {load:.1f}, torch {torch.__version__}, {rounds} rounds"
+        f"{cores} cores with a previous load of {load:.1f}, torch {torch.__version__}, "
+        f"{rounds} rounds"
     )
     print(
         "\n(a) an epoch on one rank: seconds by hand; ratio to a loop by hand (goal: at most 1.03)"
@@ -328,7 +337,8 @@ def print_tables(rounds: int) -> None:
             ]
             print_row(f"{name}, {way}", median(seconds) / 2, ratios)
     print(
-        "\n(c) parameters, gradients and optimizer state of the transformer: MB on the largest rank (share)"
+        "\n(c) parameters, gradients and optimizer state of the transformer: MB on the largest "
+        "rank (share)"
     )
     for ranks in (2, 4):
         (whole,), (bound,), *sizes = run_measurement(

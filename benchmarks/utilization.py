@@ -51,7 +51,7 @@ def objective(
 
 
 def compute_utilization(evaluations: list[Evaluation], workers: int) -> float:
-    """Compute the share of time in which workers evaluate, from the first start to the last end of an evaluation."""
+    """Compute the share of time in which workers evaluate, from the first start to the last end."""
     span = max(one.ended for one in evaluations) - min(one.started for one in evaluations)
     return sum(one.seconds for one in evaluations) / (workers * span)
 
