@@ -1,6 +1,7 @@
-"""Select the evaluation that a run recommends, and test its network on data that the search has not used.
+"""Select the evaluation that a run recommends, find its saved network, and test this network.
 
-The planned confirmations are the trainings with other seeds that the latest session requires.
+The test uses data that the search has not used. The planned confirmations are the trainings with
+other seeds that the latest session requires.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +19,23 @@ from hpo.objectives import LOSS, ONLY_LOSS, Objectives
 from hpo.prediction import MOST_PREDICTIONS, MOST_TEXTS, shorten_text
 from hpo.problem import Problem
 from hpo.results.confirmation import ConfirmedIndividual, compare_confirmed
-from hpo.results.trained_network import find_network
 from hpo.store.evaluations import Evaluation
 from hpo.store.pareto_front import find_front
 from hpo.store.run_dir import RunDir, write_json
+from hpo.store.weights import (
+    WeightsInfo,
+    find_weights,
+    make_weights_path,
+    read_weights_info,
+    read_weights_trial,
+)
 from hpo.text_format import make_printable
 
 RunTest = Callable[[dict[str, Any], Path], Iterator[Mapping[str, Any]]]
-"""Function that tests the network with these hyperparameters and weights, and yields the parts of the result."""
+"""Function that tests the network with these hyperparameters and weights.
+
+It yields the parts of the result.
+"""
 
 _SAMPLE_FIELDS: dict[str, type] = {
     "image": str,
@@ -55,20 +67,19 @@ def find_winner(
     Returns:
         The evaluation; None if no evaluation has succeeded.
     """
-    confirmed = (
-        compare_confirmed(confirmations)
-        if all(evaluation.is_finished for evaluation in confirmations)
-        else []
-    )
-    best = find_front(evaluations, objectives)
-    candidates = {
-        evaluation.trial: evaluation
-        for evaluation in (best if objectives.is_multi_objective else evaluations)
-    }
-    first = next((entry for entry in confirmed if entry.trial in candidates), None)
-    if first is not None and first.mean is not None:
-        return candidates[first.trial]
-    return next(iter(best), None)
+    front = find_front(evaluations, objectives)
+    candidates = front if objectives.is_multi_objective else evaluations
+    by_trial = {evaluation.trial: evaluation for evaluation in candidates}
+    confirmed = [entry for entry in _compare_finished(confirmations) if entry.trial in by_trial]
+    if confirmed and confirmed[0].mean is not None:
+        return by_trial[confirmed[0].trial]
+    return front[0] if front else None
+
+
+def _compare_finished(confirmations: Sequence[Evaluation]) -> list[ConfirmedIndividual]:
+    """Return the confirmed individuals, best first; none unless all confirmations have ended."""
+    is_finished = all(evaluation.is_finished for evaluation in confirmations)
+    return compare_confirmed(confirmations) if is_finished else []
 
 
 def find_best_by(
@@ -84,12 +95,12 @@ def find_best_by(
         UsageError: If the run has no such objective.
     """
     if name not in objectives.names:
+        condition = f"{LOSS}, the only objective of this run"
+        if objectives.is_multi_objective:
+            names = ", ".join(map(make_printable, objectives.names))
+            condition = f"an objective of this run ({names})"
         close = difflib.get_close_matches(name, objectives.names, n=1)
         hint = f". Did you mean {close[0]}?" if close else ""
-        several = f"an objective of this run ({', '.join(map(make_printable, objectives.names))})"
-        condition = (
-            several if objectives.is_multi_objective else f"{LOSS}, the only objective of this run"
-        )
         raise UsageError(f"--by must be {condition}, got {make_printable(name)}{hint}")
     index = objectives.names.index(name)
     return min(
@@ -111,11 +122,67 @@ def find_confirmed_entry(
         The entry; None if the evaluation was not confirmed, or if some confirmations have not
         finished.
     """
-    if not all(evaluation.is_finished for evaluation in confirmations):
-        return None
-    entries = compare_confirmed(confirmations)
-    return next(
-        (entry for entry in entries if entry.trial == chosen.trial and entry.mean is not None), None
+    for entry in _compare_finished(confirmations):
+        if entry.trial == chosen.trial and entry.mean is not None:
+            return entry
+    return None
+
+
+@dataclass(frozen=True)
+class TrainedNetwork:
+    """A network whose weights were saved."""
+
+    path: Path
+    """The file of the weights."""
+    info: WeightsInfo
+    """The description of the weights, from the same file."""
+    trained_by: Evaluation
+    """The evaluation that has trained the network, of the search or of a confirmation."""
+
+    @property
+    def name(self) -> str:
+        """The text to show: the trial, with the seed if a confirmation has trained the network."""
+        name = f"trial {self.info.trial}"
+        if self.trained_by.confirms is not None:
+            name += f" with seed {self.trained_by.seed} ({self.trained_by.label})"
+        return name
+
+
+def find_network(
+    run_dir: RunDir, chosen: Evaluation, confirmations: Sequence[Evaluation]
+) -> TrainedNetwork | None:
+    """Return the saved network of an individual, which the search or a confirmation has trained.
+
+    If there are several, return the network with the lowest loss. Networks that were trained with
+    the current settings of the run are preferred.
+
+    Args:
+        chosen: The individual, an evaluation of the search.
+
+    Returns:
+        The network; None if the individual has no saved weights that can be read.
+    """
+    paths = [find_weights(run_dir, chosen.trial)]
+    confirmed = make_weights_path(run_dir.confirmed_weights, chosen.trial)
+    if read_weights_trial(confirmed) == chosen.trial:
+        paths.append(confirmed)
+    found: list[TrainedNetwork] = []
+    for path in paths:
+        info = None
+        if path is not None:
+            with suppress(UsageError):  # Damaged weights are ignored.
+                info = read_weights_info(path)
+        if path is None or info is None:
+            continue
+        trained_by = [chosen]
+        if info.confirmation is not None:
+            trained_by = [e for e in confirmations if e.trial == info.confirmation]
+        found += [TrainedNetwork(path, info, evaluation) for evaluation in trained_by]
+    settings = run_dir.read_manifest().settings
+    return min(
+        found,
+        key=lambda network: (network.info.settings != settings, network.trained_by.loss),
+        default=None,
     )
 
 
@@ -191,26 +258,17 @@ def _read_test_json(run_dir: RunDir) -> dict[str, Any] | None:
     try:
         content = json.loads(run_dir.test_json.read_text(encoding="utf-8"))
         confirmation = content.get("confirmation")
-        tested = {
+        return {
             "trial": int(content["trial"]),
             "confirmation": None if confirmation is None else int(confirmation),
-        }
-        return {
-            **tested,
             "times": int(content["times"]),
             "metrics": _parse_metrics(content),
             **_parse_samples(content),
         }
-    except (
-        OSError,
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ):
-        return None  # The file is missing, or a user has edited it.
+    except OSError:
+        return None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+        return None  # A user has edited the file.
 
 
 def _parse_metrics(content: Mapping[str, Any]) -> dict[str, float]:
@@ -218,10 +276,8 @@ def _parse_metrics(content: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _parse_samples(content: Mapping[str, Any]) -> dict[str, list[Any]]:
-    predictions, texts = (
-        content["predictions"][:MOST_PREDICTIONS],
-        content.get("texts", [])[:MOST_TEXTS],
-    )
+    predictions = content["predictions"][:MOST_PREDICTIONS]
+    texts = content.get("texts", [])[:MOST_TEXTS]
     return {
         "predictions": [
             {name: kind(sample[name]) for name, kind in _SAMPLE_FIELDS.items()}

@@ -9,8 +9,12 @@ from typing import Any
 from hpo.results.confirmation import ConfirmedIndividual
 from hpo.results.display_names import name_metrics
 from hpo.results.reader import RunReader
-from hpo.results.recommendation import find_confirmed_entry, read_winner_test
-from hpo.results.trained_network import TrainedNetwork, find_network
+from hpo.results.recommendation import (
+    TrainedNetwork,
+    find_confirmed_entry,
+    find_network,
+    read_winner_test,
+)
 from hpo.store.evaluations import Evaluation, format_label
 from hpo.store.weights import read_weights_trial
 from hpo.text_format import format_count, format_named_values, format_number, make_printable

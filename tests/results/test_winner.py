@@ -55,7 +55,10 @@ def make_leader(folder: Path) -> LeaderStub:
 
 
 def wrap_test(test: Callable[..., Any]) -> RunTest:
-    """Return a function that tests a network as a trainer does, but calls `test`, not the test of the search file."""
+    """Return a function that tests a network as a trainer does.
+
+    It calls `test` instead of the test of the search file.
+    """
     search = load_search_file(WEIGHING).bind_settings([])
     return make_run_test(replace(search, file=replace(search.file, test=test)))
 

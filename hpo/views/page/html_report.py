@@ -21,9 +21,8 @@ from hpo.results.confirmation import ConfirmedIndividual
 from hpo.results.display_names import collect_names, name_metrics, name_params
 from hpo.results.failures import find_failure_kinds
 from hpo.results.reader import RunReader
-from hpo.results.recommendation import find_winner, read_winner_test
+from hpo.results.recommendation import find_network, find_winner, read_winner_test
 from hpo.results.summary import Summary
-from hpo.results.trained_network import find_network
 from hpo.space.parameters import is_conditional
 from hpo.store.evaluations import Evaluation, find_best
 from hpo.store.manifest import Manifest
