@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from hpo.store.evaluations import Evaluation
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Vector = npt.NDArray[np.float64]
 
 _MIN_COMPLETE = 20
 BEST_COUNT, _MIN_ON_BOUND = 5, 3  # At least 3 of the 5 best evaluations must lie at a bound.
@@ -68,53 +65,49 @@ def find_crowded_bounds(
     if len(ranked) < _MIN_COMPLETE:
         return []
     numbers = {
-        name: kind
-        for name, kind in distributions.items()
-        if hasattr(kind, "low") and kind.low < kind.high
+        name: distribution
+        for name, distribution in distributions.items()
+        if hasattr(distribution, "low") and distribution.low < distribution.high
     }
-    crowded = [
-        CrowdedBound(
-            name,
-            kind.high if upper else kind.low,
-            upper,
-            _count_on_bound(ranked[:BEST_COUNT], name, kind, upper),
-        )
-        for name, kind in numbers.items()
-        for upper in (False, True)
-        if _can_widen(kind, upper)
-    ]
-    found = [
-        edge for edge in crowded if _is_significant(edge, numbers[edge.name], 2 * len(numbers))
-    ]
-    return [
-        edge
-        for edge in found
-        if _compute_t_statistic(ranked, distributions, edge.name) > _MIN_T_STATISTIC
-    ]
+    found = []
+    for name, distribution in numbers.items():
+        values = [e.params[name] for e in ranked[:BEST_COUNT] if name in e.params]
+        for is_upper in (False, True):
+            count = _count_on_bound(values, distribution, is_upper)
+            tail = _compute_tail(count, distribution)
+            if (
+                count >= _MIN_ON_BOUND
+                and tail * 2 * len(numbers) < _MAX_FALSE_ALARM_RATE
+                and _can_widen(distribution, is_upper)
+                and _compute_t_statistic(ranked, distributions, name) > _MIN_T_STATISTIC
+            ):
+                bound = distribution.high if is_upper else distribution.low
+                found.append(CrowdedBound(name, bound, is_upper, count))
+    return found
 
 
-def _can_widen(distribution: Any, upper: bool) -> bool:
-    """Return whether a range can be widened at its upper or lower bound. Integers on a logarithmic scale begin at 1."""
-    return upper or not (
-        distribution.log and isinstance(distribution.low, int) and distribution.low <= 1
-    )
+def _can_widen(distribution: Any, is_upper: bool) -> bool:
+    """Return whether a bound can be moved. Integers on a logarithmic scale begin at 1."""
+    is_at_one = isinstance(distribution.low, int) and distribution.low <= 1
+    return is_upper or not (distribution.log and is_at_one)
 
 
-def _is_significant(edge: CrowdedBound, distribution: Any, bounds: int) -> bool:
-    steps = _count_steps(distribution)
-    share = 1 / _RANGE_PARTS if steps is None else (steps // _RANGE_PARTS + 1) / (steps + 1)
-    tail = sum(
-        math.comb(BEST_COUNT, k) * share**k * (1 - share) ** (BEST_COUNT - k)
-        for k in range(edge.count, BEST_COUNT + 1)
-    )
-    return edge.count >= _MIN_ON_BOUND and tail * bounds < _MAX_FALSE_ALARM_RATE
-
-
-def _count_on_bound(best: Sequence[Evaluation], name: str, distribution: Any, upper: bool) -> int:
-    positions = [_scale_value(e.params[name], distribution) for e in best if name in e.params]
+def _count_on_bound(values: Sequence[float], distribution: Any, is_upper: bool) -> int:
+    positions = [_scale_value(value, distribution) for value in values]
     steps = _count_steps(distribution)
     width = 1 / _RANGE_PARTS if steps is None else steps // _RANGE_PARTS / steps
-    return sum((1 - position if upper else position) <= width + _ROUNDING for position in positions)
+    distances = [1 - position if is_upper else position for position in positions]
+    return sum(distance <= width + _ROUNDING for distance in distances)
+
+
+def _compute_tail(count: int, distribution: Any) -> float:
+    """Return the probability that at least `count` of the best lie at a given bound by chance."""
+    steps = _count_steps(distribution)
+    share = 1 / _RANGE_PARTS if steps is None else (steps // _RANGE_PARTS + 1) / (steps + 1)
+    return sum(
+        math.comb(BEST_COUNT, k) * share**k * (1 - share) ** (BEST_COUNT - k)
+        for k in range(count, BEST_COUNT + 1)
+    )
 
 
 def _count_steps(distribution: Any) -> int | None:
@@ -142,50 +135,40 @@ def _compute_t_statistic(
     too few evaluations, or if the distances in this hyperparameter are a linear combination of the
     other distances.
     """
-    import numpy as np
-
     count = max(_FIRST_EVALUATIONS, _FIRST_PER_PARAMETER * len(distributions))
-    first = sorted(evaluation.trial for evaluation in ranked)[:count]
-    early = [evaluation for evaluation in ranked if evaluation.trial <= first[-1]]
+    last = sorted(evaluation.trial for evaluation in ranked)[:count][-1]
+    early = [evaluation for evaluation in ranked if evaluation.trial <= last]
     distances = {
-        key: _compute_distances(early, ranked[0], key, kind) for key, kind in distributions.items()
+        key: _compute_distances(early, ranked[0].params.get(key), key, distribution)
+        for key, distribution in distributions.items()
     }
-    own = np.array(distances.pop(name))
-    others = np.array([[1.0] * len(early), *distances.values()]).T
+    # Own distances and losses are adjusted for all other hyperparameters: residuals are left.
+    adjusted = np.column_stack([distances.pop(name), np.arange(len(early))])
+    others = np.column_stack([np.ones(len(early)), *distances.values()])
+    residuals = adjusted - others @ np.linalg.lstsq(others, adjusted, rcond=None)[0]
     freedom = len(early) - others.shape[1] - 1
-    rest, losses = (
-        _compute_residuals(others, values) for values in (own, np.arange(len(early), dtype=float))
-    )
-    lengths = [float(np.linalg.norm(values)) for values in (rest, losses)]
-    if freedom < 1 or min(lengths) < _ROUNDING:
+    lengths = np.linalg.norm(residuals, axis=0)
+    if freedom < 1 or lengths.min() < _ROUNDING:
         return 0.0
-    correlation = float(rest @ losses) / math.prod(lengths)
+    correlation = float(residuals[:, 0] @ residuals[:, 1] / lengths.prod())
     return correlation * math.sqrt(freedom / max(_ROUNDING, 1 - correlation**2))
 
 
-def _compute_residuals(others: Vector, values: Vector) -> Vector:
-    """Return the residuals of a linear model of `values` on the columns of `others`."""
-    import numpy as np
-
-    rest: Vector = values - others @ np.linalg.lstsq(others, values, rcond=None)[0]
-    return rest
-
-
 def _compute_distances(
-    evaluations: Sequence[Evaluation], best: Evaluation, name: str, distribution: Any
-) -> list[float]:
+    evaluations: Sequence[Evaluation], target: Any, name: str, distribution: Any
+) -> npt.NDArray[np.float64]:
     """Return the distances of evaluations from the best in one hyperparameter, from 0 to 1.
 
     The distance is 0 if the hyperparameter is inactive in one of the two evaluations. Then the two
     differ in another hyperparameter, on which its condition depends.
+
+    Args:
+        target: The value of the best evaluation; None if the hyperparameter is inactive in it.
     """
-    target: Any = best.params.get(name)
-    values = [evaluation.params.get(name, target) for evaluation in evaluations]
     if target is None:
-        return [0.0] * len(values)
+        return np.zeros(len(evaluations))
+    values = [evaluation.params.get(name, target) for evaluation in evaluations]
     if not hasattr(distribution, "low"):
-        return [float(value != target) for value in values]
-    return [
-        abs(_scale_value(value, distribution) - _scale_value(target, distribution))
-        for value in values
-    ]
+        return np.array([value != target for value in values], float)
+    positions = np.array([_scale_value(value, distribution) for value in values])
+    return np.abs(positions - _scale_value(target, distribution))

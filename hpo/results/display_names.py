@@ -1,4 +1,4 @@
-"""Give distinct names to hyperparameters, metrics and other columns, such as the loss, that are shown together."""
+"""Give distinct names to hyperparameters, metrics and other columns that are shown together."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ PARAM_PREFIX, METRIC_PREFIX = "param_", "metric_"
 
 
 def make_distinct(wanted: Mapping[str, str], taken: Collection[str], prefix: str) -> dict[str, str]:
-    """Return the text to show for each name: the wanted text, with the prefix added until it is unique.
+    """Return the text to show for each name, with the prefix added until the text is unique.
 
     Args:
         wanted: The preferred text for each name.
         taken: The texts that other columns already have.
         prefix: The prefix to add to a text that is taken or that another name has.
     """
+
+    def make_sort_key(name: str) -> tuple[bool, bool, str]:
+        return wanted[name] in taken, wanted[name] != name, name
+
     shown: dict[str, str] = {}
     used = set(taken)
-    for name in sorted(
-        wanted, key=lambda name: (wanted[name] in taken, wanted[name] != name, name)
-    ):
+    for name in sorted(wanted, key=make_sort_key):
         shown[name] = wanted[name]
         while shown[name] in used:
             shown[name] = prefix + shown[name]
@@ -30,7 +32,7 @@ def make_distinct(wanted: Mapping[str, str], taken: Collection[str], prefix: str
 
 
 def collect_names(individuals: Iterable[Iterable[str]]) -> list[str]:
-    """Return the names of the hyperparameters of all individuals, without duplicates, in the individuals' order."""
+    """Return the names of the hyperparameters of all individuals, in the individuals' order."""
     names: list[str] = []
     for individual in individuals:
         position = 0
@@ -42,28 +44,23 @@ def collect_names(individuals: Iterable[Iterable[str]]) -> list[str]:
 
 
 def name_params(params: Iterable[str], taken: Collection[str]) -> dict[str, str]:
-    """Return the text to show for each hyperparameter, so that it differs from the column names in `taken`."""
+    """Return the text to show for each hyperparameter, which differs from names in `taken`."""
     return make_distinct({name: name for name in params}, taken, PARAM_PREFIX)
 
 
 def name_metrics(
     metrics: Iterable[str], params: Iterable[str], taken: Collection[str]
 ) -> dict[str, str]:
-    """Return the text to show for each metric, so that it differs from hyperparameters and from names in `taken`."""
+    """Return the text for each metric, which differs from hyperparameters and names in `taken`."""
     param_names = name_params(params, taken)
-    return make_distinct(
-        {name: name for name in metrics},
-        {*taken, *param_names, *param_names.values()},
-        METRIC_PREFIX,
-    )
+    used = {*taken, *param_names, *param_names.values()}
+    return make_distinct({name: name for name in metrics}, used, METRIC_PREFIX)
 
 
 def merge_params_and_metrics(
     params: Mapping[str, Any], metrics: Mapping[str, Any], taken: Collection[str]
 ) -> dict[str, Any]:
-    """Return hyperparameters and metrics in one mapping, with distinct names that are not in `taken`."""
+    """Return hyperparameters and metrics in one mapping, with names that are not in `taken`."""
     param_names, metric_names = name_params(params, taken), name_metrics(metrics, params, taken)
-    return {
-        **{param_names[name]: value for name, value in params.items()},
-        **{metric_names[name]: value for name, value in metrics.items()},
-    }
+    named_params = {param_names[name]: value for name, value in params.items()}
+    return named_params | {metric_names[name]: value for name, value in metrics.items()}

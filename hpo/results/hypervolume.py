@@ -1,7 +1,6 @@
 """Compute the hypervolume of a Pareto front: the share of a reference box that the front dominates.
 
-A cost is the value of an objective, negated if the objective is maximised. So a lower cost is
-better.
+The costs of individuals are described in `hpo.objectives.Objectives`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _MAX_FLOAT = np.finfo(float).max
 
 @dataclass(frozen=True)
 class ReferenceBox:
-    """A box in the space of costs. Its opposite corners are the ideal point and the reference point of a front.
+    """A box in the space of costs between the ideal point and the reference point of a front.
 
     In each objective, the reference is a tenth farther from the ideal than the higher of two costs.
     They are the highest cost of the front, and the median cost of all complete evaluations. The
@@ -35,14 +34,14 @@ class ReferenceBox:
     ideal: Costs
     """The lowest cost of the front in each objective, shape `(objectives,)`."""
     reference: Costs
-    """The highest cost in each objective that contributes to the hypervolume, shape `(objectives,)`."""
+    """The highest cost that contributes to the hypervolume, shape `(objectives,)`."""
 
     def compute_share(self, costs: Costs) -> float:
         """Return the share of the box, from 0 to 1, that individuals with these costs dominate."""
-        return compute_hypervolume(self._normalize(costs), np.ones(len(self.ideal)))
+        return compute_hypervolume(self._normalize(costs), np.ones_like(self.ideal))
 
     def compute_gain(self, own: Costs, known: Costs) -> float:
-        """Return the share of the box that one individual dominates and the known individuals do not.
+        """Return the share of the box that one individual dominates and known individuals do not.
 
         The method is the exclusive hypervolume (While et al., A fast way of calculating exact
         hypervolumes, 2012). The costs of known individuals are raised to at least `own`. Most of
@@ -54,10 +53,10 @@ class ReferenceBox:
             known: The costs of the known individuals, shape `(individuals, objectives)`.
         """
         corner = self._normalize(own)
-        inside = np.maximum(self._normalize(known), corner)
-        return float(np.prod(np.clip(1.0 - corner, 0.0, None))) - compute_hypervolume(
-            inside, np.ones(len(self.ideal))
+        shared = compute_hypervolume(
+            np.maximum(self._normalize(known), corner), np.ones_like(self.ideal)
         )
+        return float(np.prod(np.clip(1.0 - corner, 0.0, None))) - shared
 
     def _normalize(self, costs: Costs) -> Costs:
         # Halves, because the difference of two floats may overflow.
@@ -67,13 +66,11 @@ class ReferenceBox:
 
 
 def make_box(evaluations: Sequence[Evaluation], objectives: Objectives) -> ReferenceBox | None:
-    """Return the reference box of a run; None for a single objective, or if the box would be empty."""
+    """Return the reference box of a run; None for one objective, or if it would be empty."""
     best = compute_costs(find_front(evaluations, objectives), objectives)
     if not objectives.is_multi_objective or not len(best):
         return None
-    complete = compute_costs(
-        [evaluation for evaluation in evaluations if evaluation.state == "complete"], objectives
-    )
+    complete = compute_costs([e for e in evaluations if e.state == "complete"], objectives)
     complete = complete[np.isfinite(complete).all(axis=1)]
     ideal = best.min(axis=0)
     with np.errstate(over="ignore"):
@@ -101,12 +98,11 @@ def summarize_hypervolume(
     box = make_box(evaluations, objectives)
     if box is None:
         return None
-    share = box.compute_share(
-        np.unique(compute_costs(find_front(evaluations, objectives), objectives), axis=0)
-    )
+    costs = compute_costs(find_front(evaluations, objectives), objectives)
     # The cost of a cost is the value: each maximised objective is negated twice.
-    ideal = list(objectives.compute_costs(box.ideal.tolist()))
-    return Hypervolume(share, ideal, list(objectives.compute_costs(box.reference.tolist())))
+    ideal = objectives.compute_costs(box.ideal.tolist())
+    reference = objectives.compute_costs(box.reference.tolist())
+    return Hypervolume(box.compute_share(np.unique(costs, axis=0)), list(ideal), list(reference))
 
 
 def compute_shares_over_time(
@@ -125,15 +121,9 @@ def compute_shares_over_time(
     box = make_box(evaluations, objectives)
     if box is None:
         return []
-    archive, grown = (
-        FrontArchive(
-            objectives, [evaluation for evaluation in evaluations if evaluation.imported_from]
-        ),
-        [],
-    )
+    archive = FrontArchive(objectives, [e for e in evaluations if e.imported_from])
     share = box.compute_share(archive.costs)
-    if archive.front:
-        grown.append((0, share))
+    grown = [(0, share)] if archive.front else []
     for count, evaluation in enumerate(sort_by_end(evaluations), start=1):
         known, own = archive.costs, compute_costs([evaluation], objectives)
         if archive.add(evaluation) and not (known == own).all(axis=1).any():
