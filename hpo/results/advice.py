@@ -17,9 +17,12 @@ from hpo.results.confirmation import (
     count_seeds_needed,
     select_comparable,
 )
-from hpo.results.crowded_bounds import BEST_COUNT, CrowdedBound, find_crowded_bounds
+from hpo.results.crowded_bounds import BEST_COUNT, find_crowded_bounds
 from hpo.results.failures import FailureRegion, find_failure_kinds, find_failure_region
 from hpo.results.run_result import RunResult
+from hpo.results.summary import parse_session_start, select_session
+from hpo.store.evaluations import Evaluation
+from hpo.store.inheritance import has_inheritance
 from hpo.store.json_values import is_number
 from hpo.text_format import (
     cut_text,
@@ -81,71 +84,61 @@ def _advise_on_broken_workers(result: RunResult) -> Advice | None:
     if not result.broken_workers:
         return None
     evidence = " ".join(f"{description}." for description in result.broken_workers)
-    return Advice(
-        "worker", "Repair or exclude the hosts or GPUs of workers that have left the run.", evidence
-    )
+    text = "Repair or exclude the hosts or GPUs of workers that have left the run."
+    return Advice("worker", text, evidence)
 
 
 def _find_failure_region(result: RunResult) -> tuple[FailureRegion | None, bool]:
-    """Return the region in which most failures lie, and whether it is the region of one of several reasons.
+    """Return the region of most failures, and whether they are only those for one of the reasons.
 
     It is the region of the most frequent reason that has a region, and otherwise the region of all
     failures.
     """
     kinds = find_failure_kinds(result.evaluations, result.distributions)
-    kind = next((kind for kind in kinds if kind.region is not None), None)
-    if kind is not None:
-        return kind.region, len(kinds) > 1
-    every_failure = [evaluation for each in kinds for evaluation in each.failed]
-    return find_failure_region(result.evaluations, result.distributions, every_failure), False
+    for kind in kinds:
+        if kind.region is not None:
+            return kind.region, len(kinds) > 1
+    failed = [evaluation for kind in kinds for evaluation in kind.failed]
+    return find_failure_region(result.evaluations, result.distributions, failed), False
 
 
 def _advise_on_failures(result: RunResult, region: FailureRegion, is_of_one_reason: bool) -> Advice:
-    """Advise to exclude the region in which most failures lie, or to make its evaluations possible."""
-    last = region.failed[-1]
-    conditions, reason = (
-        format_list(region.conditions),
-        cut_text(last.failure or "", _MAX_REASON_LENGTH),
-    )
-    all_failed = f"{region.all_failed} failures" + (" for one reason" if is_of_one_reason else "")
+    """Advise to exclude the region of most failures, or to make its evaluations possible."""
+    count, latest = len(region.failed), region.failed[-1]
+    conditions = format_list(region.conditions)
+    reason = cut_text(latest.failure or "", _MAX_REASON_LENGTH)
+    of_reason, for_it = (" for one reason", " for it") if is_of_one_reason else ("", "")
     return Advice(
         "failures",
         f"Exclude {conditions} from the search space, or make such evaluations possible.",
-        f"{len(region.failed)} of {all_failed} have {conditions}, and "
-        f"{len(region.failed)} of the {region.ended} evaluations there failed{' for it' if is_of_one_reason else ''}. "
-        f"The latest failure there is {reason}.",
-        make_show_command(result.run_dir, last.label),
+        f"{count} of {region.all_failed} failures{of_reason} have {conditions}, and {count} of the "
+        f"{region.ended} evaluations there failed{for_it}. The latest failure there is {reason}.",
+        make_show_command(result.run_dir, latest.label),
     )
 
 
 def _advise_confirmation(result: RunResult) -> Advice | None:
     """Advise to train the best individuals again with other seeds, or with more seeds."""
-    if result.is_running:
-        return None
+    if result.is_running or not result.is_spent:
+        return None  # A resumed run would search first.
     if not result.confirmations:
         return _advise_first_confirmation(result)
-    if not result.is_spent:
-        return None  # A resumed run would search first.
+    if not all(evaluation.is_finished for evaluation in result.confirmations):
+        return None
     entries = compare_confirmed(result.confirmations)
-    if (
-        not all(evaluation.is_finished for evaluation in result.confirmations)
-        or len(entries) < 2
-        or entries[0].mean is None
-    ):
+    if len(entries) < 2 or entries[0].mean is None:
         return None
     if select_comparable(entries):
-        return (
-            None
-            if result.manifest.objectives.is_multi_objective
-            else _advise_after_comparison(result, entries)
-        )
+        is_front = result.manifest.objectives.is_multi_objective
+        return None if is_front else _advise_after_comparison(result, entries)
     seeds = result.manifest.confirm_seeds
     if seeds >= _MIN_SEEDS or entries[1].failed > entries[0].failed:
         return None
     return Advice(
         "confirm",
         f"Confirm with {_MIN_SEEDS} seeds or more.",
-        f"The losses of {format_count(seeds, 'seed')} each are too few to compare the winner with the others.",
+        f"The losses of {format_count(seeds, 'seed')} each are too few to compare the winner with "
+        "the others.",
         result.format_confirm_command(_MIN_SEEDS),
     )
 
@@ -156,32 +149,25 @@ def _advise_first_confirmation(result: RunResult) -> Advice | None:
     Give no such advice for several objectives, because a Pareto front has several best individuals
     anyway.
     """
-    if result.manifest.objectives.is_multi_objective:
+    if result.manifest.objectives.is_multi_objective or result.manifest.confirm_seeds:
         return None
     best = result.rank_complete()[:2]
-    if (
-        len(best) < 2
-        or not result.is_spent
-        or result.manifest.confirm_seeds
-        or result.has_inheritance
-    ):
+    if len(best) < 2 or has_inheritance(result.evaluations):
         return None
-    distance = _compute_relative_gap(best[0].loss, best[1].loss)
-    if distance > _MAX_RELATIVE_GAP:
+    gap = _compute_relative_gap(best[0].loss, best[1].loss)
+    if gap > _MAX_RELATIVE_GAP:
         return None
-    losses = f"The losses of trials {best[0].trial} and {best[1].trial}"
-    differ = (
-        f"{losses} differ by {format_percent(distance)}" if distance else f"{losses} are the same"
+    differ = f"differ by {format_percent(gap)}" if gap else "are the same"
+    evidence = (
+        f"The losses of trials {best[0].trial} and {best[1].trial} {differ}, and each was trained "
+        "once, with one seed."
     )
-    hint = (
-        " The script must take the seed, as --seed or by another option."
-        if result.lacks_seed
-        else ""
-    )
+    if result.lacks_seed:
+        evidence += " The script must take the seed, as --seed or by another option."
     return Advice(
         "confirm",
         "Train the best again with other seeds before you rely on the winner.",
-        f"{differ}, and each was trained once, with one seed.{hint}",
+        evidence,
         result.format_confirm_command(_MIN_SEEDS),
     )
 
@@ -194,39 +180,35 @@ def _advise_after_comparison(
     Give no advice if only one individual is certainly as good as the best. If none is, advise to
     use more seeds.
     """
-    seeds, first, margin = result.manifest.confirm_seeds, entries[0], compute_margin(entries) or 0.0
+    seeds, first = result.manifest.confirm_seeds, entries[0]
     given = f"With {format_count(seeds, 'other seed')} each"
-    deviation = f"{format_number(margin)}, one standard deviation by seeds"
-    good = [entry for entry in entries if entry.as_good]
+    margin = format_number(compute_margin(entries) or 0.0)
+    deviation = f"{margin}, one standard deviation by seeds"
+    good = [entry.trial for entry in entries if entry.as_good]
     if len(good) > 1:
         return Advice(
             "confirm",
-            f"Take the cheapest of trials {format_list((entry.trial for entry in good), len(good))}.",
+            f"Take the cheapest of trials {format_list(good, len(good))}.",
             f"{given}, they are as good as the best within {deviation}.",
         )
     if good:
         return None
     choice = f"take trial {first.trial}"
     if first.worse_by_at_most is not None:
-        choice += (
-            f", which is worse than the best by {format_number(first.worse_by_at_most)} at most"
-        )
+        worse_by = format_number(first.worse_by_at_most)
+        choice += f", which is worse than the best by {worse_by} at most"
     possible = format_list(entry.trial for entry in entries if entry.may_be_best)
-    why = f"{given}, trials {possible} may be the best, and none is certain to be as good within {deviation}."
+    why = (
+        f"{given}, trials {possible} may be the best, and none is certain to be as good within "
+        f"{deviation}."
+    )
     most = max(_MAX_SEEDS, 2 * seeds)
     needed = count_seeds_needed(entries, most)
     if needed is None:
-        return Advice(
-            "confirm",
-            f"{choice[0].upper()}{choice[1:]}.",
-            f"{why} That would need more than {most} seeds.",
-        )
-    return Advice(
-        "confirm",
-        f"Confirm with {needed} seeds, or {choice}.",
-        why,
-        result.format_confirm_command(needed),
-    )
+        text = f"{choice[0].upper()}{choice[1:]}."
+        return Advice("confirm", text, f"{why} That would need more than {most} seeds.")
+    text = f"Confirm with {needed} seeds, or {choice}."
+    return Advice("confirm", text, why, result.format_confirm_command(needed))
 
 
 def _advise_wider_space(result: RunResult, failure_region: FailureRegion | None) -> Advice | None:
@@ -237,75 +219,65 @@ def _advise_wider_space(result: RunResult, failure_region: FailureRegion | None)
     if result.manifest.objectives.is_multi_objective:
         return None  # The ends of a front lie at bounds naturally.
     founders = [evaluation for evaluation in result.rank_complete() if evaluation.inherits is None]
-    failing = (
-        {condition.split()[0] for condition in failure_region.conditions}
-        if failure_region
-        else set()
-    )
-    found = [
-        edge
-        for edge in find_crowded_bounds(founders, result.distributions)
-        if edge.name not in failing
-    ]
-    if not found:
+    conditions = failure_region.conditions if failure_region else ()
+    failing = {condition.split()[0] for condition in conditions}
+    beyond, crowded = [], []
+    for edge in find_crowded_bounds(founders, result.distributions):
+        if edge.name not in failing:
+            name = cut_text(edge.name, _MAX_NAME_LENGTH)
+            side, bound = ("above", "upper") if edge.is_upper else ("below", "lower")
+            beyond.append(f"{name} {side} {format_number(edge.bound)}")
+            crowded.append(f"{edge.count} have {name} at its {bound} bound")
+    if not beyond:
         return None
     after = ", after you have changed --space" if result.has_space_in_command else ""
     return Advice(
         "bounds",
-        f"Widen the search space, if such values make sense: {format_list(map(_describe_beyond, found))}.",
-        f"Of the best {BEST_COUNT}, {format_list(map(_describe_count, found))}; and the nearer to it, the lower is "
-        f"the loss. A new run can start from the evaluations of this run{after}.",
+        f"Widen the search space, if such values make sense: {format_list(beyond)}.",
+        f"Of the best {BEST_COUNT}, {format_list(crowded)}; and the nearer to it, the lower is the "
+        f"loss. A new run can start from the evaluations of this run{after}.",
         result.format_new_command("--warm-start", str(result.run_dir)),
     )
 
 
-def _describe_count(edge: CrowdedBound) -> str:
-    name = cut_text(edge.name, _MAX_NAME_LENGTH)
-    return f"{edge.count} have {name} at its {'upper' if edge.is_upper else 'lower'} bound"
-
-
-def _describe_beyond(edge: CrowdedBound) -> str:
-    name = cut_text(edge.name, _MAX_NAME_LENGTH)
-    return f"{name} {'above' if edge.is_upper else 'below'} {format_number(edge.bound)}"
-
-
 def _advise_more_epochs(result: RunResult) -> Advice | None:
-    """Advise to train for more epochs, if the five best losses still fall and twice as many epochs would lower them.
+    """Advise to train for more epochs, if the five best losses still fall and would fall further.
 
     False alarms are rare. After 4 epochs or more, a curve that has stopped falling may be lowest at
     its final epoch by chance. The probability is at most 1/4. For all five curves, it is at most
     4^-5 = 1/1,024.
     """
-    if result.has_inheritance:
+    if has_inheritance(result.evaluations):
         return None  # The training of parents continues in their offspring.
-    own = [evaluation for evaluation in result.rank_complete() if not evaluation.imported_from][
-        :_CURVE_COUNT
-    ]
-    curves = [[evaluation.curve[epoch] for epoch in sorted(evaluation.curve)] for evaluation in own]
+    own = [evaluation for evaluation in result.rank_complete() if not evaluation.imported_from]
+    curves = [_list_losses(evaluation) for evaluation in own[:_CURVE_COUNT]]
     if len(curves) < _CURVE_COUNT or not all(map(_is_falling, curves)):
         return None
     if statistics.median(map(_estimate_epoch_gain, curves)) < _MIN_EPOCH_GAIN:
         return None
     falls = [_compute_relative_gap(curve[-1 - len(curve) // 4], curve[-1]) for curve in curves]
+    lowered = dict.fromkeys([format_percent(min(falls)), format_percent(max(falls))])
+    command = ""
     epochs = result.manifest.settings.get("epochs")
-    twice = (
-        2 * epochs
-        if type(epochs) is int and epochs > 0 and "epochs" not in result.distributions
-        else 0
-    )
+    if type(epochs) is int and epochs > 0 and "epochs" not in result.distributions:
+        command = result.format_new_command(epochs=2 * epochs)
     return Advice(
         "epochs",
-        "Train for more epochs, in a new run, because losses after more epochs cannot be compared with these.",
-        f"The loss of each of the best {_CURVE_COUNT} is lowest after its last epoch; the last quarter of the "
-        f"epochs lowered it by {' to '.join(dict.fromkeys(map(format_percent, (min(falls), max(falls)))))}.",
-        result.format_new_command(epochs=twice) if twice else "",
+        "Train for more epochs, in a new run, because losses after more epochs cannot be compared "
+        "with these.",
+        f"The loss of each of the best {_CURVE_COUNT} is lowest after its last epoch; the last "
+        f"quarter of the epochs lowered it by {' to '.join(lowered)}.",
+        command,
     )
+
+
+def _list_losses(evaluation: Evaluation) -> list[float]:
+    return [loss for _, loss in sorted(evaluation.curve.items())]
 
 
 def _is_falling(curve: Sequence[float]) -> bool:
-    return (
-        len(curve) >= _MIN_EPOCHS and all(map(math.isfinite, curve)) and curve[-1] < min(curve[:-1])
-    )
+    is_finite = all(map(math.isfinite, curve))
+    return len(curve) >= _MIN_EPOCHS and is_finite and curve[-1] < min(curve[:-1])
 
 
 def _estimate_epoch_gain(curve: Sequence[float]) -> float:
@@ -316,9 +288,7 @@ def _estimate_epoch_gain(curve: Sequence[float]) -> float:
     """
     quarter = len(curve) // 4
     scale = max(map(abs, curve))
-    before, then, now = (
-        loss / scale for loss in (curve[-1 - 2 * quarter], curve[-1 - quarter], curve[-1])
-    )
+    before, then, now = (curve[-1 - back * quarter] / scale for back in (2, 1, 0))
     if then >= before or not now:
         return 0.0
     ratio = min(1.0, (then - now) / (before - then))
@@ -336,46 +306,51 @@ def _advise_on_idle_workers(result: RunResult) -> Advice | None:
     There are too many if they waited at the end, or if evaluations are so short that workers wait
     for each other.
     """
-    busy, wall = (
-        _to_float(result.last_summary.get(name))
-        for name in ("worker_busy_fraction", "wall_seconds")
-    )
-    workers, size = result.manifest.layout.workers, result.manifest.layout.ranks_per_worker
-    ours = [
-        evaluation
-        for evaluation in result.select_session()
-        if math.isfinite(evaluation.started) and math.isfinite(evaluation.ended)
-    ]
-    if not (
-        0 <= busy < _MIN_BUSY_FRACTION and wall >= _MIN_SESSION_SECONDS and 1 < workers < len(ours)
-    ):
+    layout = result.manifest.layout
+    busy = _to_float(result.last_summary.get("worker_busy_fraction"))
+    seconds = _to_float(result.last_summary.get("wall_seconds"))
+    if not (0 <= busy < _MIN_BUSY_FRACTION and seconds >= _MIN_SESSION_SECONDS):
         return None
-    first, last = (
-        min(evaluation.started for evaluation in ours),
-        max(evaluation.ended for evaluation in ours),
+    ours = select_session(
+        [*result.evaluations, *result.confirmations], parse_session_start(result.manifest)
     )
-    ends = {
-        evaluation.worker: evaluation.ended for evaluation in sorted(ours, key=lambda e: e.ended)
-    }
-    at_the_end = sum(last - ends.get(worker, first) for worker in range(workers))
-    between = (1 - busy) * workers * (last - first) - at_the_end
+    ours = [e for e in ours if math.isfinite(e.started) and math.isfinite(e.ended)]
+    if not 1 < layout.workers < len(ours):
+        return None
+    ours.sort(key=lambda evaluation: evaluation.ended)
+    first, last = min(evaluation.started for evaluation in ours), ours[-1].ended
+    ends = {evaluation.worker: evaluation.ended for evaluation in ours}
+    at_the_end = sum(last - ends.get(worker, first) for worker in range(layout.workers))
+    between = (1 - busy) * layout.workers * (last - first) - at_the_end
     rarely = f"Workers were busy {format_percent(busy)} of the time"
-    islands = max(result.options.get("islands") or 1, len(result.manifest.propagators))
-    can_halve = workers % 2 == 0 and islands <= workers // 2
-    fewer = result.format_new_command("--ranks-per-worker", str(2 * size)) if can_halve else ""
     if at_the_end >= between:
-        why = f"{rarely}. They were mostly idle at the end, while other workers ran the last evaluations."
         return Advice(
-            "idle", "Use fewer workers of more ranks each, or more evaluations.", why, fewer
+            "idle",
+            "Use fewer workers of more ranks each, or more evaluations.",
+            f"{rarely}. They were mostly idle at the end, while other workers ran the last "
+            "evaluations.",
+            _format_fewer_workers(result),
         )
-    seconds = statistics.median(evaluation.ended - evaluation.started for evaluation in ours)
-    if seconds >= _SHORT_EVALUATION_SECONDS:
+    takes = statistics.median(evaluation.ended - evaluation.started for evaluation in ours)
+    if takes >= _SHORT_EVALUATION_SECONDS:
         # The cause of the pauses is not known: start-up, a slow disk, or a busy database.
         return None
-    text = "Use fewer workers of more ranks each: evaluations are too short for this many workers."
-    pause = format_duration(between / len(ours))
-    takes = f"an evaluation takes {format_duration(seconds)}, and then its worker waits for {pause}"
-    return Advice("idle", text, f"{rarely}: {takes}.", fewer)
+    return Advice(
+        "idle",
+        "Use fewer workers of more ranks each: evaluations are too short for this many workers.",
+        f"{rarely}: an evaluation takes {format_duration(takes)}, and then its worker waits for "
+        f"{format_duration(between / len(ours))}.",
+        _format_fewer_workers(result),
+    )
+
+
+def _format_fewer_workers(result: RunResult) -> str:
+    """Return the command for half as many workers; empty if the islands would have too few."""
+    layout = result.manifest.layout
+    islands = max(result.options.get("islands") or 1, len(result.manifest.propagators))
+    if layout.workers % 2 or islands > layout.workers // 2:
+        return ""
+    return result.format_new_command("--ranks-per-worker", str(2 * layout.ranks_per_worker))
 
 
 def _to_float(value: object) -> float:

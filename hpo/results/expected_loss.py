@@ -1,12 +1,13 @@
-"""Estimate the expected loss of evaluations by a model, because the lowest of many noisy losses is too optimistic.
+"""Estimate the expected loss of evaluations by a model.
 
-The model is the Gaussian process of the surrogate on power-transformed losses, but with a prior
-that expects noise. Its accuracy on the hpobench tables is in benchmarks/search-quality.md.
+The lowest of many noisy losses is too optimistic. The model is the Gaussian process of the
+surrogate on power-transformed losses, but with a prior that expects noise. Its accuracy on the
+hpobench tables is in benchmarks/search-quality.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from hpo.breeding.encoding import GeneEncoding
 from hpo.breeding.gaussian_process import GaussianProcess
 from hpo.breeding.loss_transforms import apply_power_transform, select_learned
-from hpo.results.genes import compute_genes, select_complete
+from hpo.results.genes import compute_genes, read_space, select_complete
 from hpo.space import SearchSpace
 from hpo.store.evaluations import Evaluation
 
@@ -37,10 +38,17 @@ class ExpectedLoss:
 
 
 def predict_best(
-    evaluations: Sequence[Evaluation], space: SearchSpace, best: Evaluation
+    evaluations: Sequence[Evaluation], described: Mapping[str, str], best: Evaluation
 ) -> ExpectedLoss | None:
-    """Return the expected loss of the best evaluation; None if the model cannot predict it."""
-    losses = compute_expected_losses(evaluations, space)
+    """Return the expected loss of the best evaluation; None if the model cannot predict it.
+
+    Args:
+        described: The definition of each parameter by its name, as in run.json.
+
+    Raises:
+        ValueError: If a definition is not valid, or a value is not valid for its parameter.
+    """
+    losses = compute_expected_losses(evaluations, read_space(described))
     if best.trial not in losses:
         return None
     lowest = min(losses, key=lambda trial: (losses[trial], trial))
@@ -50,7 +58,7 @@ def predict_best(
 def compute_expected_losses(
     evaluations: Sequence[Evaluation], space: SearchSpace
 ) -> dict[int, float]:
-    """Return the expected loss of each evaluation from which the model has learned, by trial number.
+    """Return the expected loss of each evaluation that the model has learned, by trial number.
 
     Evaluations that started from a parent's checkpoint are left out, because their losses do not
     depend on their hyperparameters alone.
@@ -60,25 +68,20 @@ def compute_expected_losses(
         the number of parameters.
     """
     complete = select_complete(evaluations)
-    if len({evaluation.loss for evaluation in complete}) < max(
-        _MIN_EVALUATIONS, 2 * len(space.parameters)
-    ):
+    needed = max(_MIN_EVALUATIONS, 2 * len(space.parameters))
+    if len({evaluation.loss for evaluation in complete}) < needed:
         return {}
-    learned = [
-        complete[index]
-        for index in select_learned(np.array([[evaluation.loss] for evaluation in complete]))
-    ]
+    chosen = select_learned(np.array([[evaluation.loss] for evaluation in complete]))
+    learned = [complete[index] for index in chosen]
     losses = np.array([evaluation.loss for evaluation in learned])
     values = apply_power_transform(losses)
     encoding = GeneEncoding(space)
-    points = encoding.encode_points(
-        *compute_genes([evaluation.params for evaluation in learned], space)
-    )
+    params = [evaluation.params for evaluation in learned]
+    points = encoding.encode_points(*compute_genes(params, encoding))
     model = GaussianProcess(encoding.gene_indices, _NOISE)
     for known in range(_FITS):
         model.fit(points, values, known=2**known)
     order = np.argsort(losses)
     expected = np.interp(model.means, values[order], losses[order])
-    return {
-        evaluation.trial: float(loss) for evaluation, loss in zip(learned, expected, strict=True)
-    }
+    trials = [evaluation.trial for evaluation in learned]
+    return dict(zip(trials, expected.tolist(), strict=True))

@@ -131,14 +131,14 @@ def find_failure_region(
     failed = np.array([evaluation.trial in trials for evaluation in ended], bool)
     if failed.sum() < _MIN_FAILED or failed.all():
         return None
-    conditions: dict[str, _Mask] = {}
+    conditions: list[tuple[str, _Mask]] = []
     for name, distribution in distributions.items():
         values = [evaluation.params.get(name) for evaluation in ended]
-        conditions |= _list_conditions(name, distribution, values, failed)
+        conditions += _list_conditions(name, distribution, values, failed)
     if not conditions:
         return None
-    texts = list(conditions)
-    masks = np.array(list(conditions.values()))
+    texts = [text for text, _ in conditions]
+    masks = np.array([mask for _, mask in conditions])
     gains = _compute_gains(masks.astype(float), failed)
     first, second = np.unravel_index(np.argmax(gains), gains.shape)
     if math.exp(-gains[first, second]) > _MAX_FALSE_ALARM_RATE / tests:
@@ -154,29 +154,26 @@ def find_failure_region(
 
 def _list_conditions(
     name: str, distribution: Any, values: Sequence[Any], failed: _Mask
-) -> dict[str, _Mask]:
-    """Return conditions on a hyperparameter by their text, as masks of the evaluations.
+) -> list[tuple[str, _Mask]]:
+    """Return conditions on a hyperparameter, each as text and as the mask of its evaluations.
 
     Args:
         values: The value of each evaluation; None if the hyperparameter is inactive.
         failed: Whether each evaluation has failed.
     """
     of_failed = [value for value in compress(values, failed) if value is not None]
+    found: list[tuple[str, _Mask]] = []
     if hasattr(distribution, "choices"):
-        return {
-            f"{name} = {format_value(choice)}": np.array(
-                [value is not None and value == choice for value in values], bool
-            )
-            for choice in dict.fromkeys(of_failed)
-        }
+        for choice in dict.fromkeys(of_failed):
+            has_choice = [value is not None and value == choice for value in values]
+            found.append((f"{name} = {format_value(choice)}", np.array(has_choice)))
+        return found
     numbers = np.array([math.nan if value is None else value for value in values], float)
     limits = sorted(set(of_failed))
-    found = {}
-    for limit in limits[:_MOST_LIMITS]:
-        found[f"{name} >= {format_value(limit)}"] = numbers >= limit
-    for limit in limits[-_MOST_LIMITS:]:
-        found[f"{name} <= {format_value(limit)}"] = numbers <= limit
-    return {text: mask for text, mask in found.items() if not mask.all()}
+    lower, upper = limits[:_MOST_LIMITS], limits[-_MOST_LIMITS:]
+    found += [(f"{name} >= {format_value(limit)}", numbers >= limit) for limit in lower]
+    found += [(f"{name} <= {format_value(limit)}", numbers <= limit) for limit in upper]
+    return [(text, mask) for text, mask in found if not mask.all()]
 
 
 def _compute_gains(masks: npt.NDArray[np.float64], failed: _Mask) -> npt.NDArray[np.float64]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hpo.breeding.gaussian_process import Vector
-from hpo.space import SearchSpace
+from hpo.breeding.encoding import GeneEncoding, Mask, Vector
+from hpo.space import SearchSpace, Value
 from hpo.space.parsing import parse_parameter
 from hpo.store.evaluations import Evaluation
 
@@ -28,32 +26,23 @@ def read_space(described: Mapping[str, str]) -> SearchSpace:
 
 
 def select_complete(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the complete evaluations that have a finite loss and did not start from a parent's checkpoint.
+    """Return the complete evaluations with a finite loss that depends on hyperparameters alone.
 
-    The loss of an evaluation with a parent does not depend on its hyperparameters alone.
+    Evaluations that started from a parent's checkpoint are left out.
     """
-    founders = [evaluation for evaluation in evaluations if evaluation.inherits is None]
-    return [
-        evaluation
-        for evaluation in founders
-        if evaluation.state == "complete" and math.isfinite(evaluation.loss)
-    ]
+    complete = [e for e in evaluations if e.state == "complete" and e.inherits is None]
+    return [evaluation for evaluation in complete if math.isfinite(evaluation.loss)]
 
 
 def compute_genes(
-    params: Sequence[Mapping[str, Any]], space: SearchSpace
-) -> tuple[Vector, npt.NDArray[np.bool_]]:
-    """Return the genes (one number for each parameter) of individuals, and whether each parameter is active.
+    params: Sequence[Mapping[str, Value]], encoding: GeneEncoding
+) -> tuple[Vector, Mask]:
+    """Return the genes of individuals, and whether each gene is active.
 
-    Both have the shape `(individuals, parameters)`. The gene of an inactive parameter is 0.
+    Both have the shape `(individuals, genes)`.
+
+    Raises:
+        ValueError: If a value is not valid for its parameter.
     """
-    genes = [
-        [
-            float(parameter.encode(individual[name])) if name in individual else 0.0
-            for name, parameter in space.parameters.items()
-        ]
-        for individual in params
-    ]
-    return np.array(genes), np.array(
-        [[name in individual for name in space.parameters] for individual in params]
-    )
+    genes = np.array([encoding.encode_params(individual) for individual in params])
+    return genes, encoding.find_active(genes)

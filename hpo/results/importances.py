@@ -110,8 +110,9 @@ def _compute_cached(
     known: tuple[_KnownLoss, ...], described: tuple[tuple[str, str], ...]
 ) -> Sequence[Importance]:
     space = read_space(dict(described))
-    genes, active = compute_genes([dict(params) for params, _ in known], space)
-    chosen = _choose_spread(GeneEncoding(space).encode_points(genes, active))
+    encoding = GeneEncoding(space)
+    genes, active = compute_genes([dict(params) for params, _ in known], encoding)
+    chosen = _choose_spread(encoding.encode_points(genes, active))
     losses = np.array([loss for _, loss in known])[chosen]
     shares = _draw_shares(space, genes[chosen], active[chosen], losses)
     means = shares.mean(axis=0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hpo.breeding.encoding import GeneEncoding
 from hpo.breeding.evaluation_history import find_informative
 from hpo.breeding.prior_model import PriorModel
 from hpo.objectives import Objectives
@@ -36,7 +37,10 @@ class PriorAgreement:
     Failed evaluations are the worst.
     """
     verdict: str
-    """Whether evaluations "agree", "contradict" or are "undecided". Chance decides in at most one of ten cases."""
+    """Whether evaluations "agree", "contradict" or are "undecided".
+
+    Chance decides in at most one of ten cases.
+    """
 
 
 def compare_priors(
@@ -52,47 +56,37 @@ def compare_priors(
         priors: Each parameter that has a prior as text, with its prior, by name.
 
     Raises:
-        ValueError: A text does not describe a parameter.
+        ValueError: If a text does not describe a parameter.
     """
     whole = read_space({**space, **{name: text for name, text in priors.items() if name in space}})
     if not whole.priors:
         return []
     compared = _select_compared(evaluations)
-    if not compared:
-        correlations = deviations = np.zeros(len(whole.priors))
-    else:
+    if compared:
         costs = np.array([objectives.compute_costs(evaluation.values) for evaluation in compared])
-        genes, active = compute_genes([evaluation.params for evaluation in compared], whole)
+        params = [evaluation.params for evaluation in compared]
+        genes, active = compute_genes(params, GeneEncoding(whole))
         correlations, deviations = PriorModel(whole).compare(genes, active, costs)
+    else:
+        correlations = deviations = np.zeros(len(whole.priors))
+    rows = zip(whole.priors.items(), correlations.tolist(), deviations.tolist(), strict=True)
     return [
         PriorAgreement(
-            name,
-            value,
-            whole.parameters[name].confidence,
-            float(correlation),
-            _judge(float(distance)),
+            name, value, whole.parameters[name].confidence, correlation, _judge(distance)
         )
-        for (name, value), correlation, distance in zip(
-            whole.priors.items(), correlations, deviations, strict=True
-        )
+        for (name, value), correlation, distance in rows
     ]
 
 
 def _select_compared(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Return the evaluations that are compared with priors: complete and failed, except long streaks of failures."""
-    ended = sorted(
-        (e for e in evaluations if e.inherits is None and e.state in ("complete", "failed")),
-        key=lambda e: (e.ended, e.trial),
-    )
+    """Return the complete and failed evaluations without long streaks of failures."""
+    ended = [e for e in evaluations if e.inherits is None and e.state in ("complete", "failed")]
+    ended.sort(key=lambda evaluation: (evaluation.ended, evaluation.trial))
     informative = find_informative(np.array([math.isfinite(e.loss) for e in ended], bool))
     return [ended[index] for index in informative]
 
 
 def _judge(deviations: float) -> str:
-    return (
-        "undecided"
-        if abs(deviations) < _SIGNIFICANT
-        else "agree"
-        if deviations > 0
-        else "contradict"
-    )
+    if abs(deviations) < _SIGNIFICANT:
+        return "undecided"
+    return "agree" if deviations > 0 else "contradict"

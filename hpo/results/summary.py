@@ -1,14 +1,13 @@
-"""Summarize a run: counts, the best individuals, and how busy the workers were.
-
-A session is one start of the run. The latest session plans confirmations.
-"""
+"""Summarize a run: counts, the best individuals, and how busy the workers were."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +41,7 @@ COUNTED_STATES = ("complete", "pruned", "paused", "failed", "running")
 
 @dataclass(frozen=True)
 class SessionOutcome:
-    """How a session ended, and its times."""
+    """How a session, one start of the run, has ended, and its times."""
 
     stopped: str | None = None
     """The reason why the session stopped early; None if it did not."""
@@ -75,7 +74,7 @@ class NextPromotion:
     trial: int
     loss: float | None
     count_needed: int | None
-    """The number of individuals that must first reach the rung, if none of them is better; None for never."""
+    """How many individuals must first reach the rung, if none is better; None for never."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +107,8 @@ class Summary:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """The number of evaluations in each state, and the budget. Imported evaluations are left out."""
-        states = Counter(
-            evaluation.state for evaluation in self.evaluations if not evaluation.imported_from
-        )
+        """The number of evaluations of this run in each state, and the budget."""
+        states = Counter(e.state for e in self.evaluations if not e.imported_from)
         return {**{state: states[state] for state in COUNTED_STATES}, "budget": self.run.budget}
 
     @property
@@ -167,8 +164,20 @@ class Summary:
 
     @cached_property
     def propagators(self) -> list[PropagatorResult]:
-        """The results of each propagator."""
-        return summarize_propagators(self.evaluations, self.run.objectives)
+        """The results of each propagator, ordered by the end of its first evaluation."""
+        if self.run.objectives.is_multi_objective:
+            better = find_front_additions(self.evaluations, self.run.objectives)
+        else:
+            better = find_improvements(self.evaluations)
+        improved = Counter(evaluation.propagator for evaluation in better)
+        groups: dict[str, list[Evaluation]] = {}
+        for evaluation in sort_by_end(self.evaluations):
+            groups.setdefault(evaluation.propagator, []).append(evaluation)
+        results = []
+        for propagator, group in groups.items():
+            best = min((e.loss for e in group if e.state == "complete"), default=None)
+            results.append(PropagatorResult(propagator, len(group), improved[propagator], best))
+        return results
 
     @cached_property
     def rungs(self) -> list[RungSummary]:
@@ -193,7 +202,7 @@ class Summary:
 
     @property
     def as_good_within(self) -> float | None:
-        """The largest difference to the best mean loss that counts as equally good; None without a comparison."""
+        """The difference to the best mean loss that counts as equally good, if any are compared."""
         return compute_margin(self.confirmed)
 
     @property
@@ -214,15 +223,13 @@ class Summary:
         """The priors, and whether evaluations agree with them."""
         if not self.run.priors:
             return []
-        # Imports numpy, which only leaders need.
-        from hpo.results.prior_agreement import compare_priors
+        from hpo.results.prior_agreement import compare_priors  # Imports scipy, which takes 0.1 s.
 
-        try:
+        with suppress(ValueError):  # A user has edited run.json.
             return compare_priors(
                 self.evaluations, self.run.space, self.run.priors, self.run.objectives
             )
-        except ValueError:  # A user has edited run.json.
-            return []
+        return []
 
     @cached_property
     def expected_loss(self) -> ExpectedLoss | None:
@@ -232,13 +239,11 @@ class Summary:
         """
         if not self.ask_models or self.best is None or self.run.objectives.is_multi_objective:
             return None
-        from hpo.results.expected_loss import predict_best  # Imports scipy, which takes 0.1 s.
-        from hpo.results.genes import read_space
+        from hpo.results.expected_loss import predict_best  # Imports scipy.
 
-        try:
-            return predict_best(self.evaluations, read_space(self.run.space), self.best)
-        except ValueError:  # A user has edited run.json.
-            return None
+        with suppress(ValueError):  # A user has edited run.json.
+            return predict_best(self.evaluations, self.run.space, self.best)
+        return None
 
     @cached_property
     def importances(self) -> list[Importance]:
@@ -247,41 +252,34 @@ class Summary:
             return []
         from hpo.results.importances import compute_importances  # Imports scipy.
 
-        try:
+        with suppress(ValueError):  # A user has edited run.json.
             return compute_importances(self.evaluations, self.run.space)
-        except ValueError:  # A user has edited run.json.
-            return []
+        return []
 
 
 def write_summary(path: Path, summary: Summary) -> None:
     """Write summary.json."""
-    session = summary.session
-    times = {
-        "wall_seconds": session.wall_seconds,
-        "worker_busy_fraction": session.worker_busy_fraction,
-    }
-    write_json(path, {**make_summary_content(summary), **times})
+    write_json(path, {**make_summary_content(summary), **asdict(summary.session)})
 
 
 def make_summary_content(summary: Summary) -> dict[str, Any]:
     """Return the content of summary.json without the times of the session."""
-    objectives = summary.run.objectives
     return {
         "evaluations": summary.counts,
         "waiting": summary.waiting,
-        "failures": list(map(_describe_failures, summary.failures)),
-        "priors": list(map(asdict, summary.priors)),
-        "propagators": list(map(asdict, summary.propagators)),
-        "rungs": list(map(asdict, summary.rungs)),
+        "failures": [_describe_failures(kind) for kind in summary.failures],
+        "priors": [asdict(prior) for prior in summary.priors],
+        "propagators": [asdict(propagator) for propagator in summary.propagators],
+        "rungs": [asdict(rung) for rung in summary.rungs],
         "lineage": [
             {"trial": e.trial, "epochs": len(e.curve), "loss": e.loss, "params": e.params}
             for e in summary.lineage
         ],
         "best": _describe(summary.best) if summary.best else None,
-        "top": list(map(_describe, summary.top)),
-        "objectives": list(objectives.names),
-        "maximized": list(objectives.maximized),
-        "front": list(map(_describe, summary.front)),
+        "top": [_describe(evaluation) for evaluation in summary.top],
+        "objectives": list(summary.run.objectives.names),
+        "maximized": list(summary.run.objectives.maximized),
+        "front": [_describe(evaluation) for evaluation in summary.front],
         "hypervolume": asdict(summary.hypervolume) if summary.hypervolume else None,
         "expected_loss": asdict(summary.expected_loss) if summary.expected_loss else None,
         "importances": [
@@ -289,7 +287,7 @@ def make_summary_content(summary: Summary) -> dict[str, Any]:
             for importance in summary.importances
         ],
         "islands": [
-            {"island": island, "top": list(map(_describe, best))}
+            {"island": island, "top": [_describe(evaluation) for evaluation in best]}
             for island, best in summary.islands.items()
         ],
         "imported": summary.imported,
@@ -331,29 +329,6 @@ def _describe_failures(kind: FailureKind) -> dict[str, Any]:
     }
 
 
-def summarize_propagators(
-    evaluations: Sequence[Evaluation], objectives: Objectives
-) -> list[PropagatorResult]:
-    """Return the results of each propagator, in the order in which their first evaluations ended."""
-    if objectives.is_multi_objective:
-        better = find_front_additions(evaluations, objectives)
-    else:
-        better = find_improvements(evaluations)
-    improved = Counter(evaluation.propagator for evaluation in better)
-    groups: dict[str, list[Evaluation]] = {}
-    for evaluation in sort_by_end(evaluations):
-        groups.setdefault(evaluation.propagator, []).append(evaluation)
-    return [
-        PropagatorResult(
-            propagator,
-            len(group),
-            improved[propagator],
-            min((e.loss for e in group if e.state == "complete"), default=None),
-        )
-        for propagator, group in groups.items()
-    ]
-
-
 def summarize_rungs(
     evaluations: Sequence[Evaluation], pruner: str, objectives: Objectives = ONLY_LOSS
 ) -> list[RungSummary]:
@@ -379,33 +354,52 @@ def _find_next(halving: HalvingSchedule, rung: Rung) -> NextPromotion | None:
     if rung.next_paused is None:
         return None
     position, evaluation = rung.next_paused
-    return NextPromotion(
-        evaluation.trial, _drop_infinite(evaluation.loss), halving.count_needed(position)
-    )
+    loss = _drop_infinite(evaluation.loss)
+    return NextPromotion(evaluation.trial, loss, halving.count_needed(position))
 
 
 def _drop_infinite(loss: float) -> float | None:
     return loss if math.isfinite(loss) else None
 
 
+def parse_session_start(run: Manifest) -> float:
+    """Return the start of the latest session in seconds since the epoch.
+
+    Return minus infinity if run.json has no valid start.
+    """
+    try:
+        return datetime.strptime(run.started, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except (ValueError, OverflowError):
+        return -math.inf
+
+
+def select_session(evaluations: Sequence[Evaluation], since: float) -> list[Evaluation]:
+    """Return the evaluations that have ended in a session.
+
+    Args:
+        since: The start of the session in seconds since the epoch.
+    """
+    return [e for e in evaluations if e.has_ended_in_run and e.started >= since]
+
+
 def compute_busy_fraction(
     evaluations: Sequence[Evaluation], workers: int, since: float
 ) -> float | None:
-    """Return the share of time that workers spent in evaluations, between the first start and the last end.
+    """Return the share of time that workers spent in evaluations.
+
+    The time is that between the first start and the last end of the session.
 
     Args:
-        since: The start of the session in seconds since the epoch. Earlier evaluations are ignored.
+        since: The start of the session in seconds since the epoch.
 
     Returns:
         The share, from 0 to 1. None if no evaluation has ended, or if the clock was set back during
         the session.
     """
-    ours = [e for e in evaluations if e.has_ended and not e.imported_from and e.started >= since]
+    ours = select_session(evaluations, since)
     if not ours:
         return None
-    span = max(evaluation.ended for evaluation in ours) - min(
-        evaluation.started for evaluation in ours
-    )
+    span = max(e.ended for e in ours) - min(e.started for e in ours)
     if span < 0:
         return None
     session_seconds = [evaluation.seconds - evaluation.seconds_before for evaluation in ours]

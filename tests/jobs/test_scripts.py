@@ -252,7 +252,7 @@ def test_run_without_loss_stops_and_proposes_pattern(mpi: Mpi, tmp_path: Path) -
     (remedy,) = re.findall(rf"{re.escape(stopped)}(.*)\n", job.stdout)
     assert remedy == r"--run-dir run --resume and --loss 'eval_loss\s+([^\s,;}]+)'"
     assert [trial.state.name for trial in load_trials(tmp_path / "run")] == ["FAIL"]
-    look = RunReader(tmp_path / "run").make_follower().take_snapshot()
+    look = RunReader(tmp_path / "run").take_snapshot()
     assert look.remedy == r"--loss 'eval_loss\s+([^\s,;}]+)'"
     added = shlex.split(remedy.replace(" and ", " "))
     job = mpi.run(2, *SEARCH, *options, *added, "--", "python", "train.py", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Test the advice that is given after a run: its text, its evidence, its command, and when there is none."""
+"""Test the advice after a run: its text, evidence and command, and when there is none."""
 
 from __future__ import annotations
 
@@ -175,8 +175,8 @@ def test_failure_advice_names_the_region_of_two_parameters() -> None:
     )
     count = len(failed)
     assert advice.evidence == (
-        f"{count} of {count} failures have {where}, and {count} of the {count} evaluations there failed. "
-        "The latest failure there is rank 1: OutOfMemoryError: 3 GiB."
+        f"{count} of {count} failures have {where}, and {count} of the {count} evaluations there "
+        "failed. The latest failure there is rank 1: OutOfMemoryError: 3 GiB."
     )
     assert advice.command == f"hpo show runs/x {failed[-1].trial}"
 
@@ -207,8 +207,9 @@ def test_failure_advice_names_the_region_of_one_reason() -> None:
     assert advice is not None
     count = len(memory)
     assert advice.evidence == (
-        f"{count} of {count} failures for one reason have layers >= 5, and {count} of the {count} evaluations there "
-        "failed for it. The latest failure there is rank 1: OutOfMemoryError: 3 GiB."
+        f"{count} of {count} failures for one reason have layers >= 5, and {count} of the "
+        f"{count} evaluations there failed for it. "
+        "The latest failure there is rank 1: OutOfMemoryError: 3 GiB."
     )
     kinds = find_failure_kinds(ended, SPACE.make_distributions())
     assert [(kind.reason, len(kind.failed)) for kind in kinds] == [
@@ -225,7 +226,7 @@ def test_failure_advice_names_the_region_of_one_reason() -> None:
 
 
 def test_failure_region_counts_promoted_evaluations_once() -> None:
-    """An evaluation that was paused, promoted and then failed is one failure, not also a success."""
+    """An evaluation that was promoted and then failed is one failure, not also a success."""
     ended = [make_ended(trial, 1.0, params={"lr": 0.01 * (1 + trial)}) for trial in range(60)]
     failed = [
         make_ended(100 + trial, math.inf, "failed", params=ended[trial].params, retry_of=trial)
@@ -445,7 +446,10 @@ def test_confirm_advice_is_absent_if_clear_or_still_running() -> None:
 
 
 def make_confirmed(*groups: Sequence[float]) -> RunResult:
-    """Return the result of a run whose best individuals were trained with other seeds. `groups` has their losses."""
+    """Return the result of a run whose best individuals were trained with other seeds.
+
+    `groups` has their losses.
+    """
     evaluations = [make_ended(trial, 0.1 * trial) for trial in range(len(groups))]
     confirmations = [
         make_ended(index, loss, confirms=trial, seed=index)
@@ -474,8 +478,8 @@ def test_advice_if_bounds_are_wide_asks_for_more_seeds() -> None:
         == "Confirm with 7 seeds, or take trial 0, which is worse than the best by 0.01798 at most."
     )
     assert advice.evidence == (
-        "With 3 other seeds each, trials 0 and 1 may be the best, and none is certain to be as good within 0.01, one "
-        "standard deviation by seeds."
+        "With 3 other seeds each, trials 0 and 1 may be the best, and none is certain to be as "
+        "good within 0.01, one standard deviation by seeds."
     )
     assert advice.command == "run_islands.py my.py --run-dir runs/x --resume --confirm-seeds 7"
     enough = [space_losses(mean, 0.010, 7) for mean in (0.110, 0.112, 0.9)]

@@ -1,4 +1,4 @@
-"""Test how confirmed individuals are compared: which of them may be the best, and which are equally good."""
+"""Test which confirmed individuals may be the best, and which are equally good."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def make_confirmation(trial: int, seed: int, loss: float, state: str = "complete
 
 
 def make_confirmations(groups: Sequence[Sequence[float]]) -> list[Evaluation]:
-    """Return confirmations of trials 0, 1, ... The losses of each trial, one per seed, are a sequence in `groups`."""
+    """Return confirmations of trials 0, 1, ...
+
+    The losses of each trial, one per seed, are a sequence in `groups`.
+    """
     return [
         make_confirmation(trial, seed, loss)
         for trial, group in enumerate(groups)

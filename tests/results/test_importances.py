@@ -1,4 +1,7 @@
-"""Test the importances of hyperparameters. They must not depend on the regions that a search has sampled."""
+"""Test the importances of hyperparameters.
+
+They must not depend on the regions that a search has sampled.
+"""
 
 from __future__ import annotations
 

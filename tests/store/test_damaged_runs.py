@@ -177,7 +177,7 @@ def test_deeply_nested_json_is_one_message(run_dir: Path) -> None:
             RunReader(copied)
         assert len(str(raised.value)) < 500
     (run_dir / "summary.json").write_text("[" * 100_000)
-    assert RunReader(run_dir).make_follower().take_snapshot().stop_reason == ""
+    assert RunReader(run_dir).take_snapshot().stop_reason == ""
     assert_refused(
         run_dir, [*read_lines(run_dir), b"[" * 100_000 + b"\n"], "is damaged: line .* is not JSON"
     )
@@ -186,7 +186,7 @@ def test_deeply_nested_json_is_one_message(run_dir: Path) -> None:
 def test_missing_study_file_is_one_message(run_dir: Path) -> None:
     record, follower = (
         start_session(run_dir, resume=True).open_record(),
-        RunReader(run_dir).make_follower(),
+        RunReader(run_dir),
     )
     assert len(follower.take_snapshot().evaluations) == 3
     (run_dir / "study.log").unlink()

@@ -30,6 +30,7 @@ MANIFEST: dict[str, Any] = {
     "layout": {"ranks": 8, "ranks_per_worker": 2, "islands": 2},
     "command": "run_islands.py my.py --set epochs=10",
     "search_space": "my.py",
+    "started": "",
 }
 
 
@@ -54,7 +55,6 @@ def make_result(
     given: dict[str, Any] = {
         "confirmations": [],
         "distributions": SPACE.make_distributions(),
-        "session_start": -math.inf,
         "last_summary": {"stopped": None},
         "is_running": False,
         **others,
@@ -86,7 +86,7 @@ def draw_search(
 def make_crowded_search(
     count: int, loss: Callable[[dict[str, Any]], float], **bound: Any
 ) -> list[Evaluation]:
-    """Return a search whose first half is random, and whose second half has the values of `bound`."""
+    """Return a search with a random first half. The second half has the values of `bound`."""
     evaluations = draw_search(count, loss)
     late = [{**evaluation.params, **bound} for evaluation in evaluations[count // 2 :]]
     ended = [
@@ -102,14 +102,20 @@ def compute_distant_loss(params: Mapping[str, Any]) -> float:
 
 
 def make_flat_search(count: int = 64) -> list[Evaluation]:
-    """Return a search of `count` evaluations. Its eleventh has the lowest loss, and all others are close to it."""
+    """Return a search of `count` evaluations.
+
+    Its eleventh has the lowest loss, and all others are close to it.
+    """
     losses = [0.5 + 1e-4 * (1 + (7 * index) % count) for index in range(count)]
     losses[10] = 0.5
     return [make_ended(trial, loss) for trial, loss in enumerate(losses)]
 
 
 def make_curves(curve: Callable[[int], float], epochs: int = 10, **others: Any) -> list[Evaluation]:
-    """Return evaluations whose losses by epoch follow `curve`. Each is slightly worse than the previous one."""
+    """Return evaluations whose losses by epoch follow `curve`.
+
+    Each is slightly worse than the previous one.
+    """
     curves = [
         {epoch: (1 + trial / 100) * curve(epoch) for epoch in range(1, epochs + 1)}
         for trial in range(8)

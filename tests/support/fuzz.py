@@ -354,7 +354,7 @@ class _NullTracker:
 
 def _read_as_watch(run_dir: Path, _: Path) -> None:
     """Read a run as hpo watch does at each refresh."""
-    look = RunReader(run_dir).make_follower().take_snapshot()
+    look = RunReader(run_dir).take_snapshot()
     run, evaluations = compute_run_status(look), [*look.evaluations, *look.confirmations]
     columns = make_columns(evaluations, run.objectives, run.at)
     tables = [

@@ -369,7 +369,7 @@ def test_export_has_a_column_for_the_front(tmp_path: Path) -> None:
 def test_live_view_shows_the_front_instead_of_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = make_front_run(tmp_path / "run", THREE_OBJECTIVES).make_follower().take_snapshot()
+    look = make_front_run(tmp_path / "run", THREE_OBJECTIVES).take_snapshot()
     run = compute_run_status(look)
     seen = [line.plain for line in format_header(run, Path("run"))]
     index = next(count for count, line in enumerate(seen) if "lowest loss" in line)
@@ -564,6 +564,6 @@ def test_views_show_a_front_of_one_or_none(
     assert ("it alone is on the front" in hpo("best", tmp_path / "run")[2]) == bool(count)
     assert hpo("best", tmp_path / "run", "--by", "parameters")[0] == (0 if count else 2)
     assert ("front of 1" in render_report(run, 3, START_SECONDS)) == bool(count)
-    head = format_header(compute_run_status(run.make_follower().take_snapshot()), Path("run"))
+    head = format_header(compute_run_status(run.take_snapshot()), Path("run"))
     assert any(line.plain == "loss 0.5, parameters 10" for line in head) == bool(count)
     assert RunDir(tmp_path / "run").front_weights.exists() is False, "readers must not write"

@@ -40,7 +40,7 @@ def test_lines_show_values_of_equal_names(run: RunReader) -> None:
     assert (
         dict(re.findall(r"(\w+)=(\S+)", ProgressLines([], 1).format_line(evaluation))) == expected
     )
-    snapshot = run.make_follower().take_snapshot()
+    snapshot = run.take_snapshot()
     (named,) = [
         line.plain
         for line in format_header(compute_run_status(snapshot), Path("run"))

@@ -507,7 +507,7 @@ def test_top_failed_marks_confirmations(tmp_path: Path, hpo: Hpo) -> None:
     )
     failures = json.loads(hpo("top", run_dir, "--json")[1])["failures"]
     assert {(entry["trial"], entry["confirms"]) for entry in failures} == {(7, None), (1, 0)}
-    snapshot = RunReader(run_dir).make_follower().take_snapshot()
+    snapshot = RunReader(run_dir).take_snapshot()
     rows = make_failure_rows([*snapshot.evaluations, *snapshot.confirmations])
     assert set(rows.keys) == {"confirm-1", "7"}
     index = rows.keys.index("confirm-1")
@@ -598,11 +598,11 @@ def test_listing_names_command_for_failed_trial(tmp_path: Path) -> None:
     path = tmp_path / "a run"
     record = make_run(path)
     add_evaluation(record, began=START_SECONDS + 100)
-    first = RunReader(path).make_follower().take_snapshot()
+    first = RunReader(path).take_snapshot()
     listing = RunListing(first, path)
     add_failure(record, f"{PLACED}{' and so on' * 30}", began=START_SECONDS + 10)
     add_failure(record, LATE, began=START_SECONDS + 20, traceback="")
-    snapshot = RunReader(path).make_follower().take_snapshot()
+    snapshot = RunReader(path).take_snapshot()
     listed = list(listing.format_lines(snapshot, compute_run_status(snapshot)))[1:]
     assert [
         line.endswith(f"  (hpo show '{path}' {trial})")

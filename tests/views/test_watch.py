@@ -388,7 +388,7 @@ def test_snapshots_follow_the_study(tmp_path: Path, url: str | None) -> None:
     session = start_session(tmp_path / "run", storage=url and url.format(tmp_path))
     run_json = tmp_path / "run" / "run.json"
     run_json.write_text(json.dumps({**json.loads(run_json.read_text()), "confirm_seeds": 1}))
-    follower = RunReader(tmp_path / "run").make_follower()
+    follower = RunReader(tmp_path / "run")
     assert follower.take_snapshot().evaluations == []
     record_evaluation(session, 1, losses=2)
     record, space = session.open_record(), load_search_file(QUICK).space
@@ -496,7 +496,7 @@ def test_header_explains_why_run_stopped(
     record_evaluation(start_session(tmp_path / "run"), 1)
     if summary is not None:
         (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
-    snapshot = RunReader(tmp_path / "run").make_follower().take_snapshot()
+    snapshot = RunReader(tmp_path / "run").take_snapshot()
     lines = [line.plain for line in format_header(compute_run_status(snapshot), Path("runs/name"))]
     assert expected_line in lines
     assert "1 not ended" in lines

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from hpo.objectives import Objectives
 from hpo.results.confirmation import ConfirmedIndividual, compare_confirmed
-from hpo.results.reader import RunSnapshot, parse_session_start
+from hpo.results.reader import RunSnapshot
 from hpo.results.search_history import find_improvements
-from hpo.results.summary import RungSummary, summarize_rungs
+from hpo.results.summary import RungSummary, parse_session_start, summarize_rungs
 from hpo.store.evaluations import Evaluation, find_best, group_by_individual
 from hpo.store.pareto_front import find_front
 from hpo.store.pruning import is_search_over

@@ -71,14 +71,14 @@ def _read_updates(
 
     If the run is not active and its data have not changed, the previous status object is yielded.
     """
-    follower = RunReader(path, storage).make_follower()
-    snapshot = follower.take_snapshot()
+    reader = RunReader(path, storage)
+    snapshot = reader.take_snapshot()
     # Only the first snapshot reads everything.
     run, pause = compute_run_status(snapshot), _MIN_POLL_SECONDS
     while True:
         yield snapshot, run, pause
         began = time.thread_time()
-        before, snapshot = snapshot, follower.take_snapshot()
+        before, snapshot = snapshot, reader.take_snapshot()
         if run.may_be_running or replace(snapshot, taken_at=before.taken_at) != before:
             run = compute_run_status(snapshot)
         pause = max(_MIN_POLL_SECONDS, (time.thread_time() - began) / _MAX_CPU_SHARE)
