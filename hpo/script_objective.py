@@ -140,25 +140,14 @@ class Script:
             raise ValueError(
                 f"--resume-args must name a file in {{folder}}, got {shlex.join(self.resume)!r}"
             )
-        known = [*names, *settings, *_EVALUATION_PLACEHOLDERS]
         for part in (*self.command, *self.resume):
-            for name in _find_placeholders(part):
-                if name not in known:
-                    raise ValueError(
-                        f"placeholders must be among {', '.join(known)}, got {name!r} in {part!r}. "
-                        f"Write {{{{{name}}}}} for literal braces"
-                    )
+            _check_placeholders(part, [*names, *settings, *_EVALUATION_PLACEHOLDERS])
         for name in self.flags:
             if name not in names:
                 raise ValueError(
                     f"a flag must be one of the hyperparameters {', '.join(names)}, got {name!r}"
                 )
-            choices = getattr(hyperparameters[name], "choices", ())
-            if (
-                self.has_placeholder(name)
-                or not choices
-                or not all(isinstance(choice, bool) for choice in choices)
-            ):
+            if self.has_placeholder(name) or not _is_boolean(hyperparameters[name]):
                 raise ValueError(
                     f"the flag {name!r} must be a Categorical(True, False) "
                     f"without {{{name}}} in the command"
@@ -268,6 +257,20 @@ def _check_pattern(name: str, pattern: str) -> None:
             f"the pattern of {name} must have one group, such as {name}=(\\S+), "
             f"got {pattern!r} with {groups} groups"
         )
+
+
+def _check_placeholders(part: str, known: Sequence[str]) -> None:
+    for name in _find_placeholders(part):
+        if name not in known:
+            raise ValueError(
+                f"placeholders must be among {', '.join(known)}, got {name!r} in {part!r}. "
+                f"Write {{{{{name}}}}} for literal braces"
+            )
+
+
+def _is_boolean(parameter: object) -> bool:
+    choices = getattr(parameter, "choices", ())
+    return bool(choices) and all(isinstance(choice, bool) for choice in choices)
 
 
 def _find_placeholders(part: str) -> list[str]:
