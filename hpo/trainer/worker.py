@@ -24,7 +24,6 @@ _SHARDED_ERROR = (
     "of torch.distributed.checkpoint.state_dict"
 )
 
-
 _HEADER_BYTES = 8  # The header of a sent object has its length in bytes.
 
 
@@ -82,7 +81,10 @@ class Comm:
         return objects
 
     def allreduce(self, sendobj: Any, op: Callable[[Any, Any], Any] = operator.add) -> Any:
-        """Return the `sendobj` of all ranks, combined by `op` in the order of ranks."""
+        """Return the `sendobj` of all ranks, combined by `op` in the order of ranks.
+
+        By default, the objects are added.
+        """
         return functools.reduce(op, self.allgather(sendobj))
 
     def reduce(
