@@ -57,12 +57,18 @@ COSTS = {f"layer{layer}.{block}": 1.0 for layer in range(1, 5) for block in rang
 
 @dataclass(frozen=True)
 class Settings(ParallelSettings):
-    """Settings of this search. A user changes them with --set, for example --set dataset=fashion-mnist."""
+    """Settings of this search.
+
+    A user changes them with --set, for example --set dataset=fashion-mnist.
+    """
 
     dataset: str = "cifar10"
     """Name of the data set, which is cifar10, fashion-mnist or digits."""
     data_dir: str = "data"
-    """Folder of the files of the data set. Missing files are downloaded into it. Not used for digits."""
+    """Folder of the files of the data set. Missing files are downloaded into it.
+
+    Not used for digits.
+    """
     epochs: int = 30
     batch_size: int = 128
     """Samples of a training step, over all ranks."""
@@ -80,7 +86,10 @@ class Settings(ParallelSettings):
 
 
 def prepare(settings: Settings) -> ImageDataset:
-    """Load the data. It is called once per host before the search, and its result is `worker.data`."""
+    """Load the data.
+
+    It is called once per host before the search, and its result is `worker.data`.
+    """
     sizes = {
         "train_samples": settings.train_samples,
         "validation_samples": settings.validation_samples,

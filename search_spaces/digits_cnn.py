@@ -1,4 +1,7 @@
-"""A small convolutional network on the handwritten digits of scikit-learn. It needs no download and no GPU."""
+"""A small convolutional network on the handwritten digits of scikit-learn.
+
+It needs no download and no GPU.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +41,10 @@ class Settings:
 
 
 class Net(nn.Module):
-    """Convolutions of 10 channels, each with an activation, and a linear layer. It returns log-probabilities."""
+    """Convolutions of 10 channels, each with an activation, and a linear layer.
+
+    It returns log-probabilities.
+    """
 
     def __init__(self, conv_layers: int, activation: str) -> None:
         super().__init__()
@@ -69,7 +75,10 @@ def load_part(part: str) -> tuple[Tensor, Tensor]:
 
 
 def prepare(_: Settings) -> dict[str, tuple[Tensor, Tensor]]:
-    """Load the data. It is called once per host before the search, and its result is `worker.data`."""
+    """Load the data.
+
+    It is called once per host before the search, and its result is `worker.data`.
+    """
     return {part: load_part(part) for part in ("train", "validation")}
 
 

@@ -34,12 +34,18 @@ ACTIVATIONS = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of this search. A user changes them with --set, for example --set dataset=fashion-mnist."""
+    """Settings of this search.
+
+    A user changes them with --set, for example --set dataset=fashion-mnist.
+    """
 
     dataset: str = "mnist"
     """Name of the data set, which is mnist or fashion-mnist."""
     data_dir: str = "data"
-    """Folder of the four IDX files, or of torchvision's data sets. Missing files are downloaded into it."""
+    """Folder of the four IDX files, or of torchvision's data sets.
+
+    Missing files are downloaded into it.
+    """
     epochs: int = 20
     batch_size: int = 16
     """Samples of a training step, over all ranks."""
@@ -72,7 +78,10 @@ class Net(nn.Module):
 
 
 def prepare(settings: Settings) -> ImageDataset:
-    """Load the data. It is called once per host before the search, and its result is `worker.data`."""
+    """Load the data.
+
+    It is called once per host before the search, and its result is `worker.data`.
+    """
     sizes = {
         "train_samples": settings.train_samples,
         "validation_samples": settings.validation_samples,

@@ -1,7 +1,7 @@
-"""A decoder-only transformer that predicts Python code by character. It is trained on the standard library.
+"""A decoder-only transformer that predicts Python code by character.
 
-To minimise the loss and the number of parameters, add this line to the file: objectives = ("loss",
-"parameters").
+It is trained on the standard library. To minimise the loss and the number of parameters, add this
+line to the file: objectives = ("loss", "parameters").
 """
 
 import math
@@ -66,7 +66,10 @@ class Settings(ParallelSettings):
     patience: int = 0
     """Stop a training after this many epochs without a new lowest loss. 0 means never."""
     train_samples: int = 1024
-    """Number of training samples. 0 means all, about 97,000 of 64 characters. The default suits two cores."""
+    """Number of training samples. 0 means all, about 97,000 of 64 characters.
+
+    The default suits two cores.
+    """
     validation_samples: int = 256
     """Number of validation samples. 0 means all, which are about 8,900 of 64 characters."""
 
@@ -76,7 +79,10 @@ class Settings(ParallelSettings):
 
 
 def prepare(settings: Settings) -> TextDataset:
-    """Load the text. It is called once per host before the search, and its result is `worker.data`."""
+    """Load the text.
+
+    It is called once per host before the search, and its result is `worker.data`.
+    """
     sizes = {
         "train_samples": settings.train_samples,
         "validation_samples": settings.validation_samples,
@@ -223,7 +229,10 @@ def compute_lr_factor(step: int, steps: int, warmup: int) -> float:
 def test(
     params: dict[str, Any], weights: dict[str, Tensor], settings: Settings
 ) -> tuple[dict[str, float], list[TextSample]]:
-    """Compute the test metrics of the best network, and generate texts. It is called once, after the search."""
+    """Compute the test metrics of the best network, and generate texts.
+
+    It is called once, after the search.
+    """
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     text = prepare(settings)
     network = build_network(params, text).to(device).eval()

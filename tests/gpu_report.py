@@ -58,7 +58,10 @@ class Host:
     variables: dict[str, str] = field(default_factory=dict)
 
     def run(self, ranks: int, *arguments: object, **variables: str) -> str:
-        """Run a Python program on a number of ranks, and return its output. Raises RuntimeError if it fails."""
+        """Run a Python program on a number of ranks, and return its output.
+
+        Raises RuntimeError if it fails.
+        """
         command = ["mpirun", "-n", ranks, sys.executable, *arguments]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **self.variables, **variables}
         job = subprocess.run(
@@ -117,7 +120,10 @@ class Host:
 
 
 def check_memory(notes: Sequence[dict[str, Any]]) -> str:
-    """Return the range of the free memory at the start of the evaluations. Raises AssertionError if it has shrunk."""
+    """Return the range of the free memory at the start of the evaluations.
+
+    Raises AssertionError if it has shrunk.
+    """
     free, total = [note["free"] for note in notes], notes[0]["total"]
     text = f"free at the start of each: {min(free) / 2**30:.1f} to {max(free) / 2**30:.1f} GiB"
     assert min(free) > max(free) - 0.05 * total, f"memory remains in use: {text}"
@@ -162,7 +168,10 @@ def time_out(ranks: int) -> Callable[[Host], str]:
         notes = host.search(ranks, ["", "hang", ""], "--collective-timeout", "15s")
         assert [note["state"] for note in notes] == ["COMPLETE", "FAIL", "COMPLETE"]
         assert "timeout" in notes[1]["failure"], notes[1]["failure"]
-        return f"{notes[0]['backend']}; {time.monotonic() - began:.0f} s in all; {notes[1]['failure'][:120]}"
+        return (
+            f"{notes[0]['backend']}; {time.monotonic() - began:.0f} s in all; "
+            f"{notes[1]['failure'][:120]}"
+        )
 
     return run
 
@@ -234,10 +243,9 @@ def check_cluster(host: Host) -> str:
 def lose_a_gpu(host: Host) -> str:
     """Let one of two workers fail as with a lost GPU, and require that it leaves the run."""
     code = (
-        "import time\nfrom hpo import Int, SearchSpace\nspace = SearchSpace(k=Int(0, 999))\n"
-        "def objective(params, worker):\n"
-        "    if worker.index == 1:\n        raise RuntimeError('CUDA error: uncorrectable ECC error encountered')\n"
-        "    time.sleep(1)\n    yield params['k']\n"
+        "import time\nfrom hpo import Int, SearchSpace\nspace = SearchSpace(k=Int(0, 999))\ndef "
+        "objective(params, worker):\n    if worker.index == 1:\n        raise RuntimeError('CUDA "
+        "error: uncorrectable ECC error encountered')\n    time.sleep(1)\n    yield params['k']\n"
     )
     (host.folder / "lost.py").write_text(code)
     output = host.run(
@@ -314,7 +322,10 @@ def main() -> None:
                 failures += 1
                 traceback.print_exc()
                 result = f"**failed**: {type(error).__name__}: {error}"
-            row = f"| {title} | {time.monotonic() - began:.0f} | {' '.join(result.split()).replace('|', '/')[:500]} |"
+            row = (
+                f"| {title} | {time.monotonic() - began:.0f} | "
+                f"{' '.join(result.split()).replace('|', '/')[:500]} |"
+            )
             rows.append(row)
             print(row, flush=True)
     print("", *rows, sep="\n")

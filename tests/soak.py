@@ -46,8 +46,9 @@ def main() -> None:
         folder = Path(name)
         outcome = fuzz_runs(folder / "fuzz", arguments.seed, arguments.damages)
         print(
-            f"{arguments.damages} damaged run directories: {outcome['read']} times read, {outcome['refused']} times "
-            f"refused; {outcome['resumed']} resumed, {outcome['resume refused']} refused; no other outcome\n"
+            f"{arguments.damages} damaged run directories: {outcome['read']} times read, "
+            f"{outcome['refused']} times refused; {outcome['resumed']} resumed, "
+            f"{outcome['resume refused']} refused; no other outcome\n"
         )
         total = Tally()
         for run in range(arguments.runs):
@@ -60,19 +61,22 @@ def main() -> None:
             for field, value in vars(tally).items():
                 setattr(total, field, getattr(total, field) + value)
         print(
-            f"{arguments.runs} runs, every other one with 5 ms more for each file operation: {total.kills} kills, "
-            f"{total.resumes} resumes, {total.finished} evaluations finished, {total.repeated} of them repeated "
-            f"after a kill, {total.lost} lost; the journal was read {total.readings} times in the meantime\n"
-            f"{total.trainers} trainers and {total.templates} templates were killed, too: {total.failed} evaluations "
-            f"failed because of it\n"
+            f"{arguments.runs} runs, every other one with 5 ms more for each file operation: "
+            f"{total.kills} kills, {total.resumes} resumes, {total.finished} evaluations "
+            f"finished, {total.repeated} of them repeated after a kill, {total.lost} lost; the "
+            f"journal was read {total.readings} times in the meantime\n{total.trainers} trainers "
+            f"and {total.templates} templates were killed, too: {total.failed} evaluations failed "
+            "because of it\n"
         )
         survival = kill_and_resume(
             mpis[0], folder / "saving", random.Random(arguments.seed), kills=arguments.runs * 2
         )
         print(
-            f"12 evaluations of 80 epochs, each of 0.2 s, on 2 workers, saved every second: {survival.kills} kills; "
-            f"all losses are those of a run that was not killed; {survival.again} epochs trained again, "
-            f"{0.2 * survival.again / 2 / max(1, survival.kills):.2f} s of each worker for a kill\n",
+            "12 evaluations of 80 epochs, each of 0.2 s, on 2 workers, saved every second: "
+            f"{survival.kills} kills; all losses are those of a run that was not killed; "
+            f"{survival.again} epochs trained again, "
+            f"{0.2 * survival.again / 2 / max(1, survival.kills):.2f} s of each worker for a "
+            "kill\n",
             flush=True,
         )
         evaluations, stopped = 0, 0.0
@@ -83,8 +87,8 @@ def main() -> None:
             )
             evaluations, stopped = evaluations + more, stopped + seconds
         print(
-            f"{arguments.suspended} suspended runs, 3 s for ranks to wait: stopped for {stopped:.0f} s in all; "
-            f"{evaluations} evaluations complete, 0 failed\n"
+            f"{arguments.suspended} suspended runs, 3 s for ranks to wait: stopped for "
+            f"{stopped:.0f} s in all; {evaluations} evaluations complete, 0 failed\n"
         )
         print(
             "worst recovery, seconds     "
@@ -121,8 +125,8 @@ def main() -> None:
         print(f"{'worst':28}{worst:9.2f}\n")
         well, ill, states = measure_slowdown(mpis[0], folder / "slowdown")
         print(
-            f"60 evaluations on 8 ranks: {well:.1f} s; with every third failing {ill:.1f} s, {ill / well:.2f} times "
-            f"({states['COMPLETE']} complete, {states['FAIL']} failed)"
+            f"60 evaluations on 8 ranks: {well:.1f} s; with every third failing {ill:.1f} s, "
+            f"{ill / well:.2f} times ({states['COMPLETE']} complete, {states['FAIL']} failed)"
         )
         sys.exit(worst > 2.0 or ill > 2 * well)
 

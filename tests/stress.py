@@ -1,6 +1,6 @@
-"""Run all tests several times in random order, while other processes use all cores. Print the failures.
+"""Run all tests several times in random order, while other processes use all cores.
 
-`make test-stress` runs it. Further arguments are passed to pytest.
+Print the failures. `make test-stress` runs it. Further arguments are passed to pytest.
 """
 
 from __future__ import annotations

@@ -325,7 +325,8 @@ def _judge_cores(facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding(
             "look",
             f"Each rank on {format_list(bound)} is bound to one core, and other cores are not used",
-            "For srun, request --cpus-per-task and export SRUN_CPUS_PER_TASK. For mpirun, add --bind-to none",
+            "For srun, request --cpus-per-task and export SRUN_CPUS_PER_TASK. For mpirun, add "
+            "--bind-to none",
         )
     if not crowded and not bound:
         yield Finding("ok", "Each rank has a core or more")
@@ -346,10 +347,14 @@ def _judge_gpus(facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding(
             "look",
             f"{format_count(shared, 'GPU')} of {len(visible)} shared by several ranks",
-            "Ranks of a worker that share a GPU communicate with gloo, which is slow. Start one rank for each GPU",
+            "Ranks of a worker that share a GPU communicate with gloo, which is slow. Start one "
+            "rank for each GPU",
         )
     if several := max(len(rank.gpus.own_numbers) for rank in facts.ranks) - 1:
-        text = f"Ranks have up to {several + 1} GPUs each. Only parallel=pipeline uses more than the first"
+        text = (
+            f"Ranks have up to {several + 1} GPUs each. Only parallel=pipeline uses more than the "
+            "first"
+        )
         yield Finding("look", text, "Start one rank for each GPU")
     gpus = [rank.gpus for rank in facts.ranks]
     if has_separated_worker(facts.layout, [rank.host for rank in facts.ranks], gpus):
@@ -367,8 +372,10 @@ def _judge_templates(facts: ClusterFacts) -> Iterator[Finding]:
     if several:
         yield Finding(
             "look",
-            f"Ranks are in different containers or cgroups, so there are several templates: {format_list(several)}",
-            "Each template needs 540 MB, and the data of prepare. To share one, start one container for each host",
+            "Ranks are in different containers or cgroups, so there are several templates: "
+            f"{format_list(several)}",
+            "Each template needs 540 MB, and the data of prepare. To share one, start one "
+            "container for each host",
         )
 
 
@@ -383,8 +390,14 @@ def _judge_groups(facts: ClusterFacts) -> Iterator[Finding]:
         names = facts.list_names([rank for speed in failed for rank in speed.ranks])
         advice = ""
         if any(facts.spans_hosts(speed.ranks) for speed in failed):
-            advice = "Set the network of the process group: export GLOO_SOCKET_IFNAME=..., for GPUs NCCL_SOCKET_IFNAME"
-        text = f"{format_count(len(failed), 'process group')} failed, on {format_list(names)}: {failed[0].failure}"
+            advice = (
+                "Set the network of the process group: export GLOO_SOCKET_IFNAME=..., for GPUs "
+                "NCCL_SOCKET_IFNAME"
+            )
+        text = (
+            f"{format_count(len(failed), 'process group')} failed, on {format_list(names)}: "
+            f"{failed[0].failure}"
+        )
         yield Finding("wrong", text, advice)
     if rest := sum(map(len, causes[_MOST_FAILURES:])):
         yield Finding(
@@ -397,7 +410,8 @@ def _judge_groups(facts: ClusterFacts) -> Iterator[Finding]:
     if len(of_groups) >= _MIN_TO_COMPARE:
         median = statistics.median(speed.bandwidth for speed in of_groups)
         slow = [
-            f"{facts.layout.find_worker(speed.ranks[0])} on {format_list(facts.list_names(speed.ranks))}"
+            f"{facts.layout.find_worker(speed.ranks[0])} on "
+            f"{format_list(facts.list_names(speed.ranks))}"
             for speed in of_groups
             if speed.bandwidth < _SLOW_WORKER * median
         ]
@@ -418,7 +432,8 @@ def _judge_clocks(facts: ClusterFacts) -> Iterator[Finding]:
         yield Finding(
             "look",
             f"Clocks differ from {facts.get_name(facts.hosts[0])}: {format_list(late)}",
-            "Synchronize them, for example with chrony. Of several failures, the earliest is taken as the cause",
+            "Synchronize them, for example with chrony. Of several failures, the earliest is "
+            "taken as the cause",
         )
     else:
         latest = max(offset.seconds + offset.error for offset in facts.clocks)
@@ -459,14 +474,15 @@ def _judge_folder(facts: ClusterFacts) -> Iterator[Finding]:
     if not folder.has_locks:
         yield Finding(
             "look",
-            f"{folder.path} has no locks: a second run in the same run directory would not be detected",
+            f"{folder.path} has no locks: a second run in the same run directory would not be "
+            "detected",
             "On Lustre, mount it with -o flock",
         )
     elif unlocked := [facts.get_name(host) for host, view in views if not view.sees_lock]:
         yield Finding(
             "look",
-            f"Locks in {folder.path} are not seen on {format_list(unlocked)}: a second run from there in the same run "
-            "directory would not be detected",
+            f"Locks in {folder.path} are not seen on {format_list(unlocked)}: a second run from "
+            "there in the same run directory would not be detected",
         )
     if folder.write_seconds > _SLOWEST_WRITE:
         text = f"A durable write to {folder.path} takes {format_number(folder.write_seconds, 2)} s"
@@ -485,7 +501,7 @@ def _judge_job_end(facts: ClusterFacts) -> Iterator[Finding]:
     elif facts.scheduler:
         yield Finding(
             "look",
-            "No environment variable has the end time of this job: a run may be killed at its time limit, and lose "
-            "a part of its work",
+            "No environment variable has the end time of this job: a run may be killed at its "
+            "time limit, and lose a part of its work",
             "Add #SBATCH --signal=USR1@120 to the job script, or export HPO_JOB_END_TIME",
         )

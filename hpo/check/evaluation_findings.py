@@ -30,9 +30,9 @@ _BATCH_NORM_TOLERANCE = 0.02
 _SMALL_FRACTION = 0.1
 
 _WRAP_ADVICE = (
-    "Each rank trains its own network on its share of the samples. Wrap it, model = DistributedDataParallel(network), "
-    "and call model(inputs) to train, not network or model.module. Otherwise, average the gradients over all ranks "
-    "before each step"
+    "Each rank trains its own network on its share of the samples. Wrap it, model = "
+    "DistributedDataParallel(network), and call model(inputs) to train, not network or "
+    "model.module. Otherwise, average the gradients over all ranks before each step"
 )
 
 
@@ -45,28 +45,30 @@ _TORCHRUN_VARIABLES = (
 )
 
 _REDUCE_ADVICE = (
-    "A rank yields the loss of its own share or of its own network. Add up the sums over all ranks, "
-    "dist.all_reduce(total), and divide by the number of all samples"
+    "A rank yields the loss of its own share or of its own network. Add up the sums over all "
+    "ranks, dist.all_reduce(total), and divide by the number of all samples"
 )
 _LOADER_ADVICE = (
-    "Loader processes that are not forked cannot import the search file (No module named 'search_file_...'). Leave "
-    "multiprocessing_context out, or put the Dataset into a module next to the file"
+    "Loader processes that are not forked cannot import the search file (No module named "
+    "'search_file_...'). Leave multiprocessing_context out, or put the Dataset into a module next "
+    "to the file"
 )
 _DIVERGENCE_ADVICE = (
-    "This is normal for some hyperparameters. If these should be good, check the data and the loss, and narrow the "
-    "learning rate. --enqueue FILE checks another individual"
+    "This is normal for some hyperparameters. If these should be good, check the data and the "
+    "loss, and narrow the learning rate. --enqueue FILE checks another individual"
 )
 _UNUSED_ADVICE = (
     "Some parameters had no part in the loss{unused}. Freeze them by requires_grad_(False) before "
     "DistributedDataParallel wraps the network, or pass find_unused_parameters=True"
 )
 _COLLECTIVES_ADVICE = (
-    "The ranks of a worker must call the same collectives (all_reduce, a backward pass of DistributedDataParallel, "
-    "a yield) equally often. Look for different numbers of steps, and for calls inside if worker.rank == 0"
+    "The ranks of a worker must call the same collectives (all_reduce, a backward pass of "
+    "DistributedDataParallel, a yield) equally often. Look for different numbers of steps, and "
+    "for calls inside if worker.rank == 0"
 )
 _EPOCHS_ADVICE = (
-    "The ranks must train the same number of epochs. Base early stopping on a value that is equal on all ranks, such "
-    "as an all-reduced loss"
+    "The ranks must train the same number of epochs. Base early stopping on a value that is equal "
+    "on all ranks, such as an all-reduced loss"
 )
 
 # The first pattern that matches the failure or the traceback determines the advice.
@@ -84,7 +86,8 @@ _ADVICE_BY_PATTERN = [
     ),
     (
         r"an objective must yield its validation loss, a number, got None",
-        "Every rank must yield the loss. If only one rank computes it, send it to the others by dist.broadcast",
+        "Every rank must yield the loss. If only one rank computes it, send it to the others by "
+        "dist.broadcast",
     ),
     (
         r"FileNotFoundError: .*a relative path",
@@ -194,7 +197,8 @@ def _compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
         return Finding(
             "look",
             f"{text}: the second evaluation took no step, so nothing was compared",
-            "It may have resumed from a checkpoint of the first. Delete it: a search would resume from it, too",
+            "It may have resumed from a checkpoint of the first. Delete it: a search would resume "
+            "from it, too",
         )
     off = _compute_difference(first.losses, again.losses)
     if off <= _TOLERANCE:
@@ -204,15 +208,18 @@ def _compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
     if first_weights and again_weights and _is_different(first_weights, again_weights):
         return Finding(
             "wrong",
-            f"{text} has different losses the second time, by {_format_relative(off)}: the initial weights differ",
-            "Create the network and its weights in the objective. Objects at module level keep their state between "
-            "evaluations",
+            f"{text} has different losses the second time, by {_format_relative(off)}: the "
+            "initial weights differ",
+            "Create the network and its weights in the objective. Objects at module level keep "
+            "their state between evaluations",
         )
     return Finding(
         "look",
-        f"{text} has different losses the second time, by {_format_relative(off)}, from the same initial weights",
-        "Possible causes: random numbers without worker.seed (loader processes, a Generator, the clock), a counter of "
-        "evaluations, or nondeterministic GPU kernels (find them with torch.use_deterministic_algorithms(True))",
+        f"{text} has different losses the second time, by {_format_relative(off)}, from the same "
+        "initial weights",
+        "Possible causes: random numbers without worker.seed (loader processes, a Generator, the "
+        "clock), a counter of evaluations, or nondeterministic GPU kernels (find them with "
+        "torch.use_deterministic_algorithms(True))",
     )
 
 
@@ -226,7 +233,10 @@ def _compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[F
     ranks = format_count(whole.ranks, "rank")
     off = _compute_difference(whole.losses, alone.losses)
     if len(whole.losses) != len(alone.losses):
-        text = f"There are {format_count(len(whole.losses), 'loss')[:-1]}es on {ranks}, and {len(alone.losses)} on 1"
+        text = (
+            f"There are {format_count(len(whole.losses), 'loss')[:-1]}es on {ranks}, and "
+            f"{len(alone.losses)} on 1"
+        )
         yield Finding("look", text, "The number of epochs should not depend on the number of ranks")
     if off <= _TOLERANCE:
         yield Finding("ok", f"{ranks} and 1 rank have the same losses{_format_within(off)}")
@@ -260,8 +270,8 @@ def _find_causes(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
             yield Finding(
                 "wrong",
                 f"The losses are {factor:.3g} times those of 1 rank",
-                "Divide the sum over all ranks by the number of all validation samples. Their mean of means is "
-                "right only if their shares are equally large",
+                "Divide the sum over all ranks by the number of all validation samples. Their "
+                "mean of means is right only if their shares are equally large",
             )
             return
     if _has_same_parameters(whole, alone) and _is_different(
@@ -287,17 +297,18 @@ def _advise_unexplained(whole: CheckOutcome, alone: CheckOutcome) -> str:
     if _has_same_parameters(whole, alone) and ours and len(ours) == len(theirs):
         if compute_distance(ours, theirs) <= _TOLERANCE:
             return (
-                "The networks are the same at the first loss, so the validation differs. The loss must include each "
-                "sample once: divide the sum over all ranks by the number of all samples"
+                "The networks are the same at the first loss, so the validation differs. The loss "
+                "must include each sample once: divide the sum over all ranks by the number of "
+                "all samples"
             )
         return (
-            "The gradients of the first step are the same, but the networks differ at the first loss. If the ranks' "
-            "shares of the last batch differ in size, use reduction='sum' and "
+            "The gradients of the first step are the same, but the networks differ at the first "
+            "loss. If the ranks' shares of the last batch differ in size, use reduction='sum' and "
             "(loss * worker.size / len(batch)).backward()"
         )
     return (
-        "No cause was found. Divide the validation loss, summed over all ranks, by the number of all samples. Weight "
-        "the ranks' shares of a batch by their sizes"
+        "No cause was found. Divide the validation loss, summed over all ranks, by the number of "
+        "all samples. Weight the ranks' shares of a batch by their sizes"
     )
 
 
@@ -305,16 +316,18 @@ def _find_rank_dependent_layers(trace: Trace) -> Iterator[Finding]:
     if trace.normalization_layers:
         yield Finding(
             "look",
-            f"{_format_layer_counts(trace.normalization_layers)}: each rank normalizes with its own share of a batch",
-            "nn.SyncBatchNorm.convert_sync_batchnorm(network) on GPUs, GroupNorm and LayerNorm do not depend on the "
-            "number of ranks",
+            f"{_format_layer_counts(trace.normalization_layers)}: each rank normalizes with its "
+            "own share of a batch",
+            "nn.SyncBatchNorm.convert_sync_batchnorm(network) on GPUs, GroupNorm and LayerNorm do "
+            "not depend on the number of ranks",
         )
     if trace.random_layers:
         yield Finding(
             "look",
-            f"{_format_layer_counts(trace.random_layers)}: each rank draws random numbers for its own share, so "
-            f"losses differ a little",
-            "To find other differences, check once with a probability of 0, or without random numbers",
+            f"{_format_layer_counts(trace.random_layers)}: each rank draws random numbers for its "
+            "own share, so losses differ a little",
+            "To find other differences, check once with a probability of 0, or without random "
+            "numbers",
         )
 
 
@@ -322,8 +335,8 @@ def _find_shared_norms(trace: Trace) -> Iterator[Finding]:
     if trace.synchronized_layers:
         yield Finding(
             "look",
-            f"{_format_layer_counts(trace.synchronized_layers)}: they normalize over all ranks, and rounding "
-            f"errors grow from step to step",
+            f"{_format_layer_counts(trace.synchronized_layers)}: they normalize over all ranks, "
+            "and rounding errors grow from step to step",
             "To find other differences, check once with fewer steps and a lower learning rate",
         )
 
@@ -356,10 +369,10 @@ def _compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Find
         what = "An epoch has" if many.steps_at_losses else "The training takes"
         yield Finding(
             "look",
-            f"{what} {format_count(ours, 'step')} on {format_count(whole.ranks, 'rank')} and {theirs} on 1: the "
-            f"global batch size differs",
-            "If batch_size is the global batch size, a rank takes batch_size // worker.size. Otherwise, the best "
-            "learning rate depends on the number of ranks",
+            f"{what} {format_count(ours, 'step')} on {format_count(whole.ranks, 'rank')} and "
+            f"{theirs} on 1: the global batch size differs",
+            "If batch_size is the global batch size, a rank takes batch_size // worker.size. "
+            "Otherwise, the best learning rate depends on the number of ranks",
         )
     elif _has_same_parameters(whole, alone) and not (
         many.random_layers or many.normalization_layers
@@ -392,17 +405,19 @@ def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
     elif share_found < 1 - _SMALL_FRACTION / 10 or _is_randomly_sampled(alone):
         yield Finding(
             "look",
-            "The samples differ from those on 1 rank: each rank draws its batches, or changes its samples, at random. "
-            "So gradients and losses cannot be compared",
-            "To find other differences, check once without augmentation, and with shares of equal batches",
+            "The samples differ from those on 1 rank: each rank draws its batches, or changes its "
+            "samples, at random. So gradients and losses cannot be compared",
+            "To find other differences, check once without augmentation, and with shares of equal "
+            "batches",
         )
     elif len(found) < nearly_all:
         repeated = ", and on some of them more than once" if trained.total() > len(found) else ""
         yield Finding(
             "wrong",
-            f"Of the {len(expected)} samples of 1 rank's first epoch, {ranks} train on {len(found)}{repeated}",
-            "The order of the samples must be the same on all ranks. Use torch.randperm with a Generator, "
-            "torch.Generator().manual_seed(worker.seed + epoch)",
+            f"Of the {len(expected)} samples of 1 rank's first epoch, {ranks} train on "
+            f"{len(found)}{repeated}",
+            "The order of the samples must be the same on all ranks. Use torch.randperm with a "
+            "Generator, torch.Generator().manual_seed(worker.seed + epoch)",
         )
     elif all(
         len(_take_first_samples(trace, len(expected))) >= nearly_all for trace in whole.traces
@@ -410,7 +425,8 @@ def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
         yield Finding(
             "look",
             f"Each of {ranks} trains on all {len(expected)} samples, as 1 rank does",
-            "More ranks are then not faster. Let each rank take its share, batch[worker.rank :: worker.size]",
+            "More ranks are then not faster. Let each rank take its share, batch[worker.rank :: "
+            "worker.size]",
         )
 
 
@@ -444,8 +460,9 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
         yield Finding(
             "wrong",
             f"The gradients of the first step are {ratio:.3g} times those of 1 rank",
-            "DistributedDataParallel averages over ranks. If each rank divides the sum of its losses by the global "
-            "batch size, multiply by worker.size: (loss * worker.size / len(batch)).backward()",
+            "DistributedDataParallel averages over ranks. If each rank divides the sum of its "
+            "losses by the global batch size, multiply by worker.size: (loss * worker.size / "
+            "len(batch)).backward()",
         )
         return
     is_same = _has_samples(whole, alone) and _count_first_step_samples(
@@ -454,7 +471,8 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
     doubt = "" if is_same else ", but the samples differ, or are not known"
     yield Finding(
         "wrong" if is_same else "look",
-        f"The gradients of the first step differ from those of 1 rank by {_format_relative(off)}{doubt}",
+        "The gradients of the first step differ from those of 1 rank by "
+        f"{_format_relative(off)}{doubt}",
         "If the ranks' shares of a batch differ in size, use reduction='sum' and "
         "(loss * worker.size / len(batch)).backward()",
     )
@@ -481,7 +499,8 @@ def _compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Findin
         return Finding(
             "wrong",
             f"The ranks take different numbers of steps: {steps}",
-            "Give all ranks the same number of batches: use DistributedSampler, or batch[worker.rank :: worker.size]",
+            "Give all ranks the same number of batches: use DistributedSampler, or "
+            "batch[worker.rank :: worker.size]",
         )
     if alone is not None and _get_shapes(alone.traces[0]) not in ([], shapes):
         return None
@@ -545,7 +564,10 @@ def _has_samples(whole: CheckOutcome, alone: CheckOutcome) -> bool:
 
 
 def _count_samples(outcome: CheckOutcome) -> Counter[str]:
-    """Count how often each sample occurs in the first epoch on all ranks together. The keys are hashes of samples."""
+    """Count how often each sample occurs in the first epoch on all ranks together.
+
+    The keys are hashes of samples.
+    """
     limit = min(
         [
             _count_epoch_steps(outcome) or outcome.traces[0].steps,
@@ -584,7 +606,10 @@ def _count_same_batches(whole: CheckOutcome) -> tuple[int, int]:
 
 
 def _count_first_step_samples(outcome: CheckOutcome) -> Counter[str]:
-    """Count how often each sample occurs in the first step on all ranks together. The keys are hashes of samples."""
+    """Count how often each sample occurs in the first step on all ranks together.
+
+    The keys are hashes of samples.
+    """
     batches = [hashes for trace in outcome.traces for steps, hashes in trace.samples if steps == 0]
     return Counter(chain.from_iterable(batches))
 
@@ -623,7 +648,10 @@ def _count_epoch_steps(outcome: CheckOutcome) -> int | None:
 
 
 def _is_different(one: Fingerprint, other: Fingerprint) -> bool:
-    """Return whether two fingerprints differ by more than rounding. Then the weights or gradients differ, too."""
+    """Return whether two fingerprints differ by more than rounding.
+
+    Then the weights or gradients differ, too.
+    """
     return len(one) != len(other) or not compute_distance(one, other) <= _FINGERPRINT_TOLERANCE
 
 
@@ -648,8 +676,10 @@ def _inspect_gradients(outcomes: CheckOutcomes) -> Iterator[Finding]:
     if missing:
         yield Finding(
             "look",
-            f"{format_count(len(missing), 'parameter')} of the optimizer never had a gradient: {format_list(missing)}",
-            "They never change. If this is intended, freeze them by requires_grad_(False), and leave them out",
+            f"{format_count(len(missing), 'parameter')} of the optimizer never had a gradient: "
+            f"{format_list(missing)}",
+            "They never change. If this is intended, freeze them by requires_grad_(False), and "
+            "leave them out",
         )
     else:
         yield Finding("ok", "All parameters of the optimizer had gradients")
@@ -679,7 +709,8 @@ def _inspect_weights(whole: CheckOutcome, weights_test: WeightsTest) -> Iterator
         yield Finding(
             "wrong",
             f"The names of the offered weights begin with module.: {format_list(prefixed)}",
-            "The network itself cannot load them. Call worker.offer_weights(model.module.state_dict())",
+            "The network itself cannot load them. Call "
+            "worker.offer_weights(model.module.state_dict())",
         )
     else:
         yield Finding("ok", f"The offered weights have {format_count(len(names), 'tensor')}")
@@ -704,20 +735,23 @@ def _inspect_checkpoints(outcomes: CheckOutcomes) -> Iterator[Finding]:
     if resumed is None:
         yield Finding(
             "ok",
-            "No checkpoint is saved. It is optional: without one, an interrupted evaluation restarts",
+            "No checkpoint is saved. It is optional: without one, an interrupted evaluation "
+            "restarts",
         )
     elif failure := resumed.rejection or resumed.failure:
         yield Finding(
             "wrong",
-            f"The evaluation cannot resume from its checkpoint: {cut_text(failure, _MAX_FAILURE_LENGTH)}",
-            "worker.checkpoint (hpo.checkpoint in a script) is the state that was saved. A new network and optimizer "
-            "with the same hyperparameters must be able to load it",
+            "The evaluation cannot resume from its checkpoint: "
+            f"{cut_text(failure, _MAX_FAILURE_LENGTH)}",
+            "worker.checkpoint (hpo.checkpoint in a script) is the state that was saved. A new "
+            "network and optimizer with the same hyperparameters must be able to load it",
         )
     elif not resumed.evaluation.resumed_from_step:
         yield Finding(
             "wrong",
             "The evaluation saves checkpoints, but restarts instead of resuming from them",
-            "At the start, load worker.checkpoint (hpo.checkpoint in a script), and train the remaining epochs",
+            "At the start, load worker.checkpoint (hpo.checkpoint in a script), and train the "
+            "remaining epochs",
         )
     elif _compare_repetition(outcomes.whole, again).level == "ok":
         yield _compare_continuation(again, resumed)
@@ -736,7 +770,8 @@ def _compare_continuation(again: CheckOutcome, resumed: CheckOutcome) -> Finding
     if off <= _TOLERANCE and len(resumed.losses) == count:
         return Finding(
             "ok",
-            f"After a resume from the first checkpoint, the losses are the same{_format_within(off)}",
+            "After a resume from the first checkpoint, the losses are the "
+            f"same{_format_within(off)}",
         )
     if off > _TOLERANCE:
         difference = f"the losses differ by {_format_relative(off)}"
@@ -745,8 +780,8 @@ def _compare_continuation(again: CheckOutcome, resumed: CheckOutcome) -> Finding
     return Finding(
         "wrong",
         f"After a resume from the first checkpoint, {difference}",
-        "Save all that training changes, before the loss: optimizer, scheduler, random generators, number of epochs. "
-        "Seed random numbers of an epoch by its index",
+        "Save all that training changes, before the loss: optimizer, scheduler, random "
+        "generators, number of epochs. Seed random numbers of an epoch by its index",
     )
 
 
@@ -780,7 +815,8 @@ def _inspect_ranks(whole: CheckOutcome) -> Iterator[Finding]:
     if whole.ranks > 1 and whole.traces[0].steps and not set(read) & set(_RANK_VARIABLES):
         yield Finding(
             "wrong",
-            "The program reads neither RANK, LOCAL_RANK nor WORLD_SIZE: each rank trains alone, on all samples",
+            "The program reads neither RANK, LOCAL_RANK nor WORLD_SIZE: each rank trains alone, "
+            "on all samples",
             "Call torch.distributed.init_process_group(), or search with --ranks-per-worker 1",
         )
 
@@ -807,7 +843,8 @@ def _inspect_files(files: Sequence[FileSnapshot]) -> Iterator[Finding]:
         yield Finding(
             "look",
             f"Evaluations write to the same files: {format_list(both)}",
-            "Workers would overwrite these files. Let each evaluation write to its own directory, {folder}",
+            "Workers would overwrite these files. Let each evaluation write to its own directory, "
+            "{folder}",
         )
     elif written:
         yield Finding(

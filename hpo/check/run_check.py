@@ -39,10 +39,10 @@ _MEBIBYTE = 1 << 20
 
 
 def run_check(options: Options, layout: Layout, job: Job) -> int:
-    """Check a search file, and return status 0 if nothing is wrong, 1 otherwise. Collective: call on all ranks.
+    """Check a search file, and return status 0 if nothing is wrong, 1 otherwise.
 
-    Raises UsageError on all ranks, before anything starts, if the options or the search file are
-    invalid.
+    Collective: call on all ranks. Raises UsageError on all ranks, before anything starts, if the
+    options or the search file are invalid.
     """
     world = job.world
     with ExitStack() as held:
@@ -86,10 +86,10 @@ def make_middle_params(space: SearchSpace) -> dict[str, Value]:
 
 
 def _evaluate(evaluator: CheckEvaluator, job: Job) -> CheckOutcomes | None:
-    """Evaluate on all ranks, again, from a checkpoint, and on 1 rank. Collective: call on all ranks of the job.
+    """Evaluate on all ranks, again, from a checkpoint, and on 1 rank.
 
-    An evaluation is left out if the job is stopping, or if an earlier one shows that nothing can be
-    compared.
+    Collective: call on all ranks of the job. An evaluation is left out if the job is stopping, or
+    if an earlier one shows that nothing can be compared.
 
     Returns the outcomes on the first rank, and None on other ranks.
     """

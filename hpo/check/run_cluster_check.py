@@ -57,7 +57,9 @@ _NOTE = "note"
 
 
 def run_cluster_check(options: Options, layout: Layout, job: Job) -> int:
-    """Check a job, and return status 0 if nothing is wrong, 1 otherwise. Collective: call on all ranks.
+    """Check a job, and return status 0 if nothing is wrong, 1 otherwise.
+
+    Collective: call on all ranks.
 
     Args:
         options: The options, with the search file that measures process groups.
@@ -91,7 +93,10 @@ def _stop_late(leftovers: ExitStack) -> int:
 def _collect_facts(
     options: Options, layout: Layout, job: Job, ready: RankState, leftovers: ExitStack
 ) -> ClusterFacts | None:
-    """Return all facts on the first rank; None on other ranks, and if the job is stopping. Collective."""
+    """Return all facts on the first rank; None on other ranks, and if the job is stopping.
+
+    Collective.
+    """
     world = job.world
     ranks = world.allgather(_collect_rank_facts(ready))
     hosts = [rank.host for rank in ranks]
@@ -186,7 +191,9 @@ def _measure_clock_offset(heads: SleepingComm, peer: int) -> ClockOffset:
 def _test_folder(
     run_dir: Path, job: Job, heads: SleepingComm | None, leftovers: ExitStack
 ) -> tuple[FolderFacts | None, list[FolderView]]:
-    """Test the folder of a run directory, and return the facts on the first rank. Collective: call on all ranks.
+    """Test the folder of a run directory, and return the facts on the first rank.
+
+    Collective: call on all ranks.
 
     Args:
         heads: Communicator of one rank of each host; None on other ranks.
@@ -245,7 +252,9 @@ class FolderTest:
 def _compare_views(
     heads: SleepingComm, folder: Path, should_stop: Callable[[], bool]
 ) -> list[FolderView]:
-    """Return how each host sees the temporary folder of a `FolderTest`. Collective: call on all ranks of `heads`.
+    """Return how each host sees the temporary folder of a `FolderTest`.
+
+    Collective: call on all ranks of `heads`.
 
     Args:
         heads: Communicator of one rank of each host. Its first rank has made the folder.
@@ -335,7 +344,10 @@ def _is_locked(path: Path) -> bool:
 def _measure_workers(
     job: Job, ready: RankState, layout: Layout, patience: float
 ) -> list[GroupSpeed]:
-    """Measure the process groups of all workers at the same time. Collective: call on all ranks of the job."""
+    """Measure the process groups of all workers at the same time.
+
+    Collective: call on all ranks of the job.
+    """
     world = job.world
     worker = layout.find_worker(world.rank)
     speeds = world.allgather(
@@ -347,7 +359,10 @@ def _measure_workers(
 def _measure_group(
     comm: SleepingComm, job: Job, ready: RankState, patience: float, worker: int
 ) -> GroupSpeed | None:
-    """Measure the process group of the ranks of `comm`, and return its speed on its first rank. Collective."""
+    """Measure the process group of the ranks of `comm`, and return its speed on its first rank.
+
+    Collective.
+    """
     with ExitStack() as held:
         folder = None
         params = None

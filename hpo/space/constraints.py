@@ -1,4 +1,7 @@
-"""Constraints between hyperparameters. They are functions of the user, and may run in another process."""
+"""Constraints between hyperparameters.
+
+They are functions of the user, and may run in another process.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ T = TypeVar("T")
 
 
 class ConstraintSet(Protocol):
-    """Interface of the constraints of a search space. Their functions may be in this process or in another process."""
+    """Interface of the constraints of a search space.
+
+    Their functions may be in this process or in another process.
+    """
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
         """Return, for each set of hyperparameters, the index of the first violated constraint, or None."""
@@ -77,7 +83,8 @@ class Constraint:
             answer = answer.item()  # numpy's True
         if type(answer) is not bool:
             raise ValueError(
-                f"the constraint {self.text!r} must return True or False, got {answer!r} for {dict(params)!r}"
+                f"the constraint {self.text!r} must return True or False, got {answer!r} for "
+                f"{dict(params)!r}"
             )
         return answer
 
@@ -160,8 +167,8 @@ def find_constraint_problem(
         ):
             if second_answer != answer:
                 return (
-                    f"the constraint {constraint.text!r} must always return the same for the same hyperparameters, "
-                    f"got two answers for {params!r}"
+                    f"the constraint {constraint.text!r} must always return the same for the same "
+                    f"hyperparameters, got two answers for {params!r}"
                 )
         allowed_counts = [
             count + (answer is not False)
@@ -175,8 +182,8 @@ def find_constraint_problem(
     for constraint, has_applied in zip(constraints, applied, strict=True):
         if not has_applied:
             return (
-                f"the constraint {constraint.text!r} never applies: it reads parameters that were not active together "
-                f"in any of {drawn} individuals drawn at random"
+                f"the constraint {constraint.text!r} never applies: it reads parameters that were "
+                f"not active together in any of {drawn} individuals drawn at random"
             )
     if kept < _LEAST_ALLOWED:
         counts = ", ".join(
@@ -184,7 +191,8 @@ def find_constraint_problem(
             for constraint, count in zip(constraints, allowed_counts, strict=True)
         )
         return (
-            f"the constraints of this space leave {'next to ' if kept else ''}nothing: of {drawn} individuals drawn at "
-            f"random {kept} satisfy all of them ({counts}). Give the parameters values that fit together more often"
+            f"the constraints of this space leave {'next to ' if kept else ''}nothing: of {drawn} "
+            f"individuals drawn at random {kept} satisfy all of them ({counts}). Give the "
+            "parameters values that fit together more often"
         )
     return ""

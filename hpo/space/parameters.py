@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 Value = Union[bool, int, float, str]
 Gene = Union[int, float]
-"""The number that encodes a value of a hyperparameter. Propulate breeds these numbers, not the values."""
+"""The number that encodes a value of a hyperparameter.
+
+Propulate breeds these numbers, not the values.
+"""
 
 # Propulate stores genes in a float64 array, which cannot represent larger integers exactly.
 _LARGEST_INT = 2**53
@@ -102,12 +105,18 @@ class Int(BaseParameter):
     def find_problem(self) -> str | None:
         """Return why the arguments are not valid, or None if they are."""
         if wrong := [bound for bound in (self.low, self.high) if type(bound) is not int]:
-            return f"the bounds of an Int must be integers (a Float's need not be), got {format_with_type(wrong[0])}"
+            return (
+                "the bounds of an Int must be integers (a Float's need not be), got "
+                f"{format_with_type(wrong[0])}"
+            )
         if not self.low < self.high:
             return "low must be less than high"
         # Optuna subtracts floats.
         if max(abs(self.low), abs(self.high), self.high - self.low) > _LARGEST_INT:
-            return f"the bounds of an Int must be within ±2**53, and at most 2**53 ({_LARGEST_INT}) apart"
+            return (
+                f"the bounds of an Int must be within ±2**53, and at most 2**53 ({_LARGEST_INT}) "
+                "apart"
+            )
         if type(self.step) is not int or self.step < 1:
             return (
                 f"the step of an Int must be a positive integer, got {format_with_type(self.step)}"
@@ -120,7 +129,10 @@ class Int(BaseParameter):
 
     @property
     def is_continuous(self) -> bool:
-        """Whether genes (numbers that encode values) are real numbers. Otherwise, they are integers."""
+        """Whether genes (numbers that encode values) are real numbers.
+
+        Otherwise, they are integers.
+        """
         return self.log
 
     @property
@@ -158,7 +170,10 @@ class Int(BaseParameter):
         return math.log(int(value)) if self.log else self.low + (int(value) - self.low) // self.step
 
     def decode(self, gene: Gene) -> int:
-        """Return the value that a gene encodes. A gene outside the limits counts as the nearest limit."""
+        """Return the value that a gene encodes.
+
+        A gene outside the limits counts as the nearest limit.
+        """
         low, high = self.limits
         nearest = min(max(gene, low), high)
         value = (
@@ -247,7 +262,10 @@ class Float(BaseParameter):
 
     @property
     def is_continuous(self) -> bool:
-        """Whether genes (numbers that encode values) are real numbers. Otherwise, they are integers."""
+        """Whether genes (numbers that encode values) are real numbers.
+
+        Otherwise, they are integers.
+        """
         return self.step is None
 
     @property
@@ -299,7 +317,10 @@ class Float(BaseParameter):
         return math.log(float(value)) if self.log else float(value)
 
     def decode(self, gene: Gene) -> float:
-        """Return the value that a gene encodes. A gene outside the limits counts as the nearest limit."""
+        """Return the value that a gene encodes.
+
+        A gene outside the limits counts as the nearest limit.
+        """
         low, high = self.limits
         gene = min(max(gene, low), high)
         if self.step:
@@ -359,7 +380,10 @@ class _Choices(BaseParameter):
             if type(choice) not in (bool, int, float, str):
                 if list_elements(choice) is not None:
                     return "choices must be given one by one, each a string, a number or a boolean"
-                return f"a choice must be a string, a number or a boolean, got {format_with_type(choice)}"
+                return (
+                    "a choice must be a string, a number or a boolean, got "
+                    f"{format_with_type(choice)}"
+                )
             if type(choice) is float and not math.isfinite(choice):
                 return f"a choice must be finite, got {choice!r}"
         # True == 1 == 1.0, and Optuna finds choices by equality.
@@ -397,7 +421,10 @@ class _Choices(BaseParameter):
         return self.choices.index(value)
 
     def decode(self, gene: Gene) -> Value:
-        """Return the value that a gene encodes. A gene outside the limits counts as the nearest limit."""
+        """Return the value that a gene encodes.
+
+        A gene outside the limits counts as the nearest limit.
+        """
         return self.choices[min(max(round(gene), 0), len(self.choices) - 1)]
 
     def make_distribution(self) -> BaseDistribution:

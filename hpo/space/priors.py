@@ -59,7 +59,10 @@ def _draw_other(expected: Gene, highest: int, rng: Random) -> Gene:
 
 
 def describe_priors(parameters: Mapping[str, Parameter]) -> dict[str, str]:
-    """Return each parameter that has a prior as text, with its prior. A resumed run may have other priors."""
+    """Return each parameter that has a prior as text, with its prior.
+
+    A resumed run may have other priors.
+    """
     return {
         name: format_parameter(each) for name, each in parameters.items() if each.prior is not None
     }

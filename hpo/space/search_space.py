@@ -60,7 +60,8 @@ class SearchSpace:
     def __init__(self, **parameters: Parameter) -> None:
         if not parameters:
             raise ValueError(
-                "a search space needs at least one parameter, e.g. SearchSpace(lr=Float(1e-4, 1e-1))"
+                "a search space needs at least one parameter, e.g. SearchSpace(lr=Float(1e-4, "
+                "1e-1))"
             )
         self.conditions: dict[str, Condition] = {}
         for name, parameter in parameters.items():
@@ -204,7 +205,10 @@ class SearchSpace:
         return mistakes
 
     def allows(self, params: Mapping[str, object]) -> bool:
-        """Return whether hyperparameters satisfy all constraints. For many sets, `are_allowed` is much faster."""
+        """Return whether hyperparameters satisfy all constraints.
+
+        For many sets, `are_allowed` is much faster.
+        """
         return self.are_allowed([params]) == [True]
 
     def are_allowed(self, batch: Sequence[Mapping[str, object]]) -> list[bool]:
@@ -246,7 +250,10 @@ class SearchSpace:
     def iterate_draws(
         self, rng: Random, given: Mapping[str, Value] | None = None
     ) -> Iterator[dict[str, Value]]:
-        """Yield random hyperparameters that satisfy all constraints, without end. The arguments are those of `draw`."""
+        """Yield random hyperparameters that satisfy all constraints, without end.
+
+        The arguments are those of `draw`.
+        """
         given = given or {}
         if mistake := next(filter(None, starmap(self._validation.find_mistake, given.items())), ""):
             raise ValueError(mistake)
@@ -311,7 +318,10 @@ class SearchSpace:
         return list_individuals(self, _MOST_CANDIDATES, _MOST_SECONDS)
 
     def describe(self) -> dict[str, str]:
-        """Return each parameter as text. A run stores these texts, and compares them when it is resumed."""
+        """Return each parameter as text.
+
+        A run stores these texts, and compares them when it is resumed.
+        """
         return {name: repr(parameter) for name, parameter in self.parameters.items()}
 
     def make_distributions(self) -> dict[str, BaseDistribution]:

@@ -41,7 +41,9 @@ Condition = Mapping[str, frozenset[Value]]
 
 
 def check_parameter(name: str, parameter: object) -> None:
-    """Raise an error if the name or the range of a parameter is not valid. Its condition is not checked.
+    """Raise an error if the name or the range of a parameter is not valid.
+
+    Its condition is not checked.
 
     Raises:
         ValueError: The name or the range is not valid. The message proposes a valid parameter if
@@ -51,7 +53,8 @@ def check_parameter(name: str, parameter: object) -> None:
     # Propulate keeps names with a leading underscore for itself.
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
         raise ValueError(
-            f"a parameter name must be a Python identifier without a leading underscore, such as 'lr', got {name!r}"
+            "a parameter name must be a Python identifier without a leading underscore, such as "
+            f"'lr', got {name!r}"
         )
     if not isinstance(parameter, (Int, Float, Ordinal, Categorical)):
         raise TypeError(
@@ -131,11 +134,11 @@ def _correct_parameter(parameter: Parameter) -> Parameter | None:
 
 
 def _flatten_choices(choices: Collection[Any]) -> list[Any]:
-    """Replace the collections among choices, and return the new choices. Other choices stay unchanged.
+    """Replace the collections among choices, and return the new choices.
 
-    If the only choice is a collection, its elements become the choices. If each collection has only
-    one element, the element replaces the collection. Otherwise, a name replaces each collection,
-    see `_name_choices`.
+    Other choices stay unchanged. If the only choice is a collection, its elements become the
+    choices. If each collection has only one element, the element replaces the collection.
+    Otherwise, a name replaces each collection, see `_name_choices`.
     """
     collections = [list_elements(choice) for choice in choices]
     if len(collections) == 1 and collections[0] is not None:
@@ -222,12 +225,13 @@ def make_condition(name: str, parameter: Parameter, earlier: Mapping[str, Parame
         if parent not in earlier:
             names = ", ".join(earlier) or "none"
             raise ValueError(
-                f"parameter {name!r}: when must name parameters before it in the space ({names}), got {parent!r}"
+                f"parameter {name!r}: when must name parameters before it in the space ({names}), "
+                f"got {parent!r}"
             )
         if earlier[parent].size == math.inf:
             raise ValueError(
-                f"parameter {name!r}: when must name parameters with discrete values, got {parent!r}, which is "
-                f"{earlier[parent]!r}. Give {parent!r} a step"
+                f"parameter {name!r}: when must name parameters with discrete values, got "
+                f"{parent!r}, which is {earlier[parent]!r}. Give {parent!r} a step"
             )
         alternatives = values if isinstance(values, (list, range)) and values else [values]
         if len(alternatives) > _MOST_VALUES:
@@ -238,7 +242,8 @@ def make_condition(name: str, parameter: Parameter, earlier: Mapping[str, Parame
         for value in alternatives:
             if not earlier[parent].accepts(value):
                 raise ValueError(
-                    f"parameter {name!r}: when must list values of {parent!r} in {earlier[parent]!r}, got {value!r}"
+                    f"parameter {name!r}: when must list values of {parent!r} in "
+                    f"{earlier[parent]!r}, got {value!r}"
                 )
         condition[parent] = frozenset(alternatives)
     return condition
@@ -274,7 +279,10 @@ class ParamsValidation:
             if name not in params and self.is_active(name, params):
                 return f"parameter {name!r} is missing"
             if name in params and not self.is_active(name, params):
-                return f"parameter {name!r} is active only if {self._format_condition(self._conditions[name])}"
+                return (
+                    f"parameter {name!r} is active only if "
+                    f"{self._format_condition(self._conditions[name])}"
+                )
         return ""
 
     def find_mistake(self, name: str, value: object) -> str:

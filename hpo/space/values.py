@@ -82,7 +82,10 @@ def _list_in_order(values: Collection[Any]) -> list[Any]:
 
 
 def convert_to_plain(value: Any) -> Any:
-    """Return a scalar or an array of numpy as plain Python values. Other values are returned unchanged."""
+    """Return a scalar or an array of numpy as plain Python values.
+
+    Other values are returned unchanged.
+    """
     # The method tolist belongs to values of numpy, and also returns a scalar.
     return value.tolist() if hasattr(value, "tolist") else value
 
@@ -92,4 +95,7 @@ def format_with_type(value: object) -> str:
     kind = type(value)
     # The repr of a number is 8 in numpy 1, and np.int64(8) in numpy 2.
     shown = str(value) if getattr(value, "ndim", None) == 0 else repr(value)
-    return f"{shown} ({'' if kind.__module__ == 'builtins' else kind.__module__ + '.'}{kind.__qualname__})"
+    return (
+        f"{shown} "
+        f"({'' if kind.__module__ == 'builtins' else kind.__module__ + '.'}{kind.__qualname__})"
+    )

@@ -39,7 +39,10 @@ def objective(
 
 
 def _time_all_reduce(tensor: Tensor) -> float:
-    """Return the median seconds of an all-reduce of a tensor, on the slowest rank. Collective: call on all ranks."""
+    """Return the median seconds of an all-reduce of a tensor, on the slowest rank.
+
+    Collective: call on all ranks.
+    """
     _call_all_reduce(tensor)  # The first call makes the connections.
     count = int(_SECONDS / _find_largest(_call_all_reduce(tensor), tensor.device))
     times = [_call_all_reduce(tensor) for _ in range(max(3, min(_MOST_CALLS, count)))]

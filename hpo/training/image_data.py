@@ -106,13 +106,14 @@ class IdxFiles:
         images, labels = (_read_idx(_find_downloaded_file(name, folders)) for name in names)
         if images.ndim != 3 or labels.shape != images.shape[:1]:
             raise ValueError(
-                f"{_find_file(names[0], folders)} and {_find_file(names[1], folders)} must hold two-dimensional images "
-                f"and as many labels, got images of shape {images.shape} and labels of shape {labels.shape}"
+                f"{_find_file(names[0], folders)} and {_find_file(names[1], folders)} must hold "
+                f"two-dimensional images and as many labels, got images of shape {images.shape} "
+                f"and labels of shape {labels.shape}"
             )
         if labels.max(initial=0) >= len(self.class_names):
             raise ValueError(
-                f"labels in {_find_file(names[1], folders)} must be less than {len(self.class_names)}, the number of "
-                f"classes, got {labels.max()}"
+                f"labels in {_find_file(names[1], folders)} must be less than "
+                f"{len(self.class_names)}, the number of classes, got {labels.max()}"
             )
         return images[:, None], labels.astype(np.int64)
 
@@ -174,13 +175,14 @@ class Cifar10:
         content = np.fromfile(path, np.uint8)
         if len(content) == 0 or len(content) % 3073:
             raise ValueError(
-                f"{path} must hold records of 3073 bytes, got {len(content)} bytes. The file is damaged"
+                f"{path} must hold records of 3073 bytes, got {len(content)} bytes. The file is "
+                "damaged"
             )
         records = content.reshape(-1, 3073)
         if records[:, 0].max() >= len(self.class_names):
             raise ValueError(
-                f"labels in {path} must be less than {len(self.class_names)}, the number of classes, got "
-                f"{records[:, 0].max()}"
+                f"labels in {path} must be less than {len(self.class_names)}, the number of "
+                f"classes, got {records[:, 0].max()}"
             )
         return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
 
@@ -219,7 +221,8 @@ def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
     start = 4 + 4 * content[3]
     if len(content) < start:
         raise ValueError(
-            f"{path} must have a header of {start} bytes, got {len(content)} bytes. The file is cut off"
+            f"{path} must have a header of {start} bytes, got {len(content)} bytes. The file is "
+            "cut off"
         )
     shape = struct.unpack(f">{content[3]}I", content[4:start])
     if len(content) - start != math.prod(shape):
@@ -258,9 +261,10 @@ def _download_dataset(
                 folder.rmdir()
         reason = " ".join(str(error).split())
         raise FileNotFoundError(
-            f"{name} is missing and could not be downloaded. Searched for {' and '.join(files)} in "
-            f"{' and in '.join(map(str, folders))}; the download into {folder} failed: {type(error).__name__}: "
-            f"{reason}. Set --set data_dir=FOLDER to a folder that has the files"
+            f"{name} is missing and could not be downloaded. Searched for {' and '.join(files)} "
+            f"in {' and in '.join(map(str, folders))}; the download into {folder} failed: "
+            f"{type(error).__name__}: {reason}. Set --set data_dir=FOLDER to a folder that has "
+            "the files"
         ) from error
 
 
@@ -394,8 +398,8 @@ def load_data(
     development = source.read_development(_resolve_folder(data_dir))
     if len(development[1]) <= source.validation_samples:
         raise ValueError(
-            f"{name} must have more than {source.validation_samples} training samples, of which that many are for "
-            f"validation, got {len(development[1])}"
+            f"{name} must have more than {source.validation_samples} training samples, of which "
+            f"that many are for validation, got {len(development[1])}"
         )
     validation, train = np.split(_shuffle_indices(development), [source.validation_samples])
     train = _take_first(train, train_samples, "train_samples", name)
@@ -455,8 +459,8 @@ def _take_first(
 ) -> npt.NDArray[np.int64]:
     if not 0 <= count <= len(indices):
         raise ValueError(
-            f"{setting} must be at most {len(indices)}, the number of such samples of {name}, or 0 for all of them, "
-            f"got {count}"
+            f"{setting} must be at most {len(indices)}, the number of such samples of {name}, or "
+            f"0 for all of them, got {count}"
         )
     return indices[: count or None]
 

@@ -93,11 +93,15 @@ def make_fabric(worker: Worker, **options: Any) -> Fabric:
 
 
 def _make_options(worker: Worker, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the user's options together with the options for the worker's ranks. Also hide Lightning's tips."""
+    """Return the user's options together with the options for the worker's ranks.
+
+    Also hide Lightning's tips.
+    """
     for name in _WORKER_OPTIONS:
         if name in options:
             raise ValueError(
-                f"{name} must be omitted, got {options[name]!r}. The worker determines the ranks and their devices"
+                f"{name} must be omitted, got {options[name]!r}. The worker determines the ranks "
+                "and their devices"
             )
     os.environ.setdefault("PL_GLOBAL_SEED", str(worker.seed % 2**32))  # Samplers shuffle with it.
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -176,8 +180,9 @@ class _LossReporter(Callback):
         if self._monitor not in metrics:
             logged = ", ".join(sorted(metrics)) or "none"
             raise ValueError(
-                f"monitor must be a metric that was logged by the end of the validation ({logged}), got "
-                f"{self._monitor!r}. Call self.log({self._monitor!r}, loss, sync_dist=True) in validation_step"
+                "monitor must be a metric that was logged by the end of the validation "
+                f"({logged}), got {self._monitor!r}. Call self.log({self._monitor!r}, loss, "
+                "sync_dist=True) in validation_step"
             )
         loss = metrics.pop(self._monitor)
         self._worker.offer_weights(lambda: _gather_weights(trainer, pl_module))

@@ -60,8 +60,8 @@ class Pipeline(StagedModel):
         super().__init__()
         if worker.size > 1 and worker.device.type != "cpu" and dist.get_backend() == "gloo":
             raise ValueError(
-                "each rank must have its own GPU for parallel=pipeline, got ranks that share one. Start fewer ranks "
-                "per host, or use parallel=replicate"
+                "each rank must have its own GPU for parallel=pipeline, got ranks that share one. "
+                "Start fewer ranks per host, or use parallel=replicate"
             )
         self.stage = _Stage(network, worker, masks, precision)
         self.worker = worker
@@ -275,8 +275,9 @@ def list_blocks(network: nn.Module) -> Blocks:
     """
     if type(network) is not nn.Sequential:
         raise ValueError(
-            f"the network must be an nn.Sequential for parallel=pipeline, got {type(network).__name__}. Make it an "
-            "nn.Sequential of its layers, or use parallel=shard"
+            "the network must be an nn.Sequential for parallel=pipeline, got "
+            f"{type(network).__name__}. Make it an nn.Sequential of its layers, or use "
+            "parallel=shard"
         )
     return list(_iterate_blocks(network, ""))
 
@@ -301,8 +302,9 @@ def partition_stages(
     units = _group_blocks(blocks)
     if len(units) < count:
         raise ValueError(
-            f"the network must have at least {count} blocks with parameters for parallel=pipeline, one for each rank "
-            f"or GPU, got {len(units)}. Set --ranks-per-worker to at most {len(units)}, or use parallel=shard"
+            f"the network must have at least {count} blocks with parameters for "
+            f"parallel=pipeline, one for each rank or GPU, got {len(units)}. Set "
+            f"--ranks-per-worker to at most {len(units)}, or use parallel=shard"
         )
     unknown = [name for name in stage_costs or () if all(name != block for block, _ in blocks)]
     if unknown:
@@ -367,6 +369,7 @@ def _check_no_shared_parameters(stages: Sequence[Blocks]) -> None:
             for inner, parameter in block.named_parameters():
                 if owners.setdefault(id(parameter), number) != number:
                     raise ValueError(
-                        f"stages must not share parameters for parallel=pipeline, got {name}.{inner} in two stages. "
-                        "Give each stage its own parameter, or use parallel=shard"
+                        "stages must not share parameters for parallel=pipeline, got "
+                        f"{name}.{inner} in two stages. Give each stage its own parameter, or use "
+                        "parallel=shard"
                     )

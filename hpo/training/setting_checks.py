@@ -66,11 +66,20 @@ class ParallelSettings:
     parallel: str = "replicate"
     """The strategy, "replicate" (DDP), "shard" (FSDP2) or "pipeline"."""
     precision: str = "float32"
-    """The type of most computations, "float32", "bfloat16" or "float16". Parameters stay float32."""
+    """The type of most computations, "float32", "bfloat16" or "float16".
+
+    Parameters stay float32.
+    """
     accumulate: int = 1
-    """The number of parts of a global batch. They are computed one after the other, and their gradients are added."""
+    """The number of parts of a global batch.
+
+    They are computed one after the other, and their gradients are added.
+    """
     microbatches: int = 1
-    """The number of microbatches into which a pipeline divides each part. With 1, one stage computes at a time."""
+    """The number of microbatches into which a pipeline divides each part.
+
+    With 1, one stage computes at a time.
+    """
 
     def __post_init__(self) -> None:
         check_choice("parallel", self.parallel, ("replicate", "shard", "pipeline"))

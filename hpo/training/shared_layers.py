@@ -29,12 +29,16 @@ _FIRST_MULTIPLIER, _SECOND_MULTIPLIER = 0x7FEB352D, 0x846CA68B - (1 << 32)
 
 
 class SharedBatchNorm(_BatchNorm):
-    """nn.BatchNorm1d, 2d or 3d that uses the statistics of all ranks in training. A rank may have no sample."""
+    """nn.BatchNorm1d, 2d or 3d that uses the statistics of all ranks in training.
+
+    A rank may have no sample.
+    """
 
     def _check_input_dim(self, input: torch.Tensor) -> None:  # noqa: A002 - torch's name
         if input.dim() < 2:
             raise ValueError(
-                f"the input of batch normalisation must have at least two dimensions, got {input.dim()}"
+                "the input of batch normalisation must have at least two dimensions, got "
+                f"{input.dim()}"
             )
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
@@ -153,7 +157,8 @@ def _compute_statistics(
     total = counts.sum()
     if count < 2 and total < 2:  # To read the total, the host must wait for the device.
         raise ValueError(
-            f"batch normalisation must have at least two values per channel in training, got {int(total)}"
+            "batch normalisation must have at least two values per channel in training, got "
+            f"{int(total)}"
         )
     mean = (means * counts).sum(0) / total
     variance = ((variances + (means - mean) ** 2) * counts).sum(0) / total
@@ -228,13 +233,14 @@ class DropoutMasks:
         samples = len(self._samples[1])
         if shape[0] != samples:
             raise ValueError(
-                f"the first dimension of the input of nn.Dropout must be the number of samples, {samples}, got shape "
-                f"{tuple(shape)}. Use torch.nn.functional.dropout, which accepts any shape"
+                "the first dimension of the input of nn.Dropout must be the number of samples, "
+                f"{samples}, got shape {tuple(shape)}. Use torch.nn.functional.dropout, which "
+                "accepts any shape"
             )
         if torch._C._current_graph_task_id() != -1:
             raise RuntimeError(
-                "nn.Dropout must be outside of blocks that torch.utils.checkpoint recomputes, got one inside, whose "
-                "mask cannot be drawn again. Move the dropout out of the block"
+                "nn.Dropout must be outside of blocks that torch.utils.checkpoint recomputes, got "
+                "one inside, whose mask cannot be drawn again. Move the dropout out of the block"
             )
         call = self._calls.get(layer, 0)
         self._calls[layer] = call + 1
@@ -341,7 +347,10 @@ def replace_modules(
 
 
 def list_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return a module's children with their names. A child with several names is listed with each, unlike in torch."""
+    """Return a module's children with their names.
+
+    A child with several names is listed with each, unlike in torch.
+    """
     return [(name, child) for name, child in module._modules.items() if child is not None]
 
 

@@ -144,9 +144,9 @@ def clip_gradients(model: nn.Module, max_norm: float) -> None:
 
 
 def gather_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the state dict of the whole network, for `worker.offer_weights`. Collective: call on all ranks.
+    """Return the state dict of the whole network, for `worker.offer_weights`.
 
-    It is complete only on the leader, in the memory of the CPU.
+    Collective: call on all ranks. It is complete only on the leader, in the memory of the CPU.
 
     Args:
         model: The model.
@@ -155,10 +155,10 @@ def gather_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the state of the whole network and its optimizer, for a checkpoint. Collective: call on all ranks.
+    """Return the state of the whole network and its optimizer, for a checkpoint.
 
-    It is complete only on the leader. Its format does not depend on the number of ranks, and on
-    whether they have replicas, shards or stages.
+    Collective: call on all ranks. It is complete only on the leader. Its format does not depend on
+    the number of ranks, and on whether they have replicas, shards or stages.
 
     Args:
         model: The model.
@@ -179,7 +179,9 @@ def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
 def load_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> None:
-    """Load the state of a network and its optimizer that `gather_state` returned. The optimizer keeps its settings.
+    """Load the state of a network and its optimizer that `gather_state` returned.
+
+    The optimizer keeps its settings.
 
     Args:
         model: The model.

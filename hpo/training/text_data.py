@@ -73,7 +73,10 @@ class TextDataset:
 
     @property
     def vocabulary_size(self) -> int:
-        """The number of symbols, 97. They are newline, 95 printable characters of ASCII, and one for all others."""
+        """The number of symbols, 97.
+
+        They are newline, 95 printable characters of ASCII, and one for all others.
+        """
         return len(_CHARACTERS)
 
     def encode(self, text: str) -> Pieces:
@@ -216,7 +219,8 @@ def _load_pieces(name: str, part: tuple[float, float], context: int) -> Pieces:
     symbols = _encode_text("".join(_read_texts(*part)))
     if len(symbols) <= context:
         raise ValueError(
-            f"context must be less than {len(symbols)}, the number of characters of the {name} part, got {context}"
+            f"context must be less than {len(symbols)}, the number of characters of the {name} "
+            f"part, got {context}"
         )
     return np.lib.stride_tricks.sliding_window_view(symbols, context + 1)[::context]
 
@@ -230,8 +234,9 @@ def _read_texts(start: float, end: float) -> Iterator[str]:
     names = _list_files(library)
     if not names:
         raise FileNotFoundError(
-            f"{library} must hold the *.py files of Python's standard library, got none. Use an installation of Python "
-            "that has its library as source files, not as .pyc files or as a zip file"
+            f"{library} must hold the *.py files of Python's standard library, got none. Use an "
+            "installation of Python that has its library as source files, not as .pyc files or as "
+            "a zip file"
         )
     hashes = sorted(
         (int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48, name)
@@ -278,7 +283,7 @@ def _shuffle_pieces(pieces: Pieces) -> Pieces:
 def _take_first(pieces: Pieces, count: int, setting: str, context: int) -> Pieces:
     if not 0 <= count <= len(pieces):
         raise ValueError(
-            f"{setting} must be at most {len(pieces)}, the number of such samples of {context} characters, or 0 for "
-            f"all of them, got {count}"
+            f"{setting} must be at most {len(pieces)}, the number of such samples of {context} "
+            f"characters, or 0 for all of them, got {count}"
         )
     return pieces[: count or None]

@@ -13,7 +13,10 @@ from hpo.evaluation_api import report
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ModuleNotFoundError as error:
-    reason = f"hpo.training.transformers needs transformers ({error}): pip install 'hpo-islands[transformers]'"
+    reason = (
+        f"hpo.training.transformers needs transformers ({error}): pip install "
+        "'hpo-islands[transformers]'"
+    )
     raise ModuleNotFoundError(reason) from None
 
 _SPEED_SUFFIXES = ("_runtime", "_per_second")

@@ -69,8 +69,8 @@ def compute_means(
 def _sum_per_sample(values: torch.Tensor, samples: int) -> torch.Tensor:
     if values.shape != (samples,):
         raise ValueError(
-            f"measure must return a number for each sample, shape ({samples},), got shape {tuple(values.shape)}. "
-            "Losses of torch do with reduction='none'"
+            f"measure must return a number for each sample, shape ({samples},), got shape "
+            f"{tuple(values.shape)}. Losses of torch do with reduction='none'"
         )
     return values.double().sum()
 

@@ -27,7 +27,10 @@ EPOCHS, BEST = 40, 2
 
 
 def enqueue(folder: Path, *xs: float) -> None:
-    """Write a file of individuals with these values of x. Runs in the folder evaluate them first."""
+    """Write a file of individuals with these values of x.
+
+    Runs in the folder evaluate them first.
+    """
     (folder / "start.json").write_text(json.dumps([{"x": x} for x in xs]))
 
 
@@ -99,7 +102,10 @@ def assert_same_weights(run_dir: Path, expected_dir: Path) -> None:
 def test_evaluations_stopped_twice_have_the_same_losses(
     mpi: Mpi, folder: Path, whole: Path
 ) -> None:
-    """Three workers of two ranks are stopped during their first evaluations. After a resume, they are stopped again."""
+    """Three workers of two ranks are stopped during their first evaluations.
+
+    After a resume, they are stopped again.
+    """
     enqueue(folder, *XS)
     expected = {trial.params["x"]: trial for trial in load_trials(whole)}
     settings = {"saves": ",".join(WAYS), "epochs": EPOCHS, "best": BEST, "folder": folder}
@@ -265,7 +271,10 @@ def test_parallel_network_resumes_with_other_strategy(
 
 
 def test_fit_called_twice_resumes_first_training(mpi: Mpi, tmp_path: Path) -> None:
-    """The second evaluation trains the same networks without an interruption. Both must have the same losses."""
+    """The second evaluation trains the same networks without an interruption.
+
+    Both must have the same losses.
+    """
     (tmp_path / "start.json").write_text('[{"lr": 0.01, "copy": 1}, {"lr": 0.01, "copy": 2}]')
     command: list[object] = [
         PROGRAM,
@@ -339,7 +348,10 @@ def test_invalid_checkpoints_warn_and_restart_evaluations(
         assert len(warnings) == len(trials) == 3
         for trial, warning in zip(trials, warnings, strict=True):
             repeats = trial.user_attrs["retry_of"]
-            prefix = f"warning: trial {trial.number} restarts, since it cannot resume from its checkpoint: "
+            prefix = (
+                f"warning: trial {trial.number} restarts, since it cannot resume from its "
+                "checkpoint: "
+            )
             assert re.match(f"{prefix}.*{messages[repeats]}", warning), warning
             assert list_losses(trial) == list_losses(load_trials(expected)[repeats])
             assert "resumed_from_step" not in trial.user_attrs

@@ -75,7 +75,10 @@ class Run:
         return assignment
 
     def complete(self, loss: float, assignment: Assignment | None = None) -> bool:
-        """Complete a confirmation, by default the next one. Return whether its weights are to be saved."""
+        """Complete a confirmation, by default the next one.
+
+        Return whether its weights are to be saved.
+        """
         assignment = assignment or self.claim()
         wants = self.keeper.is_wanted(assignment, loss, {})
         self.recorder.writer.record.complete(assignment, loss, 1.0, {})
@@ -158,9 +161,9 @@ def test_finalize_tests_the_confirmed_winner(
     seed, path = run.plan.draw_seeds(1)[1], run.files.confirmed_weights / "1.safetensors"
     out = capsys.readouterr().out
     assert (
-        f"On test data, which the search has not seen, the network of trial 1 with seed {seed} (confirm-3) has seed "
-        f"{seed}\nTrial 1 has the lowest mean loss over other seeds. Of its networks, the one with the lowest "
-        f"validation loss, 0.5, was tested: {path}\n"
+        f"On test data, which the search has not seen, the network of trial 1 with seed {seed} "
+        f"(confirm-3) has seed {seed}\nTrial 1 has the lowest mean loss over other seeds. Of its "
+        f"networks, the one with the lowest validation loss, 0.5, was tested: {path}\n"
     ) in out
     assert list_names(run.files.confirmed_weights) == ["1.safetensors"], (
         "only the winner keeps its weights"
@@ -204,8 +207,8 @@ def test_finalize_without_weights_of_the_winner_says_so(
     (run.files.confirmed_weights / "1.safetensors").unlink()
     run.hand_over()
     assert (
-        "No network was tested: trial 1 has the lowest mean loss over other seeds, but no weights of it are kept; "
-        f"those of trial 0 are in {run.files.best_weights}\n"
+        "No network was tested: trial 1 has the lowest mean loss over other seeds, but no weights "
+        f"of it are kept; those of trial 0 are in {run.files.best_weights}\n"
     ) in capsys.readouterr().out
     assert not run.files.test_json.exists()
 

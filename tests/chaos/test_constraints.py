@@ -41,7 +41,8 @@ def test_run_with_constraint_that_crashes_first_is_refused(mpi: Mpi, tmp_path: P
     job = mpi.run(2, PROGRAM, "my_search.py", "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, remove_loading_lines(job.stdout)) == (2, "")
     assert job.stderr.startswith(
-        "error: the constraints of the search space cannot be evaluated: the trainer was ended by SIGSEGV"
+        "error: the constraints of the search space cannot be evaluated: the trainer was ended by "
+        "SIGSEGV"
     )
     assert job.stderr.count("error:") == 1
     assert not (tmp_path / "run").exists()
@@ -53,7 +54,8 @@ def test_run_with_constraint_that_crashes_twice_ends(mpi: Mpi, tmp_path: Path) -
     job = mpi.run(1, PROGRAM, "my_search.py", *options, cwd=tmp_path)
     assert job.returncode == 1
     assert re.findall("^error: .*", job.stderr, re.MULTILINE) == [
-        "error: the constraints of the search space cannot be evaluated: the trainer was ended by SIGSEGV"
+        "error: the constraints of the search space cannot be evaluated: the trainer was ended by "
+        "SIGSEGV"
     ]
     assert len(find_complete_losses(load_trials(tmp_path / "run"))) == 4, (
         "checked again after the first crash"

@@ -93,7 +93,10 @@ def assert_only_failed(folder: Path, ways: Sequence[str]) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_trainer_crash_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
-    """Crashes happen before or after the first loss, in turn. Which of the two is first depends on the size."""
+    """Crashes happen before or after the first loss, in turn.
+
+    Which of the two is first depends on the size.
+    """
     expected, after = CRASHES | DIFFER, [size % 2, 1 - size % 2]
     ways = [*(["differ"] * 2 if size > 1 else []), *CRASHES]
     options = [
@@ -127,7 +130,10 @@ def test_trainer_crash_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int)
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_trainer_hang_fails_one_evaluation(mpi: Mpi, tmp_path: Path, size: int) -> None:
-    """Two workers hang at the same time, in different ways. If workers have one rank, an evaluation may take 2 s."""
+    """Two workers hang at the same time, in different ways.
+
+    If workers have one rank, an evaluation may take 2 s.
+    """
     limits = ["--collective-timeout", "3s", *(["--evaluation-timeout", "2s"] if size == 1 else [])]
     options = ["--ranks-per-worker", size, "--evaluations", 15, *limits]
     arguments = make_dying_arguments(*options, ways=",".join(HANGS), every=2, after="0,1")
@@ -251,7 +257,10 @@ def test_template_that_cannot_start_ends_job_with_one_message(
 @pytest.mark.mpi
 @pytest.mark.parametrize("part", ["rank", "mpirun", "all"])
 def test_job_killed_in_part_leaves_no_process(tmp_path: Path, part: str) -> None:
-    """When a part is killed, one trainer of each worker is stopped. The other trainer waits for it in a collective."""
+    """When a part is killed, one trainer of each worker is stopped.
+
+    The other trainer waits for it in a collective.
+    """
     options = ["--ranks-per-worker", 2, "--evaluations", 9]
     with start_job(
         OWN_TEMPLATES, 4, tmp_path, make_dying_arguments(*options, ways="stop", every=1)

@@ -176,9 +176,10 @@ def test_frozen_rank_ends_job(mpi: Mpi, tmp_path: Path) -> None:
 
 
 def test_objective_with_endless_cleanup_fails_alone(mpi: Mpi, tmp_path: Path) -> None:
-    """The first evaluation fails and never finishes its cleanup. The second one fails and the third one completes.
+    """The first evaluation fails and never finishes its cleanup.
 
-    The cleanups of the second and third evaluation finish in time.
+    The second one fails and the third one completes. The cleanups of the second and third
+    evaluation finish in time.
     """
     options = ["--collective-timeout", 30, "--islands", 1, "--evaluations", 3]
     settings = {"way": "differs,differs,none", "cleanup": "3600,2,2", "folder": tmp_path}
@@ -366,7 +367,8 @@ def test_second_interrupt_stops_hanging_run_at_once(mpi: Mpi, tmp_path: Path) ->
 def test_internal_error_ends_job_with_one_traceback(each_mpi: Mpi, tmp_path: Path) -> None:
     program = write_changed_program(
         tmp_path,
-        "import hpo.store.record\nhpo.store.record.Record.complete = lambda *_: 1 / 0  # in the thread of the writer\n",
+        "import hpo.store.record\nhpo.store.record.Record.complete = lambda *_: 1 / 0  # in the "
+        "thread of the writer\n",
     )
     layout = ["--ranks-per-worker", 1]
     victim = Victim(
@@ -475,9 +477,12 @@ def test_supervise_gives_up_without_progress(tmp_path: Path) -> None:
     crashing = supervise("bash", "-c", "exit 7", "--run-dir", "run")
     assert crashing.returncode == 7
     assert crashing.stdout.splitlines() == [
-        "hpo supervise: the job ended with status 7, after 0 evaluations; restarting it (1 of 2 without progress)",
-        "hpo supervise: the job ended with status 7, after 0 evaluations; restarting it (2 of 2 without progress)",
-        "hpo supervise: the job ended with status 7, after 0 evaluations; gave up after 2 restarts without progress",
+        "hpo supervise: the job ended with status 7, after 0 evaluations; restarting it (1 of 2 "
+        "without progress)",
+        "hpo supervise: the job ended with status 7, after 0 evaluations; restarting it (2 of 2 "
+        "without progress)",
+        "hpo supervise: the job ended with status 7, after 0 evaluations; gave up after 2 "
+        "restarts without progress",
     ]
     for status in (0, 2, 3, 75):
         final = supervise("bash", "-c", f"exit {status}", "--run-dir=run")
@@ -603,7 +608,10 @@ def test_run_without_success_shows_failures_and_stops(mpi: Mpi, tmp_path: Path) 
 
 
 def test_full_disk_ends_job_and_loses_nothing(mpi: Mpi, tmp_path: Path) -> None:
-    """The weights that trainers write never fit on the disk. So each new best evaluation causes a warning."""
+    """The weights that trainers write never fit on the disk.
+
+    So each new best evaluation causes a warning.
+    """
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]

@@ -65,7 +65,10 @@ def test_process_group_failure_fails_one_evaluation(mpi: Mpi, tmp_path: Path) ->
 
 
 def test_objective_that_changes_process_gets_new_trainer(mpi: Mpi, tmp_path: Path) -> None:
-    """Every second evaluation makes changes that cannot be undone. So the next evaluation needs a new process."""
+    """Every second evaluation makes changes that cannot be undone.
+
+    So the next evaluation needs a new process.
+    """
     options = ["--run-dir", "run", "--islands", 1, "--evaluations", 6]
     job = mpi.run(2, PROGRAM, SEARCHES / "messy.py", *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
@@ -150,7 +153,10 @@ exit {status}
     )
     assert (ended.returncode, ended.stderr) == (status, "")
     without = "(1 of 1 without progress)"
-    again = f"hpo supervise: the job ended with status {status}, after 0 evaluations; restarting it {without}\n"
+    again = (
+        f"hpo supervise: the job ended with status {status}, after 0 evaluations; restarting it "
+        f"{without}\n"
+    )
     assert ended.stdout == again
 
 
@@ -161,9 +167,9 @@ def write_changed_conclusion(folder: Path, body: str) -> Path:
     """
     return write_changed_program(
         folder,
-        "import hpo.run.first_rank\nfrom pathlib import Path\nfrom hpo.errors import UsageError\n\n"
-        f"report = hpo.run.first_rank.FirstRank.report_outcome\n\n\ndef changed(stages):\n{body}\n\n"
-        "hpo.run.first_rank.FirstRank.report_outcome = changed\n",
+        "import hpo.run.first_rank\nfrom pathlib import Path\nfrom hpo.errors import "
+        "UsageError\n\nreport = hpo.run.first_rank.FirstRank.report_outcome\n\n\ndef "
+        f"changed(stages):\n{body}\n\nhpo.run.first_rank.FirstRank.report_outcome = changed\n",
     )
 
 
@@ -266,7 +272,10 @@ def test_supervise_ends_launcher_that_outlives_its_run(
     """As srun does if a node restarts before SLURM found it to be down."""
     monkeypatch.setattr("hpo.supervise.supervisor._SECONDS_BETWEEN_CHECKS", 0.2)
     monkeypatch.setattr("hpo.supervise.supervisor._SECONDS_FOR_LAUNCHER", 1.0)
-    held = "import fcntl, time; f = open('run/lock', 'a'); fcntl.lockf(f, fcntl.LOCK_EX); time.sleep(2)"
+    held = (
+        "import fcntl, time; f = open('run/lock', 'a'); fcntl.lockf(f, fcntl.LOCK_EX); "
+        "time.sleep(2)"
+    )
     (tmp_path / "srun").write_text(f"""#!/bin/bash
 case "$*" in
   *--resume*) : > run/lock; exit 0 ;;

@@ -33,7 +33,10 @@ OPTIONS = ["--evaluations", len(XS), "--pruner", "asha"]
 
 
 def enqueue(folder: Path, xs: Iterable[float]) -> None:
-    """Write a file of individuals with these values of x. Runs in the folder evaluate them first."""
+    """Write a file of individuals with these values of x.
+
+    Runs in the folder evaluate them first.
+    """
     (folder / "start.json").write_text(json.dumps([{"x": x} for x in xs]))
 
 
@@ -123,7 +126,10 @@ def test_best_of_each_rung_resume_from_pause(
 
 
 def test_promoted_evaluation_keeps_weights_of_best_loss(mpi: Mpi, tmp_path: Path) -> None:
-    """The run's best loss is from before a pause. This happens only if a better individual at the rung has failed."""
+    """The run's best loss is from before a pause.
+
+    This happens only if a better individual at the rung has failed.
+    """
     xs = [0.85, 0.15, 0.14, 0.13, 0.12, 0.11]  # The best is first.
     enqueue(tmp_path, xs)
     options = ["--evaluations", len(xs), "--pruner", "asha", "--ranks-per-worker", 1]

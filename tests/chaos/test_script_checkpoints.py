@@ -154,8 +154,8 @@ def test_script_that_cannot_resume_restarts(mpi: Mpi, tmp_path: Path) -> None:
     job = mpi.run(1, *SEARCH, *options, cwd=tmp_path)
     assert job.returncode == 0
     assert (
-        "warning: trial 1 restarts, since it cannot resume from its checkpoint: rank 0, train.py:5: "
-        in job.stderr
+        "warning: trial 1 restarts, since it cannot resume from its checkpoint: rank 0, "
+        "train.py:5: " in job.stderr
     )
     trials = load_trials(tmp_path / "run")
     assert list_losses(trials[1]) == [3.0, 2.0, 1.0]
@@ -164,13 +164,12 @@ def test_script_that_cannot_resume_restarts(mpi: Mpi, tmp_path: Path) -> None:
 
 def test_script_functions_in_objective_use_its_worker(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "my_search.py").write_text(
-        "import torch\nimport hpo\nfrom hpo import Float, SearchSpace\n\nspace = SearchSpace(x=Float(0.0, 0.9))\n\n\n"
-        "def objective(params, worker):\n"
-        "    assert (hpo.trial, hpo.folder, hpo.checkpoint) == (worker.trial, worker.folder, None)\n"
-        "    for epoch in range(3):\n"
-        "        hpo.save_checkpoint({'epoch': epoch})\n"
-        "        hpo.offer_weights({'x': torch.tensor(params['x'])})\n"
-        "        hpo.report(params['x'] + epoch, epoch=epoch)\n"
+        "import torch\nimport hpo\nfrom hpo import Float, SearchSpace\n\nspace = "
+        "SearchSpace(x=Float(0.0, 0.9))\n\n\ndef objective(params, worker):\n    assert "
+        "(hpo.trial, hpo.folder, hpo.checkpoint) == (worker.trial, worker.folder, None)\n    for "
+        "epoch in range(3):\n        hpo.save_checkpoint({'epoch': epoch})\n        "
+        "hpo.offer_weights({'x': torch.tensor(params['x'])})\n        hpo.report(params['x'] + "
+        "epoch, epoch=epoch)\n"
     )
     search = [*HPO, "search", "my_search.py", "--run-dir", "run"]
     job = mpi.run(2, *search, "--evaluations", 3, cwd=tmp_path)

@@ -58,7 +58,10 @@ def line_of(code: str) -> int:
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """Return the loss after each epoch if one rank trains the network. All evaluations train this network."""
+    """Return the loss after each epoch if one rank trains the network.
+
+    All evaluations train this network.
+    """
     folder = tmp_path_factory.mktemp("alone")
     job = Mpi().run(
         1, *make_sharing_arguments("replicate", "--evaluations", 1, *ALONE, epochs=3), cwd=folder

@@ -180,7 +180,8 @@ def test_findings_about_hosts_name_them(changes: Mapping[str, Any], expected: st
     [
         (
             {"has_locks": False},
-            "look: /shared has no locks: a second run in the same run directory would not be detected",
+            "look: /shared has no locks: a second run in the same run directory would not be "
+            "detected",
         ),
         ({"write_seconds": 0.5}, "look: A durable write to /shared takes 0.5 s"),
     ],

@@ -25,9 +25,10 @@ from tests.support.in_process_template import send_through_json
 def mismatch(rank: int, called: str, peer: int) -> str:
     """Return a message of torch's check of collectives. Its statement about the peer is wrong."""
     return (
-        f"Detected mismatch between collectives on ranks. Rank {rank} is running collective: CollectiveFingerPrint("
-        f"SequenceNumber=7{called}), but Rank {peer} is running collective: CollectiveFingerPrint(SequenceNumber=0"
-        "OpType=SCATTER).Collectives differ in the following aspects: Op type: ALLREDUCEvs SCATTER"
+        f"Detected mismatch between collectives on ranks. Rank {rank} is running collective: "
+        f"CollectiveFingerPrint(SequenceNumber=7{called}), but Rank {peer} is running collective: "
+        "CollectiveFingerPrint(SequenceNumber=0OpType=SCATTER).Collectives differ in the "
+        "following aspects: Op type: ALLREDUCEvs SCATTER"
     )
 
 
@@ -42,7 +43,10 @@ def test_find_mismatch_names_the_collective_of_each_rank() -> None:
         Trace(failures=["no message", reduce]),  # cancelled while it raised
         Trace(place="a.py:9"),
     ]
-    text = "the ranks are in different collectives: rank 0 barrier at a.py:3, rank 1 allreduce of float [2, 3]"
+    text = (
+        "the ranks are in different collectives: rank 0 barrier at a.py:3, rank 1 allreduce of "
+        "float [2, 3]"
+    )
     assert find_mismatch(f"rank 0, a.py:3: RuntimeError: {barrier}", seen) == CollectiveMismatch(
         text, is_false_alarm=False
     )
@@ -165,7 +169,10 @@ def judge(outcomes: CheckOutcomes) -> list[str]:
 def test_inspect_outcomes_compares_all_evaluations() -> None:
     whole = make_outcome(2, 4.0, 2.0)
     alone = make_outcome(1, 2.0, 1.0)
-    offer = "wrong: No weights are offered, so the run cannot keep those of the best network, and `test` will not be "
+    offer = (
+        "wrong: No weights are offered, so the run cannot keep those of the best network, and "
+        "`test` will not be "
+    )
     different = "The losses of 2 ranks and of 1 rank differ by 50.0%"
     assert judge(CheckOutcomes(whole, whole, None, make_outcome(1, 4.0, 2.0))) == [f"{offer}called"]
     assert judge(CheckOutcomes(whole, whole, None, alone))[:2] == [
@@ -174,7 +181,8 @@ def test_inspect_outcomes_compares_all_evaluations() -> None:
     ]
     again = make_outcome(2, 4.0, 3.0)
     assert judge(CheckOutcomes(whole, again, None, alone))[0] == (
-        "look: The same seed on 2 ranks has different losses the second time, by 33.3%, from the same initial weights"
+        "look: The same seed on 2 ranks has different losses the second time, by 33.3%, from the "
+        "same initial weights"
     )
 
 
@@ -199,7 +207,8 @@ def test_print_findings_returns_status_of_linters(capsys: pytest.CaptureFixture[
     ]
     assert print_findings(findings) == 1
     assert capsys.readouterr().out == (
-        "wrong  It fails\n       Mend it\nlook   It is odd\nok     It is fast\n\n1 problem, 1 finding to look at\n"
+        "wrong  It fails\n       Mend it\nlook   It is odd\nok     It is fast\n\n1 problem, 1 "
+        "finding to look at\n"
     )
     assert print_findings(findings[2:]) == 0
     assert capsys.readouterr().out == "ok     It is fast\n\nNothing is wrong\n"

@@ -28,7 +28,10 @@ def missing_requirement() -> str:
 
 @pytest.fixture
 def cluster(missing_requirement: str) -> Iterator[SlurmCluster]:
-    """Yield a cluster. The directory that its nodes share has the search space file `my_search.py`."""
+    """Yield a cluster.
+
+    The directory that its nodes share has the search space file `my_search.py`.
+    """
     if missing_requirement:
         pytest.skip(missing_requirement)
     with make_cluster() as simulated:

@@ -46,7 +46,10 @@ def main() -> None:
 
 
 def measure_lost_nodes(chance: random.Random, kills: int, seconds: float) -> None:
-    """Kill random nodes at random moments during the documented job script. A node is back after 5 to 35 s."""
+    """Kill random nodes at random moments during the documented job script.
+
+    A node is back after 5 to 35 s.
+    """
     with make_cluster() as cluster:
         began = time.monotonic()
         cluster.submit(shorten(read_documented_script("clusters.md"), 60, seconds), **PMI)
@@ -64,7 +67,8 @@ def measure_lost_nodes(chance: random.Random, kills: int, seconds: float) -> Non
             _wait_for_results(cluster, done + 1, back_at)
             waits.append(time.monotonic() - killed_at)
             print(
-                f"{node} was lost after {done} results; the next result came {waits[-1]:.0f} s later",
+                f"{node} was lost after {done} results; the next result came {waits[-1]:.0f} s "
+                "later",
                 flush=True,
             )
         _pass_time(cluster, 0, back_at)
@@ -141,8 +145,8 @@ def measure_starts(count: int) -> None:
                 wait_until(lambda: not cluster.list_jobs(), 100)
     middle = {nodes: statistics.median(several) for nodes, several in times.items()}
     print(
-        f"{_RANKS} ranks: first result after {middle[3]:.1f} s on three nodes, {middle[1]:.1f} s on one "
-        f"(medians of {count}): {middle[3] / middle[1]:.2f} times",
+        f"{_RANKS} ranks: first result after {middle[3]:.1f} s on three nodes, {middle[1]:.1f} s "
+        f"on one (medians of {count}): {middle[3] / middle[1]:.2f} times",
         flush=True,
     )
 

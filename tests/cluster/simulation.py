@@ -83,7 +83,10 @@ def find_missing_requirement() -> str:
         return "a simulated cluster needs root"
     packages = sorted({package for tool, package in _TOOLS.items() if not _find_tool(tool)})
     if packages:
-        return f"a simulated cluster needs: apt-get install --no-install-recommends {' '.join(packages)}"
+        return (
+            "a simulated cluster needs: apt-get install --no-install-recommends "
+            f"{' '.join(packages)}"
+        )
     probe = subprocess.run(
         [
             "unshare",
@@ -356,12 +359,12 @@ class SlurmCluster:
             subprocess.run(command, check=True, timeout=20)
         shutil.copy(home / "id_ed25519.pub", folder / "authorized_keys")
         (folder / "sshd_config").write_text(
-            f"HostKey {folder}/host_key\nAuthorizedKeysFile {folder}/authorized_keys\nPidFile none\n"
-            "PermitRootLogin yes\nStrictModes no\nUsePAM no\n"
+            f"HostKey {folder}/host_key\nAuthorizedKeysFile {folder}/authorized_keys\nPidFile "
+            "none\nPermitRootLogin yes\nStrictModes no\nUsePAM no\n"
         )
         (folder / "ssh_config").write_text(
-            f"IdentityFile {home}/id_ed25519\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n"
-            "LogLevel ERROR\nBatchMode yes\n"
+            f"IdentityFile {home}/id_ed25519\nStrictHostKeyChecking no\nUserKnownHostsFile "
+            "/dev/null\nLogLevel ERROR\nBatchMode yes\n"
         )
 
     def _start_controller(self) -> None:
@@ -450,7 +453,10 @@ class SlurmCluster:
 def wait_until(
     is_done: Callable[[], bool], seconds: float, describe: Callable[[], str] = lambda: ""
 ) -> None:
-    """Wait until `is_done()` is true. After `seconds`, fail the test with the text of `describe()`."""
+    """Wait until `is_done()` is true.
+
+    After `seconds`, fail the test with the text of `describe()`.
+    """
     end = time.monotonic() + seconds
     while not is_done():
         assert time.monotonic() < end, f"not true after {seconds} s\n{describe()}"

@@ -69,7 +69,10 @@ def test_check_cluster_ends_if_network_drops_packets(cluster: SlurmCluster) -> N
             for other in range(1, len(NODES) + 1)
             if other != number
         )
-        script = "ip link add lost0 type veth peer name lost1 && ip link set lost0 up && ip link set lost1 up"
+        script = (
+            "ip link add lost0 type veth peer name lost1 && ip link set lost0 up && ip link set "
+            "lost1 up"
+        )
         done = cluster.run(
             "bash",
             "-c",
@@ -106,7 +109,7 @@ def test_check_cluster_names_worker_that_spans_hosts(cluster: SlurmCluster) -> N
     assert (job.returncode, job.stderr) == (0, "")
     words = " ".join(job.stdout.split())
     assert (
-        "look 1 worker of 3 spans several hosts To avoid this, start a multiple of 2 ranks on each host"
-        in words
+        "look 1 worker of 3 spans several hosts To avoid this, start a multiple of 2 ranks on "
+        "each host" in words
     )
     assert re.search(r"^ a worker that spans hosts +1 +2 +gloo ", job.stdout, re.MULTILINE)

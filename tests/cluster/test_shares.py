@@ -41,7 +41,10 @@ def objective(params, worker):
 
 @pytest.fixture
 def binding_cluster(missing_requirement: str) -> Iterator[SlurmCluster]:
-    """Yield a cluster that binds tasks to cores. Each rank of its search writes what its trainer may use."""
+    """Yield a cluster that binds tasks to cores.
+
+    Each rank of its search writes what its trainer may use.
+    """
     if missing_requirement:
         pytest.skip(missing_requirement)
     with SlurmCluster(binds_cores=True) as simulated:

@@ -76,7 +76,10 @@ def test_scancel_stops_run_without_resubmission(cluster: SlurmCluster) -> None:
 
 
 def test_preempted_job_resumes(cluster: SlurmCluster) -> None:
-    """SLURM sends SIGTERM, and SIGKILL after the partition's GraceTime. The run stops before, and submits itself."""
+    """SLURM sends SIGTERM, and SIGKILL after the partition's GraceTime.
+
+    The run stops before, and submits itself.
+    """
     cluster.submit(shorten(read_documented_script("clusters.md"), evaluations=30, seconds=1), **PMI)
     wait_until(lambda: len(parse_lines(cluster.read_output())) > 3, 100, cluster.read_output)
     done = cluster.run(

@@ -43,7 +43,10 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
-    """Return a session that has reached its target after 5 of 8 evaluations. Trial i has the loss i + 2."""
+    """Return a session that has reached its target after 5 of 8 evaluations.
+
+    Trial i has the loss i + 2.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [str(PROGRAM), str(QUICK), "--run-dir", "run"])
     left = start_session(RUN, propagators=("random",), settings=("epochs=3",), **OPTIONS)
@@ -74,7 +77,10 @@ def count_confirmed_seeds() -> dict[int, int]:
 def replace_losses(
     confirmations: Sequence[Evaluation], losses: Mapping[int, list[float]]
 ) -> list[Evaluation]:
-    """Return the confirmations with other losses. `losses` has the losses of each trial that was confirmed."""
+    """Return the confirmations with other losses.
+
+    `losses` has the losses of each trial that was confirmed.
+    """
     left = {trial: list(some) for trial, some in losses.items()}
     return [
         replace(evaluation, loss=left[evaluation.confirms].pop())

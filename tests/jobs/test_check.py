@@ -247,8 +247,8 @@ def test_check_reports_whether_an_evaluation_resumes(mpi: Mpi, tmp_path: Path) -
         in right
     ), right
     assert (
-        "ok     No checkpoint is saved. It is optional: without one, an interrupted evaluation restarts"
-        in none
+        "ok     No checkpoint is saved. It is optional: without one, an interrupted evaluation "
+        "restarts" in none
     ), none
     assert (
         "look   The only checkpoint belongs to the only loss Set epochs=2 to check that it resumes"

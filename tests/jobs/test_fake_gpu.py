@@ -53,7 +53,10 @@ class GpuHost:
         expected: int = 0,
         **others: str,
     ) -> None:
-        """Run a search of tests/searches/on_gpus.py, and check its exit status. `others` are environment variables."""
+        """Run a search of tests/searches/on_gpus.py, and check its exit status.
+
+        `others` are environment variables.
+        """
         options = (SEARCH, "--run-dir", "run", "--set", f"folder={self.folder}", *arguments)
         self.run_command(
             ["mpirun", "-n", ranks, sys.executable, program, *options], expected, **others
@@ -77,7 +80,10 @@ class GpuHost:
         assert done.returncode == expected, self.output
 
     def run_ways(self, ranks: int, ways: str, *arguments: object, **options: Any) -> None:
-        """Run one evaluation for each of these ways on one worker, in turn. `options` are those of `run`."""
+        """Run one evaluation for each of these ways on one worker, in turn.
+
+        `options` are those of `run`.
+        """
         count = len(ways.split(","))
         (self.folder / "given.json").write_text(json.dumps([{"k": k} for k in range(count)]))
         worker = (
@@ -187,7 +193,10 @@ def test_group_is_not_destroyed_on_some_ranks_only(host: GpuHost) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("variable", ["FAKE_GPU_EXCLUSIVE", "FAKE_GPU_SLOW_FREE"])
 def test_trainer_starts_when_the_last_one_has_left_the_gpu(host: GpuHost, variable: str) -> None:
-    """In exclusive mode, a GPU refuses a second process. The driver takes seconds to free the memory of a process."""
+    """In exclusive mode, a GPU refuses a second process.
+
+    The driver takes seconds to free the memory of a process.
+    """
     arguments = ("--fresh-trainers", "--set", "gigabytes=60")
     host.run_ways(1, "none,none,none", *arguments, **{variable: "2"})
     assert [trial.state.name for trial in load_trials(host.folder / "run")] == ["COMPLETE"] * 3

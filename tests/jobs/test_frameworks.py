@@ -1,4 +1,7 @@
-"""Test searches over unchanged scripts that use a training framework. Losses must equal those under torchrun."""
+"""Test searches over unchanged scripts that use a training framework.
+
+Losses must equal those under torchrun.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ LEARNING_RATE = ["--space", "learning_rate=Float(1e-3, 1e-1, log=True)"]
 
 
 def search(mpi: Mpi, folder: Path, options: list[str], pattern: str, *command: object) -> list[Any]:
-    """Run 4 evaluations of a script on 2 workers of 2 ranks. Assert that all complete, and return their trials."""
+    """Run 4 evaluations of a script on 2 workers of 2 ranks.
+
+    Assert that all complete, and return their trials.
+    """
     options = [*options, "--loss", pattern, "--evaluations", "4", "--run-dir", "run"]
     job = mpi.run(4, *SEARCH, *options, "--", *command, cwd=folder)
     assert job.returncode == 0, job.stderr
@@ -81,14 +87,15 @@ def test_callback_of_transformers_reports_to_a_pruner(mpi: Mpi, tmp_path: Path) 
 @pytest.mark.slow
 def test_callback_reports_numbers_in_a_search_on_one_process(tmp_path: Path) -> None:
     program = (
-        "import os\nfrom transformers import TrainerState\nfrom hpo.training.transformers import ReportCallback\n"
-        "metrics = {'eval_loss': 1.0, 'eval_wer': 0.5, 'eval_nan': float('nan'), 'eval_text': 'x', 'eval_is': True,\n"
-        "           'eval_runtime': 2.0, 'eval_samples_per_second': 3.0, 'epoch': 1.0}\n"
-        "ReportCallback().on_evaluate(None, TrainerState(), None, metrics=metrics)\n"
-        "os.environ['HPO_METRICS'] = 'metrics'\n"
-        "for callback in (ReportCallback(), ReportCallback('eval_wer'), ReportCallback('eval_other_loss')):\n"
-        "    for is_main in (True, False):\n"
-        "        callback.on_evaluate(None, TrainerState(is_world_process_zero=is_main), None, metrics=metrics)\n"
+        "import os\nfrom transformers import TrainerState\nfrom hpo.training.transformers import "
+        "ReportCallback\nmetrics = {'eval_loss': 1.0, 'eval_wer': 0.5, 'eval_nan': float('nan'), "
+        "'eval_text': 'x', 'eval_is': True,\n           'eval_runtime': 2.0, "
+        "'eval_samples_per_second': 3.0, 'epoch': 1.0}\nReportCallback().on_evaluate(None, "
+        "TrainerState(), None, metrics=metrics)\nos.environ['HPO_METRICS'] = 'metrics'\nfor "
+        "callback in (ReportCallback(), ReportCallback('eval_wer'), "
+        "ReportCallback('eval_other_loss')):\n    for is_main in (True, False):\n        "
+        "callback.on_evaluate(None, TrainerState(is_world_process_zero=is_main), None, "
+        "metrics=metrics)\n"
     )
     (tmp_path / "metrics").touch()
     environment = {"PYTHONPATH": str(ROOT)}

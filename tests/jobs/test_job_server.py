@@ -33,7 +33,10 @@ def run_code(
 def test_command_has_its_own_folder_variables_output_and_status(
     server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = "import os, sys; print(os.getcwd(), os.environ.get('SET'), sys.argv[1:]); print('no', file=sys.stderr); exit(5)"
+    code = (
+        "import os, sys; print(os.getcwd(), os.environ.get('SET'), sys.argv[1:]); print('no', "
+        "file=sys.stderr); exit(5)"
+    )
     monkeypatch.setenv("SET", "1")
     first = run_code(server, code, tmp_path, "a", "b")
     assert (first.returncode, first.stderr) == (5, "no\nno\n")

@@ -40,7 +40,9 @@ def make_careless_arguments(folder: Path, ways: str, *options: object) -> list[o
 
 
 def run_failures(mpi: Mpi, folder: Path, reasons: dict[str, str], seconds: int = 60) -> list[str]:
-    """Run an evaluation for each way to fail. Assert the reason of each failure, and return the tracebacks.
+    """Run an evaluation for each way to fail.
+
+    Assert the reason of each failure, and return the tracebacks.
 
     Args:
         mpi: Launches the job.

@@ -95,8 +95,8 @@ def test_evaluation_without_reported_objective_fails(mpi: Mpi, tmp_path: Path) -
     job = mpi.run(2, PROGRAM, TRADING, *options, cwd=tmp_path)
     assert (job.returncode, job.stderr) == (3, "")
     reasons = [
-        f"{lacks!r} must be a finite number, since it is an objective, but the first rank reported {there!r}. "
-        f"Report it with each loss, as in yield loss, {{{lacks!r}: ...}}"
+        f"{lacks!r} must be a finite number, since it is an objective, but the first rank "
+        f"reported {there!r}. Report it with each loss, as in yield loss, {{{lacks!r}: ...}}"
         for lacks, there in (("width", "speed"), ("speed", "width"))
     ]
     assert [trial.user_attrs["failure"] for trial in load_trials(tmp_path / "run")] == reasons

@@ -40,7 +40,10 @@ sys.addaudithook(note)
 
 
 def record_file_access(folder: Path, mpi: Mpi, *arguments: object) -> list[tuple[int, str, str]]:
-    """Run a search on four ranks. Return all file accesses from the first start to the last end of an evaluation."""
+    """Run a search on four ranks.
+
+    Return all file accesses from the first start to the last end of an evaluation.
+    """
     (folder / "sitecustomize.py").write_text(AUDIT_HOOK)
     variables = {
         "PYTHONPATH": f"{folder}:{PROGRAM.parent}",

@@ -106,7 +106,10 @@ def make_command(run_dir: str, *options: object, **settings: object) -> list[obj
 
 
 def assert_inherited(trials: Sequence[optuna.trial.FrozenTrial], epochs: int) -> dict[int, int]:
-    """Assert that each trial continues from the final state of its parent. Return the parent of each trial."""
+    """Assert that each trial continues from the final state of its parent.
+
+    Return the parent of each trial.
+    """
     ends: dict[int, float] = {}
     parents: dict[int, int] = {}
     for trial in trials:
@@ -151,7 +154,10 @@ def test_heirs_begin_from_checkpoints_of_their_parents(mpi: Mpi, tmp_path: Path)
 
 
 def test_resume_after_a_kill_keeps_inheriting(mpi: Mpi, tmp_path: Path) -> None:
-    """All processes are killed during evaluations. The run is resumed with more evaluations, on fewer ranks."""
+    """All processes are killed during evaluations.
+
+    The run is resumed with more evaluations, on fewer ranks.
+    """
     options = ["--resume", "--islands", 1, "--checkpoint-every", "1s"]
     command = make_command("run", *options, "--evaluations", 16, seconds=0.2)
     victim = Victim(mpi, 4, command, tmp_path, tmp_path / "log")
@@ -181,7 +187,8 @@ def test_resume_after_a_kill_keeps_inheriting(mpi: Mpi, tmp_path: Path) -> None:
     [
         (
             {"asks": "ignore"},
-            "starts without the checkpoint of trial .*: the objective has not read worker.parent_checkpoint",
+            "starts without the checkpoint of trial .*: the objective has not read "
+            "worker.parent_checkpoint",
         ),
         (
             {"asks": "fail"},
@@ -189,7 +196,8 @@ def test_resume_after_a_kill_keeps_inheriting(mpi: Mpi, tmp_path: Path) -> None:
         ),
         (
             {"saves": False},
-            "trial .* cannot be a parent: it has not called worker.save_checkpoint before its last loss",
+            "trial .* cannot be a parent: it has not called worker.save_checkpoint before its "
+            "last loss",
         ),
     ],
 )
@@ -276,12 +284,14 @@ def test_pbt_with_a_pausing_pruner_is_rejected(mpi: Mpi, tmp_path: Path) -> None
         (
             "heirs",
             {"confirm_seeds": 2},
-            "--pbt and --confirm-seeds 2 exclude each other: inherited weights are not trained again",
+            "--pbt and --confirm-seeds 2 exclude each other: inherited weights are not trained "
+            "again",
         ),
         (
             "heirs",
             {"checkpoint_every": math.inf},
-            "--pbt and --checkpoint-every off exclude each other: only checkpoints can be inherited",
+            "--pbt and --checkpoint-every off exclude each other: only checkpoints can be "
+            "inherited",
         ),
         (
             "heirs",

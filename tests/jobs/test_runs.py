@@ -206,8 +206,8 @@ def test_run_with_reached_target_stops_on_all_ranks(mpi: Mpi, tmp_path: Path) ->
     job = mpi.run(4, *arguments, cwd=tmp_path, timeout=60)  # one evaluation would take 100 s
     assert (job.returncode, job.stderr) == (0, "")
     stopped = (
-        "Stopped: the loss of --target-loss 2500 is reached. To resume: the same command with --run-dir run --resume "
-        "and a lower --target-loss, or --target-loss off\n"
+        "Stopped: the loss of --target-loss 2500 is reached. To resume: the same command with "
+        "--run-dir run --resume and a lower --target-loss, or --target-loss off\n"
     )
     assert stopped in job.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -279,8 +279,9 @@ _UNPICKLED = (
     "'TextIOWrapper' instances" if sys.version_info >= (3, 13) else "'_io.TextIOWrapper' object"
 )
 OPENED = (
-    f"prepare must return data that can be copied for each evaluation, got TypeError: cannot pickle {_UNPICKLED}. "
-    "Return arrays, tensors and plain values, and open files in the objective"
+    "prepare must return data that can be copied for each evaluation, got TypeError: cannot "
+    f"pickle {_UNPICKLED}. Return arrays, tensors and plain values, and open files in the "
+    "objective"
 )
 
 

@@ -47,7 +47,8 @@ def test_asha_without_resume_args_prunes(
 
 def test_confirmations_of_program_have_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        "import sys\nx, seed = sys.argv[2], sys.argv[4]\nprint(f'val_loss={float(x) + int(seed)}')\n"
+        "import sys\nx, seed = sys.argv[2], sys.argv[4]\nprint(f'val_loss={float(x) + "
+        "int(seed)}')\n"
     )
     options = [
         "--space",
@@ -99,9 +100,9 @@ def test_silent_program_fails_after_evaluation_timeout(mpi: Mpi, tmp_path: Path)
 
 def test_printed_advice_confirms_script_with_other_seeds(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        "import argparse\nparser = argparse.ArgumentParser()\n"
-        "parser.add_argument('--x', type=float)\nparser.add_argument('--seed', type=int, default=0)\n"
-        "args = parser.parse_args()\nprint(f'val_loss={args.x + args.seed % 97 / 10000}')\n"
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--x', "
+        "type=float)\nparser.add_argument('--seed', type=int, default=0)\nargs = "
+        "parser.parse_args()\nprint(f'val_loss={args.x + args.seed % 97 / 10000}')\n"
     )
     options = ["--space", "x=Float(1.0, 1.01)", *LOSS, "--evaluations", 6]
     job = mpi.run(2, *SEARCH, *options, "--", "train.py", cwd=tmp_path)

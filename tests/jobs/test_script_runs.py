@@ -105,7 +105,7 @@ def test_report_after_matching_line_warns_once(mpi: Mpi, tmp_path: Path) -> None
     )
     assert job.returncode == 0
     assert job.stderr == (
-        "warning: trial 0: hpo.report is ignored, since a line has matched --loss before. Use only one of them in all "
-        "evaluations\n"
+        "warning: trial 0: hpo.report is ignored, since a line has matched --loss before. Use "
+        "only one of them in all evaluations\n"
     )
     assert [trial.values for trial in load_trials(tmp_path / "run")] == [[0.5], [0.5]]

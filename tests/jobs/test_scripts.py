@@ -240,7 +240,8 @@ def test_program_resumes_from_its_own_files(mpi: Mpi, tmp_path: Path) -> None:
 
 def test_run_without_loss_stops_and_proposes_pattern(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        "import os\nprint('epoch 0 eval_loss 0.31 lr 1e-3')\nif os.environ['RANK'] == '0':\n    os._exit(0)\n"
+        "import os\nprint('epoch 0 eval_loss 0.31 lr 1e-3')\nif os.environ['RANK'] == '0':\n    "
+        "os._exit(0)\n"
     )
     options = ["--space", "k=Int(1, 30)", "--evaluations", 3, "--run-dir", "run"]
     job = mpi.run(2, *SEARCH, *options, "--", "python", "train.py", cwd=tmp_path)
@@ -262,18 +263,13 @@ def test_run_without_loss_stops_and_proposes_pattern(mpi: Mpi, tmp_path: Path) -
 
 def test_module_and_spawned_ranks_are_run(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "spawning.py").write_text(
-        "import os, sys\nimport torch, torch.distributed as dist, torch.multiprocessing as mp\nimport hpo\n\n\n"
-        "def train(rank, x):\n"
-        "    os.environ['MASTER_PORT'] = sys.argv[-1]\n"
-        "    dist.init_process_group('gloo', rank=rank, world_size=2)\n"
-        "    value = torch.tensor(x)\n"
-        "    dist.all_reduce(value)\n"
-        "    if rank == 0:\n"
-        "        hpo.report(value, trial=hpo.trial)\n"
-        "    dist.barrier()\n"
-        "    dist.destroy_process_group()  # otherwise torch aborts at the exit now and then\n\n\n"
-        "if __name__ == '__main__':\n"
-        "    mp.spawn(train, args=(float(sys.argv[2]),), nprocs=2)\n"
+        "import os, sys\nimport torch, torch.distributed as dist, torch.multiprocessing as "
+        "mp\nimport hpo\n\n\ndef train(rank, x):\n    os.environ['MASTER_PORT'] = sys.argv[-1]\n  "
+        "  dist.init_process_group('gloo', rank=rank, world_size=2)\n    value = torch.tensor(x)\n"
+        "    dist.all_reduce(value)\n    if rank == 0:\n        hpo.report(value, "
+        "trial=hpo.trial)\n    dist.barrier()\n    dist.destroy_process_group()  # otherwise "
+        "torch aborts at the exit now and then\n\n\nif __name__ == '__main__':\n    "
+        "mp.spawn(train, args=(float(sys.argv[2]),), nprocs=2)\n"
     )
     options = ["--space", "x=Float(0.0, 1.0)", "--evaluations", 2, "--run-dir", "run"]
     port = str(20000 + int(tmp_path.stat().st_ino) % 9000)
@@ -287,12 +283,11 @@ def test_module_and_spawned_ranks_are_run(mpi: Mpi, tmp_path: Path) -> None:
 def test_folder_of_program_stays_when_it_resumes(mpi: Mpi, tmp_path: Path) -> None:
     (tmp_path / "my_search.py").write_text(
         "import time\nfrom hpo import Int, SearchSpace\n\nspace = SearchSpace(k=Int(1, 99))\n\n\n"
-        "def objective(params, worker):\n"
-        "    with (worker.folder / f'rank{worker.rank}').open('a') as file:\n"
-        "        file.write(f'{worker.trial} {params[\"k\"]}\\n')\n"
-        "    while (worker.folder / f'rank{worker.rank}').read_text().count('\\n') < 2 and worker.trial == 1:\n"
-        "        time.sleep(0.1)\n"
-        "    return params['k']\n"
+        "def objective(params, worker):\n    with (worker.folder / "
+        "f'rank{worker.rank}').open('a') as file:\n        file.write(f'{worker.trial} "
+        '{params["k"]}\\n\')\n    while (worker.folder / '
+        "f'rank{worker.rank}').read_text().count('\\n') < 2 and worker.trial == 1:\n        "
+        "time.sleep(0.1)\n    return params['k']\n"
     )
     options = ["my_search.py", "--evaluations", 3, "--run-dir", "run", "--resume"]
     with kill_at_end(Victim(mpi, 2, [*SEARCH, *options], tmp_path, tmp_path / "log")) as victim:
@@ -349,7 +344,8 @@ MISTAKES = [
     ([*LR, "--pbt", "--", "train.py"], "--pbt must not be given for a program, got train.py. "),
     (
         [*LR, "--confirm-seeds", "2", "--", "train.py"],
-        "--confirm-seeds 2: the command of train.py must have a placeholder for the seed, such as --seed {seed}",
+        "--confirm-seeds 2: the command of train.py must have a placeholder for the seed, such as "
+        "--seed {seed}",
     ),
     (["--loss", "(x)", "train.py"], "--loss must be used with a program after --"),
     ([*LR, "train.py", "--", "train.py"], "train.py and a program after -- exclude each other"),
@@ -407,7 +403,8 @@ def test_check_finds_mistakes_of_script(mpi: Mpi, tmp_path: Path) -> None:
     assert (job.returncode, job.stderr) == (1, "")
     for point in (
         "look   Each of 2 ranks trains on the same batches\n",
-        "wrong  The program reads neither RANK, LOCAL_RANK nor WORLD_SIZE: each rank trains alone, on all\n",
+        "wrong  The program reads neither RANK, LOCAL_RANK nor WORLD_SIZE: each rank trains "
+        "alone, on all\n",
         "look   Evaluations write to the same files: model.pt\n",
         "look   Processes are still running when the program ends\n",
         "\n1 problem, 3 findings to look at\n",

@@ -152,7 +152,10 @@ def test_logging_in_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) -> N
     """Logging may be configured in the file, in the objective, or not at all."""
     text = "import logging, sys\nfrom hpo import Int, SearchSpace\n{}"
     text += "space = SearchSpace(k=Int(0, 9))\nlog = logging.getLogger('mine')\n"
-    text += "def objective(params, worker):\n    {}\n    log.info('at info')\n    log.warning('at warning')\n    return 1\n"
+    text += (
+        "def objective(params, worker):\n    {}\n    log.info('at info')\n    log.warning('at "
+        "warning')\n    return 1\n"
+    )
     config = (
         "logging.basicConfig(level=logging.INFO, format='%(name)s: %(message)s', stream=sys.{})"
     )
@@ -175,7 +178,10 @@ def test_logging_in_search_file_is_shown_and_kept(mpi: Mpi, tmp_path: Path) -> N
 
 
 def test_compiler_and_collectives_work_in_each_evaluation(mpi: Mpi, tmp_path: Path) -> None:
-    """One evaluation fails, and a trainer is replaced. There are more compilations than torch allows in one process."""
+    """One evaluation fails, and a trainer is replaced.
+
+    There are more compilations than torch allows in one process.
+    """
     (tmp_path / "given.json").write_text(json.dumps([{"k": k} for k in (50, 2, 51, 3)]))
     options = [
         "--ranks-per-worker",
@@ -285,7 +291,10 @@ def test_search_file_that_crashes_ends_run_with_message(
 
 
 def test_prepare_that_crashes_ends_run_with_message(mpi: Mpi, tmp_path: Path) -> None:
-    text = f"import os\nfrom hpo import Int, SearchSpace\n{START}\n\ndef prepare():\n    os.kill(os.getpid(), 11)\n"
+    text = (
+        f"import os\nfrom hpo import Int, SearchSpace\n{START}\n\ndef prepare():\n    "
+        "os.kill(os.getpid(), 11)\n"
+    )
     (tmp_path / "my_search.py").write_text(text)
     job = mpi.run(2, PROGRAM, "my_search.py", "--run-dir", "run", cwd=tmp_path)
     assert (job.returncode, remove_loading_lines(job.stdout)) == (2, "")

@@ -1,4 +1,7 @@
-"""Test a worker on two hosts. The hosts are network namespaces of this machine, with their own names and addresses."""
+"""Test a worker on two hosts.
+
+The hosts are network namespaces of this machine, with their own names and addresses.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,10 @@ def make_network() -> None:
 
 @pytest.fixture
 def two_hosts(tmp_path: Path) -> Iterator[Mpi]:
-    """Yield an mpirun that starts half of its ranks on each of two hosts. A network bridge connects the hosts."""
+    """Yield an mpirun that starts half of its ranks on each of two hosts.
+
+    A network bridge connects the hosts.
+    """
     version = subprocess.run(
         ["mpirun", "--version"], capture_output=True, text=True, check=False, timeout=scale(20)
     ).stdout
@@ -88,7 +94,10 @@ def two_hosts(tmp_path: Path) -> Iterator[Mpi]:
             pytest.skip(f"{NETWORK}0 is in use here")
         try:
             make_network()
-            flags = f"-launcher ssh -launcher-exec {launcher} -iface {BRIDGE} -hosts {','.join(HOSTS)} -ppn 2"
+            flags = (
+                f"-launcher ssh -launcher-exec {launcher} -iface {BRIDGE} -hosts {','.join(HOSTS)} "
+                "-ppn 2"
+            )
             yield Mpi(flags=tuple(flags.split()), forks_templates=False)
         except subprocess.CalledProcessError as error:
             pytest.skip(f"no network namespaces here: {error.stderr}")
@@ -119,7 +128,10 @@ def test_worker_spans_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
 
 
 def test_objective_for_torchrun_runs_on_two_hosts(two_hosts: Mpi, tmp_path: Path) -> None:
-    """Each host has its own template. All trainers connect to one store, on the host of the leader."""
+    """Each host has its own template.
+
+    All trainers connect to one store, on the host of the leader.
+    """
     search = ROOT / "tests" / "searches" / "torchrun.py"
     options = [
         "--ranks-per-worker",

@@ -278,7 +278,10 @@ def test_confirm_seeds_trains_the_best_with_other_seeds(mpi: Mpi, tmp_path: Path
 def test_confirm_seeds_rejects_a_study_of_another_run(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
     start_session(tmp_path / "run-confirm", storage=storage, confirm_seeds=1)
-    message = f"--confirm-seeds: {storage} already holds a study named 'run-confirm', which is another run's"
+    message = (
+        f"--confirm-seeds: {storage} already holds a study named 'run-confirm', which is another "
+        "run's"
+    )
     with pytest.raises(UsageError, match=re.escape(message)):
         start_session(tmp_path / "run", storage=storage, confirm_seeds=1)
     assert not (tmp_path / "run").exists()

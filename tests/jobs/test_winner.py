@@ -36,7 +36,10 @@ def test_run_saves_weights_of_best_epoch_and_tests_once(mpi: Mpi, tmp_path: Path
     assert {name: tensor.item() for name, tensor in weights.state.items()} == dict.fromkeys(
         ("epoch", "dip"), best.params["dip"]
     ), "the weights must be those of the epoch with the lowest loss"
-    said = f"On test data, which the search has not seen, the network of trial {best.trial} has epoch {best.params['dip']}"
+    said = (
+        f"On test data, which the search has not seen, the network of trial {best.trial} has epoch "
+        f"{best.params['dip']}"
+    )
     assert said in job.stdout
     page = (tmp_path / "run" / "report.html").read_text("utf-8")
     assert page.count('src="data:image/png;base64,') == 2

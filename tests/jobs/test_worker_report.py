@@ -27,7 +27,10 @@ def make_arguments(ways: str, *options: object, **settings: object) -> list[obje
 
 
 def find_line(code: str) -> str:
-    """Return a pattern for the file name and line number of this code in reporting.py. It must occur once."""
+    """Return a pattern for the file name and line number of this code in reporting.py.
+
+    It must occur once.
+    """
     (number,) = [n for n, line in enumerate(REPORTING.read_text().splitlines(), 1) if code in line]
     return rf"reporting\.py:{number}"
 
@@ -161,9 +164,15 @@ def test_report_timeout_names_waiting_and_blocking_lines(mpi: Mpi, tmp_path: Pat
     job = mpi.run(2, *make_arguments("sleeps,gather_sleeps,reports", *options), cwd=tmp_path)
     assert (job.returncode, job.stderr) == (0, "")
     asleep, gathering, well = load_trials(tmp_path / "run")
-    reason = f"{waited} {find_line('# while it sleeps')} for rank 1, which was at {find_line('# in the last rank')}"
+    reason = (
+        f"{waited} {find_line('# while it sleeps')} for rank 1, which was at "
+        f"{find_line('# in the last rank')}"
+    )
     assert re.fullmatch(reason, asleep.user_attrs["failure"]), asleep.user_attrs["failure"]
-    reason = f"{waited} {find_line('# the ranks are here together')} for rank 1, which was at {find_line('# in a function')}"
+    reason = (
+        f"{waited} {find_line('# the ranks are here together')} for rank 1, which was at "
+        f"{find_line('# in a function')}"
+    )
     assert re.fullmatch(reason, gathering.user_attrs["failure"]), gathering.user_attrs["failure"]
     assert len(gathering.intermediate_values) == 1
     assert well.state.name == "COMPLETE"

@@ -1,4 +1,7 @@
-"""Test the priorities of requests to stop, on all ranks of a job. Each rank prints a line of JSON."""
+"""Test the priorities of requests to stop, on all ranks of a job.
+
+Each rank prints a line of JSON.
+"""
 
 import os
 import signal

@@ -1,7 +1,7 @@
-"""Train networks with each parallel strategy on a worker, and with a plain loop. Rank 0 prints a line of JSON.
+"""Train networks with each parallel strategy on a worker, and with a plain loop.
 
-The first argument is the number of ranks. The second argument is a list of functions below,
-separated by commas. Each of them compares losses, states or parameters.
+Rank 0 prints a line of JSON. The first argument is the number of ranks. The second argument is a
+list of functions below, separated by commas. Each of them compares losses, states or parameters.
 """
 
 import itertools
@@ -269,7 +269,10 @@ def start(name: str, settings: ParallelSettings) -> tuple[SharedTraining, Any]:
 def trained(
     name: str, settings: ParallelSettings
 ) -> tuple[list[float], list[float], SharedTraining]:
-    """Train on all ranks of the worker. Return the losses of all steps, the validation losses, and the training."""
+    """Train on all ranks of the worker.
+
+    Return the losses of all steps, the validation losses, and the training.
+    """
     training, schedule = start(name, settings)
     losses, validated = [], []
     for _ in range(RECIPES[name].epochs):
@@ -435,7 +438,10 @@ def plain_values() -> None:
 
 
 def scaler() -> None:
-    """Report a parameter on each rank after two steps. In the first step, the last rank has an infinite gradient."""
+    """Report a parameter on each rank after two steps.
+
+    In the first step, the last rank has an infinite gradient.
+    """
     parameter = nn.Parameter(torch.ones(3))
     optimizer, scaler = (
         torch.optim.SGD([parameter], lr=1.0),

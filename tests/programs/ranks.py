@@ -21,7 +21,10 @@ SECONDS = 60.0  # for which ranks wait for each other
 
 
 def run_ranks(size, run, seed=0):
-    """Call `run(worker)` in a forked process for each rank of a worker. Exit with status 1 if one of them fails."""
+    """Call `run(worker)` in a forked process for each rank of a worker.
+
+    Exit with status 1 if one of them fails.
+    """
     children, parent = [], os.getpid()
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(size):

@@ -67,7 +67,10 @@ def redirect_output(out, err):
 
 
 def run_job(request):
-    """Run a command with its own output, folder and variables. Then restore this process, and return the status."""
+    """Run a command with its own output, folder and variables.
+
+    Then restore this process, and return the status.
+    """
     path, handlers = list(sys.path), list(logging.root.handlers)
     tempfile.tempdir = None  # It depends on the variables.
     os.environ.clear()

@@ -1,4 +1,7 @@
-"""Train networks of digits_cnn on workers of 1, 2 and 3 ranks, and by a plain loop. Each rank prints a line of JSON."""
+"""Train networks of digits_cnn on workers of 1, 2 and 3 ranks, and by a plain loop.
+
+Each rank prints a line of JSON.
+"""
 
 from dataclasses import replace
 from functools import partial

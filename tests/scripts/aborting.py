@@ -1,4 +1,7 @@
-"""A script that aborts in several ways. Most of them abort while Python exits, as threads of torch do."""
+"""A script that aborts in several ways.
+
+Most of them abort while Python exits, as threads of torch do.
+"""
 
 import argparse
 import atexit

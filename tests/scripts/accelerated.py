@@ -41,9 +41,10 @@ def main():
     with accelerator.autocast():
         dtype = torch.mm(inputs[:1], inputs[:1].T).dtype
     print(
-        f"process {accelerator.process_index} of {accelerator.num_processes}, local {accelerator.local_process_index}, "
-        f"main {accelerator.is_main_process}, local main {accelerator.is_local_main_process}, "
-        f"{accelerator.mixed_precision} computes {dtype}, {len(train)} batches"
+        f"process {accelerator.process_index} of {accelerator.num_processes}, local "
+        f"{accelerator.local_process_index}, main {accelerator.is_main_process}, local main "
+        f"{accelerator.is_local_main_process}, {accelerator.mixed_precision} computes {dtype}, "
+        f"{len(train)} batches"
     )
     accelerator.end_training()
 

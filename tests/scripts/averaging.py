@@ -1,4 +1,7 @@
-"""A script without DistributedDataParallel. It averages over ranks by its own code, or does not average."""
+"""A script without DistributedDataParallel.
+
+It averages over ranks by its own code, or does not average.
+"""
 
 import argparse
 

@@ -38,7 +38,8 @@ def main():
         dist.all_reduce(loss)
         if dist.get_rank() == 0:
             print(
-                f"epoch {epoch} of {args.epochs}: val_loss={loss.item() / dist.get_world_size():.6f}"
+                f"epoch {epoch} of {args.epochs}: "
+                f"val_loss={loss.item() / dist.get_world_size():.6f}"
             )
     print(f"local rank {local_rank} has seen {len(sampler)} samples")
     dist.destroy_process_group()

@@ -1,4 +1,7 @@
-"""A script like nanoGPT's train.py. All code is at module level, and each rank draws its own random batches."""
+"""A script like nanoGPT's train.py.
+
+All code is at module level, and each rank draws its own random batches.
+"""
 
 import os
 import sys

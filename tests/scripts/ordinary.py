@@ -1,4 +1,7 @@
-"""A script with things that ordinary scripts do. It prints or reports a loss as it would do without a search."""
+"""A script with things that ordinary scripts do.
+
+It prints or reports a loss as it would do without a search.
+"""
 
 import argparse
 import atexit

@@ -1,4 +1,7 @@
-"""A script that saves its state with `hpo`, and continues from it. Its loss is lowest in the second epoch."""
+"""A script that saves its state with `hpo`, and continues from it.
+
+Its loss is lowest in the second epoch.
+"""
 
 import argparse
 import os

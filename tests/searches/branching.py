@@ -1,7 +1,7 @@
-"""A search whose objective forks processes. They end by sys.exit, by an exception, or by yielding a loss.
+"""A search whose objective forks processes.
 
-Other forked processes, and programs that it starts, are ended by a signal that the trainer itself
-ignores.
+They end by sys.exit, by an exception, or by yielding a loss. Other forked processes, and programs
+that it starts, are ended by a signal that the trainer itself ignores.
 """
 
 import os

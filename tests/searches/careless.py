@@ -1,4 +1,7 @@
-"""A search as a careless user writes it. Its objective changes all arguments, prints, and makes mistakes."""
+"""A search as a careless user writes it.
+
+Its objective changes all arguments, prints, and makes mistakes.
+"""
 
 import logging
 import os
@@ -71,7 +74,10 @@ def change(params, worker, settings):
 
 
 def mistake(way, model, worker):
-    """Make the mistake `way` before the first loss. If the result is not None, the objective yields it as a loss."""
+    """Make the mistake `way` before the first loss.
+
+    If the result is not None, the objective yields it as a loss.
+    """
     if way == "tuple":
         return 0.5, 0.9
     if way == "text":

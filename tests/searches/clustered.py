@@ -1,4 +1,7 @@
-"""A search for the simulated cluster. Each evaluation takes a given time, and saves a checkpoint after each step."""
+"""A search for the simulated cluster.
+
+Each evaluation takes a given time, and saves a checkpoint after each step.
+"""
 
 import time
 from dataclasses import dataclass

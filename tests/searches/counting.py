@@ -1,4 +1,7 @@
-"""Count evaluations and write notes of ranks, in files. Variables would be lost if a trainer is replaced."""
+"""Count evaluations and write notes of ranks, in files.
+
+Variables would be lost if a trainer is replaced.
+"""
 
 import fcntl
 import json

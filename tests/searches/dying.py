@@ -69,7 +69,10 @@ def use_up_memory():
 
 
 def use_up_descriptors():
-    """Open files until no descriptor is free, and keep them open. Then continue until a descriptor is needed."""
+    """Open files until no descriptor is free, and keep them open.
+
+    Then continue until a descriptor is needed.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     with suppress(OSError):
@@ -80,7 +83,10 @@ def use_up_descriptors():
 
 
 def leave_process():
-    """Exit, but leave a process and its child in their own session. Both keep the standard streams open."""
+    """Exit, but leave a process and its child in their own session.
+
+    Both keep the standard streams open.
+    """
     subprocess.Popen(["sh", "-c", "sleep 3601; true"], close_fds=False, start_new_session=True)
     time.sleep(0.1)
     os._exit(1)

@@ -1,8 +1,8 @@
-"""A search that fails on request: in one way, on one rank, in chosen evaluations. Ranks note when they start and fail.
+"""A search that fails on request: in one way, on one rank, in chosen evaluations.
 
-Evaluations are counted for each worker. `way` may list several ways, which are taken in turn. Ranks
-count together in a file, since an objective is not called on a rank if its evaluation is cancelled
-before it begins there.
+Ranks note when they start and fail. Evaluations are counted for each worker. `way` may list several
+ways, which are taken in turn. Ranks count together in a file, since an objective is not called on a
+rank if its evaluation is cancelled before it begins there.
 """
 
 import math

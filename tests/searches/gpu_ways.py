@@ -1,4 +1,7 @@
-"""A search on GPUs. Each evaluation notes what it finds, and some do what breaks a context, a group or a process."""
+"""A search on GPUs.
+
+Each evaluation notes what it finds, and some do what breaks a context, a group or a process.
+"""
 
 import json
 import os

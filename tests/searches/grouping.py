@@ -1,6 +1,7 @@
-"""A search whose objective makes process groups. In every second evaluation, the last rank fails while its peers wait.
+"""A search whose objective makes process groups.
 
-The ways to fail are taken in turn. Each evaluation prints the id of its process.
+In every second evaluation, the last rank fails while its peers wait. The ways to fail are taken in
+turn. Each evaluation prints the id of its process.
 """
 
 import os

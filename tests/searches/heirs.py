@@ -1,8 +1,8 @@
-"""A search with population based training. Individuals inherit a number, and hyperparameters change it in each epoch.
+"""A search with population based training.
 
-`asks` selects what an evaluation does with the number: use, ignore, fail or diverge. `saves`
-selects if it is saved. With "uneven", rank 1 fails before it reads the number, from the seventh
-evaluation of its worker on.
+Individuals inherit a number, and hyperparameters change it in each epoch. `asks` selects what an
+evaluation does with the number: use, ignore, fail or diverge. `saves` selects if it is saved. With
+"uneven", rank 1 fails before it reads the number, from the seventh evaluation of its worker on.
 """
 
 import time

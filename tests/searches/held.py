@@ -1,4 +1,7 @@
-"""A search whose evaluations yield a loss. Then they wait until a file exists, and yield another loss."""
+"""A search whose evaluations yield a loss.
+
+Then they wait until a file exists, and yield another loss.
+"""
 
 import time
 from dataclasses import dataclass

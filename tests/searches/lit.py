@@ -1,6 +1,7 @@
-"""A search of networks that Lightning trains, in several ways in turn. The loss begins at x and falls.
+"""A search of networks that Lightning trains, in several ways in turn.
 
-With "plain", a Trainer that Lightning itself has made finds the ranks, as under torchrun.
+The loss begins at x and falls. With "plain", a Trainer that Lightning itself has made finds the
+ranks, as under torchrun.
 """
 
 import os

@@ -1,6 +1,7 @@
-"""A search of two individuals. One has a low loss only with seed 0, and the other has good losses with all seeds.
+"""A search of two individuals.
 
-The saved network is the seed. While a file "wait" exists, `test` waits, and makes a file "testing".
+One has a low loss only with seed 0, and the other has good losses with all seeds. The saved network
+is the seed. While a file "wait" exists, `test` waits, and makes a file "testing".
 """
 
 import time

@@ -1,4 +1,7 @@
-"""A search with one usual mistake, which `way` selects, written as users make it. By default it has no mistake."""
+"""A search with one usual mistake, which `way` selects, written as users make it.
+
+By default it has no mistake.
+"""
 
 import itertools
 import json
@@ -33,7 +36,10 @@ class Settings:
 
 
 class Samples(Dataset[object]):
-    """A data set that is defined in the search file. Loader processes that are not forked cannot import it."""
+    """A data set that is defined in the search file.
+
+    Loader processes that are not forked cannot import it.
+    """
 
     def __init__(self, count):
         self.count = count
@@ -158,7 +164,10 @@ def state_of(way, model, network, optimizer, epochs):
 
 
 def restored(way, worker, network, optimizer):
-    """Load the checkpoint of an interrupted evaluation if there is one. Return its number of epochs, or 0."""
+    """Load the checkpoint of an interrupted evaluation if there is one.
+
+    Return its number of epochs, or 0.
+    """
     if way not in SAVING or way == "not restored" or worker.checkpoint is None:
         return 0
     network.load_state_dict(worker.checkpoint["network"])

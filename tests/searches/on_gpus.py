@@ -1,4 +1,7 @@
-"""A search on fake GPUs. Each evaluation notes where it ran, and then does what users' code does on GPUs."""
+"""A search on fake GPUs.
+
+Each evaluation notes where it ran, and then does what users' code does on GPUs.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""A search of networks that all ranks of a worker train. Each rank records its epochs and resources in a file."""
+"""A search of networks that all ranks of a worker train.
+
+Each rank records its epochs and resources in a file.
+"""
 
 import json
 import os

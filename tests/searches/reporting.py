@@ -1,4 +1,7 @@
-"""A search whose objectives report x + 3, x + 1 and x + 2, in several ways in turn. Ranks note their progress."""
+"""A search whose objectives report x + 3, x + 1 and x + 2, in several ways in turn.
+
+Ranks note their progress.
+"""
 
 import json
 import threading

@@ -1,10 +1,11 @@
-"""A search whose ranks share a network by `hpo.training`. One rank fails at a chosen moment of the training.
+"""A search whose ranks share a network by `hpo.training`.
 
-`fails` lists ways to fail. With "sleep@backward1:2", rank 2 sleeps in the backward pass of epoch 1.
-The ways are taken in turn, with successful evaluations in between. All evaluations train the same
-network, so their losses are equal, except for `slope` times the number of the evaluation. With a
-slope of -1, each evaluation is the best so far, and its weights are gathered. Each rank records its
-state when it starts and when it fails.
+One rank fails at a chosen moment of the training. `fails` lists ways to fail. With
+"sleep@backward1:2", rank 2 sleeps in the backward pass of epoch 1. The ways are taken in turn, with
+successful evaluations in between. All evaluations train the same network, so their losses are
+equal, except for `slope` times the number of the evaluation. With a slope of -1, each evaluation is
+the best so far, and its weights are gathered. Each rank records its state when it starts and when
+it fails.
 """
 
 import os
@@ -88,7 +89,10 @@ class Block(nn.Module):
 
 
 class Part:
-    """Samples of three classes. No number of ranks divides a batch equally, and the last batch is smaller."""
+    """Samples of three classes.
+
+    No number of ranks divides a batch equally, and the last batch is smaller.
+    """
 
     def __init__(self, count, seed, seconds, place):
         drawn = torch.Generator().manual_seed(seed)

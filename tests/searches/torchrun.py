@@ -1,4 +1,7 @@
-"""A search whose objective is written for torchrun. It makes its process group from environment variables."""
+"""A search whose objective is written for torchrun.
+
+It makes its process group from environment variables.
+"""
 
 import json
 import os

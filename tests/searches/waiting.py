@@ -1,4 +1,7 @@
-"""A search in which the leader of the first worker waits until a file exists. All other ranks have nothing to do."""
+"""A search in which the leader of the first worker waits until a file exists.
+
+All other ranks have nothing to do.
+"""
 
 import time
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""A search whose weights hold the number of the epoch, and are changed in place. The loss is lowest in epoch `dip`."""
+"""A search whose weights hold the number of the epoch, and are changed in place.
+
+The loss is lowest in epoch `dip`.
+"""
 
 from dataclasses import dataclass
 

@@ -121,7 +121,10 @@ class Victim:
         return True
 
     def wait_for(self, text: str, seconds: float = 60) -> bool:
-        """Wait until the job has printed `text`. Return False if the job ends without printing it."""
+        """Wait until the job has printed `text`.
+
+        Return False if the job ends without printing it.
+        """
         end = time.monotonic() + scale(seconds)
         while text not in self.log.read_text():
             assert time.monotonic() < end, f"no {text!r} in {self.log.read_text()}"

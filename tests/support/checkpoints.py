@@ -16,7 +16,10 @@ from hpo.trainer.offers import Offers
 
 
 def copy_offers(offers: Offers, *, keeps_weights: bool, saves_checkpoint: bool) -> dict[str, Draft]:
-    """Let a trainer copy weights and checkpoint after a loss. Return the copies that succeed, by their kinds."""
+    """Let a trainer copy weights and checkpoint after a loss.
+
+    Return the copies that succeed, by their kinds.
+    """
     copies = offers.copy(
         ReportAnswer(continues=True, keeps_weights=keeps_weights, saves_checkpoint=saves_checkpoint)
     )
@@ -39,7 +42,10 @@ def make_drafts(
 def write_checkpoint(
     path: Path, saved: Any, info: CheckpointInfo, weights: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Write the checkpoint file of an evaluation that has saved this state. `info` need not have its tree."""
+    """Write the checkpoint file of an evaluation that has saved this state.
+
+    `info` need not have its tree.
+    """
     offers = Offers(True, None, None)
     offers.save_checkpoint(saved)
     drafts = (

@@ -14,7 +14,10 @@ MISTAKEN = SEARCHES / "mistaken.py"
 def check_search(
     mpi: Mpi, ranks: int, folder: Path, search: object, *settings: str, patience: int = 30
 ) -> tuple[int, str]:
-    """Check a search file in a job. Return the exit status and the output, in which each point is one line."""
+    """Check a search file in a job.
+
+    Return the exit status and the output, in which each point is one line.
+    """
     options = [word for setting in settings for word in ("--set", setting)]
     job = mpi.run(
         ranks, *HPO, "check", search, *options, "--collective-timeout", patience, cwd=folder
@@ -30,9 +33,10 @@ def join_points(printed: str) -> str:
 def check_ways(
     mpi: Mpi, folder: Path, ways: Sequence[str], search: Path = MISTAKEN
 ) -> list[tuple[int, str]]:
-    """Check a search file on 2 ranks with each way to make a mistake. Return a status and an output for each way.
+    """Check a search file on 2 ranks with each way to make a mistake.
 
-    A way may end with further settings, divided by commas.
+    Return a status and an output for each way. A way may end with further settings, divided by
+    commas.
     """
     settings = [f"way={way}".split(",") for way in ways]
     return [check_search(mpi, 2, folder, search, *words, patience=5) for words in settings]

@@ -1,4 +1,7 @@
-"""Write artificial images in the binary format of CIFAR-10. They are small enough for a test, and can be learned."""
+"""Write artificial images in the binary format of CIFAR-10.
+
+They are small enough for a test, and can be learned.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,10 @@ class NotedEvaluation:
 
 
 def make_dying_arguments(*options: object, **settings: object) -> list[object]:
-    """Return the arguments of a run with dying.py. Its trainers write notes to the current directory."""
+    """Return the arguments of a run with dying.py.
+
+    Its trainers write notes to the current directory.
+    """
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
     return [PROGRAM, SEARCHES / "dying.py", "--run-dir", "run", "--islands", 1, *options, *chosen]
 

@@ -60,7 +60,10 @@ class ForkedTemplate:
             self._connection.shutdown(socket.SHUT_WR)
 
     def wait(self, seconds: float) -> int:
-        """Wait for the end of the template, and return its exit status. Raise TimeoutExpired after `seconds`."""
+        """Wait for the end of the template, and return its exit status.
+
+        Raise TimeoutExpired after `seconds`.
+        """
         if self.returncode is None:
             self._connection.settimeout(seconds)
             try:

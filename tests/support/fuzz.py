@@ -509,7 +509,10 @@ def _find_lost(run_dir: Path, whole: Path, shown: Sequence[Evaluation]) -> list[
 
 
 def _group_lines_by_trial(journal: bytes) -> dict[int, set[bytes]]:
-    """Return the lines of a journal by trial of the search. The study of the search is the first in the journal."""
+    """Return the lines of a journal by trial of the search.
+
+    The study of the search is the first in the journal.
+    """
     numbers: dict[int, int] = {}
     lines: dict[int, set[bytes]] = {}
     created = 0
@@ -537,7 +540,10 @@ def _cache_commands() -> Iterator[None]:
 
 
 def damage_and_check(whole: Path, folder: Path, seed: str) -> Counter[str]:
-    """Copy a run to a new folder, damage the copy at random, and check it. `seed` determines the damage."""
+    """Copy a run to a new folder, damage the copy at random, and check it.
+
+    `seed` determines the damage.
+    """
     run_dir, rng = folder / whole.name, random.Random(seed)
     shutil.copytree(whole, run_dir)
     (folder / "out").mkdir()

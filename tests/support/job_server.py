@@ -179,7 +179,10 @@ class JobServer:
 
 @cache
 def _get_servers() -> dict[tuple[str, ...], JobServer]:
-    """Return the servers of this test process by their command and number of ranks. They end with it."""
+    """Return the servers of this test process by their command and number of ranks.
+
+    They end with it.
+    """
     servers: dict[tuple[str, ...], JobServer] = {}
 
     def close_servers() -> None:
@@ -198,7 +201,10 @@ def run_in_job_server(
     folder: Path,
     seconds: float,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python ARGUMENTS` on a number of ranks in a job server, which starts if necessary. See `JobServer.run`."""
+    """Run `python ARGUMENTS` on a number of ranks in a job server, which starts if necessary.
+
+    See `JobServer.run`.
+    """
     servers, key = _get_servers(), (*mpirun, python, str(ranks))
     if key in servers and not servers[key].is_usable:
         servers.pop(key).close()

@@ -129,7 +129,10 @@ def _is_hpo(arguments: Sequence[object]) -> bool:
 def wait_for_job(
     process: subprocess.Popen[str], timeout: float = 100
 ) -> subprocess.CompletedProcess[str]:
-    """Wait for the end of a job. If it takes longer than `timeout` seconds, kill it and fail the test."""
+    """Wait for the end of a job.
+
+    If it takes longer than `timeout` seconds, kill it and fail the test.
+    """
     try:
         out, err = process.communicate(timeout=scale(timeout))
     except subprocess.TimeoutExpired:
@@ -140,7 +143,10 @@ def wait_for_job(
 
 
 def find_open_mpi() -> Mpi:
-    """Return the Open MPI that `make open-mpi` installs in its own environment. Skip the test if it is missing."""
+    """Return the Open MPI that `make open-mpi` installs in its own environment.
+
+    Skip the test if it is missing.
+    """
     folder = Path(sys.prefix + "-open-mpi", "bin")
     if not (folder / "mpirun").exists():
         pytest.skip(f"no Open MPI in {folder}: make open-mpi")

@@ -201,7 +201,10 @@ def add_evaluation(
 
 
 def add_search(record: Record, count: int, workers: int = 4) -> None:
-    """Add `count` evaluations of a search whose losses improve. Some evaluations are pruned, and some fail."""
+    """Add `count` evaluations of a search whose losses improve.
+
+    Some evaluations are pruned, and some fail.
+    """
     rng = random.Random(0)
     free = [START_SECONDS] * workers
     for trial in range(count):

@@ -27,7 +27,10 @@ FAILURES = {
 
 
 def make_sharing_arguments(way: str, *options: object, **settings: object) -> list[object]:
-    """Return the arguments of a run with sharing.py. `way` is "replicate", "shard" or "pipeline"."""
+    """Return the arguments of a run with sharing.py.
+
+    `way` is "replicate", "shard" or "pipeline".
+    """
     chosen = [option for name, value in settings.items() for option in ("--set", f"{name}={value}")]
     start = [PROGRAM, SHARING, "--run-dir", "run", "--islands", 1, *options]
     return [*start, "--set", f"parallel={way}", "--set", WAYS[way], *chosen]

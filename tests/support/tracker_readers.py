@@ -21,7 +21,10 @@ _OWN_METRICS = ("loss", "lowest_loss", "seconds")
 
 @dataclass
 class TrackedEvaluation:
-    """An evaluation as a tracker shows it. `ending` is "well" or "badly", and empty while the evaluation runs."""
+    """An evaluation as a tracker shows it.
+
+    `ending` is "well" or "badly", and empty while the evaluation runs.
+    """
 
     params: dict[str, Any]
     curve: dict[int, float] = field(default_factory=dict)

@@ -57,7 +57,10 @@ def make_snapshot(evaluations: list[Evaluation], at: float = 200.0, **values: An
 
 
 def record_evaluation(session: Session, number: int, losses: int = 1, budget: int = 9) -> None:
-    """Record an evaluation with a number of losses. It runs if it has one loss, and is complete if it has more."""
+    """Record an evaluation with a number of losses.
+
+    It runs if it has one loss, and is complete if it has more.
+    """
     record, distributions = (
         session.open_record(),
         load_search_file(QUICK).space.make_distributions(),
@@ -123,7 +126,10 @@ def make_environment(**variables: str) -> dict[str, str]:
 
 @dataclass
 class Terminal:
-    """A process in a terminal of 80 columns and 24 lines. `written` is the output that was read so far."""
+    """A process in a terminal of 80 columns and 24 lines.
+
+    `written` is the output that was read so far.
+    """
 
     process: subprocess.Popen[bytes]
     terminal: int

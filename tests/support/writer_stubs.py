@@ -101,7 +101,10 @@ class LeaderStub:
         self.keeper = WeightsSaver(self.recorder, settings or {})
 
     def begin(self, params: Mapping[str, Any]) -> Assignment:
-        """Read all changes of the study, then claim an evaluation of `params`. No other trial may be waiting."""
+        """Read all changes of the study, then claim an evaluation of `params`.
+
+        No other trial may be waiting.
+        """
         self.recorder.read_changes()
         assignment = self.recorder.claim(params, island=0, worker=0, generation=0)
         assert assignment is not None

@@ -38,7 +38,10 @@ def idx(array: npt.NDArray[np.uint8]) -> bytes:
 def write_idx_files(
     folder: Path, compress: bool
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Write a data set in which each image contains its own index. So a test notices mixed up images and labels."""
+    """Write a data set in which each image contains its own index.
+
+    So a test notices mixed up images and labels.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     numbers = np.arange(SAMPLES)
     images = np.zeros((SAMPLES, 3, 4), np.uint8)

@@ -197,7 +197,10 @@ def test_channels_last_keeps_1d_and_3d_convolutions() -> None:
 
 
 def layers(*sizes: int) -> nn.Sequential:
-    """Return a network with a layer for each size, which is its number of parameters. Layers of size 0 have none."""
+    """Return a network with a layer for each size, which is its number of parameters.
+
+    Layers of size 0 have none.
+    """
     return nn.Sequential(*(nn.Linear(1, size, bias=False) if size else nn.ReLU() for size in sizes))
 
 
