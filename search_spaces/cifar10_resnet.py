@@ -98,7 +98,7 @@ def prepare(settings: Settings) -> ImageDataset:
 
 
 def build_network(data: ImageDataset) -> nn.Sequential:
-    """Return torchvision's ResNet-18 (He et al. 2016) as a sequence, without weights of a previous training.
+    """Return torchvision's untrained ResNet-18 (He et al. 2016) as a sequence.
 
     As usual for CIFAR-10, the first convolution is 3x3 with stride 1, and no pooling follows.
     """
@@ -115,7 +115,7 @@ def build_network(data: ImageDataset) -> nn.Sequential:
 
 
 def share(network: nn.Sequential, masks: DropoutMasks, worker: Worker, settings: Settings) -> Any:
-    """Share the network among the worker's ranks: as replicas, shards of its parameters, or pipeline stages."""
+    """Share the network among the ranks: as replicas, shards, or pipeline stages."""
     if settings.parallel == "pipeline":
         microbatches, precision = settings.microbatches, settings.precision
         return Pipeline(
@@ -164,7 +164,7 @@ def make_schedule(
 
 
 def compute_lr_factor(step: int, steps: int, warmup: int) -> float:
-    """Return the factor of the learning rate: a linear warmup, then half a cosine (Loshchilov and Hutter 2017)."""
+    """Return the learning rate's factor: linear warmup, half a cosine (Loshchilov et al. 2017)."""
     if step < warmup:
         return (step + 1) / (warmup + 1)
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
@@ -178,7 +178,7 @@ def resume(
     schedule: LRScheduler,
     order: torch.Generator,
 ) -> tuple[list[float], int]:
-    """Load the checkpoint of this evaluation or of its parent, and return earlier losses and the number of steps."""
+    """Load the checkpoint of this evaluation or its parent; return its losses and steps."""
     checkpoint = worker.checkpoint  # This evaluation was interrupted.
     # With --pbt, it continues its parent's training.
     state = checkpoint or worker.parent_checkpoint
@@ -198,7 +198,7 @@ def resume(
 def objective(
     params: dict[str, Any], worker: Worker, settings: Settings
 ) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train one network on the ranks of a worker, and yield its validation loss and accuracy after each epoch."""
+    """Train one network, and yield its validation loss and accuracy after each epoch."""
     train, validation = worker.data.splits(worker.device)
     masks = DropoutMasks(worker.seed)
     model = share(build_network(worker.data), masks, worker, settings)

@@ -60,7 +60,7 @@ class Net(nn.Module):
 
 
 def load_part(part: str) -> tuple[Tensor, Tensor]:
-    """Load the images, shape (N, 1, 8, 8), and the labels for "train", "validation" or the "test" at the end."""
+    """Load images (N, 1, 8, 8) and labels for "train", "validation" or the final "test"."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -85,7 +85,7 @@ def prepare(_: Settings) -> dict[str, tuple[Tensor, Tensor]]:
 def objective(
     params: dict[str, Any], worker: Worker, settings: Settings
 ) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train one network on the ranks of a worker, and yield its validation loss and accuracy after each epoch."""
+    """Train one network, and yield its validation loss and accuracy after each epoch."""
     images, labels = (tensor.to(worker.device) for tensor in worker.data["train"])
     network = Net(params["conv_layers"], params["activation"]).to(worker.device)
     network.to(memory_format=torch.channels_last)  # Convolutions are faster.

@@ -1,4 +1,4 @@
-"""A convolutional network on MNIST or Fashion-MNIST, with the search space of Propulate's PyTorch example."""
+"""A convolutional network on MNIST, with the search space of Propulate's PyTorch example."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ def prepare(settings: Settings) -> ImageDataset:
 def objective(
     params: dict[str, Any], worker: Worker, settings: Settings
 ) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train one network on the ranks of a worker, and yield its validation loss and accuracy after each epoch."""
+    """Train one network, and yield its validation loss and accuracy after each epoch."""
     train, validation = worker.data.splits(worker.device)
     network = Net(params["conv_layers"], params["activation"]).to(worker.device)
     network.to(memory_format=torch.channels_last)  # Convolutions are faster.

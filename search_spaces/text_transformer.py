@@ -97,7 +97,7 @@ def build_network(params: Mapping[str, Any], text: TextDataset) -> nn.Sequential
 
 
 def share(network: nn.Sequential, masks: DropoutMasks, worker: Worker, settings: Settings) -> Any:
-    """Share the network among the worker's ranks: as replicas, shards of its parameters, or pipeline stages."""
+    """Share the network among the ranks: as replicas, shards, or pipeline stages."""
     if settings.parallel == "pipeline":
         return Pipeline(network, worker, masks, settings.microbatches, precision=settings.precision)
     if settings.parallel == "replicate":
@@ -132,7 +132,7 @@ def resume(
     scaler: torch.amp.GradScaler,
     order: torch.Generator,
 ) -> tuple[list[float], int]:
-    """Load the checkpoint of this evaluation or of its parent, and return earlier losses and the number of steps."""
+    """Load the checkpoint of this evaluation or its parent; return its losses and steps."""
     checkpoint = worker.checkpoint  # This evaluation was interrupted.
     # With --pbt, it continues its parent's training.
     state = checkpoint or worker.parent_checkpoint
@@ -147,7 +147,7 @@ def resume(
 def objective(
     params: dict[str, Any], worker: Worker, settings: Settings
 ) -> Iterator[tuple[float, dict[str, float]]]:
-    """Train one network, and yield its loss in nats per character and its number of parameters after each epoch."""
+    """Train one network, and yield its loss in nats per character after each epoch."""
     train, validation = worker.data.splits(worker.device)
     network = build_network(params, worker.data)
     parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -219,7 +219,7 @@ def objective(
 
 
 def compute_lr_factor(step: int, steps: int, warmup: int) -> float:
-    """Return the factor of the learning rate: a linear warmup, then half a cosine (Loshchilov and Hutter 2017)."""
+    """Return the learning rate's factor: linear warmup, half a cosine (Loshchilov et al. 2017)."""
     if step < warmup:
         return (step + 1) / (warmup + 1)
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))

@@ -1,4 +1,4 @@
-"""Evaluate one individual several times for a check, as a run does, and record a trace of each training."""
+"""Evaluate one individual several times for a check, and record a trace of each training."""
 
 from __future__ import annotations
 
@@ -65,9 +65,12 @@ class CheckOutcome:
     has_offered_weights: bool
     """Whether the objective has offered weights."""
     is_false_alarm: bool
-    """Whether the evaluation failed only because torch's check of collectives has rejected correct collectives."""
+    """Whether only torch's check of collectives failed it, by rejecting correct collectives."""
     rejection: str
-    """Why the evaluation could not resume from its checkpoint; empty if it resumed, or had no checkpoint."""
+    """Why the evaluation could not resume from its checkpoint.
+
+    Empty if it resumed, or had no checkpoint.
+    """
 
     @property
     def ranks(self) -> int:
@@ -100,7 +103,7 @@ class WeightsTest:
 
 
 class _FirstLossCheckpointer(Checkpointer):
-    """Keeps the checkpoint that belongs to the first loss of an evaluation, also after the evaluation has ended."""
+    """Keeps the checkpoint of the first loss of an evaluation, also after the evaluation."""
 
     def __init__(self, states: CheckpointStore) -> None:
         super().__init__(states, every=0.0)
@@ -117,7 +120,7 @@ class _FirstLossCheckpointer(Checkpointer):
         return is_first
 
     def reject_checkpoint(self, assignment: Assignment, reason: str) -> None:
-        """Record why an evaluation cannot resume, and discard its checkpoint, so that it starts from the beginning."""
+        """Record why an evaluation cannot resume, and discard its checkpoint: it starts anew."""
         self.rejection = reason
         super().discard_checkpoint(assignment)
 
@@ -140,7 +143,7 @@ class _ShortLeader(Leader):
         self.has_offered = False
 
     def decide(self, attempt: Attempt, report: Report, printed: str) -> Verdict:
-        """Return the verdict of `Leader.decide` on a report, but end the evaluation after `MAX_LOSSES` losses."""
+        """Return the verdict of `Leader.decide`, but end the evaluation after `MAX_LOSSES`."""
         self.has_offered |= report.offers_weights
         decided = super().decide(attempt, report, printed)
         is_last = decided.loss is not None and len(attempt.losses) + 1 >= MAX_LOSSES
@@ -251,7 +254,7 @@ class CheckEvaluator:
             self.file_snapshots.append(read_file_snapshot(Path()))
 
     def test_weights(self) -> WeightsTest:
-        """On the job's first rank, call the user's `test` with the kept weights, as a run does at its end.
+        """On the job's first rank, call the user's `test` with the kept weights, as runs do.
 
         The result does not contain the metrics, since test data are for the winner of a search.
         """
@@ -291,7 +294,7 @@ def read_file_snapshot(folder: Path) -> FileSnapshot:
 
 @dataclass(frozen=True)
 class CollectiveMismatch:
-    """The collectives of all ranks in an evaluation that torch's check of collectives has failed."""
+    """The collectives of all ranks that torch's check of collectives has rejected."""
 
     text: str
     """The message for a user."""
@@ -300,7 +303,7 @@ class CollectiveMismatch:
 
 
 def find_mismatch(failure: str, traces: Sequence[Trace]) -> CollectiveMismatch | None:
-    """Return the collectives of the ranks if torch's check of collectives has failed an evaluation; None otherwise."""
+    """Return the collectives of all ranks if torch's check has rejected them; None otherwise."""
     if _MISMATCH not in failure:
         return None
     collectives = [_find_collective(trace.failures) for trace in traces]
@@ -316,7 +319,7 @@ def find_mismatch(failure: str, traces: Sequence[Trace]) -> CollectiveMismatch |
 
 
 def _find_collective(messages: Sequence[str]) -> str:
-    """Return the collective that a rank has called, according to its exceptions; an empty text if none names it."""
+    """Return the collective that a rank's exceptions name; an empty text if none does."""
     for message in messages:
         match = _COLLECTIVE_PATTERN.search(message) if _MISMATCH in message else None
         if match is not None:

@@ -57,7 +57,10 @@ class FolderView:
     """How a host sees the folder in which the run directory is, or would be made."""
 
     seconds_to_see: float | None
-    """Seconds until the host has seen a change by the first host; None if it has not seen it in time."""
+    """Seconds until the host has seen a change by the first host.
+
+    None if it has not seen it in time.
+    """
     sees_lock: bool
     """Whether the host sees that the first host has locked a file."""
     is_seen: bool = False
@@ -118,7 +121,10 @@ class ClusterFacts:
     scheduler: str
     """Name of the scheduler and number of the job; empty without a scheduler."""
     job_end_variable: str
-    """The environment variable from which a run learns when its job ends; empty if there is none."""
+    """The environment variable from which a run learns when its job ends.
+
+    Empty if there is none.
+    """
 
     @property
     def hosts(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Make the findings of `hpo check`: failures, losses, training, weights, checkpoints, and files of a program.
+"""Find out what is wrong in the evaluations of `hpo check`.
 
 In this module, `whole` is an evaluation on all ranks, and `alone` is the evaluation on 1 rank.
 """
@@ -105,7 +105,7 @@ class CheckOutcomes:
     again: CheckOutcome | None
     """The second evaluation on all ranks."""
     resumed: CheckOutcome | None
-    """The evaluation on all ranks that has resumed from the checkpoint of the first loss of `again`."""
+    """The evaluation on all ranks that resumed from the first checkpoint of `again`."""
     alone: CheckOutcome | None
 
     def list_compared(self) -> list[CheckOutcome]:
@@ -191,7 +191,7 @@ def _inspect_losses(outcomes: CheckOutcomes) -> Iterator[Finding]:
 
 
 def _compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
-    """Return a finding about whether two evaluations with the same seed and number of ranks have the same losses."""
+    """Compare the losses of two evaluations with the same seed and number of ranks."""
     text = f"The same seed on {format_count(first.ranks, 'rank')}"
     if first.traces[0].steps and not again.traces[0].steps:
         return Finding(
@@ -224,7 +224,7 @@ def _compare_repetition(first: CheckOutcome, again: CheckOutcome) -> Finding:
 
 
 def _compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield a finding about whether all ranks and 1 rank have the same losses, and findings about likely causes.
+    """Compare the losses of all ranks and of 1 rank, and yield likely causes of differences.
 
     Different losses are "wrong" only if no cause is found and the samples were recorded. Otherwise
     they are "look". A cause of different losses is "wrong" if it is certainly a mistake. If the
@@ -259,7 +259,7 @@ def _compare_rank_counts(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[F
 
 
 def _find_causes(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield causes of different losses on all ranks and on 1 rank: one certain cause, or all possible causes."""
+    """Yield causes of other losses than on 1 rank: one that is certain, or all possible ones."""
     ratios = [
         ours / theirs for ours, theirs in zip(whole.losses, alone.losses, strict=False) if theirs
     ]
@@ -356,7 +356,7 @@ def _format_layer_counts(layers: Mapping[str, int]) -> str:
 
 
 def _compare_training(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield findings about the first of these that differs, in this order: samples, steps per epoch, gradients."""
+    """Yield findings about what differs first: samples, steps per epoch, or gradients."""
     many = whole.traces[0]
     samples = list(_compare_samples(whole, alone))
     if samples:
@@ -431,7 +431,7 @@ def _compare_samples(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Findi
 
 
 def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Finding]:
-    """Yield a finding if the gradients of the first step differ between ranks, or from those on 1 rank.
+    """Compare the gradients of the first step between ranks, and with those on 1 rank.
 
     A difference from 1 rank is "wrong" if the step has the same samples on both. It is also "wrong"
     if the gradients differ by a factor that is the number of ranks or its inverse. All other
@@ -479,11 +479,12 @@ def _compare_gradients(whole: CheckOutcome, alone: CheckOutcome) -> Iterator[Fin
 
 
 def _compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Finding | None:
-    """Return a finding if the networks of the ranks differ; None if they are equal or cannot be compared.
+    """Return a finding if the networks of the ranks differ.
 
-    Ranks that hold only parts of the network cannot be compared. Their shapes differ from the
-    shapes in `alone`. Some programs average weights only at some steps. So networks differ only if
-    they differ at the final step that was recorded on both ranks.
+    None if they are equal or cannot be compared. Ranks that hold only parts of the network cannot
+    be compared. Their shapes differ from the shapes in `alone`. Some programs average weights only
+    at some steps. So networks differ only if they differ at the final step that was recorded on
+    both ranks.
     """
     first, *others = whole.traces
     if whole.failure and "different losses" not in whole.failure:
@@ -518,12 +519,15 @@ def _compare_networks(whole: CheckOutcome, alone: CheckOutcome | None) -> Findin
 
 
 def _get_shapes(trace: Trace) -> list[list[int]]:
-    """Return the shapes of the parameters of a rank's networks; without networks, those of its optimizers."""
+    """Return the shapes of the parameters of a rank's networks.
+
+    Without networks, those of its optimizers.
+    """
     return trace.network_shapes if trace.networks else trace.shapes
 
 
 def _find_difference(one: Trace, other: Trace) -> int | None:
-    """Return the first step at which a network differs between two ranks; None if it is equal at the final step."""
+    """Return the first step at which a network differs between two ranks; None without one."""
     mine = _get_networks(one)
     others = _get_networks(other)
     found = []
@@ -536,7 +540,10 @@ def _find_difference(one: Trace, other: Trace) -> int | None:
 
 
 def _count_equal_steps(whole: CheckOutcome) -> int:
-    """Return the largest number of steps after which the networks of all ranks were equal; 0 if they never were."""
+    """Return the last step after which the networks of all ranks were equal.
+
+    0 if they never were.
+    """
     first, *others = (_get_networks(trace) for trace in whole.traces)
     common = [key for key in first if all(key in other for other in others)]
     return max(
@@ -550,7 +557,10 @@ def _count_equal_steps(whole: CheckOutcome) -> int:
 
 
 def _get_networks(trace: Trace) -> Mapping[tuple[int, int, bool], Fingerprint]:
-    """Return the fingerprints of a rank's networks; without networks, those of its optimizers' parameters."""
+    """Return the fingerprints of a rank's networks.
+
+    Without networks, those of its optimizers' parameters.
+    """
     if trace.networks:
         return {(number, steps, trains): found for number, steps, trains, found in trace.networks}
     return {(number, 0, True): weights for number, weights in enumerate(trace.weights)}
@@ -586,19 +596,22 @@ def _take_first_samples(trace: Trace, count: int) -> set[str]:
 
 
 def _is_randomly_sampled(alone: CheckOutcome) -> bool:
-    """Return whether samples are drawn with replacement, so that some are repeated before all have occurred."""
+    """Return whether samples are drawn with replacement: some repeat before all have occurred."""
     count = len(_count_samples(alone))
     return len(_take_first_samples(alone.traces[0], count)) < (1 - _SMALL_FRACTION) * count
 
 
 def _has_same_batches(whole: CheckOutcome) -> bool:
-    """Return whether most batches are the same on all ranks; False if rank 0 has only one distinct batch."""
+    """Return whether most batches are the same on all ranks.
+
+    False if rank 0 has only one distinct batch.
+    """
     same, count = _count_same_batches(whole)
     return same > count / 2 and len({tuple(hashes) for _, hashes in whole.traces[0].samples}) > 1
 
 
 def _count_same_batches(whole: CheckOutcome) -> tuple[int, int]:
-    """Return the number of batches that are the same on all ranks, and the number of batches that were compared."""
+    """Return how many batches are the same on all ranks, and how many were compared."""
     batches = list(zip(*(trace.samples for trace in whole.traces), strict=False))
     return sum(
         bool(first[1]) and all(other == first for other in others) for first, *others in batches
@@ -615,7 +628,7 @@ def _count_first_step_samples(outcome: CheckOutcome) -> Counter[str]:
 
 
 def _has_same_parameters(whole: CheckOutcome, alone: CheckOutcome) -> bool:
-    """Return whether the optimizers' parameters have the same shapes on all ranks as on 1 rank, and are not sharded."""
+    """Return whether the optimizers' parameters are as on 1 rank, without shards."""
     shapes = alone.traces[0].shapes
     return bool(shapes) and all(
         trace.shapes == shapes and not trace.sharded for trace in [*whole.traces, *alone.traces]
@@ -623,7 +636,7 @@ def _has_same_parameters(whole: CheckOutcome, alone: CheckOutcome) -> bool:
 
 
 def _has_same_networks(whole: CheckOutcome, alone: CheckOutcome) -> bool:
-    """Return whether the networks' parameters have the same shapes on all ranks as on 1 rank, and are not sharded."""
+    """Return whether the networks' parameters have the shapes of 1 rank, without shards."""
     shapes = _get_shapes(alone.traces[0])
     return bool(shapes) and all(
         _get_shapes(trace) == shapes and not trace.sharded
@@ -758,7 +771,7 @@ def _inspect_checkpoints(outcomes: CheckOutcomes) -> Iterator[Finding]:
 
 
 def _compare_continuation(again: CheckOutcome, resumed: CheckOutcome) -> Finding:
-    """Return a finding about whether a resumed evaluation has the losses of an uninterrupted one."""
+    """Compare the losses of a resumed evaluation with those of an uninterrupted one."""
     count = len(again.losses)
     if count == 1:
         return Finding(

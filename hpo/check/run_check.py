@@ -72,7 +72,7 @@ def run_check(options: Options, layout: Layout, job: Job) -> int:
 
 
 def make_middle_params(space: SearchSpace) -> dict[str, Value]:
-    """Return the middle of each range on its scale, and the first choice of each categorical parameter.
+    """Return the middle of each range on its scale, and the first choice of categories.
 
     If the constraints reject these hyperparameters, return others that they allow, drawn with a
     fixed seed.
@@ -142,7 +142,7 @@ def is_stopping(job: Job) -> bool:
 
 
 def _print_headline(ready: RankState, params: Mapping[str, Value], ranks: int) -> None:
-    """Print which evaluation is checked, by its hyperparameters or its command, and on how many ranks."""
+    """Print which hyperparameters or command is checked, and on how many ranks."""
     program = Program.from_problem(ready.problem)
     if program is None:
         description = f"{ready.problem.file.path}: {format_named_values(params)}"

@@ -85,7 +85,7 @@ def run_cluster_check(options: Options, layout: Layout, job: Job) -> int:
 
 
 def _stop_late(leftovers: ExitStack) -> int:
-    """Remove temporary files before a job that does not stop in time is ended, and return the exit status."""
+    """Remove temporary files before a job that does not stop is ended. Return the status."""
     leftovers.close()
     return ExitStatus.INTERRUPTED
 
@@ -153,11 +153,11 @@ def _collect_rank_facts(ready: RankState) -> RankFacts:
 
 
 def _measure_clock_offsets(heads: SleepingComm) -> list[ClockOffset]:
-    """Return the offset of the clock of each host; on ranks other than the first, the list is incomplete.
+    """Return the offset of the clock of each host.
 
-    Method: Cristian's algorithm. The offset comes from the message with the shortest round trip.
-    Half of this round trip is the maximum error (Cristian, "Probabilistic clock synchronization",
-    Distributed Computing 3, 1989).
+    On ranks other than the first, the list is incomplete. Method: Cristian's algorithm. The offset
+    comes from the message with the shortest round trip. Half of this round trip is the maximum
+    error (Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989).
 
     Collective: call on all ranks of `heads`.
 
@@ -304,7 +304,7 @@ def _make_host_path(folder: Path, host: int) -> Path:
 
 
 def find_file_system(path: Path) -> str:
-    """Return the type of the file system of a path, such as nfs4; an empty text if it is unknown."""
+    """Return the type of the file system of a path, such as nfs4; empty if it is unknown."""
     with suppress(OSError, ValueError):  # Only Linux has /proc.
         lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
         mounts = [(Path(_unescape(words[1])), words[2]) for words in lines]

@@ -29,10 +29,10 @@ class ConstraintSet(Protocol):
     """
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-        """Return, for each set of hyperparameters, the index of the first violated constraint, or None."""
+        """Return the index of the first constraint that each set violates, or None."""
 
     def find_problem(self) -> str:
-        """Return why the constraints are unsound (see `find_constraint_problem`), or "" if they are sound."""
+        """Return why the constraints are unsound (see `find_constraint_problem`), or ""."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class LocalConstraints:
         self._constraints.append(constraint)
 
     def find_violated(self, batch: Sequence[Mapping[str, Any]]) -> list[int | None]:
-        """Return, for each set of hyperparameters, the index of the first violated constraint, or None."""
+        """Return the index of the first constraint that each set violates, or None."""
         return [
             next(
                 (
@@ -120,7 +120,7 @@ class LocalConstraints:
         ]
 
     def find_problem(self) -> str:
-        """Return why the constraints are unsound (see `find_constraint_problem`), or "" if they are sound."""
+        """Return why the constraints are unsound (see `find_constraint_problem`), or ""."""
         rng = Random(0)
         return find_constraint_problem(self._constraints, lambda: self._draw(rng))
 

@@ -1,4 +1,4 @@
-"""Priors: values of hyperparameters that the user expects to be good, and how close to them good values are expected.
+"""Priors: values that the user expects to be good, and how close to them.
 
 A prior of a number is a normal distribution of the gene (number that encodes the value) around the
 expected value. The range of the parameter cuts it off. A prior of a categorical parameter makes the
@@ -16,11 +16,11 @@ from hpo.space.parameters import Categorical, Gene, Parameter, format_parameter
 DEVIATIONS = {"low": 0.5, "medium": 0.25, "high": 0.125}
 """The standard deviation of a prior by its confidence, as a share of the parameter's range."""
 ODDS = {"low": 2, "medium": 4, "high": 6}
-"""How many times as likely as another choice the expected choice of a categorical parameter is, by confidence."""
+"""How many times as likely as others the expected choice of a category is, by confidence."""
 
 
 def draw_uniform_gene(parameter: Parameter, rng: Random) -> Gene:
-    """Return a random gene (number that encodes a value), uniform between the parameter's limits."""
+    """Return a random gene, uniform between the parameter's limits."""
     low, high = parameter.limits
     return rng.uniform(low, high) if parameter.is_continuous else rng.randint(int(low), int(high))
 

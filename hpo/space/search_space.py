@@ -1,4 +1,4 @@
-"""Search spaces: named hyperparameters, some of them conditional, and the constraints between them."""
+"""Search spaces: named hyperparameters, their conditions, and constraints between them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ class SearchSpace:
                 optimizer=Categorical("sgd", "adam"),
                 momentum=Float(0.0, 0.99, when={"optimizer": "sgd"}),
             )
-            space.require(lambda p: p["conv_layers"] < 8 or p["lr"] < 0.1, "deep networks need small learning rates")
+            space.require(
+                lambda p: p["conv_layers"] < 8 or p["lr"] < 0.1, "deep networks need small lr"
+            )
     """
 
     def __init__(self, **parameters: Parameter) -> None:
@@ -106,7 +108,7 @@ class SearchSpace:
         self.constraint_texts = (*self.constraint_texts, text)
 
     def delegate_constraints(self, texts: Sequence[str], constraints: ConstraintSet) -> None:
-        """Let `constraints` check hyperparameters, because the functions of the constraints are in another process.
+        """Let `constraints` check hyperparameters: their functions are in another process.
 
         Args:
             texts: The constraints in words.
@@ -126,7 +128,7 @@ class SearchSpace:
 
     @property
     def immutable_names(self) -> list[str]:
-        """The names of the parameters whose values cannot change while a network trains (`mutable` is False)."""
+        """The names of the parameters that cannot change while a network trains."""
         return [name for name, parameter in self.parameters.items() if not parameter.mutable]
 
     def __repr__(self) -> str:
@@ -141,7 +143,7 @@ class SearchSpace:
         return {name: parameter.limits for name, parameter in self.parameters.items()}
 
     def is_active(self, name: str, params: Mapping[str, object]) -> bool:
-        """Return whether a parameter is active, given the hyperparameters before it in the space."""
+        """Return whether a parameter is active, given the values before it in the space."""
         return self._validation.is_active(name, params)
 
     def encode(self, params: Mapping[str, Value]) -> dict[str, Gene]:
@@ -174,7 +176,7 @@ class SearchSpace:
         return params
 
     def round_genes(self, genes: Mapping[str, Gene]) -> dict[str, Gene]:
-        """Return the genes that encode the nearest valid values of all parameters, active or inactive."""
+        """Return the genes of the nearest valid values of all parameters, active or not."""
         return {
             name: parameter.encode(parameter.decode(genes[name]))
             for name, parameter in self.parameters.items()
@@ -194,7 +196,7 @@ class SearchSpace:
             raise ValueError(mistake)
 
     def find_mistakes(self, batch: Sequence[Mapping[str, object]]) -> list[str]:
-        """Return, for each set of hyperparameters, why it is not valid or not allowed; "" if it is allowed."""
+        """Return why each set of hyperparameters is not valid or not allowed, or ""."""
         mistakes = [self._validation.find_wrong_value(params) for params in batch]
         valid = [index for index, mistake in enumerate(mistakes) if not mistake]
         for index, violated in zip(
@@ -216,7 +218,7 @@ class SearchSpace:
         return [violated is None for violated in self.find_violated(batch)]
 
     def find_violated(self, batch: Sequence[Mapping[str, object]]) -> list[int | None]:
-        """Return, for each set of hyperparameters, the index of the first violated constraint, or None."""
+        """Return the index of the first constraint that each set violates, or None."""
         return (
             self._constraints.find_violated(batch)
             if self.constraint_texts and batch
@@ -224,7 +226,7 @@ class SearchSpace:
         )
 
     def check_constraints(self) -> None:
-        """Raise a ValueError if a constraint fails, or if the constraints allow next to nothing of the space."""
+        """Raise a ValueError if a constraint fails, or if they allow next to nothing."""
         if self.constraint_texts and (problem := self._constraints.find_problem()):
             raise ValueError(problem)
 
@@ -260,7 +262,7 @@ class SearchSpace:
         return self._iterate_allowed(lambda: self._draw_unconstrained(rng, given), given)
 
     def draw_priors(self, rng: Random) -> dict[str, Value]:
-        """Return hyperparameters in which each active parameter with a prior has the expected value.
+        """Return hyperparameters with the expected value of each active parameter with a prior.
 
         Other values are drawn at random. The constraints are satisfied. Of several draws, that with
         the most active priors is returned.
@@ -275,7 +277,7 @@ class SearchSpace:
         return max(drawn, key=lambda params: len(params.keys() & priors.keys()))
 
     def draw_from_priors(self, rng: Random, count: int) -> list[dict[str, Value]]:
-        """Draw hyperparameters from the priors of all parameters, and return those that satisfy all constraints.
+        """Draw hyperparameters from the priors, and return those that satisfy all constraints.
 
         Args:
             rng: The random number generator.
@@ -287,7 +289,7 @@ class SearchSpace:
     def _iterate_allowed(
         self, draw: Callable[[], dict[str, Value]], given: Mapping[str, Value] = _NOTHING
     ) -> Iterator[dict[str, Value]]:
-        """Yield drawn hyperparameters that satisfy all constraints and have all given values, without end.
+        """Yield hyperparameters with given values that satisfy all constraints, without end.
 
         Constraints are checked for several draws at once.
         """

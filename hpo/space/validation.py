@@ -1,4 +1,4 @@
-"""Check the parameters of a search space and their conditions, and find mistakes in hyperparameters."""
+"""Check parameters and conditions of a search space, and find mistakes in hyperparameters."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _flatten_choices(choices: Collection[Any]) -> list[Any]:
 
 
 def _name_choices(choices: list[Any]) -> list[Any]:
-    """Replace each collection by a name that is made of its elements, such as (128, 64) by "128-64"."""
+    """Replace each collection by the name of its elements, such as (128, 64) by "128-64"."""
     collections = [list_elements(choice) for choice in choices]
     return [
         choice if elements is None else "-".join(map(str, elements))
@@ -161,7 +161,7 @@ def _name_choices(choices: list[Any]) -> list[Any]:
 
 
 def _find_lookup(given: Any, instead: Any) -> str:
-    """Return the code of a dict that maps proposed names of choices to the values that they replace.
+    """Return the code of a dict that maps names of choices to the values that they replace.
 
     An error message proposes this dict to the user.
 
@@ -192,7 +192,10 @@ def _round_if_float(value: float | None) -> float | None:
 
 
 def _parse_number(value: Any) -> int | float | None:
-    """Convert a number, or a text such as "0.1", to an int if it is whole or to a float; None for other values."""
+    """Convert a number or a text such as "0.1" to an int if it is whole, or a float.
+
+    None for others.
+    """
     value = convert_to_plain(value)
     if type(value) is int:
         return value
@@ -203,7 +206,7 @@ def _parse_number(value: Any) -> int | float | None:
 
 
 def make_condition(name: str, parameter: Parameter, earlier: Mapping[str, Parameter]) -> Condition:
-    """Return the condition under which a parameter is active; empty if the parameter has no condition.
+    """Return the condition under which a parameter is active; empty if it has none.
 
     Args:
         parameter: The parameter. Its `when` is not yet checked, and may have any type.
@@ -265,7 +268,7 @@ class ParamsValidation:
         self._conditions = conditions
 
     def is_active(self, name: str, params: Mapping[str, object]) -> bool:
-        """Return whether a parameter is active, given the hyperparameters before it in the space."""
+        """Return whether a parameter is active, given the values before it in the space."""
         return all(
             parent in params and params[parent] in values
             for parent, values in self._conditions[name].items()

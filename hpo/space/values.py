@@ -1,4 +1,4 @@
-"""Convert the values that users write (numpy numbers, sets) to plain Python values, and round numbers."""
+"""Convert values that users write, such as numpy numbers and sets, to plain Python values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def find_wrong_bounds(low: float, high: float) -> str:
 
 
 def list_elements(value: object) -> list[Any] | None:
-    """Return the elements of a collection, sorted if it is a set, or None if the value is not a collection.
+    """Return the elements of a collection, sorted if it is a set; None for other values.
 
     The list is empty if there are more than 100 elements.
     """

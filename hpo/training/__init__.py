@@ -1,4 +1,4 @@
-"""Data sets, networks, and what torch lacks for training on the ranks of a worker, for use in search files."""
+"""Data sets, networks, and what torch lacks for training on the ranks of a worker."""
 
 from hpo.training.augmentation import augment_images
 from hpo.training.image_data import (

@@ -1,4 +1,4 @@
-"""A search file for `hpo check-cluster`: its objective measures how fast a process group exchanges tensors."""
+"""A search file for `hpo check-cluster`: it measures how fast a group exchanges tensors."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _CLOTHES = (
 
 @dataclass(frozen=True)
 class Digits:
-    """The UCI handwritten digits of scikit-learn (1,797 images of 8x8 pixels), which need no download.
+    """The UCI handwritten digits of scikit-learn: 1,797 images of 8x8 pixels, no download.
 
     They have no published test part, so every fifth image is a test image.
     """
@@ -74,7 +74,7 @@ class Digits:
 
 @dataclass(frozen=True)
 class IdxFiles:
-    """MNIST (LeCun, Cortes and Burges 1998) or a data set in its format: four IDX files, gzipped or not.
+    """MNIST (LeCun et al. 1998) or a data set in its format: four IDX files, gzipped or not.
 
     The files are read from the data directory, or from its subfolder `torchvision_name`/raw, which
     torchvision uses. If both lack the files, they are downloaded to the subfolder.
@@ -171,7 +171,7 @@ class Cifar10:
         download_and_extract_archive(self.url, str(root), md5=self.md5, remove_finished=True)
 
     def _read_batch(self, path: Path) -> Arrays:
-        """Read a file of records, each with a label of one byte and an image of 3 x 32 x 32 bytes."""
+        """Read a file of records: a label of one byte, and an image of 3 x 32 x 32 bytes."""
         content = np.fromfile(path, np.uint8)
         if len(content) == 0 or len(content) % 3073:
             raise ValueError(
@@ -208,7 +208,7 @@ def _find_downloaded_file(name: str, folders: Sequence[Path]) -> Path:
 
 
 def _read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """Read an IDX file of bytes: a magic number, one big-endian uint32 per dimension, then the values."""
+    """Read an IDX file: a magic number, a big-endian uint32 per dimension, then bytes."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read()
@@ -240,7 +240,7 @@ def _download_dataset(
     folders: Sequence[Path],
     fetch: Callable[[Path], object],
 ) -> None:
-    """Download a data set with `fetch` into a temporary folder, and move the complete files to `folder`.
+    """Download a data set with `fetch`, and move the complete files to `folder`.
 
     Raises FileNotFoundError if the download fails. Its message has the missing `files` and the
     searched `folders`.
@@ -302,7 +302,7 @@ class ImageDataset:
     mean: npt.NDArray[np.float32]
     """The mean of each channel of the training images, 0 to 255, float32 of shape (channels,)."""
     std: npt.NDArray[np.float32]
-    """The standard deviation of each channel of the training images, float32 of shape (channels,)."""
+    """The standard deviation of each channel of the training images, float32, (channels,)."""
 
     @property
     def num_classes(self) -> int:
@@ -368,7 +368,7 @@ class ImagesOnDevice:
 def load_data(
     name: str, data_dir: str | Path = "data", *, train_samples: int = 0, validation_samples: int = 0
 ) -> ImageDataset:
-    """Load the training and the validation part of an image data set, and download it if it is missing.
+    """Load the training and the validation part of an image data set; download it if missing.
 
     The validation part is split off the published training set by a fixed shuffle, which is the
     same in every run. It has 360 images of digits, and 10,000 of the other data sets.
@@ -433,7 +433,8 @@ def load_test_data(name: str, data_dir: str | Path = "data") -> LabelledImages:
 
             def test(params, weights, settings):
                 pictures = load_test_data("cifar10")
-                images, labels = ImagesOnDevice(pictures, load_data("cifar10"), device).get_batch(torch.arange(100))
+                images = ImagesOnDevice(pictures, load_data("cifar10"), device)
+                inputs, labels = images.get_batch(torch.arange(100))
     """
     images, labels = _find_source(name).read_test(_resolve_folder(data_dir))
     # Arrays made from bytes are read-only, and torch warns of read-only arrays.
@@ -473,7 +474,7 @@ def _select_samples(arrays: Arrays, indices: npt.NDArray[np.int64]) -> LabelledI
 def _compute_statistics(
     images: npt.NDArray[np.uint8],
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return the mean and standard deviation (at least 1) of each channel, in units of the values 0 to 255."""
+    """Return the mean and standard deviation (at least 1) of each channel, of values 0 to 255."""
     values = np.arange(256)
     counts = np.stack(
         [np.bincount(channel.ravel(), minlength=256) for channel in images.swapaxes(0, 1)]

@@ -1,4 +1,4 @@
-"""Use Lightning on the ranks of a worker: make a Trainer that reports its validation losses, or a Fabric.
+"""Use Lightning on the ranks of a worker: a Trainer that reports its losses, or a Fabric.
 
 Import it only in search files that use it, since Lightning takes seconds to import.
 """
@@ -31,7 +31,7 @@ _WORKER_OPTIONS = ("accelerator", "devices", "num_nodes")
 
 
 def make_trainer(worker: Worker, monitor: str, **options: Any) -> Trainer:
-    """Make a Trainer on the worker's ranks that reports the metric `monitor` after each validation of a fit.
+    """Make a Trainer on the worker's ranks that reports `monitor` after each validation.
 
     The other logged metrics are recorded with this loss. The Trainer also passes the module's
     weights to `worker.offer_weights`; sharded weights are gathered. If the evaluation is over, for
@@ -162,7 +162,7 @@ class _WorkerEnvironment(ClusterEnvironment):
 
 
 class _LossReporter(Callback):
-    """Offers the module's weights and reports the metric `monitor` after each validation of a fit."""
+    """Offers the module's weights and reports `monitor` after each validation of a fit."""
 
     def __init__(self, worker: Worker, monitor: str) -> None:
         self._worker = worker

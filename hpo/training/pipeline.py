@@ -27,7 +27,7 @@ Blocks = list[tuple[str, nn.Module]]
 
 
 class Pipeline(StagedModel):
-    """A network in stages (Huang et al. 2019): each rank has some blocks, and microbatches pass through all ranks.
+    """A network in stages (Huang et al. 2019): microbatches pass through the blocks of all ranks.
 
     The network is cut in place: it keeps this rank's blocks, which keep their names. A rank with
     several GPUs has a stage on each. Batch normalisation uses the statistics of a microbatch.
@@ -85,7 +85,7 @@ class Pipeline(StagedModel):
         step: int,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     ) -> None:
-        """Compute the outputs of all samples, and add the gradients of the sum of `loss` over microbatches.
+        """Compute all outputs, and add the gradients of the sum of `loss` over microbatches.
 
         Args:
             inputs: Inputs of the network, shape (N, ...); used on the first rank.
@@ -198,7 +198,7 @@ class Pipeline(StagedModel):
 
     @torch.no_grad()
     def _exchange_boundaries(self, inputs: torch.Tensor) -> None:
-        """Find the shapes and types of tensors between stages: pass one sample through the stages of all ranks."""
+        """Find shapes and types between stages: pass one sample through all ranks."""
         was_training = self.training
         self.eval()
         boundary = (inputs.shape[1:], inputs.dtype)
@@ -252,7 +252,7 @@ class _Stage(nn.Module):
 
 @contextmanager
 def _unwrap_errors() -> Iterator[None]:
-    """Raise the exception of a block instead of torch's RuntimeError, which only reports that a stage failed."""
+    """Raise the exception of a block instead of torch's, which only says that a stage failed."""
     cause = None
     try:
         yield
@@ -293,7 +293,7 @@ def _iterate_blocks(sequence: nn.Sequential, prefix: str) -> Iterator[tuple[str,
 def partition_stages(
     blocks: Blocks, count: int, stage_costs: Mapping[str, float] | None = None
 ) -> list[Blocks]:
-    """Divide the blocks into `count` stages, such that the largest cost of a stage is as small as possible.
+    """Divide the blocks into `count` stages whose largest cost is as small as possible.
 
     The cost of a block is its entry in `stage_costs`, or by default its number of parameters.
     Raises ValueError if the network has too few blocks with parameters, if `stage_costs` names

@@ -1,4 +1,4 @@
-"""Settings of search files: checks of their values, and the settings by which ranks share a network."""
+"""Check settings of search files, and choose by settings how ranks share a network."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class _BatchNormFunction(torch.autograd.Function):
 def _compute_statistics(
     inputs: torch.Tensor, exact: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the mean, the variance and the number of values of each channel, over the samples of all ranks.
+    """Return mean, variance and number of values of each channel over all ranks.
 
     Mean and variance have shape (channels,). `exact` is their type.
     """
@@ -166,14 +166,14 @@ def _compute_statistics(
 
 
 def _make_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous copy of a tensor, or the tensor itself if it is contiguous or in channels-last format."""
+    """Return a tensor, or a contiguous copy if it is neither contiguous nor channels-last."""
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
         return tensor
     return tensor.contiguous()
 
 
 def replace_batch_norm(network: nn.Module) -> nn.Module:
-    """Replace each batch normalisation of a network by one that uses the statistics of all ranks, for any device.
+    """Replace each batch normalisation by one with the statistics of all ranks, for any device.
 
     Its results do not depend on the number of ranks, and a rank may have no sample. The names of
     weights stay. With one rank, nothing is replaced.
@@ -224,7 +224,7 @@ class DropoutMasks:
         self._samples, self._keys = (step, positions, device), None
 
     def draw_mask(self, layer: int, shape: torch.Size, p: float) -> torch.Tensor:
-        """Return a boolean mask, which is True with probability 1 - p, for the input of a dropout layer.
+        """Return a mask for the input of a dropout layer, True with probability 1 - p.
 
         `shape` is the shape of the input, (N, ...). Raises ValueError if N is not the number of
         samples. Raises RuntimeError in a backward pass: `torch.utils.checkpoint` recomputes the
@@ -253,7 +253,7 @@ class DropoutMasks:
 
 
 class SharedDropout(nn.Module):
-    """nn.Dropout with masks from `DropoutMasks`; `layer` is the index of the dropout layer in the network."""
+    """nn.Dropout with masks from `DropoutMasks` for the layer with index `layer`."""
 
     def __init__(self, p: float, layer: int, draws: DropoutMasks) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ class SharedDropout(nn.Module):
         self._masks = draws
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Zero some elements of each sample of `inputs`, shape (N, ...), and scale the others by 1 / (1 - p)."""
+        """Zero some elements of each sample of `inputs`, (N, ...), and scale the others."""
         if not self.training or self.p == 0:
             return inputs
         if self.p == 1:

@@ -1,4 +1,4 @@
-"""Text for character language models: the source files of Python's standard library, which every host has.
+"""Text for character language models: the sources of Python's standard library.
 
 Each file belongs to the training, the validation or the test part, depending on a hash of its name.
 So the split does not depend on the host or its file system. Modules that some distributions do not
@@ -213,7 +213,7 @@ def load_test_text(context: int) -> Pieces:
 
 
 def _load_pieces(name: str, part: tuple[float, float], context: int) -> Pieces:
-    """Return the pieces of the files whose hashes are in the range `part`, as a view of their symbols."""
+    """Return the pieces of the files with hashes in the range `part`, as a view."""
     if context < 1:
         raise ValueError(f"context must be at least 1, got {context}")
     symbols = _encode_text("".join(_read_texts(*part)))
@@ -226,7 +226,7 @@ def _load_pieces(name: str, part: tuple[float, float], context: int) -> Pieces:
 
 
 def _read_texts(start: float, end: float) -> Iterator[str]:
-    """Yield the texts of the files with hashes from `start` to below `end`, in the order of the hashes.
+    """Yield the texts of the files with hashes from `start` to below `end`, in this order.
 
     Hashes of file names are scaled to 0 to 1. Files that are unreadable or not UTF-8 are left out.
     """

@@ -1,4 +1,4 @@
-"""A decoder-only transformer for text, which can be sharded or cut into pipeline stages, and text generation."""
+"""A decoder-only transformer for text, for shards and pipeline stages too, and generation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INIT_STD = 0.02
 def make_transformer(
     vocabulary: int, context: int, depth: int, width: int, heads: int, dropout: float
 ) -> nn.Sequential:
-    """Make an untrained transformer like GPT-2 (Radford et al. 2019), with layer norms before attention and MLP.
+    """Make an untrained transformer like GPT-2 (Radford et al. 2019), with pre-layer norms.
 
     It is a flat sequence of `embedding`, with learned positions, `block1` to `blockN`, and `head`.
     Initial weights have the distributions of GPT-2, and are drawn from torch's default generator.
@@ -41,7 +41,9 @@ def make_transformer(
     Example:
         ::
 
-            network = make_transformer(vocabulary=97, context=128, depth=4, width=128, heads=4, dropout=0.1)
+            network = make_transformer(
+                vocabulary=97, context=128, depth=4, width=128, heads=4, dropout=0.1
+            )
             network(torch.zeros(64, 128, dtype=torch.int64))  # shape (64, 128, 97)
     """
     sizes = {
@@ -69,7 +71,7 @@ def make_transformer(
 
 
 class TokenEmbedding(nn.Module):
-    """Map symbols (N, length) to vectors (N, length, width), the sums of symbol and position embeddings."""
+    """Map symbols (N, length) to sums of symbol and position embeddings (N, length, width)."""
 
     def __init__(self, vocabulary: int, context: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -88,7 +90,7 @@ class TokenEmbedding(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Causal attention and an MLP, each with a residual connection, on vectors of shape (N, length, width)."""
+    """Causal attention and an MLP, each with a residual connection, on (N, length, width)."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -116,7 +118,7 @@ class CausalSelfAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return for each position a weighted mean of the positions up to it, shape (N, length, width)."""
+        """Return a weighted mean of all positions up to each, shape (N, length, width)."""
         apart = self.inputs(vectors).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         queries, keys, values = apart.unbind()  # (N, heads, length, width / heads) each
         means = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
@@ -125,7 +127,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with four times the width between them, applied to each position separately."""
+    """Two linear layers with four times the width between them, for each position."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

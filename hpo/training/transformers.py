@@ -1,4 +1,4 @@
-"""A callback for transformers' Trainer that reports its validation losses to the search that runs the script.
+"""A callback for transformers' Trainer that reports its validation losses to the search.
 
 Import it only in scripts that use it, since transformers takes seconds to import.
 """

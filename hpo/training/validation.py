@@ -1,4 +1,4 @@
-"""Measure a network: means over samples that ranks share, early stopping, and predictions for the report."""
+"""Measure a network: means over shared samples, early stopping, and predictions."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _sum_per_sample(values: torch.Tensor, samples: int) -> torch.Tensor:
 
 
 def should_stop_early(losses: Sequence[float], patience: int) -> bool:
-    """Return whether none of the latest `patience` losses is below all earlier losses; False if `patience` is 0.
+    """Return whether none of the latest `patience` losses is the lowest; False if it is 0.
 
     Args:
         losses: The validation loss of each epoch so far.

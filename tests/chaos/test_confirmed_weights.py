@@ -94,7 +94,10 @@ class Run:
         )
 
     def kept(self, trial: int) -> int | None:
-        """Return the number of the confirmation whose weights are saved for a trial; None if none are."""
+        """Return the number of the confirmation whose weights are saved for a trial.
+
+        None if none are.
+        """
         info = read_weights_info(self.files.confirmed_weights / f"{trial}.safetensors")
         return info.confirmation if info else None
 

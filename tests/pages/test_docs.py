@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 def loss_of_best(program: Path, run_dir: Path) -> tuple[float, dict[str, Tensor]]:
-    """Load the saved weights of a run into a plain network. Return its validation loss and the weights."""
+    """Load the saved weights of a run into a plain network.
+
+    Return its validation loss and the weights.
+    """
     import torch
     from safetensors import safe_open
     from safetensors.torch import load_file

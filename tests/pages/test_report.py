@@ -123,7 +123,10 @@ def show(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run of 60 evaluations. Some of them are pruned, failed, interrupted, running or imported."""
+    """Return a run of 60 evaluations.
+
+    Some of them are pruned, failed, interrupted, running or imported.
+    """
     path = tmp_path_factory.mktemp("report") / "run"
     record = make_run(path)
     add_evaluation(
@@ -275,7 +278,8 @@ def test_long_names_and_many_categories_do_not_overlap(show: Show, tmp_path: Pat
 
     def count_overlaps(page: Page, selector: str) -> int:
         boxes = page.evaluate(
-            f"[...document.querySelectorAll('{selector}')].map(it => it.getBoundingClientRect()).map(it => it.toJSON())"
+            f"[...document.querySelectorAll('{selector}')].map(it => "
+            "it.getBoundingClientRect()).map(it => it.toJSON())"
         )
         assert len(boxes) >= 6, selector
         ordered = sorted(boxes, key=lambda box: float(box["left"]))
@@ -325,7 +329,10 @@ def test_colours_follow_theme_and_print_is_light(page: Page) -> None:
     page.emulate_media(color_scheme="light", media="screen")
 
 
-READ_BOX = "it => { const {left, top, right, bottom} = it.getBoundingClientRect(); return [left, top, right, bottom] }"
+READ_BOX = (
+    "it => { const {left, top, right, bottom} = it.getBoundingClientRect(); return [left, top, "
+    "right, bottom] }"
+)
 # Returns each visible line of text, the box of its letters (a third of the font size above and
 # below its middle, in any font), and the left and right edge of the block that contains it. Text
 # outside scrolled areas is ignored.
@@ -357,7 +364,8 @@ def read_boxes(page: Page, *selectors: str) -> list[list[float]]:
 def resize_with_font(page: Page, width: int, font: str) -> None:
     """Show the page and its figures with a font family, in a window of this width."""
     page.evaluate(
-        "font => { document.body.style.fontFamily = font; dispatchEvent(new Event('beforeprint')) }",
+        "font => { document.body.style.fontFamily = font; dispatchEvent(new Event('beforeprint')) "
+        "}",
         font,
     )
     resize(page, width)
@@ -439,7 +447,10 @@ def test_figures_fill_their_boxes_without_covered_parts(resized_page: tuple[Page
         )
         assert axes[2] - axes[0] > (place[2] - place[0]) / 2
         assert axes[3] - axes[1] > (place[3] - place[1]) / 4
-        shown = f"all => all.map({READ_BOX}).filter(([left, top, right, bottom]) => left < right && top < bottom)"
+        shown = (
+            f"all => all.map({READ_BOX}).filter(([left, top, right, bottom]) => left < right && "
+            "top < bottom)"
+        )
         parts = figure.locator("text, .legend .bg").evaluate_all(shown)
         assert len(parts) > 4
         for left, top, right, bottom in [axes, *parts]:
@@ -513,7 +524,10 @@ def test_names_and_texts_are_escaped(show: Show, tmp_path: Path) -> None:
         assert {"--text", "<b>&amp;", "'\"`"} <= set(texts)
 
 
-HOSTILE_TEXT = "</mark></pre><script>alert(1)</script><img src=x onerror=alert(2)>\0\x1b[31m\u202e\u2066\r\udcff {{ 7 * 7 }}"
+HOSTILE_TEXT = (
+    "</mark></pre><script>alert(1)</script><img src=x "
+    "onerror=alert(2)>\0\x1b[31m\u202e\u2066\r\udcff {{ 7 * 7 }}"
+)
 TEXTS = {
     "def f(x):\n": "\treturn x\n\n\nprint(f(3))",
     "": "\nafter a prompt of nothing",
@@ -632,7 +646,10 @@ def test_many_hyperparameters_give_small_report(tmp_path: Path) -> None:
 
 
 def add_losses(run_dir: Path, losses: Sequence[float], first_epoch: float | None = None) -> None:
-    """Write a run with an evaluation for each loss. The losses of first epochs are higher, or `first_epoch`."""
+    """Write a run with an evaluation for each loss.
+
+    The losses of first epochs are higher, or `first_epoch`.
+    """
     record, chance = make_run(run_dir, budget=len(losses)), random.Random(0)
     for trial, loss in enumerate(losses):
         params = {

@@ -375,7 +375,8 @@ def test_evaluation_screen_updates_while_running(tmp_path: Path) -> None:
         (
             {"is_in_use": False, "stop_reason": "a target", "remedy": "a lower one"},
             "stopped  14/100 evaluations",
-            "a target. To resume: the same command with --run-dir runs/name --resume and a lower one",
+            "a target. To resume: the same command with --run-dir runs/name --resume and a lower "
+            "one",
         ),
         (
             {"is_in_use": False, "holder": "process 7 on here since 2026"},
@@ -501,7 +502,10 @@ def test_plot_steps_draws_decreasing_loss() -> None:
 @pytest.mark.slow
 def test_other_commands_do_not_import_textual(tmp_path: Path) -> None:
     record_evaluation(start_session(tmp_path / "run"), 1, losses=2)
-    code = "import sys\nfrom hpo.cli import main\ntry: main()\nfinally: assert 'textual' not in sys.modules"
+    code = (
+        "import sys\nfrom hpo.cli import main\ntry: main()\nfinally: assert 'textual' not in "
+        "sys.modules"
+    )
     for arguments in (
         ["--help"],
         ["top", tmp_path / "run"],

@@ -16,7 +16,10 @@ SPACE = SearchSpace(k=Int(0, 999))
 
 
 class Job:
-    """Simulate a run whose evaluations end in a random order. The individuals `guilty` crash the job."""
+    """Simulate a run whose evaluations end in a random order.
+
+    The individuals `guilty` crash the job.
+    """
 
     def __init__(
         self, folder: Path, workers: int, budget: int, guilty: set[int], seed: int
@@ -86,7 +89,8 @@ def test_crash_isolation_fails_only_culprits(
     for evaluation in ended:
         if evaluation.state == "failed":
             assert evaluation.failure == (
-                "the job crashed 3 times during this evaluation, the last time with no other running"
+                "the job crashed 3 times during this evaluation, the last time with no other "
+                "running"
             )
 
 

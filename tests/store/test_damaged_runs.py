@@ -46,7 +46,10 @@ def read_lines(run_dir: Path) -> list[bytes]:
 
 
 def assert_refused(run_dir: Path, lines: list[bytes], message: str) -> None:
-    """Write lines to the journal. Assert that readers and resumed runs refuse it, and do not change it."""
+    """Write lines to the journal.
+
+    Assert that readers and resumed runs refuse it, and do not change it.
+    """
     (run_dir / "study.log").write_bytes(b"".join(lines))
     with pytest.raises(UsageError, match=message):
         RunReader(run_dir)

@@ -1,4 +1,7 @@
-"""Test records in databases that are unavailable for a while. A thread locks an SQLite file to simulate this."""
+"""Test records in databases that are unavailable for a while.
+
+A thread locks an SQLite file to simulate this.
+"""
 
 from __future__ import annotations
 

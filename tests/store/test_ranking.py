@@ -120,7 +120,10 @@ def test_last_layer_takes_continued_then_farthest() -> None:
 
 @pytest.mark.parametrize("objectives", [1, 2])
 def test_individual_behind_never_becomes_best(objectives: int) -> None:
-    """An individual is behind if at least 30 others will always rank before it. So its checkpoint may be deleted."""
+    """An individual is behind if at least 30 others will always rank before it.
+
+    So its checkpoint may be deleted.
+    """
     drawn = random.Random(3)
     ranking = make_ranking(objectives)
     behind: set[int] = set()

@@ -149,9 +149,10 @@ def test_paused_evaluation_near_the_end_is_promoted() -> None:
 
 
 def test_ineffective_rung_promotes_its_paused_evaluations(tmp_path: Path) -> None:
-    """Evaluations end after ten epochs, so a rung at 9 saves nothing. This is known once one evaluation is complete.
+    """Evaluations end after ten epochs, so a rung at 9 saves nothing.
 
-    Two evaluations were paused at 9 before. A fourth one reaches 9 later.
+    This is known once one evaluation is complete. Two evaluations were paused at 9 before. A fourth
+    one reaches 9 later.
     """
     early = [make_evaluation(2, "paused", *[0.6] * 9), make_evaluation(3, "paused", *[0.7] * 9)]
     evaluations = [
@@ -294,9 +295,10 @@ def make_paused(trial: int, *values: float) -> Evaluation:
 
 
 def test_rung_with_two_objectives_promotes_by_dominance() -> None:
-    """A third of nine individuals continues. These are the three that no other individual dominates.
+    """A third of nine individuals continues.
 
-    All dominated individuals have lower losses than two of the three.
+    These are the three that no other individual dominates. All dominated individuals have lower
+    losses than two of the three.
     """
     front = [make_paused(0, 0.9, 1.0), make_paused(1, 0.5, 5.0), make_paused(2, 0.1, 9.0)]
     behind = [make_paused(trial, 0.1 + trial / 100, 20.0 + trial) for trial in range(3, 9)]
@@ -669,7 +671,10 @@ def test_interrupted_promotion_resumes_from_same_checkpoint(tmp_path: Path) -> N
 
 
 def test_eliminated_evaluation_loses_its_checkpoint(tmp_path: Path) -> None:
-    """Of six individuals, two can continue. So the third best and all worse ones can never be promoted."""
+    """Of six individuals, two can continue.
+
+    So the third best and all worse ones can never be promoted.
+    """
     run = HalvingRun(tmp_path, budget=6)
     states, may_be_promoted, eliminated = [], [], []
     for loss in (0.5, 0.7, 0.6, 0.8, 0.55):

@@ -30,7 +30,10 @@ class Simulation:
     hosts: Sequence[int] = ()
     seed: int = 0
     is_random: bool = True
-    """Whether evaluations fail at random. Otherwise, an individual that has succeeded once always succeeds."""
+    """Whether evaluations fail at random.
+
+    Otherwise, an individual that has succeeded once always succeeds.
+    """
     left: list[int] = field(default_factory=list, init=False)
     lost: int = field(default=0, init=False)
     """Evaluations that have failed on broken workers."""

@@ -362,7 +362,10 @@ class RandomLeaders:
 
 
 def describe_trial(trial: FrozenTrial) -> str:
-    """Return all fields of a trial as text, except its times. So trials with NaN can be compared."""
+    """Return all fields of a trial as text, except its times.
+
+    So trials with NaN can be compared.
+    """
     known = {
         "place": (trial.number, trial._trial_id),
         "end": (trial.state.name, trial.values),

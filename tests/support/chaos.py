@@ -140,7 +140,10 @@ class Victim:
             time.sleep(0.01)
 
     def wait(self, seconds: float = 60, seconds_to_end: float = 10) -> tuple[int, str]:
-        """Wait for mpirun and all processes of the job; return the status of mpirun and its standard error."""
+        """Wait for mpirun and all processes of the job.
+
+        Return the status of mpirun and its standard error.
+        """
         _, errors = self.job.communicate(timeout=scale(seconds))
         end = time.monotonic() + scale(seconds_to_end)
         while self.find_processes():

@@ -1,4 +1,7 @@
-"""Kill or suspend runs, or let evaluations fail in many ways; count lost results, and measure recovery times."""
+"""Kill or suspend runs, or let evaluations fail in many ways.
+
+Count lost results, and measure recovery times.
+"""
 
 from __future__ import annotations
 

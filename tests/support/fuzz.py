@@ -400,7 +400,10 @@ READERS: list[Callable[[Path, Path], object]] = [
 
 
 def find_error(step: Callable[[], object]) -> str | None:
-    """Call `step`, and return the message of the UsageError that it raises; None if it raises none."""
+    """Call `step`, and return the message of the UsageError that it raises.
+
+    None if it raises none.
+    """
     try:
         step()
     except UsageError as error:
@@ -409,7 +412,10 @@ def find_error(step: Callable[[], object]) -> str | None:
 
 
 def run_command(line: str, run_dir: Path, out: Path) -> str | None:
-    """Run a subcommand of hpo in this process, and return its error message; None if it succeeds."""
+    """Run a subcommand of hpo in this process, and return its error message.
+
+    None if it succeeds.
+    """
     name, *arguments = line.format(out=out).split()
     streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace") for _ in range(2)]
     with redirect_stdout(streams[0]), redirect_stderr(streams[1]):

@@ -147,7 +147,10 @@ class JobServer:
         )
 
     def _read_statuses(self, end: float) -> list[int] | None:
-        """Return the exit statuses of the ranks, without those that ended with the job; None after the time limit."""
+        """Return the exit statuses of the ranks, without those that ended with the job.
+
+        None after the time limit.
+        """
         waiting = list(self._connections)
         answers = ""
         while waiting:

@@ -1,4 +1,7 @@
-"""Test strategies by which ranks share a network, against a plain training loop in one process; test their parts."""
+"""Test strategies by which ranks share a network, against a plain training loop in one process.
+
+Test their parts.
+"""
 
 from __future__ import annotations
 

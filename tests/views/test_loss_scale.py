@@ -1,4 +1,7 @@
-"""Test the axis of losses in figures. It excludes outliers, and shows all losses of a run without outliers."""
+"""Test the axis of losses in figures.
+
+It excludes outliers, and shows all losses of a run without outliers.
+"""
 
 from __future__ import annotations
 

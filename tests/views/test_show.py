@@ -205,7 +205,10 @@ def test_show_prints_running_and_waiting_evaluations(tmp_path: Path, hpo: Hpo) -
     start_evaluation(record, 3)
     record.interrupt(start_evaluation(record, 4))
     with session.run_dir.hold_lock():
-        code = f"import sys; from hpo.cli import main; sys.argv = ['hpo', 'show', {str(tmp_path / 'run')!r}"
+        code = (
+            "import sys; from hpo.cli import main; sys.argv = ['hpo', 'show', "
+            f"{str(tmp_path / 'run')!r}"
+        )
         running, waiting = (
             subprocess.run(
                 [sys.executable, "-c", f"{code}, '{trial}']; main()"],
