@@ -23,6 +23,8 @@ _REMEDIES = {
         "protocols)"
     ),
 }
+# Variables of a launcher or a shell that runs inside a step of srun.
+_OTHER_STARTS = frozenset(["PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_PTY_PORT"])
 
 
 @dataclass(frozen=True)
@@ -132,11 +134,7 @@ def describe_wrong_launch(ranks: int, environment: Mapping[str, str]) -> str:
         started = environment.get(name, "")
         # Ranks of mpirun may inherit the variables of srun, which starts its daemons. A shell may
         # have them, too.
-        if name == "SLURM_STEP_NUM_TASKS" and {
-            "PMI_SIZE",
-            "OMPI_COMM_WORLD_SIZE",
-            "SLURM_PTY_PORT",
-        } & {*environment}:
+        if name == "SLURM_STEP_NUM_TASKS" and not _OTHER_STARTS.isdisjoint(environment):
             continue
         if ranks == 1 and started.isdecimal() and int(started) > 1:
             return f"{started} ranks were started ({name}={started}), and mpi4py finds 1: {remedy}"

@@ -276,7 +276,7 @@ def exit_process(status: int) -> NoReturn:
 
 
 def check_packages(program: str) -> None:
-    """Raise a UsageError that says how to install the missing packages that a search needs."""
+    """Raise a UsageError with the command to install the packages that a search needs."""
     missing = [name for name in _REQUIRED_PACKAGES if find_spec(name) is None]
     if not missing:
         return

@@ -205,12 +205,9 @@ def find_program(words: Sequence[str]) -> int:
         before = words[index - 1]
         if index > 2 and words[index - 2] in _PAIRS:
             continue
-        is_value = (
-            index > 1 and before.startswith("-") and "=" not in before and before not in _FLAGS
-        )
-        if not words[index].startswith("-") and not (
-            is_value and not re.fullmatch(r"-[a-zA-Z]\d+", before)
-        ):
+        is_flag = before in _FLAGS or "=" in before or re.fullmatch(r"-[a-zA-Z]\d+", before)
+        is_value = index > 1 and before.startswith("-") and not is_flag
+        if not words[index].startswith("-") and not is_value:
             return index
     return end
 
