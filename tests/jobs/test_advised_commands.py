@@ -154,7 +154,11 @@ def test_new_run_command_keeps_options_of_the_run(mpi: Mpi, name: str) -> None:
     entry = replace(entry, options={**entry.options, "target_loss": target})
     advice = advise(
         kind,
-        replace(fake_result, run_dir=RUN, manifest=replace(before.manifest, sessions=(entry,))),
+        replace(
+            fake_result,
+            run_dir=RUN,
+            manifest=replace(before.manifest, sessions=(entry,), started=""),
+        ),
     )
     job = mpi.run(4, *shlex.split(advice.command), cwd=Path.cwd())
     assert job.returncode == 0, job.stderr
