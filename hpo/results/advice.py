@@ -317,11 +317,7 @@ def _advise_on_idle_workers(result: RunResult) -> Advice | None:
     ours = [e for e in ours if math.isfinite(e.started) and math.isfinite(e.ended)]
     if not 1 < layout.workers < len(ours):
         return None
-    ours.sort(key=lambda evaluation: evaluation.ended)
-    first, last = min(evaluation.started for evaluation in ours), ours[-1].ended
-    ends = {evaluation.worker: evaluation.ended for evaluation in ours}
-    at_the_end = sum(last - ends.get(worker, first) for worker in range(layout.workers))
-    between = (1 - busy) * layout.workers * (last - first) - at_the_end
+    at_the_end, between = _split_idle_seconds(ours, layout.workers, busy)
     rarely = f"Workers were busy {format_percent(busy)} of the time"
     if at_the_end >= between:
         return Advice(
@@ -342,6 +338,20 @@ def _advise_on_idle_workers(result: RunResult) -> Advice | None:
         f"{format_duration(between / len(ours))}.",
         _format_fewer_workers(result),
     )
+
+
+def _split_idle_seconds(
+    ended: Sequence[Evaluation], workers: int, busy: float
+) -> tuple[float, float]:
+    """Return the seconds in which workers waited for the last evaluations, and all other idle ones.
+
+    Args:
+        busy: The share of time that workers spent in evaluations.
+    """
+    first, last = min(e.started for e in ended), max(e.ended for e in ended)
+    ends = {e.worker: e.ended for e in sorted(ended, key=lambda e: e.ended)}
+    at_the_end = sum(last - ends.get(worker, first) for worker in range(workers))
+    return at_the_end, (1 - busy) * workers * (last - first) - at_the_end
 
 
 def _format_fewer_workers(result: RunResult) -> str:

@@ -112,10 +112,11 @@ class RunReader:
         return evaluations if all_plans else plan.select_planned(evaluations)
 
     def _open_confirmations(self) -> Record | None:
-        record = self._record.open_sibling(self.manifest.confirmation_study)
-        if record is None or record.read_attributes().get("confirms") != self.manifest.study:
-            return None  # There is none yet, or the study of this name belongs to another run.
-        return record
+        with convert_storage_errors(self._storage):
+            record = self._record.open_sibling(self.manifest.confirmation_study)
+            if record is None or record.read_attributes().get("confirms") != self.manifest.study:
+                return None  # There is none yet, or the study of this name belongs to another run.
+            return record
 
     def find_winner(self) -> Evaluation | None:
         """Return the evaluation that the run recommends; None if none has succeeded yet."""
